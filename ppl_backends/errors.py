@@ -1,0 +1,41 @@
+"""Exceptions and warnings of the package: one line that says what, where and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ApproximationWarning",
+    "BackendWarning",
+    "CompilationError",
+    "ModelError",
+    "PPLBackendsWarning",
+    "PriorSamplingError",
+    "SamplerWarning",
+]
+
+
+class ModelError(ValueError):
+    """A model, or its data, that the method asked for cannot use."""
+
+
+class PriorSamplingError(ModelError):
+    """The prior cannot be drawn from (improper, or no sampler is known); start from a Gaussian instead."""
+
+
+class CompilationError(ModelError):
+    """A model that could not be translated or compiled; the message is the compiler's own."""
+
+
+class PPLBackendsWarning(UserWarning):
+    """Base of every warning the package emits."""
+
+
+class ApproximationWarning(PPLBackendsWarning):
+    """An approximation that did not converge, or that its own diagnostics distrust."""
+
+
+class SamplerWarning(PPLBackendsWarning):
+    """A run whose figures show that its result should not be trusted as it stands."""
+
+
+class BackendWarning(PPLBackendsWarning):
+    """A slower backend is used than the one asked for or expected."""

@@ -1,0 +1,229 @@
+"""The Target protocol: the one interface that every approximation and sampler rests on.
+
+A *target* is the compiled log density of a model on its unconstrained space. Points are rows of a float64 array
+``(n_points, dim)``; every evaluation is batched and returns arrays. Approximations and samplers know nothing else of a
+model, so any object with the members that a method needs can be handed to it. :class:`BaseTarget` derives most members
+from :meth:`BaseTarget.evaluate`, which is all that a new kind of target has to supply.
+
+Conventions
+-----------
+* ``log_prior`` holds the free variables with the Jacobians of their transforms; ``log_likelihood`` the observed
+  variables and any extra terms (PyMC's Potentials). Their sum is the joint log density, no constants dropped.
+* A point outside the support, or where the density is not a number, has log density ``-inf``. A gradient that is not
+  finite is returned as zero in every coordinate of that row; see :func:`sanitize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError, PriorSamplingError
+
+__all__ = ["BaseTarget", "Evaluation", "JointEvaluation", "Observations", "Target", "as_points", "sanitize"]
+
+Array = NDArray[np.float64]
+
+
+class Evaluation(NamedTuple):
+    """One pass over a batch of points, prior and likelihood apart.
+
+    Attributes
+    ----------
+    log_prior, log_likelihood : ndarray (n,)
+    log_prior_gradient, log_likelihood_gradient : ndarray (n, dim) or None
+        None where no gradient was asked for.
+    """
+
+    log_prior: Array
+    log_likelihood: Array
+    log_prior_gradient: Array | None = None
+    log_likelihood_gradient: Array | None = None
+
+    @property
+    def log_density(self) -> Array:
+        """Joint log density ``(n,)``; ``-inf`` where either part is."""
+        joint: Array = self.log_prior + self.log_likelihood
+        return np.where(np.isnan(joint), -np.inf, joint)
+
+    @property
+    def gradient(self) -> Array | None:
+        """Gradient of the joint log density ``(n, dim)``, or None."""
+        if self.log_prior_gradient is None or self.log_likelihood_gradient is None:
+            return None
+        return self.log_prior_gradient + self.log_likelihood_gradient
+
+
+class JointEvaluation(NamedTuple):
+    """One pass over a batch of points of a target whose prior and likelihood are not known apart."""
+
+    log_density: Array
+    gradient: Array | None = None
+
+    @property
+    def log_prior(self) -> None:
+        """No split is known."""
+        return None
+
+    @property
+    def log_likelihood(self) -> None:
+        """No split is known."""
+        return None
+
+
+def as_points(x: Any, dim: int) -> Array:
+    """Points as a float64 array ``(n, dim)``; a single point ``(dim,)`` becomes one row.
+
+    Raises
+    ------
+    ModelError
+        If the last axis does not have length ``dim``.
+    """
+    points = np.atleast_2d(np.asarray(x, dtype=np.float64))
+    if points.ndim != 2 or points.shape[1] != dim:
+        raise ModelError(f"points have shape {np.shape(x)}; expected (n_points, {dim}) on the unconstrained space")
+    return points
+
+
+def sanitize(value: Array, gradient: Array | None = None) -> tuple[Array, Array | None]:
+    """Replace NaN and +inf log densities by -inf, and rows of non-finite gradients by zero."""
+    value = np.where(np.isnan(value) | (value == np.inf), -np.inf, value)
+    if gradient is not None:
+        finite = np.isfinite(gradient).all(axis=1) & np.isfinite(value)
+        if not finite.all():
+            gradient = np.where(finite[:, None], gradient, 0.0)
+    return value, gradient
+
+
+@runtime_checkable
+class Observations(Protocol):
+    """The rows of data that the likelihood is a sum over, in data order."""
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        ...
+
+    def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
+        """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point."""
+        ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """What methods may ask of a model; see the module docstring and ``docs/targets.md``."""
+
+    dim: int
+    names: tuple[str, ...]
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
+        """One pass over the points ``x`` ``(n, dim)``."""
+        ...
+
+    def log_density(self, x: Array) -> Array:
+        """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
+        ...
+
+    def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
+        """Joint log density ``(n,)`` and its gradient ``(n, dim)``."""
+        ...
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """Points in model space: name → ``(n, *shape)``."""
+        ...
+
+
+class BaseTarget:
+    """Derives the protocol from :meth:`evaluate`; subclasses override what they can do better.
+
+    Attributes
+    ----------
+    dim : int
+    names : tuple of str
+        Flat unconstrained names such as ``beta[0]`` or ``sigma_log__``.
+    has_split : bool
+        Whether :meth:`evaluate` tells prior and likelihood apart.
+    coords, dims : mapping
+        As ArviZ takes them, for the variables that :meth:`constrain` returns.
+    observed_data, constant_data : mapping of str to array
+        What goes into the groups of those names.
+    observations : Observations or None
+    label : str
+        What messages call the model, e.g. ``"PyMC model"`` or a file name.
+    """
+
+    dim: int
+    names: tuple[str, ...]
+    has_split: bool = False
+    has_gradient: bool = True
+    label: str = "target"
+    coords: Mapping[str, Sequence[Any]] = {}
+    dims: Mapping[str, Sequence[str]] = {}
+    observed_data: Mapping[str, Array] = {}
+    constant_data: Mapping[str, Array] = {}
+    observations: Observations | None = None
+    factors: Any = None
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
+        """One pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
+        raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, gradient)")
+
+    def log_density(self, x: Array) -> Array:
+        """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
+        return self.evaluate(x).log_density
+
+    def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
+        """Joint log density ``(n,)`` and its gradient ``(n, dim)``."""
+        evaluation = self.evaluate(x, gradient=True)
+        assert evaluation.gradient is not None
+        return evaluation.log_density, evaluation.gradient
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``, by central differences."""
+        x = as_points(x, self.dim)
+        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))  # (n, dim)
+        shifted = x[:, None, None, :] + np.array([1.0, -1.0])[:, None, None] * (step[:, None, :, None] * np.eye(self.dim))
+        flat = self.evaluate(shifted.reshape(-1, self.dim), gradient=True)
+        gradient = _part(flat, part)
+        up, down = np.moveaxis(gradient.reshape(len(x), 2, self.dim, self.dim), 1, 0)
+        hessian = (up - down) / (2 * step[:, :, None])
+        return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """``n`` independent draws of the prior on the unconstrained space ``(n, dim)``."""
+        raise PriorSamplingError(f"{self.label}: the prior cannot be sampled; use initial='laplace'")
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        """``n`` dispersed points of finite density to start optimisers or chains from ``(n, dim)``; no prior is needed."""
+        return rng.uniform(-2.0, 2.0, size=(n, self.dim))
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """Points in model space: name → ``(n, *shape)``."""
+        return {"x": as_points(x, self.dim)}
+
+    def unconstrain(self, values: Mapping[str, Array]) -> Array:
+        """Inverse of :meth:`constrain` on the parameters: ``(n, dim)``."""
+        return as_points(values["x"], self.dim)
+
+    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        """Log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
+        raise ModelError(f"{self.label}: no pointwise log likelihood is known")
+
+    def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
+        """The same target on new data, without recompiling where the backend allows it."""
+        raise ModelError(f"{self.label}: the data cannot be exchanged")
+
+
+def _part(evaluation: Evaluation | JointEvaluation, part: str) -> Array:
+    """The gradient of the part asked for."""
+    if part == "joint":
+        gradient = evaluation.gradient
+    elif part == "likelihood" and isinstance(evaluation, Evaluation):
+        gradient = evaluation.log_likelihood_gradient
+    else:
+        raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' where prior and likelihood are known apart")
+    assert gradient is not None
+    return gradient
