@@ -1,0 +1,100 @@
+"""A Stan program as text, and what stanc says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ppl_backends.errors import CompilationError, ModelError
+from ppl_backends.targets.stan.toolchain import Toolchain, find_toolchain
+
+__all__ = ["StanProgram", "looks_like_code"]
+
+
+@dataclass(frozen=True)
+class StanProgram:
+    """The text of a Stan program with where its ``#include`` files are.
+
+    Attributes
+    ----------
+    name : str
+        What messages call the program; a file's name without its suffix.
+    code : str
+        The program text. Where it came from a file it is a snapshot: later edits of the file do not change it.
+    path : Path or None
+        The file it came from.
+    include_paths : tuple of str
+        Folders searched for ``#include`` files.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.program import StanProgram
+    >>> program = StanProgram("normal", "parameters { real x; } model { x ~ std_normal(); }")
+    >>> program.name
+    'normal'
+    """
+
+    name: str
+    code: str
+    path: Path | None = None
+    include_paths: tuple[str, ...] = ()
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], include_paths: tuple[str, ...] = ()) -> StanProgram:
+        """The program in a ``.stan`` file; the file's own folder is searched for includes as well."""
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise ModelError(f"{path}: no such Stan program")
+        return cls(path.stem, path.read_text(encoding="utf-8"), path, (*include_paths, str(path.resolve().parent)))
+
+    @property
+    def label(self) -> str:
+        """What stanc's and the model's messages call the file."""
+        return f"{self.name}.stan"
+
+    @property
+    def identifier(self) -> str:
+        """The program's name as a C++ identifier."""
+        return re.sub(r"\W", "_", f"{self.name}_model")
+
+    def stanc(self, *flags: str, toolchain: Toolchain | None = None) -> subprocess.CompletedProcess[str]:
+        """Run stanc with ``flags`` on the program.
+
+        Returns
+        -------
+        subprocess.CompletedProcess
+            With ``stdout`` and ``stderr`` as text.
+
+        Raises
+        ------
+        CompilationError
+            If stanc refuses the program; the message is stanc's own, with line and column.
+        """
+        toolchain = toolchain or find_toolchain()
+        with tempfile.TemporaryDirectory(prefix="ppl-backends-") as folder:
+            source = Path(folder) / self.label
+            source.write_text(self.code, encoding="utf-8")
+            command = [str(toolchain.stanc), f"--name={self.identifier}", f"--filename-in-msg={self.label}"]
+            if self.include_paths:
+                command.append("--include-paths=" + ",".join(self.include_paths))
+            output = subprocess.run([*command, *flags, str(source)], capture_output=True, text=True, check=False)
+        if output.returncode != 0:
+            raise CompilationError(f"stanc: {(output.stderr or output.stdout).strip()}")
+        return output
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """What ``stanc --info`` prints: inputs, parameters, quantities, functions and included files."""
+        return dict(json.loads(self.stanc("--info").stdout))
+
+
+def looks_like_code(text: str) -> bool:
+    """Whether a string is program text and not a path."""
+    return "\n" in text or re.search(r"\b(model|parameters|generated quantities|data|functions)\s*\{", text) is not None

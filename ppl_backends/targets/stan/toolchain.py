@@ -1,0 +1,223 @@
+"""Finds what turns a Stan program into a library: stanc, Stan's headers and libraries, and a C++ compiler.
+
+Sources are tried in this order, and :func:`report` says what each one holds:
+
+1. an explicit folder, in the environment variable ``PPL_BACKENDS_STAN``: an installed CmdStan, a BridgeStan source
+   folder, or the folder of the ``httpstan`` package;
+2. CmdStan, where ``cmdstanpy.cmdstan_path()`` finds one;
+3. the ``httpstan`` wheel, which carries stanc and every header and library that Stan needs
+   (``pip install ppl-backends[stan]``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ppl_backends.errors import CompilationError
+
+__all__ = ["Compiler", "Finding", "Toolchain", "find_compiler", "find_toolchain", "report"]
+
+ENVIRONMENT_VARIABLE = "PPL_BACKENDS_STAN"
+HOW_TO_INSTALL = "install one with: pip install ppl-backends[stan]"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A stanc binary and the headers and libraries that its C++ needs.
+
+    Attributes
+    ----------
+    source : str
+        Where it was found: the environment variable, ``"CmdStan"`` or ``"httpstan"``.
+    root, stanc : Path
+    version : str
+        Stan's version, such as ``"2.35.0"``.
+    includes : tuple of Path
+        Header folders, in search order.
+    libraries : Path
+        Folder of the TBB shared library.
+    archives : tuple of Path
+        Static SUNDIALS libraries, which ODE and DAE solvers need.
+    """
+
+    source: str
+    root: Path
+    stanc: Path
+    version: str
+    includes: tuple[Path, ...]
+    libraries: Path
+    archives: tuple[Path, ...]
+
+
+class Compiler(NamedTuple):
+    """A C++ compiler: the command's words and the first line of its ``--version``."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+class Finding(NamedTuple):
+    """One line of :func:`report`."""
+
+    name: str
+    found: bool
+    detail: str
+
+
+def find_toolchain(path: str | os.PathLike[str] | None = None) -> Toolchain:
+    """The first usable Stan toolchain; see the module docstring for the order.
+
+    Parameters
+    ----------
+    path : path, optional
+        A CmdStan, BridgeStan or httpstan folder to use, and no other.
+
+    Raises
+    ------
+    CompilationError
+        If none is found, with what to install.
+    """
+    if path is not None:
+        return _open_folder(Path(path), "explicit path")
+    return _discover(os.environ.get(ENVIRONMENT_VARIABLE), os.environ.get("CMDSTAN"))
+
+
+@cache
+def _discover(explicit: str | None, cmdstan: str | None) -> Toolchain:
+    """The search, remembered for each setting of the environment variables that steer it."""
+    if explicit:
+        return _open_folder(Path(explicit), ENVIRONMENT_VARIABLE)
+    for _, locate in _SOURCES:
+        try:
+            return locate()
+        except CompilationError:
+            continue
+    raise CompilationError(f"no Stan toolchain found (CmdStan, or the httpstan package); {HOW_TO_INSTALL}")
+
+
+def find_compiler() -> Compiler:
+    """The C++ compiler: the environment variable CXX, else g++, clang++ or c++ on the path.
+
+    Raises
+    ------
+    CompilationError
+        If there is none, or CXX does not run.
+    """
+    return _probe_compiler(os.environ.get("CXX"))
+
+
+@cache
+def _probe_compiler(setting: str | None) -> Compiler:
+    candidates = [setting] if setting else ["g++", "clang++", "c++"]
+    for candidate in candidates:
+        words = tuple(shlex.split(candidate))
+        if words and shutil.which(words[0]):
+            output = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
+            if output.returncode == 0:
+                return Compiler(words, output.stdout.splitlines()[0])
+    if setting:
+        raise CompilationError(f"the C++ compiler CXX={setting!r} does not run; unset CXX or set it to a C++ compiler")
+    raise CompilationError(
+        "no C++ compiler found; install one (Debian: apt install g++; macOS: xcode-select --install)"
+    )
+
+
+def _cmdstan() -> Toolchain:
+    """CmdStan as cmdstanpy finds it."""
+    try:
+        import cmdstanpy
+
+        root = cmdstanpy.cmdstan_path()
+    except ImportError as error:
+        raise CompilationError("the cmdstanpy package is not installed") from error
+    except ValueError as error:
+        raise CompilationError("cmdstanpy finds no CmdStan installation") from error
+    return _open_folder(Path(root), "CmdStan")
+
+
+def _httpstan() -> Toolchain:
+    """The httpstan wheel, whose package itself is not imported."""
+    spec = importlib.util.find_spec("httpstan")
+    if spec is None or spec.origin is None:
+        raise CompilationError(f"the httpstan package is not installed; {HOW_TO_INSTALL}")
+    return _open_folder(Path(spec.origin).parent, "httpstan")
+
+
+_SOURCES: tuple[tuple[str, Callable[[], Toolchain]], ...] = (("CmdStan", _cmdstan), ("httpstan", _httpstan))
+
+
+def _open_folder(root: Path, source: str) -> Toolchain:
+    """A toolchain from a folder laid out as httpstan's, or as CmdStan's and BridgeStan's."""
+    root = root.expanduser().resolve()
+    if (root / "include" / "stan").is_dir():
+        stanc, includes = root / "stanc", (root / "include",)
+        libraries, archives = root / "lib", sorted((root / "lib").glob("libsundials_*.a"))
+    else:
+        stanc, math = root / "bin" / _executable("stanc"), root / "stan" / "lib" / "stan_math"
+        patterns = ("eigen_*", "boost_*", "sundials_*/include", "sundials_*/src/sundials", "tbb_*/include")
+        vendored = [folder for pattern in patterns for folder in sorted((math / "lib").glob(pattern))]
+        rapidjson = sorted((root / "stan" / "lib").glob("rapidjson_*"))
+        includes = (root / "stan" / "src", math, *rapidjson, *vendored)
+        libraries, archives = math / "lib" / "tbb", sorted((math / "lib").glob("sundials_*/lib/libsundials_*.a"))
+    version = _header_version(includes)
+    if not stanc.is_file() or version is None:
+        missing = stanc if not stanc.is_file() else "stan/version.hpp"
+        raise CompilationError(f"{source}: {root} holds no Stan toolchain ({missing} is missing); {HOW_TO_INSTALL}")
+    return Toolchain(source, root, stanc, version, tuple(includes), libraries, tuple(archives))
+
+
+def _executable(name: str) -> str:
+    return name + ".exe" if platform.system() == "Windows" else name
+
+
+def _header_version(includes: tuple[Path, ...]) -> str | None:
+    """Stan's version as its header states it."""
+    for folder in includes:
+        header = folder / "stan" / "version.hpp"
+        if header.is_file():
+            words = [line.split() for line in header.read_text().splitlines() if line.startswith("#define STAN_M")]
+            words += [line.split() for line in header.read_text().splitlines() if line.startswith("#define STAN_P")]
+            numbers = {word[1]: word[2] for word in words if len(word) == 3}
+            return ".".join(numbers.get(f"STAN_{part}", "0") for part in ("MAJOR", "MINOR", "PATCH"))
+    return None
+
+
+def report() -> list[Finding]:
+    """What was found, in the order of the search: for ``ppl-backends doctor``.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.toolchain import report
+    >>> [finding.name for finding in report()]
+    ['PPL_BACKENDS_STAN', 'CmdStan', 'httpstan', 'C++ compiler', 'in use']
+    """
+    explicit = os.environ.get(ENVIRONMENT_VARIABLE)
+    findings = (
+        [_try(ENVIRONMENT_VARIABLE, lambda: _open_folder(Path(explicit), ENVIRONMENT_VARIABLE))]
+        if explicit
+        else [Finding(ENVIRONMENT_VARIABLE, False, "not set")]
+    )
+    findings += [_try(name, locate) for name, locate in _SOURCES]
+    findings.append(_try("C++ compiler", find_compiler))
+    findings.append(_try("in use", find_toolchain))
+    return findings
+
+
+def _try(name: str, locate: Callable[[], Toolchain | Compiler]) -> Finding:
+    try:
+        found = locate()
+    except CompilationError as error:
+        return Finding(name, False, str(error))
+    if isinstance(found, Compiler):
+        return Finding(name, True, f"{shlex.join(found.command)}: {found.version}")
+    return Finding(name, True, f"{found.source}, Stan {found.version} in {found.root}")
