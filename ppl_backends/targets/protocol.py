@@ -185,7 +185,9 @@ class BaseTarget:
         """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``, by central differences."""
         x = as_points(x, self.dim)
         step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))  # (n, dim)
-        shifted = x[:, None, None, :] + np.array([1.0, -1.0])[:, None, None] * (step[:, None, :, None] * np.eye(self.dim))
+        shifted = x[:, None, None, :] + np.array([1.0, -1.0])[:, None, None] * (
+            step[:, None, :, None] * np.eye(self.dim)
+        )
         flat = self.evaluate(shifted.reshape(-1, self.dim), gradient=True)
         gradient = _part(flat, part)
         up, down = np.moveaxis(gradient.reshape(len(x), 2, self.dim, self.dim), 1, 0)

@@ -1,0 +1,63 @@
+"""Progress bars in PyMC's style: one line a chain, with the figures of the method live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+__all__ = ["ChainProgress"]
+
+
+class ChainProgress:
+    """Progress of several chains; a context manager.
+
+    Parameters
+    ----------
+    description : str
+        What runs, e.g. ``"Tempering SMC"``.
+    chains : int
+    fields : sequence of str
+        Names of the figures shown beside the bar, in order.
+    enabled : bool
+        With False nothing is drawn and :meth:`update` does nothing.
+    """
+
+    def __init__(self, description: str, chains: int, fields: Sequence[str], enabled: bool = True) -> None:
+        self.description, self.chains, self.fields = description, chains, tuple(fields)
+        columns = [
+            TextColumn("{task.description}", table_column=Column("Progress", no_wrap=True)),
+            BarColumn(bar_width=24, table_column=Column("", ratio=1)),
+            *(
+                TextColumn("{task.fields[" + name + "]}", table_column=Column(name, no_wrap=True))
+                for name in self.fields
+            ),
+            TimeElapsedColumn(table_column=Column("Elapsed")),
+        ]
+        self._progress = Progress(*columns, disable=not enabled, transient=False)
+        self._tasks: list = []
+
+    def __enter__(self) -> ChainProgress:
+        self._progress.__enter__()
+        blank = dict.fromkeys(self.fields, "")
+        for chain in range(self.chains):
+            name = f"{self.description} · chain {chain}" if self.chains > 1 else self.description
+            self._tasks.append(self._progress.add_task(name, total=1.0, **blank))
+        return self
+
+    def update(self, chain: int, completed: float, **figures: float | int | str) -> None:
+        """Show that ``completed`` (a share in [0, 1]) of a chain is done, with its current figures."""
+        shown = {name: _short(name, value) for name, value in figures.items()}
+        self._progress.update(self._tasks[chain], completed=completed, **shown)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+
+def _short(name: str, value: float | int | str) -> str:
+    text = value if isinstance(value, str) else f"{value:.3g}"
+    return f"{name} {text}"

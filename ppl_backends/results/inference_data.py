@@ -1,0 +1,164 @@
+"""Results leave as what the installed ArviZ calls InferenceData: the one module that knows ArviZ's two lines.
+
+ArviZ 0.x has ``arviz.InferenceData``; ArviZ 1.x uses ``xarray.DataTree``. Both are made here from xarray data sets that
+hold numeric arrays with named dimensions only, so that every result can be written to NetCDF and read back.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+import ppl_backends
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+__all__ = ["ARVIZ_MAJOR", "as_inference_data", "build_inference_data", "group"]
+
+ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
+
+DimsAndValues = tuple[tuple[str, ...], Any]
+
+
+def as_inference_data(groups: Mapping[str, xr.Dataset]) -> Any:
+    """Groups of data sets as ``arviz.InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ 1.x)."""
+    kept = {name: data for name, data in groups.items() if len(data.data_vars)}
+    if ARVIZ_MAJOR == 0:
+        import arviz
+
+        return arviz.InferenceData(**kept)
+    return xr.DataTree.from_dict(kept)
+
+
+def group(idata: Any, name: str) -> xr.Dataset:
+    """One group of either kind of InferenceData as a data set.
+
+    Raises
+    ------
+    KeyError
+        If there is no such group.
+    """
+    found = idata[name]
+    return found.to_dataset() if isinstance(found, xr.DataTree) else found
+
+
+def build_inference_data(
+    target: BaseTarget,
+    points: Array,
+    *,
+    method: str,
+    accuracy: str,
+    sampling_time: float,
+    rng: np.random.Generator,
+    attrs: Mapping[str, Any] | None = None,
+    sample_stats: Mapping[str, DimsAndValues] | None = None,
+    extra_groups: Mapping[str, Mapping[str, DimsAndValues]] | None = None,
+    log_likelihood: bool = False,
+    log_prior: bool = False,
+    unconstrained: bool = False,
+) -> Any:
+    """Draws on the unconstrained space become InferenceData in model space.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    points : ndarray (chains, draws, dim)
+    method : str
+        Name of the method, stored as an attribute.
+    accuracy : {"exact", "approximate"}
+    sampling_time : float
+        Seconds.
+    rng : numpy.random.Generator
+        For generated quantities.
+    attrs : mapping, optional
+        More attributes of ``posterior``: str, int, float or numeric arrays. None values are left out.
+    sample_stats : mapping of str to (dims, values), optional
+        Numeric arrays with named dims.
+    extra_groups : mapping of group name to mapping of str to (dims, values), optional
+    log_likelihood, log_prior, unconstrained : bool
+        Groups on request: ``log_likelihood`` (pointwise), ``log_prior`` (total), ``unconstrained_posterior``.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+    """
+    chains, draws, _ = points.shape
+    flat = points.reshape(chains * draws, -1)
+    all_attrs = {
+        "inference_library": "ppl_backends",
+        "inference_library_version": ppl_backends.__version__,
+        "method": method,
+        "accuracy": accuracy,
+        "sampling_time": float(sampling_time),
+        **{name: value for name, value in (attrs or {}).items() if value is not None},
+    }
+    coords, dims = target.coords, target.dims
+    groups = {"posterior": _draws(target.constrain(flat, rng), chains, draws, coords, dims).assign_attrs(all_attrs)}
+    stats = xr.Dataset({name: (list(on), np.asarray(values)) for name, (on, values) in (sample_stats or {}).items()})
+    groups["sample_stats"] = _with_index_coords(stats, target)
+    for name, variables in (extra_groups or {}).items():
+        data = xr.Dataset({variable: (list(on), np.asarray(values)) for variable, (on, values) in variables.items()})
+        groups[name] = _with_index_coords(data, target)
+    if log_likelihood:
+        groups["log_likelihood"] = _draws(target.pointwise_log_likelihood(flat), chains, draws, coords, dims)
+    if log_prior:
+        groups["log_prior"] = _draws({"log_prior": _log_prior(target, flat)}, chains, draws, {}, {})
+    if unconstrained:
+        values = {"x": (("chain", "draw", "unconstrained_parameter"), points)}
+        groups["unconstrained_posterior"] = _with_index_coords(xr.Dataset(values), target)
+    for name, stored in (("observed_data", target.observed_data), ("constant_data", target.constant_data)):
+        groups[name] = _constants(stored, coords, dims)
+    return as_inference_data(groups)
+
+
+def _log_prior(target: BaseTarget, points: Array) -> Array:
+    values = target.evaluate(points).log_prior
+    if values is None:
+        raise ValueError(f"{target.label}: prior and likelihood are not known apart, so there is no log_prior")
+    return values
+
+
+def _draws(values: Mapping[str, Array], chains: int, draws: int, coords: Mapping, dims: Mapping) -> xr.Dataset:
+    """Variables ``(chains·draws, *shape)`` as a data set with dims (chain, draw, the model's own)."""
+    variables, index = {}, {"chain": np.arange(chains), "draw": np.arange(draws)}
+    for name, value in values.items():
+        shaped = np.asarray(value).reshape(chains, draws, *np.shape(value)[1:])
+        own = _own_dims(name, shaped.shape[2:], coords, dims, index)
+        variables[name] = (["chain", "draw", *own], shaped)
+    return xr.Dataset(variables, coords=index)
+
+
+def _constants(values: Mapping[str, Array], coords: Mapping, dims: Mapping) -> xr.Dataset:
+    variables, index = {}, {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            variables[name] = (_own_dims(name, array.shape, coords, dims, index), array)
+    return xr.Dataset(variables, coords=index)
+
+
+def _own_dims(name: str, shape: tuple[int, ...], coords: Mapping, dims: Mapping, index: dict) -> list[str]:
+    """The model's dims of a variable, ArviZ's ``name_dim_k`` where it has none; fills the coordinates they need."""
+    given = list(dims.get(name) or [])
+    own = []
+    for axis, length in enumerate(shape):
+        dim = given[axis] if axis < len(given) and given[axis] is not None else f"{name}_dim_{axis}"
+        labels = coords.get(dim)
+        if labels is None or len(labels) != length:
+            labels = np.arange(length)
+        if len(index.setdefault(dim, np.asarray(labels))) != length:
+            dim = f"{name}_dim_{axis}"
+            index[dim] = np.arange(length)
+        own.append(dim)
+    return own
+
+
+def _with_index_coords(data: xr.Dataset, target: BaseTarget) -> xr.Dataset:
+    """Give every dimension its labels: integers, or the unconstrained names."""
+    labels = {dim: np.arange(length) for dim, length in data.sizes.items() if dim not in data.coords}
+    if "unconstrained_parameter" in labels:
+        labels["unconstrained_parameter"] = np.asarray(target.names)
+    return data.assign_coords(labels)
