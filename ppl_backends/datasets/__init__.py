@@ -1,0 +1,11 @@
+"""Small real data sets that examples, tests and benchmarks share; ``README.md`` beside this file says whence they come.
+
+>>> from ppl_backends.datasets import load_binary_regression
+>>> X, y, names, description = load_binary_regression("pima")
+>>> X.shape, int(y.sum()), names[:3]
+((532, 8), 177, ('intercept', 'npreg', 'glu'))
+"""
+
+from ppl_backends.datasets.load import BINARY_REGRESSIONS, BinaryRegression, load_binary_regression, load_finpines
+
+__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines"]
