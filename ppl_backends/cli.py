@@ -1,0 +1,196 @@
+"""The command line: a demonstration, a report on the installation, and the samplers on Stan programs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ppl_backends.errors import ModelError, PPLBackendsWarning
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Approximations and samplers for the log density of PyMC and Stan models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy", "bridgestan", "cmdstanpy", "httpstan")
+
+Program = Annotated[Path, typer.Argument(metavar="MODEL.stan", help="Stan program.", show_default=False)]
+Data = Annotated[Path | None, typer.Argument(metavar="[DATA.json]", help="Its data, as CmdStan reads them.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="NetCDF file to write.", show_default=False)]
+Draws = Annotated[int, typer.Option(help="Draws kept per chain.")]
+Chains = Annotated[int, typer.Option(help="Independent runs.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Errors of the model or of files become one line and exit code 1; the package's warnings one line each."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
+        if issubclass(category, PPLBackendsWarning):
+            typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        try:
+            yield
+        except (ModelError, OSError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+@app.command()
+def demo(
+    draws: Draws = 2000,
+    seed: Seed = 1,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the picture and the NetCDF file.")
+    ] = Path(),
+    quiet: Quiet = False,
+) -> None:
+    """Logistic regression on the Pima data in PyMC: posterior and evidence by three methods."""
+    from ppl_backends.demo import plot_posterior, run_demo
+
+    with _one_line_errors():
+        output.mkdir(parents=True, exist_ok=True)
+        answers, laplace, idata = run_demo(draws, seed, progressbar=not quiet)
+        _print_summary(idata)
+        table = Table("method", "accuracy", "log evidence", "standard error", "seconds")
+        for answer in answers:
+            se = "" if answer.standard_error != answer.standard_error else f"{answer.standard_error:.4f}"
+            table.add_row(answer.method, answer.accuracy, f"{answer.log_evidence:.3f}", se, f"{answer.seconds:.1f}")
+        console.print(table)
+        picture, file = output / "pima_posterior.png", output / "pima_posterior.nc"
+        plot_posterior(idata, laplace, picture)
+        _write(idata, file)
+        console.print(f"wrote {picture} and {file}", highlight=False)
+
+
+@app.command()
+def doctor() -> None:
+    """Versions in use, and what turns a Stan program into a library."""
+    table = Table("component", "found")
+    table.add_column("detail", overflow="fold")
+    table.add_row("Python", "yes", f"{platform.python_version()} ({sys.executable})")
+    for name in REPORTED:
+        try:
+            table.add_row(name, "yes", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            table.add_row(name, "no", "not installed")
+    from ppl_backends.targets.stan.toolchain import report
+
+    for finding in report():
+        table.add_row(f"Stan: {finding.name}", "yes" if finding.found else "no", finding.detail)
+    console.print(table)
+
+
+@app.command()
+def laplace(
+    model: Program,
+    data: Data = None,
+    output: Output = None,
+    draws: Draws = 1000,
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Gaussian approximation at the mode of a Stan program's posterior."""
+    import ppl_backends as pb
+
+    with _one_line_errors():
+        approximation = pb.fit_laplace(str(model), data=_data(data), progressbar=not quiet)
+        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output)
+
+
+@app.command()
+def importance(
+    model: Program,
+    data: Data = None,
+    output: Output = None,
+    draws: Draws = 2000,
+    chains: Chains = 8,
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Importance sampling from a Gaussian approximation of a Stan program's posterior."""
+    import ppl_backends as pb
+
+    with _one_line_errors():
+        idata = pb.sample_importance(
+            str(model), data=_data(data), draws=draws, chains=chains, random_seed=seed, progressbar=not quiet
+        )
+        _finish(idata, output)
+
+
+@app.command()
+def smc(
+    model: Program,
+    data: Data = None,
+    output: Output = None,
+    draws: Draws = 2000,
+    chains: Chains = 4,
+    initial: Annotated[str, typer.Option(help="Where the particles start: prior or laplace.")] = "prior",
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Tempering sequential Monte Carlo on a Stan program's posterior."""
+    import ppl_backends as pb
+
+    with _one_line_errors():
+        idata = pb.sample_smc(
+            str(model),
+            data=_data(data),
+            draws=draws,
+            chains=chains,
+            initial=initial,
+            random_seed=seed,
+            progressbar=not quiet,
+        )
+        _finish(idata, output)
+
+
+def _data(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _finish(idata: Any, output: Path | None) -> None:
+    """Print the summary and the evidence, and write the file."""
+    from ppl_backends.results.inference_data import group
+
+    _print_summary(idata)
+    attrs = group(idata, "posterior").attrs
+    evidence = f"log evidence {float(attrs['log_evidence']):.3f}"
+    if "log_evidence_se" in attrs:
+        evidence += f", standard error {float(attrs['log_evidence_se']):.4f}"
+    console.print(f"{evidence} ({attrs['accuracy']})", highlight=False)
+    if output is not None:
+        _write(idata, output)
+        console.print(f"wrote {output}", highlight=False)
+
+
+def _print_summary(idata: Any) -> None:
+    import arviz as az
+
+    typer.echo(az.summary(idata).to_string())
+
+
+def _write(idata: Any, path: Path) -> None:
+    idata.to_netcdf(str(path))
