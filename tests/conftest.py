@@ -1,0 +1,16 @@
+"""Settings of the whole suite, doctests included; they must stand before NumPy, JAX and PyTensor are first imported."""
+
+import os
+
+for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(pool, "1")  # worker processes are the parallelism here
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from hypothesis import HealthCheck, settings
+
+# Compilation falls into the first example, so that no deadline fits; derandomised, so that a failure repeats.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
