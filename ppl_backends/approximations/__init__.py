@@ -1,5 +1,6 @@
 """Approximations of a posterior."""
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.laplace import fit_laplace
 
-__all__ = ["GaussianApproximation"]
+__all__ = ["GaussianApproximation", "fit_laplace"]

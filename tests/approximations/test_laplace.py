@@ -1,0 +1,184 @@
+"""Laplace on targets with known modes and evidences, and on those that have none."""
+
+import numpy as np
+import pytest
+from scipy.special import gammaln
+
+from ppl_backends.approximations import fit_laplace
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.targets import FunctionTarget
+
+
+def gaussian_target(dim=4, seed=0, log_scale=-7.25):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(dim, dim)) * np.geomspace(1e-2, 1e2, dim)[:, None]
+    cov = root @ root.T
+    precision, mean = np.linalg.inv(cov), rng.normal(size=dim) * 10
+
+    def log_density(x):
+        pull = -(x - mean) @ precision
+        return log_scale + 0.5 * (pull * (x - mean)).sum(1), pull
+
+    evidence = log_scale + 0.5 * dim * np.log(2 * np.pi) + 0.5 * np.linalg.slogdet(cov)[1]
+    return FunctionTarget(dim, log_density), mean, cov, evidence
+
+
+def log_gamma_target(shape=7.0, rate=2.0):
+    """log of a Gamma variable: skewed, normalised."""
+
+    def log_density(x):
+        value = shape * x - rate * np.exp(x) + shape * np.log(rate) - gammaln(shape)
+        return value.sum(1), shape - rate * np.exp(x)
+
+    return FunctionTarget(1, log_density)
+
+
+def quiet(target, **options):
+    return fit_laplace(target, progressbar=False, **options)
+
+
+def test_gaussian_is_exact():
+    target, mean, cov, evidence = gaussian_target()
+    q = quiet(target)
+    sd = np.sqrt(np.diag(cov))
+    assert q.converged
+    np.testing.assert_allclose((q.mean - mean) / sd, 0, atol=1e-8)
+    np.testing.assert_allclose(q.cov / np.outer(sd, sd), cov / np.outer(sd, sd), atol=1e-8)
+    assert q.log_evidence == pytest.approx(evidence, abs=1e-8)
+    assert q.names == target.names
+
+
+def test_skewed_target_matches_stirling():
+    # mode log(a/b), curvature a, so the evidence is Stirling's formula over the gamma function
+    shape, rate = 7.0, 2.0
+    q = quiet(log_gamma_target(shape, rate))
+    assert q.mean[0] == pytest.approx(np.log(shape / rate), abs=1e-8)
+    assert q.sd[0] == pytest.approx(shape**-0.5, rel=1e-8)
+    stirling = shape * np.log(shape) - shape + 0.5 * np.log(2 * np.pi / shape)
+    assert q.log_evidence == pytest.approx(stirling - gammaln(shape), abs=1e-8)
+
+
+@pytest.mark.parametrize("start", [[30.0], [-30.0]])
+def test_bad_starts_are_recovered_from(start):
+    assert quiet(log_gamma_target(), start=start).mean[0] == pytest.approx(np.log(3.5), abs=1e-6)
+
+
+def test_climbs_out_of_a_region_of_positive_curvature():
+    # a Student t in each coordinate: the log density is convex beyond one scale from the mode
+    def student(x):
+        return -2 * np.log1p(x**2).sum(1), -4 * x / (1 + x**2)
+
+    q = quiet(FunctionTarget(3, student), start=[50.0, -20.0, 3.0])
+    np.testing.assert_allclose(q.mean, 0, atol=1e-6)
+    np.testing.assert_allclose(q.cov, np.eye(3) / 4, atol=1e-8)
+
+
+def test_dispersed_starts_rescue_a_start_without_density():
+    def half_line(x):  # exponential with its mode's neighbourhood away from the origin
+        return np.where(x[:, 0] > 0.1, 3 * np.log(np.abs(x[:, 0])) - 4 * x[:, 0], -np.inf), 3 / x - 4
+
+    assert quiet(FunctionTarget(1, half_line), random_seed=1).mean[0] == pytest.approx(0.75, abs=1e-6)
+
+
+def logistic(signed, prior_sd=np.inf):
+    """Logistic regression of rows ``signed`` = y x."""
+
+    def log_density(x):
+        s = x @ signed.T
+        value = -np.logaddexp(0, -s).sum(1) - 0.5 * (x**2).sum(1) / prior_sd**2
+        return value, (1 / (1 + np.exp(s))) @ signed - x / prior_sd**2
+
+    return FunctionTarget(signed.shape[1], log_density, names=["intercept", "slope"])
+
+
+SEPARATED = np.array([[1.0, 2.0], [1.0, 0.5], [-1.0, 0.5], [-1.0, 3.0]])
+
+
+def test_separated_data_are_reported():
+    with pytest.warns(ApproximationWarning, match=r"flat along|no mode"):
+        q = quiet(logistic(SEPARATED), random_seed=0)
+    assert not q.converged
+    assert np.isnan(q.log_evidence)
+    assert np.all(np.linalg.eigvalsh(q.cov) > 0)
+    assert np.all(q.sd < 1e3)
+
+
+def test_a_proper_prior_makes_separated_data_fine():
+    q = quiet(logistic(SEPARATED, prior_sd=5.0))
+    assert q.converged
+    assert q.diagnostics["smallest_drop"] > 0.05
+
+
+def test_a_flat_direction_is_reported():
+    def ridge(x):  # depends on the sum alone
+        total = x.sum(1)
+        return -0.5 * total**2, -np.repeat(total[:, None], 2, axis=1)
+
+    with pytest.warns(ApproximationWarning, match=r"curvature|flat"):
+        q = quiet(FunctionTarget(2, ridge))
+    assert not q.converged
+    assert np.all(q.sd < 11)
+
+
+def test_a_density_without_a_mode_is_reported():
+    def funnel(x):  # centred funnel: unbounded as the scale goes to zero
+        log_sd, z = x[:, 0], x[:, 1:]
+        scaled = z * np.exp(-2 * log_sd)[:, None]
+        value = -0.5 * (log_sd / 3) ** 2 - 5 * log_sd - 0.5 * (scaled * z).sum(1)
+        return value, np.column_stack([-log_sd / 9 - 5 + (scaled * z).sum(1), -scaled])
+
+    def saddle(x):
+        return 0.5 * x[:, 0] ** 2 - 0.5 * x[:, 1] ** 2, x * np.array([1.0, -1.0])
+
+    # The funnel does have a mode, far in its neck; the saddle has none.
+    assert quiet(FunctionTarget(6, funnel)).mean[0] == pytest.approx(-45, abs=1e-4)
+    with pytest.warns(ApproximationWarning, match="Hessian is not negative definite"):
+        q = quiet(FunctionTarget(2, saddle), max_iterations=20)
+    assert not q.converged
+    assert np.isnan(q.log_evidence)
+
+
+def test_too_few_iterations_are_reported_with_the_decrement():
+    with pytest.warns(ApproximationWarning, match="Newton decrement"):
+        assert not quiet(log_gamma_target(), start=[3.0], max_iterations=1, random_seed=2).converged
+
+
+def test_several_hundred_dimensions_dense_and_diagonal():
+    dim = 350
+    scale = np.geomspace(0.1, 10, dim)
+
+    def independent(x):
+        value = (3 * x / scale - np.exp(x / scale)).sum(1)
+        return value, (3 - np.exp(x / scale)) / scale
+
+    target = FunctionTarget(dim, independent)
+    dense = quiet(target)
+    diagonal = quiet(target, representation="diagonal")
+    assert dense.converged
+    assert diagonal.converged
+    np.testing.assert_allclose(dense.mean, scale * np.log(3), rtol=1e-6)
+    np.testing.assert_allclose(dense.sd, scale / 3**0.5, rtol=1e-6)
+    np.testing.assert_allclose(diagonal.mean / scale, np.log(3), atol=1e-5)
+    np.testing.assert_allclose(diagonal.sd, scale / 3**0.5, rtol=1e-4)
+    assert np.isnan(diagonal.log_evidence)
+
+
+def test_the_number_of_calls_is_small():
+    target, *_ = gaussian_target()
+    calls = []
+    inner = target.evaluate
+    target.evaluate = lambda x, gradient=False: calls.append(len(x)) or inner(x, gradient)
+    quiet(target)
+    assert len(calls) < 12
+
+
+def test_bad_input():
+    nowhere = FunctionTarget(2, lambda x: (np.full(len(x), np.nan), np.zeros_like(x)))
+    with pytest.raises(ModelError, match="not finite at any start"):
+        quiet(nowhere)
+    with pytest.raises(ModelError, match="representation='sparse'"):
+        quiet(log_gamma_target(), representation="sparse")
+    with pytest.raises(ModelError, match="max_iterations=0"):
+        quiet(log_gamma_target(), max_iterations=0)
+    with pytest.raises(ModelError, match="expected \\(n_points, 1\\)"):
+        quiet(log_gamma_target(), start=[1.0, 2.0])
