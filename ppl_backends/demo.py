@@ -78,12 +78,11 @@ def plot_posterior(idata: Any, laplace: Any, path: Path) -> None:
     axes = figure.subplots(2, 4)
     for j, (axis, name) in enumerate(zip(axes.flat, beta["predictor"].values, strict=True)):
         draws = beta.values[..., j].ravel()
-        grid = np.linspace(*np.quantile(draws, [0.0005, 0.9995]), 200)
+        low, high = np.quantile(draws, [0.0005, 0.9995])
+        grid = np.linspace(low, high, 200)
         sd = np.sqrt(laplace.cov[j, j])
         density = np.exp(-0.5 * ((grid - laplace.mean[j]) / sd) ** 2) / (sd * np.sqrt(2 * np.pi))
-        axis.hist(
-            draws, bins=60, range=(grid[0], grid[-1]), density=True, color="C0", alpha=0.45, label="tempering SMC"
-        )
+        axis.hist(draws, bins=60, range=(low, high), density=True, color="C0", alpha=0.45, label="tempering SMC")
         axis.plot(grid, density, color="C1", label="Laplace")
         axis.axvline(0.0, color="0.6", linewidth=0.8, zorder=0)
         axis.set(title=name, yticks=[])
