@@ -1,0 +1,289 @@
+"""Factors: a posterior written as p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ), and that as a target."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from ppl_backends.approximations.ep.prior import GaussianPrior
+from ppl_backends.approximations.ep.sites import Array, FunctionSites, SiteFamily, StackedSites
+from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
+
+__all__ = ["Factors", "FactorsTarget"]
+
+BLOCK_BYTES = 2**26
+"""Budget for one temporary of points × sites."""
+
+
+class Factors:
+    """The factors of a posterior whose every non-Gaussian term sees one linear predictor.
+
+    p(θ, y) = exp(``log_constant``) · N(θ; ``prior_mean``, ``prior_precision``⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ)
+
+    Parameters
+    ----------
+    design : array or scipy sparse matrix (n, d), or a sequence of them
+        Rows aᵢ. A sequence is stacked; it goes with a sequence of sites.
+    offset : float or array (n,), or None
+        The bᵢ.
+    log_site : SiteFamily, a sequence of them, or callable
+        The log tᵢ. A callable is ``log_site(s)`` or ``log_site(s, rows)`` with ``s`` ``(k, n)`` and returns ``(k, n)``;
+        with ``rows`` ``(m,)``, which may repeat, ``s`` is ``(k, m)`` and only those sites are asked for.
+    prior_mean : float or array (d,)
+    prior_precision : float, array (d,) (a diagonal), or matrix (d, d), dense or sparse
+        May be singular along directions that sites cover; the Gaussian is then normalised on the range of Q₀ alone.
+    log_constant : float
+    observed : array (n,) of bool, optional
+        Which sites are observations; the others (a Cauchy prior, say) belong to the prior. All by default.
+    site_derivatives : callable, optional
+        Called as ``log_site``; returns the first and second derivative in s. Differences are taken otherwise.
+    names : sequence of str, optional
+        Of the coordinates of θ.
+    site_bounds : pair of floats or arrays (n,), optional
+        Bounds on \\|∂² log t\\| and \\|∂ log t\\|; those of the family by default.
+
+    Raises
+    ------
+    ModelError
+        If shapes disagree or numbers are not finite.
+
+    Examples
+    --------
+    A probit regression with a N(0, 4) prior on both coefficients.
+
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Probit
+    >>> X = np.array([[1.0, -0.5], [1.0, 0.3], [1.0, 1.2]])
+    >>> factors = Factors(X, 0.0, Probit([0, 1, 1]), prior_mean=0.0, prior_precision=0.25)
+    >>> factors.n_sites, factors.dim
+    (3, 2)
+    >>> factors.log_density(np.zeros((1, 2))).round(4)
+    array([-5.3036])
+    """
+
+    def __init__(
+        self,
+        design: Any,
+        offset: Any,
+        log_site: SiteFamily | Sequence[SiteFamily] | Callable[..., Array],
+        prior_mean: Any,
+        prior_precision: Any,
+        *,
+        log_constant: float = 0.0,
+        observed: Any = None,
+        site_derivatives: Callable[..., tuple[Array, Array]] | None = None,
+        names: Sequence[str] | None = None,
+        site_bounds: tuple[Any, Any] | None = None,
+    ) -> None:
+        self.design = _stacked_design(design)
+        self.n_sites, self.dim = self.design.shape
+        self.sites = _site_family(log_site, self.n_sites, site_derivatives)
+        if self.sites.n == 1 and self.n_sites > 1:
+            self.sites = self.sites.take(np.zeros(self.n_sites, dtype=int))
+        if self.sites.n != self.n_sites:
+            raise ModelError(f"{self.sites.n} sites for a design of {self.n_sites} rows; they must be as many")
+        self.offset = np.ascontiguousarray(_offset(offset, self.n_sites))
+        self.prior = GaussianPrior(prior_mean, prior_precision, self.dim)
+        self.log_constant = float(log_constant)
+        if not np.isfinite(self.log_constant):
+            raise ModelError(f"log_constant={log_constant}: it must be finite")
+        self.observed = np.ones(self.n_sites, dtype=bool) if observed is None else np.asarray(observed, dtype=bool)
+        if self.observed.shape != (self.n_sites,):
+            raise ModelError(f"observed has shape {self.observed.shape}; expected ({self.n_sites},)")
+        self.names = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(self.dim))
+        if len(self.names) != self.dim:
+            raise ModelError(f"{len(self.names)} names for {self.dim} coordinates")
+        self.site_bounds = site_bounds if site_bounds is not None else self.sites.bounds
+
+    def log_site(self, s: Array, rows: NDArray[np.integer] | None = None) -> Array:
+        """Log tᵢ at predictors ``s`` ``(k, n)``, or at ``(k, m)`` for the sites ``rows`` ``(m,)``."""
+        return self.sites.log_site(np.asarray(s, dtype=np.float64), rows)
+
+    def site_derivatives(self, s: Array, rows: NDArray[np.integer] | None = None) -> tuple[Array, Array]:
+        """First and second derivative of log tᵢ, shaped as ``s``."""
+        return self.sites.derivatives(np.asarray(s, dtype=np.float64), rows)
+
+    def predictor(self, theta: Array) -> Array:
+        """The predictors aᵢᵀθ + bᵢ ``(k, n)`` at rows ``(k, d)``."""
+        return np.asarray((self.design @ theta.T).T) + self.offset
+
+    def log_density(self, theta: Array) -> Array:
+        """Log p(θ, y) ``(k,)`` at rows ``(k, d)``."""
+        return FactorsTarget(self).log_density(theta)
+
+    def take(self, rows: NDArray[np.integer]) -> Factors:
+        """The same prior with the sites ``rows`` only."""
+        return Factors(
+            self.design[rows],
+            self.offset[rows],
+            self.sites.take(np.asarray(rows)),
+            self.prior.mean,
+            self.prior.precision,
+            log_constant=self.log_constant,
+            observed=self.observed[rows],
+            names=self.names,
+        )
+
+    def __repr__(self) -> str:
+        kind = "sparse" if sparse.issparse(self.design) else "dense"
+        return f"Factors(n_sites={self.n_sites}, dim={self.dim}, design={kind}, sites={type(self.sites).__name__})"
+
+
+class FactorsTarget(BaseTarget):
+    """Hand-written factors as a target, so that importance sampling and SMC run on them.
+
+    The Gaussian and the sites that are not observations form the prior.
+
+    Parameters
+    ----------
+    factors : Factors
+    """
+
+    label = "factors"
+    has_split = True
+
+    def __init__(self, factors: Factors) -> None:
+        self.factors = factors
+        self.dim, self.names = factors.dim, factors.names
+        self.observations = _SiteObservations(factors)
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
+        x = as_points(x, self.dim)
+        rows = max(1, BLOCK_BYTES // (8 * self.factors.n_sites))
+        parts = [self._evaluate_block(x[k : k + rows], gradient) for k in range(0, len(x), rows)]
+        prior, likelihood, prior_slope, slope = (
+            None if parts[0][k] is None else np.concatenate([part[k] for part in parts]) for k in range(4)
+        )
+        prior, prior_slope = sanitize(prior, prior_slope)
+        likelihood, slope = sanitize(likelihood, slope)
+        return Evaluation(prior, likelihood, prior_slope, slope)
+
+    def _evaluate_block(self, x: Array, gradient: bool) -> tuple[Any, ...]:
+        factors, observed = self.factors, self.factors.observed
+        s = factors.predictor(x)
+        value = factors.log_site(s)
+        prior = factors.prior.log_density(x) + value[:, ~observed].sum(axis=1)
+        likelihood = value[:, observed].sum(axis=1) + factors.log_constant
+        if not gradient:
+            return prior, likelihood, None, None
+        slope = factors.site_derivatives(s)[0]
+        prior_slope = np.asarray(np.where(observed, 0.0, slope) @ factors.design)
+        prior_slope -= factors.prior.apply(x - factors.prior.mean)
+        return prior, likelihood, prior_slope, np.asarray(np.where(observed, slope, 0.0) @ factors.design)
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """Aᵀ diag(∂² log t) A, less Q₀ in the joint density, ``(n, dim, dim)``."""
+        if part not in ("joint", "likelihood"):
+            raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
+        x, factors = as_points(x, self.dim), self.factors
+        curvature = factors.site_derivatives(factors.predictor(x))[1]
+        if part == "likelihood":
+            curvature = np.where(factors.observed, curvature, 0.0)
+        blocks = np.stack([weighted_gram(factors.design, row) for row in curvature])
+        return blocks if part == "likelihood" else blocks - factors.prior.add_to(np.zeros((self.dim, self.dim)))
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        if not self.factors.prior.proper or not self.factors.observed.all():
+            raise PriorSamplingError("factors: a prior with sites, or an improper one, cannot be drawn from; use initial='ep'")
+        return self.factors.prior.sample(n, rng)
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        return {"theta": as_points(x, self.dim)}
+
+    def unconstrain(self, values: Any) -> Array:
+        return as_points(values["theta"], self.dim)
+
+    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        return {"y": self.observations.log_likelihood(x)}
+
+
+class _SiteObservations:
+    """The observed sites as rows of data."""
+
+    def __init__(self, factors: Factors) -> None:
+        self._factors = factors if factors.observed.all() else factors.take(np.flatnonzero(factors.observed))
+
+    @property
+    def n(self) -> int:
+        return self._factors.n_sites
+
+    def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
+        """Pointwise log likelihood ``(n_points, m)`` of all sites, of ``index`` ``(m,)``, or of one set a point."""
+        factors, x = self._factors, as_points(x, self._factors.dim)
+        if index is None:
+            return factors.log_site(factors.predictor(x))
+        index = np.asarray(index)
+        if index.ndim == 1:
+            s = np.asarray((factors.design[index] @ x.T).T) + factors.offset[index]
+            return factors.log_site(s, index)
+        design = factors.design[index.ravel()]
+        points = np.repeat(x, index.shape[1], axis=0)
+        product = design.multiply(points).sum(axis=1) if sparse.issparse(design) else (design * points).sum(axis=1)
+        s = np.asarray(product).reshape(1, -1) + factors.offset[index.ravel()]
+        return factors.log_site(s, index.ravel()).reshape(index.shape)
+
+    def sum(
+        self, x: Array, index: NDArray[np.integer], weights: Array | None = None, gradient: bool = False
+    ) -> Any:
+        """Sum over ``index`` of (weighted) log likelihoods ``(n_points,)``, and its gradient ``(n_points, dim)``."""
+        factors, x = self._factors, as_points(x, self._factors.dim)
+        index = np.broadcast_to(index, (len(x), np.shape(index)[-1]))
+        value = self.log_likelihood(x, index)
+        weights = np.ones_like(value) if weights is None else np.broadcast_to(weights, value.shape)
+        if not gradient:
+            return (weights * value).sum(axis=1)
+        design = factors.design[index.ravel()]
+        design = (design.toarray() if sparse.issparse(design) else design).reshape(*index.shape, -1)
+        s = np.einsum("kmd,kd->km", design, x) + factors.offset[index]
+        slope = factors.site_derivatives(s.reshape(1, -1), index.ravel())[0].reshape(index.shape)
+        return (weights * value).sum(axis=1), np.einsum("km,kmd->kd", weights * slope, design)
+
+
+def weighted_gram(design: Any, weights: Array) -> Array:
+    """Aᵀ diag(weights) A as a dense matrix."""
+    if sparse.issparse(design):
+        return (design.T @ sparse.diags(weights) @ design).toarray()
+    return design.T @ (design * weights[:, None])
+
+
+def _stacked_design(design: Any) -> Any:
+    if isinstance(design, (list, tuple)) and design and (sparse.issparse(design[0]) or np.ndim(design[0]) == 2):
+        any_sparse = any(sparse.issparse(block) for block in design)
+        design = sparse.vstack(design) if any_sparse else np.vstack(design)
+    if sparse.issparse(design):
+        design = sparse.csr_matrix(design, dtype=np.float64)
+        values = design.data
+    else:
+        design = np.asarray(design, dtype=np.float64)
+        values = design
+    if design.ndim != 2 or 0 in design.shape:
+        raise ModelError(f"design has shape {design.shape}; expected (n_sites, dim) with at least one of each")
+    if not np.isfinite(values).all():
+        raise ModelError("design has values that are not finite")
+    return design
+
+
+def _site_family(log_site: Any, n: int, derivatives: Any) -> SiteFamily:
+    if isinstance(log_site, SiteFamily):
+        return log_site
+    if isinstance(log_site, (list, tuple)):
+        return StackedSites(log_site)
+    if not callable(log_site):
+        raise ModelError(f"log_site is {type(log_site).__name__}; expected a site family, a list of them or a function")
+    takes_rows = "rows" in inspect.signature(log_site).parameters
+    return FunctionSites(log_site, n, takes_rows, derivatives)
+
+
+def _offset(offset: Any, n: int) -> Array:
+    offset = np.asarray(0.0 if offset is None else offset, dtype=np.float64)
+    if offset.shape not in ((), (1,), (n,)):
+        raise ModelError(f"offset has shape {offset.shape}; expected a scalar or ({n},)")
+    if not np.isfinite(offset).all():
+        raise ModelError("offset has values that are not finite")
+    return np.broadcast_to(offset, (n,))

@@ -1,0 +1,263 @@
+"""``fit_ep``: expectation propagation for any model whose factors are known."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
+from ppl_backends.approximations.ep.factors import Factors, FactorsTarget
+from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
+from ppl_backends.approximations.ep.prior import GaussianPrior
+from ppl_backends.approximations.ep.reduction import Reduction
+from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out
+from ppl_backends.approximations.ep.sequential import run_sequential
+from ppl_backends.approximations.ep.shards import SiteState
+from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = ["fit_ep", "fit_ep_sharded"]
+
+SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
+
+
+def fit_ep(
+    model: Any = None,
+    *,
+    data: Any = None,
+    power: float = 1.0,
+    schedule: str = "parallel",
+    damping: float = 1.0,
+    tolerance: float = 1e-6,
+    max_sweeps: int = 200,
+    start: EPApproximation | None = None,
+    executor: Executor | None = None,
+    n_shards: int = 1,
+    **target_options: Any,
+) -> EPApproximation:
+    """Expectation propagation: a Gaussian whose sites match the moments of the factors they stand for.
+
+    Parameters
+    ----------
+    model : Factors, pymc.Model, Stan model or target, optional
+        The PyMC model on the context stack by default.
+    data : dict or path, optional
+        Data of a Stan model.
+    power : float
+        η of power (fractional) EP; smaller values are gentler on sites that are not log-concave and tend to variational
+        Bayes as η → 0.
+    schedule : {"parallel", "sequential"}
+        All sites from the same Gaussian, with one Cholesky a sweep; or one site at a time.
+    damping : float
+        Largest step, in (0, 1]; halved where the run does not settle.
+    tolerance : float
+        Relative change of the site parameters at which to stop.
+    max_sweeps : int
+    start : EPApproximation, optional
+        A fit of the same sites, e.g. at neighbouring hyper-parameters. The curvature near the mode otherwise.
+    executor : concurrent.futures.Executor, optional
+        Where the shards of a sweep are worked on; in this process by default.
+    n_shards : int
+        Pieces that the sites are cut into. The result does not depend on it.
+    **target_options
+        Passed on to :func:`ppl_backends.as_target`.
+
+    Returns
+    -------
+    EPApproximation
+        With ``log_evidence``, ``sites``, ``loo`` and :meth:`~EPApproximation.marginals`.
+
+    Raises
+    ------
+    ModelError
+        If the model has no known factors, or the prior is improper along a direction that no site covers.
+
+    Warns
+    -----
+    ApproximationWarning
+        If EP did not converge, with the change it stopped at; ``converged`` is then False.
+
+    References
+    ----------
+    Minka (2001), Expectation propagation for approximate Bayesian inference. Chopin & Ridgway (2017), Leave Pima Indians
+    alone, section 3.4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Probit, fit_ep
+    >>> X = np.array([[1.0, -0.5], [1.0, 0.3], [1.0, 1.2]])
+    >>> q = fit_ep(Factors(X, 0.0, Probit([0, 1, 1]), prior_mean=0.0, prior_precision=0.25))
+    >>> q.converged, round(q.log_evidence, 3)
+    (True, -2.022)
+    """
+    options = _checked_options(power, schedule, damping, tolerance, max_sweeps)
+    factors, target = _factors_of(model, data, target_options)
+    sites, reduction = working_sites(factors, n_shards, executor)
+    state = None if start is None else _state_of(start, factors.n_sites)
+    run = SCHEDULES[schedule](sites, options, state)
+    result = _approximation(run, sites, reduction, factors, target, options)
+    _warn(result)
+    return result
+
+
+def fit_ep_sharded(
+    shards: Sequence[Any],
+    prior_mean: Any,
+    prior_precision: Any,
+    *,
+    dim: int,
+    log_constant: float = 0.0,
+    executor: Executor | None = None,
+    power: float = 1.0,
+    damping: float = 1.0,
+    tolerance: float = 1e-6,
+    max_sweeps: int = 200,
+    names: Sequence[str] | None = None,
+) -> EPApproximation:
+    """EP for data that do not fit in memory: a sweep is a map over shards that are read where they are worked on.
+
+    Parameters
+    ----------
+    shards : sequence of FileShard or ArrayShard
+    prior_mean, prior_precision : as for :class:`Factors`
+    dim : int
+        Columns of the design.
+    executor : concurrent.futures.Executor, optional
+        Processes, or Dask's executor; one shard at a time in this process by default.
+    log_constant, power, damping, tolerance, max_sweeps, names
+        As for :func:`fit_ep` and :class:`Factors`.
+
+    Returns
+    -------
+    EPApproximation
+        Its ``factors`` is None; all sites count as observations.
+    """
+    options = _checked_options(power, "parallel", damping, tolerance, max_sweeps)
+    prior = GaussianPrior(prior_mean, prior_precision, dim)
+    sites = Sites(shards, prior, executor)
+    run = run_parallel(sites, options)
+    labels = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(dim))
+    result = _assemble(run, sites, options, prior.mean + run.q.mean, {"cov": run.q.cov}, log_constant, names=labels)
+    result.factors = None
+    _warn(result)
+    return result
+
+
+def _checked_options(power: float, schedule: str, damping: float, tolerance: float, max_sweeps: int) -> Options:
+    if schedule not in SCHEDULES:
+        raise ModelError(f"schedule={schedule!r}: expected 'parallel' or 'sequential'")
+    if not 0 < damping <= 1:
+        raise ModelError(f"damping={damping}: expected a number in (0, 1]")
+    if power <= 0:
+        raise ModelError(f"power={power}: expected a positive number, 1 for ordinary EP")
+    if tolerance <= 0 or max_sweeps < 1:
+        raise ModelError(f"tolerance={tolerance}, max_sweeps={max_sweeps}: both must be positive")
+    return Options(float(power), float(damping), float(tolerance), int(max_sweeps))
+
+
+def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Factors, BaseTarget]:
+    """The factors of a model, and the target that takes draws to its own space."""
+    if isinstance(model, Factors):
+        return model, FactorsTarget(model)
+    if not isinstance(model, BaseTarget):
+        from ppl_backends.targets.convert import as_target
+
+        model = as_target(model, data, **target_options)
+    factors = model.factors
+    if factors is None:
+        raise ModelError(
+            f"{model.label}: no factors with one linear predictor each are known, so EP does not apply; "
+            "use fit_laplace or sample_smc"
+        )
+    if not isinstance(factors, Factors):
+        if len(factors.hyper_names):
+            raise ModelError(f"{model.label}: factors depend on {', '.join(factors.hyper_names)}; fit them at fixed values")
+        factors = factors.at(np.empty(0))
+    return factors, model
+
+
+def _state_of(start: EPApproximation, n_sites: int) -> SiteState:
+    if len(start.sites.tau) != n_sites:
+        raise ModelError(f"start has {len(start.sites.tau)} sites, the model {n_sites}")
+    return SiteState(start.sites.tau, start.sites.nu, start.sites.level)
+
+
+def _approximation(
+    run: Run, sites: Sites, reduction: Reduction | None, factors: Factors, target: BaseTarget, options: Options
+) -> EPApproximation:
+    """The result on θ, with the evidence and the leave-one-out densities of the observed sites."""
+    if reduction is None:
+        mean, spread = factors.prior.mean + run.q.mean, {"cov": run.q.cov}
+    elif factors.dim <= MAX_DENSE_DIM:
+        mean, spread = reduction.mean(factors, run.q), {"cov": reduction.cov(factors, run.q)}
+    else:
+        mean, spread = reduction.mean(factors, run.q), {"cov": reduction.variances(factors, run.q)}
+    result = _assemble(
+        run, sites, options, mean, spread, factors.log_constant, observed=factors.observed, names=target.names, target=target
+    )
+    result.factors = factors
+    return result
+
+
+def _assemble(
+    run: Run,
+    sites: Sites,
+    options: Options,
+    mean: NDArray[np.float64],
+    spread: dict[str, Any],
+    log_constant: float,
+    *,
+    observed: NDArray[np.bool_] | None = None,
+    names: Sequence[str] | None = None,
+    target: BaseTarget | None = None,
+) -> EPApproximation:
+    final = run.final
+    result = EPApproximation(
+        mean,
+        **spread,
+        names=names,
+        target=target,
+        method="ep",
+        converged=run.converged,
+        log_evidence=log_evidence(log_constant, sites.prior, run.q, final),
+        diagnostics={
+            "sweeps": float(run.sweeps),
+            "change": run.change,
+            "damping": run.damping,
+            "failed_sites": float(final.failed.sum()),
+        },
+    )
+    result.power = options.power
+    result.sites = EPSites(
+        run.state.tau,
+        run.state.nu,
+        np.where(final.failed, -np.inf, final.log_z),
+        final.cavity_mean,
+        final.cavity_variance,
+        final.mean,
+        final.variance,
+        run.state.level,
+        final.failed,
+    )
+    whole = final if options.power == 1.0 else sites.sweep(run.state, run.q, 1.0, check=True)
+    log_density = np.where(whole.failed, -np.inf, whole.log_z)
+    result.loo = leave_one_out(log_density if observed is None else log_density[observed])
+    return result
+
+
+def _warn(result: GaussianApproximation) -> None:
+    if not result.converged:
+        figures = result.diagnostics
+        warnings.warn(
+            f"EP did not converge in {int(figures['sweeps'])} sweeps: relative change {figures['change']:.2g}, "
+            f"{int(figures['failed_sites'])} failed sites; try power=0.5 or schedule='sequential', or sample_smc",
+            ApproximationWarning,
+            stacklevel=3,
+        )

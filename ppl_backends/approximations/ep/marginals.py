@@ -1,0 +1,124 @@
+"""Marginals beyond Gaussian, from the tilted distributions that EP has at hand.
+
+With ε_i = (tᵢ/t̃ᵢ) scaled to mean one under q, the posterior is q ∏ εᵢ. Its marginal in θⱼ is q(θⱼ) E_q[∏ εᵢ | θⱼ], which is
+approximated by q(θⱼ) ∏ E_q[εᵢ | θⱼ] (Cseke & Heskes 2011, Approximate marginals in latent Gaussian models, section 4). Each
+expectation is one more tilted normaliser, since sᵢ given θⱼ is normal. With one coordinate the result is exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
+
+from ppl_backends.approximations.ep.moments import tilted_moments
+from ppl_backends.approximations.ep.sites import Array
+
+if TYPE_CHECKING:
+    from ppl_backends.approximations.ep.result import EPApproximation
+
+__all__ = ["Marginals", "corrected_marginals"]
+
+HALF_WIDTH = 7.0  # standard deviations
+GRID = 401
+BLOCK = 200_000  # conditional sites in one quadrature
+
+
+class Marginals(NamedTuple):
+    """Marginal densities on a grid, with their moments.
+
+    Attributes
+    ----------
+    names : tuple of str
+    grid, density : ndarray (k, m)
+        One row a coordinate; each row of ``density`` integrates to one over its grid.
+    mean, sd, skewness : ndarray (k,)
+    """
+
+    names: tuple[str, ...]
+    grid: Array
+    density: Array
+    mean: Array
+    sd: Array
+    skewness: Array
+
+    def pdf(self, x: Array) -> Array:
+        """Densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column a coordinate."""
+        x = np.asarray(x, dtype=np.float64)
+        columns = x if x.ndim == 2 else np.repeat(x[:, None], len(self.grid), axis=1)
+        values = [
+            np.interp(c, g, p, left=0.0, right=0.0) for c, g, p in zip(columns.T, self.grid, self.density, strict=True)
+        ]
+        return np.stack(values, axis=1)
+
+    def quantile(self, probability: float) -> Array:
+        """The quantile of every coordinate ``(k,)``."""
+        steps = 0.5 * (self.density[:, 1:] + self.density[:, :-1]) * np.diff(self.grid, axis=1)
+        cumulative = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
+        return np.array([np.interp(probability, c / c[-1], g) for c, g in zip(cumulative, self.grid, strict=True)])
+
+
+def corrected_marginals(approximation: EPApproximation, index: NDArray[np.integer], points: int) -> Marginals:
+    """Marginals of the coordinates ``index``."""
+    factors = approximation.factors
+    assert factors is not None
+    z = np.linspace(-HALF_WIDTH, HALF_WIDTH, points)
+    fine = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
+    mean, sd = approximation.mean[index], approximation.sd[index]
+    factor = approximation.cholesky
+    rows = factor[index] @ factor.T if factor.ndim == 2 else np.diag(factor**2)[index]
+    covariance = np.asarray(factors.design @ rows.T).T  # of θⱼ and sᵢ, (k, n)
+    log_density = np.empty((len(index), GRID))
+    for k in range(len(index)):
+        correction = _log_correction(approximation, covariance[k] / sd[k], z)
+        log_density[k] = -0.5 * fine**2 + CubicSpline(z, correction)(fine)
+    density = np.exp(log_density - log_density.max(axis=1, keepdims=True))
+    step = fine[1] - fine[0]
+    density /= density.sum(axis=1, keepdims=True) * step
+    first = (density * fine).sum(axis=1) * step
+    central = fine - first[:, None]
+    second, third = ((density * central**p).sum(axis=1) * step for p in (2, 3))
+    return Marginals(
+        tuple(approximation.names[j] for j in index),
+        mean[:, None] + sd[:, None] * fine,
+        density / sd[:, None],
+        mean + sd * first,
+        sd * np.sqrt(second),
+        third / second**1.5,
+    )
+
+
+def _log_correction(approximation: EPApproximation, slope: Array, z: Array) -> Array:
+    """Σᵢ log E_q[εᵢ | θⱼ = meanⱼ + sdⱼ z] ``(len(z),)``, up to a constant; ``slope`` is cov(θⱼ, sᵢ)/sdⱼ."""
+    sites, factors, power = approximation.sites, approximation.factors, 1.0
+    assert factors is not None
+    usable = np.flatnonzero(~sites.failed & (np.abs(slope) > 1e-9 * np.sqrt(sites.variance)))
+    total = np.zeros(len(z))
+    block = max(1, BLOCK // len(z))
+    for at in (usable[k : k + block] for k in range(0, len(usable), block)):
+        variance = np.maximum(sites.variance[at] - slope[at] ** 2, 1e-10 * sites.variance[at])
+        s = sites.mean[at] + slope[at] * z[:, None]  # conditional means of sᵢ, (len(z), m)
+        # Take the Gaussian site out: t̃ as a function of s about its mean under q.
+        tau = sites.tau[at]
+        pull = _site_slope(approximation, at)
+        shrink = 1 - tau * variance
+        centred = s - sites.mean[at]
+        cavity_variance = variance / shrink
+        cavity_mean = sites.mean[at] + (centred - pull * variance) / shrink
+        log_ratio = (0.5 * tau * centred**2 - pull * centred + 0.5 * pull**2 * variance) / shrink
+        flat = (np.broadcast_to(part, s.shape).ravel() for part in (cavity_mean, cavity_variance, s, variance))
+        rows, level = np.tile(at, len(z)), np.tile(sites.level[at], len(z))
+        log_z = tilted_moments(factors.sites, *flat, level, power, False, rows).log_z.reshape(s.shape)
+        terms = log_ratio + log_z
+        total += np.where(np.isfinite(terms), terms, terms.min(initial=-700.0, where=np.isfinite(terms))).sum(axis=1)
+    return total - total.max()
+
+
+def _site_slope(approximation: EPApproximation, at: NDArray[np.integer]) -> Array:
+    """ν − τ·E_q(u): the slope of log t̃ at the mean of its predictor."""
+    factors, sites = approximation.factors, approximation.sites
+    assert factors is not None
+    u = sites.mean - factors.offset - np.asarray(factors.design @ factors.prior.mean)
+    return (sites.nu - sites.tau * u)[at]

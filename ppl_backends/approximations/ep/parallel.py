@@ -1,0 +1,205 @@
+"""Parallel EP: all sites are updated from the same global Gaussian, which is factorised once a sweep.
+
+References
+----------
+Chopin & Ridgway (2017), Leave Pima Indians alone, section 3.4; Van Gerven, Cseke, de Lange & Heskes (2010) for the
+parallel schedule; Minka (2004), Power EP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.approximations.ep.gaussian import Global, factorise
+from ppl_backends.approximations.ep.prior import GaussianPrior
+from ppl_backends.approximations.ep.shards import (
+    Linearised,
+    LineariseTask,
+    ShardUpdate,
+    SiteState,
+    SweepTask,
+    linearise_shard,
+    site_sums,
+    sweep_shard,
+)
+from ppl_backends.approximations.ep.sites import Array
+from ppl_backends.errors import ModelError
+from ppl_backends.parallel import map_independent
+
+__all__ = ["Options", "Run", "Sites", "laplace_start", "relative_change", "run_parallel", "starting_point"]
+
+MIN_STEP = 1e-3
+START_PRECISION = 0.01
+
+
+class Options(NamedTuple):
+    """Settings of a run; see :func:`ppl_backends.approximations.ep.fit.fit_ep`."""
+
+    power: float = 1.0
+    damping: float = 1.0
+    tolerance: float = 1e-6
+    max_sweeps: int = 200
+
+
+class Run(NamedTuple):
+    """Where EP ended: the global Gaussian, the sites behind it, and one sweep from there with checked quadrature."""
+
+    q: Global
+    state: SiteState
+    final: ShardUpdate
+    sweeps: int
+    change: float
+    damping: float
+    converged: bool
+
+
+class Sites:
+    """Shards of sites with one prior: the sums over shards that EP and Newton need."""
+
+    def __init__(self, shards: Sequence[Any], prior: GaussianPrior, executor: Executor | None = None) -> None:
+        self.shards, self.prior, self.executor = list(shards), prior, executor
+        ends = np.cumsum([0, *(shard.n_sites for shard in self.shards)])
+        self.rows = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        self.n_sites = int(ends[-1])
+
+    def sweep(self, state: SiteState, q: Global, power: float, check: bool) -> ShardUpdate:
+        """One sweep over all shards, their results joined."""
+        tasks = [
+            SweepTask(shard, state.take(rows), q, power, check)
+            for shard, rows in zip(self.shards, self.rows, strict=True)
+        ]
+        updates = map_independent(sweep_shard, tasks, self.executor)
+        if len(updates) == 1:
+            return updates[0]
+        joined = SiteState(*(np.concatenate(parts) for parts in zip(*(u.state for u in updates), strict=True)))
+        rest = (np.concatenate(parts) for parts in zip(*(u[3:] for u in updates), strict=True))
+        return ShardUpdate(joined, sum(u.precision for u in updates), sum(u.shift for u in updates), *rest)
+
+    def linearise(self, point: Array) -> Linearised:
+        """Second-order expansion of all sites at a point relative to the prior mean."""
+        tasks = [LineariseTask(shard, self.prior.mean, point) for shard in self.shards]
+        parts = map_independent(linearise_shard, tasks, self.executor)
+        value, gradient, precision = (sum(p[k] for p in parts) for k in range(3))
+        return Linearised(
+            float(value), gradient, precision, np.concatenate([p.tau for p in parts]), np.concatenate([p.nu for p in parts])
+        )
+
+    def sums(self, state: SiteState) -> tuple[Array, Array]:
+        """Σ τ a aᵀ and Σ ν a over all shards."""
+        parts = [
+            site_sums(shard, state.tau[rows], state.nu[rows]) for shard, rows in zip(self.shards, self.rows, strict=True)
+        ]
+        return sum(p[0] for p in parts), sum(p[1] for p in parts)
+
+    def factorise(self, precision: Array, shift: Array) -> Global | None:
+        """The global Gaussian of prior and sites."""
+        return factorise(self.prior.add_to(precision.copy()), shift, self.prior.mean)
+
+
+def run_parallel(sites: Sites, options: Options, start: SiteState | None = None) -> Run:
+    """Iterate sweeps until the site parameters stop changing.
+
+    The step starts at ``damping``, is halved where the change grows or where the Gaussian would not be proper, and grows
+    back slowly.
+    """
+    state, precision, shift, q = starting_point(sites, start)
+    step, previous, change, checked = options.damping, np.inf, np.inf, True
+    converged = False
+    sweeps = 0
+    for sweeps in range(1, options.max_sweeps + 1):
+        update = sites.sweep(state, q, options.power, check=checked)
+        raised = bool(np.any(update.state.level != state.level))
+        state = state._replace(level=update.state.level)
+        change = relative_change(state, update)
+        if change < options.tolerance and not update.failed.any():
+            if checked and not raised:
+                converged = True
+                break
+            checked = True
+            continue
+        step = max(0.5 * step, 0.05) if change > 0.9 * previous else min(1.1 * step, options.damping)
+        checked, previous = False, change
+        moved = _advance(sites, state, update, precision, shift, step)
+        if moved is None:
+            break
+        state, precision, shift, q, step = moved
+    final = update if converged else sites.sweep(state, q, options.power, check=True)
+    return Run(q, state._replace(level=final.state.level), final, sweeps, change, step, converged)
+
+
+def relative_change(state: SiteState, update: ShardUpdate) -> float:
+    """Size of the full step of the site parameters relative to their own size, both without units."""
+    sd = np.sqrt(update.variance)
+    before = np.concatenate([state.tau * update.variance, state.nu * sd])
+    after = np.concatenate([update.state.tau * update.variance, update.state.nu * sd])
+    size = max(float(np.linalg.norm(before)), float(np.linalg.norm(after)), 1e-8)
+    return float(np.linalg.norm(after - before)) / size
+
+
+def _advance(
+    sites: Sites, state: SiteState, update: ShardUpdate, precision: Array, shift: Array, step: float
+) -> tuple[SiteState, Array, Array, Global, float] | None:
+    """A step towards the proposed sites, halved until the global Gaussian is proper; None where no step is."""
+    while step >= MIN_STEP:
+        new_precision = precision + step * (update.precision - precision)
+        new_shift = shift + step * (update.shift - shift)
+        q = sites.factorise(new_precision, new_shift)
+        if q is not None:
+            tau, nu = (old + step * (new - old) for old, new in zip(state[:2], update.state[:2], strict=True))
+            return SiteState(tau, nu, update.state.level), new_precision, new_shift, q, step
+        step *= 0.5
+    return None
+
+
+def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Array, Array, Global]:
+    """Sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
+    starts = [start] if start is not None else []
+    laplace = laplace_start(sites)
+    flat = SiteState(*(np.zeros(sites.n_sites) for _ in range(2)), np.zeros(sites.n_sites, dtype=np.int8))
+    starts += [laplace] if laplace is not None else []
+    starts += [flat, flat._replace(tau=np.full(sites.n_sites, START_PRECISION))]
+    for candidate in starts:
+        precision, shift = sites.sums(candidate)
+        q = sites.factorise(precision, shift)
+        if q is not None:
+            return candidate, precision, shift, q
+    raise ModelError(
+        "the prior is improper along a direction that no site covers: make prior_precision larger, or add sites there"
+    )
+
+
+def laplace_start(sites: Sites, max_iterations: int = 30) -> SiteState | None:
+    """Gaussian sites with the value, slope and curvature of the sites near the posterior mode, found by Newton's method.
+
+    It is only a start: the search stops when a step is worth less than 0.01 in log density. None where it fails.
+    """
+    prior, point = sites.prior, np.zeros(sites.prior.dim)
+    here = sites.linearise(point)
+
+    def objective(value: float, at: Array) -> float:
+        return value - 0.5 * float(at @ prior.apply(at[None])[0])
+
+    current = objective(here.value, point)
+    if not np.isfinite(current):
+        return None
+    for _ in range(max_iterations):
+        gradient = here.gradient - prior.apply(point[None])[0]
+        newton = factorise(prior.add_to(here.precision.copy()), gradient, prior.mean)
+        if newton is None:
+            return None
+        gain = 0.5 * float(gradient @ newton.mean)
+        if gain < 0.01:
+            break
+        for halving in range(30):
+            trial = point + newton.mean * 0.5**halving
+            there = sites.linearise(trial)
+            if objective(there.value, trial) >= current:
+                break
+        else:
+            break
+        point, here, current = trial, there, objective(there.value, trial)
+    return SiteState(here.tau, here.nu, np.zeros(sites.n_sites, dtype=np.int8))

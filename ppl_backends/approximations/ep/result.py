@@ -1,0 +1,117 @@
+"""What EP returns: a Gaussian, its sites, leave-one-out densities and marginals beyond Gaussian."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.approximations.ep.factors import Factors
+from ppl_backends.approximations.ep.marginals import Marginals, corrected_marginals
+from ppl_backends.approximations.ep.sites import Array
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import ModelError
+
+__all__ = ["EPApproximation", "EPSites", "LeaveOneOut"]
+
+
+class EPSites(NamedTuple):
+    """The Gaussian sites exp(−τu²/2 + νu), u = aᵀ(θ − m₀), and the cavities around them, site by site.
+
+    Attributes
+    ----------
+    tau, nu : ndarray (n,)
+        A negative ``tau`` means a site that widens its cavity.
+    log_z : ndarray (n,)
+        Log normaliser of the site (to the power used) against its cavity.
+    cavity_mean, cavity_variance : ndarray (n,)
+        Of the predictor s = aᵀθ + b without its own site.
+    mean, variance : ndarray (n,)
+        Of s under the approximation.
+    level : ndarray (n,) of int
+        Quadrature in use: 8·2^level Gauss–Hermite nodes; 5 means adaptive panels. 0 where moments have a closed form.
+    failed : ndarray (n,) of bool
+        Sites whose cavity was not proper, or whose integral was not found, when EP stopped.
+    """
+
+    tau: Array
+    nu: Array
+    log_z: Array
+    cavity_mean: Array
+    cavity_variance: Array
+    mean: Array
+    variance: Array
+    level: NDArray[np.int8]
+    failed: NDArray[np.bool_]
+
+
+class LeaveOneOut(NamedTuple):
+    """Log predictive densities of every observation given all others, log p(yᵢ | y₋ᵢ), from the cavities.
+
+    Attributes
+    ----------
+    log_density : ndarray (n_obs,)
+        ``-inf`` where the cavity is not proper.
+    elpd : float
+        Their sum.
+    se : float
+        Its standard error, √n times the standard deviation of the terms.
+    """
+
+    log_density: Array
+    elpd: float
+    se: float
+
+
+class EPApproximation(GaussianApproximation):
+    """The Gaussian of expectation propagation; see :func:`ppl_backends.approximations.ep.fit_ep`.
+
+    Attributes
+    ----------
+    factors : Factors or None
+        None for sharded data, which are not held.
+    sites : EPSites
+    loo : LeaveOneOut
+    diagnostics : dict
+        ``sweeps``, ``change`` (relative, of the site parameters, in the last sweep), ``damping`` and ``failed_sites``.
+    """
+
+    factors: Factors | None
+    sites: EPSites
+    loo: LeaveOneOut
+    power: float
+
+    def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
+        """Marginal densities corrected for what the sites' tilted distributions show beyond Gaussian.
+
+        Parameters
+        ----------
+        coordinates : sequence of int or str, optional
+            Which coordinates; all by default. The cost is one quadrature per site, coordinate and point.
+        points : int
+            At how many points of each coordinate the correction is computed; it is interpolated between them.
+
+        Returns
+        -------
+        Marginals
+        """
+        if self.factors is None:
+            raise ModelError("marginals of sharded data need the factors in memory; fit_ep(Factors(...)) has them")
+        chosen = range(self.dim) if coordinates is None else np.atleast_1d(coordinates)
+        index = np.array([self.names.index(c) if isinstance(c, str) else int(c) for c in chosen])
+        return corrected_marginals(self, index, points)
+
+    def __repr__(self) -> str:
+        return (
+            f"EPApproximation(dim={self.dim}, n_sites={len(self.sites.tau)}, sweeps={int(self.diagnostics['sweeps'])}, "
+            f"converged={self.converged}, log_evidence={self.log_evidence:.6g})"
+        )
+
+
+def leave_one_out(log_density: Array) -> LeaveOneOut:
+    """Sum and standard error of pointwise log predictive densities."""
+    n = len(log_density)
+    finite = np.isfinite(log_density).all()
+    se = float(np.sqrt(n * log_density.var(ddof=1))) if n > 1 and finite else float("inf")
+    return LeaveOneOut(log_density, float(log_density.sum()), se)

@@ -1,0 +1,212 @@
+"""The work on sites, as a map over shards of the data: each shard needs the global Gaussian and its own sites only.
+
+A shard is whatever has ``load()`` and ``n_sites``: rows held in memory (:class:`ArrayShard`), or a recipe that reads
+them where the work is done (:class:`FileShard`). The state of the sites stays with the caller, so that shards can be
+sent to any worker in any sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.approximations.ep.factors import Factors, weighted_gram
+from ppl_backends.approximations.ep.gaussian import Global
+from ppl_backends.approximations.ep.moments import tilted_moments
+from ppl_backends.approximations.ep.sites import Array, SiteFamily
+from ppl_backends.errors import ModelError
+
+__all__ = ["ArrayShard", "FileShard", "ShardUpdate", "SiteState", "linearise_shard", "site_sums", "split", "sweep_shard"]
+
+Loaded = tuple[Any, Array, SiteFamily]
+
+
+class ArrayShard:
+    """Rows of a design, their offsets and sites, held in memory."""
+
+    def __init__(self, design: Any, offset: Array, sites: SiteFamily) -> None:
+        self.design, self.offset, self.sites = design, offset, sites
+        self.n_sites = design.shape[0]
+
+    def load(self) -> Loaded:
+        """Design ``(n, d)``, offset ``(n,)`` and sites."""
+        return self.design, self.offset, self.sites
+
+
+class FileShard:
+    """A recipe for rows that do not fit in memory together: a picklable function that reads them where they are used.
+
+    Parameters
+    ----------
+    read : callable
+        Without arguments; returns the design ``(n, d)``, the offset and the sites, e.g. from a :class:`numpy.memmap`.
+    n_sites : int
+    """
+
+    def __init__(self, read: Callable[[], tuple[Any, Any, SiteFamily]], n_sites: int) -> None:
+        self.read, self.n_sites = read, int(n_sites)
+
+    def load(self) -> Loaded:
+        """Design ``(n, d)``, offset ``(n,)`` and sites."""
+        design, offset, sites = self.read()
+        if design.shape[0] != self.n_sites or sites.n != self.n_sites:
+            raise ModelError(f"a shard of {self.n_sites} sites read {design.shape[0]} rows and {sites.n} sites")
+        return design, np.broadcast_to(np.asarray(offset, dtype=np.float64), (self.n_sites,)), sites
+
+
+class SiteState(NamedTuple):
+    """Gaussian sites exp(−τu²/2 + νu) in u = aᵀ(θ − m₀), and the level of quadrature of each.
+
+    Attributes
+    ----------
+    tau, nu : ndarray (n,)
+    level : ndarray (n,) of int8
+    """
+
+    tau: Array
+    nu: Array
+    level: NDArray[np.int8]
+
+    def take(self, rows: slice) -> SiteState:
+        """The sites of one shard."""
+        return SiteState(*(part[rows] for part in self))
+
+
+class ShardUpdate(NamedTuple):
+    """What one shard returns from one sweep.
+
+    Attributes
+    ----------
+    state : SiteState
+        The sites that match the tilted moments (a full step).
+    precision, shift : ndarray (d, d), (d,)
+        Their sums Σ τ a aᵀ and Σ ν a.
+    log_factor : ndarray (n,)
+        Log of each site's normaliser, relative to its Gaussian: its share of the evidence.
+    cavity_mean, cavity_variance : ndarray (n,)
+        On the scale of the predictor s.
+    mean, variance : ndarray (n,)
+        Of the predictors under the global Gaussian.
+    log_z : ndarray (n,)
+        Log normaliser of tᵖ against the normalised cavity.
+    failed : ndarray (n,) of bool
+        Sites left as they were: the cavity is not proper, or its integral was not found.
+    """
+
+    state: SiteState
+    precision: Array
+    shift: Array
+    log_factor: Array
+    cavity_mean: Array
+    cavity_variance: Array
+    mean: Array
+    variance: Array
+    log_z: Array
+    failed: NDArray[np.bool_]
+
+
+class SweepTask(NamedTuple):
+    """Everything that a worker needs for one shard."""
+
+    shard: Any
+    state: SiteState
+    q: Global
+    power: float
+    check: bool
+
+
+def sweep_shard(task: SweepTask) -> ShardUpdate:
+    """Cavities, tilted moments and matching sites of one shard (Chopin & Ridgway 2017, section 3.4; Minka 2004 for powers).
+
+    With the marginal N(m, v) of u and the site (τ, ν): the cavity has precision 1/v − pτ and shift m/v − pν; the new site
+    makes cavity × siteᵖ match the moments of cavity × tᵖ.
+    """
+    design, offset, sites = task.shard.load()
+    (tau, nu, level), power = task.state, task.power
+    prior_predictor = np.asarray(design @ task.q.centre) + offset
+    mean, variance = task.q.marginals(design)
+    cavity_precision = 1 / variance - power * tau
+    # A cavity of less than 1e-10 of the marginal's precision is rounding error.
+    proper = cavity_precision > 1e-10 / variance
+    cavity_variance = 1 / np.where(proper, cavity_precision, 1 / variance)
+    cavity_mean = np.where(proper, cavity_variance * (mean / variance - power * nu), mean)
+    tilted = tilted_moments(
+        sites, cavity_mean + prior_predictor, cavity_variance, mean + prior_predictor, variance, level, power, task.check
+    )
+    with np.errstate(all="ignore"):
+        tilted_mean = tilted.mean - prior_predictor
+        new_tau = (1 / tilted.variance - 1 / cavity_variance) / power
+        new_nu = (tilted_mean / tilted.variance - cavity_mean / cavity_variance) / power
+    failed = ~proper | ~np.isfinite(new_tau) | ~np.isfinite(new_nu) | ~(tilted.variance > 0)
+    new_tau, new_nu = np.where(failed, tau, new_tau), np.where(failed, nu, new_nu)
+    # log Ẑᵢ + Ψ(cavity) − Ψ(marginal) with Ψ(m, v) = ½ log 2πv + m²/2v, the printed formula being corrected.
+    ratio = 0.5 * (np.log(cavity_variance / variance) + cavity_mean**2 / cavity_variance - mean**2 / variance)
+    log_factor = np.where(failed, 0.0, (tilted.log_z + ratio) / power)
+    if failed.any():  # finite, and said to be wrong: the value of the site over its Gaussian at the mean
+        at = np.flatnonzero(failed)
+        value = sites.log_site((mean + prior_predictor)[None, at], at)[0]
+        log_factor[at] = np.where(np.isfinite(value), value, 0.0) + 0.5 * tau[at] * mean[at] ** 2 - nu[at] * mean[at]
+    state = SiteState(new_tau, new_nu, tilted.level)
+    return ShardUpdate(
+        state,
+        weighted_gram(design, new_tau),
+        np.asarray(design.T @ new_nu),
+        log_factor,
+        cavity_mean + prior_predictor,
+        cavity_variance,
+        mean + prior_predictor,
+        variance,
+        tilted.log_z,
+        failed,
+    )
+
+
+class LineariseTask(NamedTuple):
+    """One shard and the point θ − m₀ to expand its sites about."""
+
+    shard: Any
+    centre: Array
+    point: Array
+
+
+class Linearised(NamedTuple):
+    """Second-order expansion of one shard's sites: sums over its rows, and the Gaussian sites themselves."""
+
+    value: float
+    gradient: Array
+    precision: Array
+    tau: Array
+    nu: Array
+
+
+def linearise_shard(task: LineariseTask) -> Linearised:
+    """Value, gradient and curvature of Σ log t at a point; convex pieces count as flat."""
+    design, offset, sites = task.shard.load()
+    u = np.asarray(design @ task.point)
+    s = (u + np.asarray(design @ task.centre) + offset)[None]
+    with np.errstate(all="ignore"):
+        value = sites.log_site(s)[0].sum()
+        first, second = (part[0] for part in sites.derivatives(s))
+    tau = np.maximum(-second, 0.0)
+    return Linearised(
+        float(value), np.asarray(design.T @ first), weighted_gram(design, tau), tau, first + tau * u
+    )
+
+
+def site_sums(shard: Any, tau: Array, nu: Array) -> tuple[Array, Array]:
+    """Σ τ a aᵀ and Σ ν a of one shard."""
+    design = shard.load()[0]
+    return weighted_gram(design, tau), np.asarray(design.T @ nu)
+
+
+def split(factors: Factors, n_shards: int) -> list[ArrayShard]:
+    """The rows of factors in ``n_shards`` consecutive pieces of about equal size."""
+    bounds = np.linspace(0, factors.n_sites, min(n_shards, factors.n_sites) + 1).astype(int)
+    if len(bounds) == 2:
+        return [ArrayShard(factors.design, factors.offset, factors.sites)]
+    pieces = [np.arange(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [ArrayShard(factors.design[p[0] : p[-1] + 1], factors.offset[p], factors.sites.take(p)) for p in pieces]
+
