@@ -1,0 +1,182 @@
+"""Data for Stan programs: read from JSON or a mapping, as JSON text or as packed arrays for a library's constructor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError
+
+__all__ = ["PackedData", "pack", "read_data", "to_arrays", "to_json"]
+
+NUMBERS_AS_TEXT = {"NaN", "Inf", "+Inf", "-Inf", "Infinity", "+Infinity", "-Infinity"}
+INT_RANGE = np.iinfo(np.int32)
+
+
+def read_data(data: Any) -> dict[str, Any]:
+    """Data as a dict of numbers, nested lists, arrays, tuples: from a mapping, a path to JSON, or JSON text.
+
+    Raises
+    ------
+    ModelError
+        If there is no such file, or its content is no JSON object.
+    """
+    if data is None:
+        return {}
+    if isinstance(data, Mapping):
+        return dict(data)
+    if not isinstance(data, str | os.PathLike):
+        raise ModelError(f"data={type(data).__name__}: expected a dict, a path to a JSON file, or JSON text")
+    text, source = str(data), "data"
+    if not text.lstrip().startswith("{"):
+        path = Path(data).expanduser()
+        if not path.is_file():
+            raise ModelError(f"{path}: no such data file")
+        text, source = path.read_text(encoding="utf-8"), str(path)
+    try:
+        content = json.loads(text) if text.strip() else {}
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{source}: not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{source}: expected a JSON object that maps variable names to values")
+    return content
+
+
+def to_arrays(data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Every data variable as an array of float64 or int32.
+
+    A tuple becomes one entry for each element, named as Stan does in its own files (``t.1``, ``t.2``); complex numbers
+    get a last axis of real and imaginary part.
+
+    Raises
+    ------
+    ModelError
+        If a value is not numeric or ragged, or an integer does not fit Stan's 32 bits.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.data import to_arrays
+    >>> {name: array.tolist() for name, array in to_arrays({"n": 2, "t": (1.5, [3, 4])}).items()}
+    {'n': 2, 't.1': 1.5, 't.2': [3, 4]}
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, value in data.items():
+        elements = _tuple_elements(value)
+        if elements is None:
+            arrays[name] = _numeric(name, value)
+        else:
+            arrays.update(to_arrays({f"{name}.{k + 1}": element for k, element in enumerate(elements)}))
+    return arrays
+
+
+def _tuple_elements(value: Any) -> list[Any] | None:
+    """The elements of a tuple, or of an array of tuples (each then with the array's axes first); else None."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):  # tuples in JSON
+        return [value[str(k + 1)] for k in range(len(value))]
+    if isinstance(value, list) and value:
+        parts = [_tuple_elements(item) for item in value]
+        if all(part is not None for part in parts):
+            return [list(column) for column in zip(*parts, strict=True)]  # type: ignore[arg-type]
+    return None
+
+
+def _numeric(name: str, value: Any) -> NDArray[Any]:
+    """One variable as float64 or int32."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "OU":
+            array = np.asarray(_numbers(value), dtype=np.float64)
+    except (ValueError, TypeError):
+        raise ModelError(f"data variable {name!r} is not a rectangular array of numbers") from None
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag], axis=-1)
+    if array.dtype.kind in "biu":
+        if array.size and (array.min() < INT_RANGE.min or array.max() > INT_RANGE.max):
+            raise ModelError(f"data variable {name!r} holds an integer beyond Stan's 32 bits")
+        return array.astype(np.int32)
+    if array.dtype.kind != "f":
+        raise ModelError(f"data variable {name!r} has type {array.dtype}, not numbers")
+    return array.astype(np.float64)
+
+
+def _numbers(value: Any) -> Any:
+    """Text such as ``"NaN"`` and ``"-Inf"``, which Stan's JSON allows, as numbers; None is refused by NumPy."""
+    if isinstance(value, str) and value in NUMBERS_AS_TEXT:
+        return float(value)
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+        return [_numbers(item) for item in value]
+    if isinstance(value, str) or value is None:
+        raise ValueError(value)
+    return value
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """Data as the JSON text that Stan reads.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.data import to_json
+    >>> to_json({"n": 2, "y": [0.5, float("inf")], "t": (1, 2.0)})
+    '{"n": 2, "y": [0.5, Infinity], "t": {"1": 1, "2": 2.0}}'
+    """
+    return json.dumps({name: _plain(value) for name, value in data.items()})
+
+
+def _plain(value: Any) -> Any:
+    """What ``json`` writes as Stan expects it."""
+    if isinstance(value, tuple):
+        return {str(k + 1): _plain(element) for k, element in enumerate(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [_plain(element) for element in value]
+    array = np.asarray(value)
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag], axis=-1)
+    if array.dtype.kind == "b":
+        array = array.astype(np.int64)
+    return array.tolist()
+
+
+class PackedData(NamedTuple):
+    """Data variables end to end, as ``pb_data_construct`` of ``shim.cpp`` takes them: reals first, then integers."""
+
+    n_reals: int
+    n_integers: int
+    names: tuple[bytes, ...]
+    ranks: NDArray[np.int32]
+    dims: NDArray[np.int64]
+    row_axes: NDArray[np.int32]
+    reals: NDArray[np.float64]
+    integers: NDArray[np.int32]
+
+
+def pack(arrays: Mapping[str, NDArray[Any]], row_axes: Mapping[str, int] | None = None) -> PackedData:
+    """Pack arrays; ``row_axes`` says which axis of a variable runs over the observations."""
+    reals = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+    integers = {name: array for name, array in arrays.items() if array.dtype.kind == "i"}
+    both = {**reals, **integers}
+    axes = row_axes or {}
+    return PackedData(
+        len(reals),
+        len(integers),
+        tuple(name.encode() for name in both),
+        np.array([array.ndim for array in both.values()], dtype=np.int32),
+        np.array([length for array in both.values() for length in array.shape], dtype=np.int64),
+        np.array([axes.get(name, -1) for name in both], dtype=np.int32),
+        _column_major(reals, np.float64),
+        _column_major(integers, np.int32),
+    )
+
+
+def _column_major(arrays: Mapping[str, NDArray[Any]], dtype: type) -> NDArray[Any]:
+    flat = [array.ravel(order="F") for array in arrays.values()]
+    return np.concatenate([np.empty(0, dtype), *flat]).astype(dtype)

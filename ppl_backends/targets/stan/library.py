@@ -1,0 +1,411 @@
+"""Python's side of a compiled Stan program: opens the library and evaluates many points in one call.
+
+Two kinds of library are opened. Those built by :mod:`ppl_backends.targets.stan.build` have entry points for batches
+(``pb_*`` in ``shim.cpp``), which run on several threads without the interpreter's lock. Any other library with
+BridgeStan's C interface, 2.x, works as well, one point after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_bool, c_char_p, c_int, c_int64, c_uint, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.data import PackedData, pack, to_arrays, to_json
+from ppl_backends.targets.stan.variables import Variable, parse_names
+
+__all__ = ["BatchedModel", "CompiledModel", "RowData", "open_library", "open_model"]
+
+logger = logging.getLogger("ppl_backends.stan")
+
+SEED = 1234  # of random numbers in transformed data; BridgeStan's default
+
+_BRIDGESTAN: dict[str, tuple[Any, list[Any]]] = {
+    "bs_model_construct": (c_void_p, [c_char_p, c_uint, c_void_p]),
+    "bs_model_destruct": (None, [c_void_p]),
+    "bs_free_error_msg": (None, [c_void_p]),
+    "bs_name": (c_char_p, [c_void_p]),
+    "bs_param_names": (c_char_p, [c_void_p, c_bool, c_bool]),
+    "bs_param_unc_names": (c_char_p, [c_void_p]),
+    "bs_param_num": (c_int, [c_void_p, c_bool, c_bool]),
+    "bs_param_unc_num": (c_int, [c_void_p]),
+    "bs_param_constrain": (c_int, [c_void_p, c_bool, c_bool, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "bs_param_unconstrain": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "bs_log_density": (c_int, [c_void_p, c_bool, c_bool, c_void_p, c_void_p, c_void_p]),
+    "bs_log_density_gradient": (c_int, [c_void_p, c_bool, c_bool, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "bs_log_density_hessian": (c_int, [c_void_p, c_bool, c_bool, *[c_void_p] * 5]),
+    "bs_rng_construct": (c_void_p, [c_uint, c_void_p]),
+    "bs_rng_destruct": (None, [c_void_p]),
+}
+_BATCHED: dict[str, tuple[Any, list[Any]]] = {
+    "pb_evaluate": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_void_p]),
+    "pb_constrain": (c_int, [c_void_p, c_int64, c_void_p, c_bool, c_bool, c_void_p, c_void_p, c_int, *[c_void_p] * 2]),
+    "pb_unconstrain": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_void_p]),
+    "pb_hessian": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_void_p]),
+    "pb_empty_variables": (c_char_p, [c_void_p, c_bool, c_bool]),
+    "pb_data_construct": (c_void_p, [c_int, c_int, *[c_void_p] * 6, c_char_p, c_void_p]),
+    "pb_data_destruct": (None, [c_void_p]),
+    "pb_model_construct": (c_void_p, [c_void_p, c_void_p, c_int64, c_uint, c_void_p]),
+    "pb_evaluate_sets": (
+        c_int,
+        [c_void_p, c_uint, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p] * 3, c_int, c_void_p, c_void_p],
+    ),
+}
+
+
+@cache
+def open_library(path: str) -> ctypes.CDLL:
+    """The library with the signatures of its functions declared.
+
+    Raises
+    ------
+    ModelError
+        If the file is no library, or lacks BridgeStan's interface of version 2.
+    """
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be loaded as a library: {error}") from None
+    try:
+        version = c_int.in_dll(library, "bs_major_version").value
+        for name, (result, arguments) in _BRIDGESTAN.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (AttributeError, ValueError) as error:
+        raise ModelError(f"{path}: no library with BridgeStan's interface ({error})") from None
+    if version != 2:
+        raise ModelError(f"{path}: built for BridgeStan {version}; version 2 is needed, so rebuild it")
+    if hasattr(library, "pb_evaluate"):
+        for name, (result, arguments) in _BATCHED.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    return library
+
+
+def open_model(path: str | os.PathLike[str], data: Mapping[str, Any], label: str) -> CompiledModel:
+    """The model of a library on some data, batched where the library allows it.
+
+    Raises
+    ------
+    ModelError
+        If Stan refuses the data, with its message.
+    """
+    library = open_library(str(Path(path).resolve()))
+    if hasattr(library, "pb_evaluate"):
+        return RowData(library, to_arrays(data), label).model()
+    return CompiledModel.from_json(library, data, label)
+
+
+class CompiledModel:
+    """A model of a library with BridgeStan's interface, evaluated one point after the other.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+    handle : int
+        Address of the model, which this object owns.
+    label : str
+        What messages call the program.
+
+    Attributes
+    ----------
+    dim : int
+    names : list of str
+        Stan's unconstrained names.
+    parameters, variables : list of Variable
+        Those of the parameters block; those and transformed parameters and generated quantities.
+    messages : deque of str
+        What the program said when it last refused a point.
+    """
+
+    def __init__(self, library: ctypes.CDLL, handle: int, label: str) -> None:
+        self._library, self._handle, self.label = library, handle, label
+        self.dim: int = library.bs_param_unc_num(handle)
+        self.names = _words(library.bs_param_unc_names(handle))
+        self.parameters = self._variables(False)
+        self.variables = self._variables(True)
+        self._widths = {everything: library.bs_param_num(handle, everything, everything) for everything in (0, 1)}
+        self.messages: deque[str] = deque(maxlen=10)
+        self._lock = threading.Lock()  # a library built without STAN_THREADS has one autodiff tape for all threads
+
+    @classmethod
+    def from_json(cls, library: ctypes.CDLL, data: Mapping[str, Any], label: str) -> CompiledModel:
+        """The model on data handed over as JSON."""
+        error = c_void_p()
+        handle = library.bs_model_construct(to_json(data).encode(), SEED, byref(error))
+        return cls(library, _constructed(library, handle, error, label), label)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.bs_model_destruct(self._handle)
+
+    def _variables(self, everything: bool) -> list[Variable]:
+        return parse_names(_words(self._library.bs_param_names(self._handle, everything, everything)))
+
+    def _each(self, n: int, call: Any) -> int:
+        """Run ``call(i, error)`` for every point; how many were refused."""
+        refused, error = 0, c_void_p()
+        for i in range(n):
+            with self._lock:
+                status = call(i, byref(error))
+            if status:
+                refused += 1
+                self.messages.append(_take(self._library, error))
+        return refused
+
+    def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
+        """Log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws or is not finite."""
+        x = np.ascontiguousarray(x)
+        value = np.full(len(x), -np.inf)
+        if not gradient:
+            function = self._library.bs_log_density
+            self._each(len(x), lambda i, error: function(self._handle, False, True, *_rows(i, x, value), error))
+            return np.where(np.isfinite(value), value, -np.inf), None
+        slope, function = np.zeros_like(x), self._library.bs_log_density_gradient
+        self._each(len(x), lambda i, error: function(self._handle, False, True, *_rows(i, x, value, slope), error))
+        finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
+        return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0)
+
+    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> Array:
+        """Flat values in model space ``(n, columns)``; NaN where the program throws."""
+        x, values = np.ascontiguousarray(x), np.full((len(x), self._widths[everything]), np.nan)
+
+        def one(i: int, error: Any) -> int:
+            rng = self._library.bs_rng_construct(int(seeds[i]), None)
+            try:
+                addresses = _rows(i, x, values)
+                return self._library.bs_param_constrain(self._handle, everything, everything, *addresses, rng, error)
+            finally:
+                self._library.bs_rng_destruct(rng)
+
+        self._each(len(x), one)
+        return values
+
+    def unconstrain(self, values: Array, threads: int) -> Array:
+        """Points ``(n, dim)`` from flat values of the parameters."""
+        values, x = np.ascontiguousarray(values), np.empty((len(values), self.dim))
+        call = self._library.bs_param_unconstrain
+        refused = self._each(len(x), lambda i, error: call(self._handle, *_rows(i, values, x), error))
+        self._check_unconstrained(refused, len(x))
+        return x
+
+    def hessian(self, x: Array, threads: int) -> Array:
+        """Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
+        x, call = np.ascontiguousarray(x), self._library.bs_log_density_hessian
+        value, slope, hessian = np.empty(len(x)), np.empty_like(x), np.full((len(x), self.dim, self.dim), np.nan)
+        self._each(len(x), lambda i, error: call(self._handle, 0, 1, *_rows(i, x, value, slope, hessian), error))
+        return hessian
+
+    def _check_unconstrained(self, refused: int, n: int) -> None:
+        if refused:
+            raise ModelError(f"{self.label}: {refused} of {n} points cannot be unconstrained: {self.messages[-1]}")
+
+
+class BatchedModel(CompiledModel):
+    """A model of a library with our batched entry points; see :class:`CompiledModel`."""
+
+    def __init__(self, library: ctypes.CDLL, handle: int, label: str) -> None:
+        super().__init__(library, handle, label)
+        self._scratch = _Scratch(self.dim)
+
+    def _variables(self, everything: bool) -> list[Variable]:
+        names = _words(self._library.bs_param_names(self._handle, everything, everything))
+        return parse_names(names, _words(self._library.pb_empty_variables(self._handle, everything, everything)))
+
+    def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
+        """Log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws or is not finite."""
+        if len(x) == 1:
+            return self._evaluate_one(x, gradient)
+        x, value = np.ascontiguousarray(x), np.empty(len(x))
+        slope = np.empty_like(x) if gradient else None
+        self._call("pb_evaluate", len(x), _address(x), _address(value), _address(slope), threads)
+        return value, slope
+
+    def _evaluate_one(self, x: Array, gradient: bool) -> tuple[Array, Array | None]:
+        """One point by way of buffers whose addresses are known: this is where a call's overhead counts."""
+        own = self._scratch
+        own.x[:] = x
+        slope = own.slope_address if gradient else None
+        refused = self._library.pb_evaluate(
+            self._handle, 1, own.x_address, own.value_address, slope, 1, own.error_address, own.printed_address
+        )
+        if refused or own.printed:
+            self._note(own.error, own.printed)
+        return own.value.copy(), own.slope.copy() if gradient else None
+
+    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> Array:
+        """Flat values in model space ``(n, columns)``; NaN where the program throws."""
+        x, values = np.ascontiguousarray(x), np.empty((len(x), self._widths[everything]))
+        seeds = np.ascontiguousarray(seeds, dtype=np.uint32)
+        inputs = (len(x), _address(x), everything, everything, _address(seeds))
+        self._call("pb_constrain", *inputs, _address(values), threads)
+        return values
+
+    def unconstrain(self, values: Array, threads: int) -> Array:
+        """Points ``(n, dim)`` from flat values of the parameters."""
+        values, x = np.ascontiguousarray(values), np.empty((len(values), self.dim))
+        refused = self._call("pb_unconstrain", len(x), _address(values), _address(x), threads)
+        self._check_unconstrained(refused, len(x))
+        return x
+
+    def hessian(self, x: Array, threads: int) -> Array:
+        """Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
+        x, hessian = np.ascontiguousarray(x), np.empty((len(x), self.dim, self.dim))
+        self._call("pb_hessian", len(x), _address(x), _address(hessian), threads)
+        return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
+
+    def _call(self, function: str, *arguments: Any) -> int:
+        error, printed = c_void_p(), c_void_p()
+        refused = getattr(self._library, function)(self._handle, *arguments, byref(error), byref(printed))
+        if error or printed:
+            self._note(error, printed)
+        return int(refused)
+
+    def _note(self, error: c_void_p, printed: c_void_p) -> None:
+        """Keep why a point was refused, and log what the program printed."""
+        if error:
+            self.messages.append(_take(self._library, error))
+        if printed:
+            logger.info("%s prints: %s", self.label, _take(self._library, printed).rstrip())
+
+
+class _Scratch(threading.local):
+    """Buffers of one thread for single-point calls, with their addresses."""
+
+    def __init__(self, dim: int) -> None:
+        self.x, self.value, self.slope = np.empty((1, dim)), np.empty(1), np.empty((1, dim))
+        self.x_address, self.value_address = _address(self.x), _address(self.value)
+        self.slope_address = _address(self.slope)
+        self.error, self.printed = c_void_p(), c_void_p()
+        self.error_address, self.printed_address = ctypes.addressof(self.error), ctypes.addressof(self.printed)
+
+
+class RowData:
+    """Data held by a library, from which it builds the model on all rows or on a selection of them.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+        With our batched entry points.
+    arrays : mapping of str to array
+        As :func:`ppl_backends.targets.stan.data.to_arrays` makes them.
+    label : str
+    count : str
+        The integer that holds the number of rows.
+    row_axes : mapping of str to int
+        Which axis of a variable runs over the rows.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        arrays: Mapping[str, NDArray[Any]],
+        label: str,
+        count: str = "",
+        row_axes: Mapping[str, int] | None = None,
+    ) -> None:
+        self._library, self.label = library, label
+        packed: PackedData = pack(arrays, row_axes)
+        names = (c_char_p * max(1, len(packed.names)))(*packed.names)
+        buffers = [_address(buffer) for buffer in packed[3:]]
+        error = c_void_p()
+        handle = library.pb_data_construct(
+            packed.n_reals, packed.n_integers, names, *buffers, count.encode(), byref(error)
+        )
+        self._handle = _constructed(library, handle, error, label)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.pb_data_destruct(self._handle)
+
+    def model(self, rows: NDArray[np.integer] | None = None) -> BatchedModel:
+        """The model on the rows given, in that order; on all of them by default."""
+        error = c_void_p()
+        chosen = None if rows is None else np.ascontiguousarray(rows, dtype=np.int32)
+        n_rows = 0 if chosen is None else len(chosen)
+        # A null pointer means all rows, so that no rows at all need the address of something.
+        address = None if chosen is None else _address(chosen if n_rows else np.zeros(1, dtype=np.int32))
+        handle = self._library.pb_model_construct(self._handle, address, n_rows, SEED, byref(error))
+        return BatchedModel(self._library, _constructed(self._library, handle, error, self.label), self.label)
+
+    def evaluate_sets(
+        self,
+        sets: Sequence[NDArray[np.integer]],
+        points: Sequence[NDArray[np.integer]],
+        x: Array,
+        gradient: bool,
+        threads: int,
+    ) -> tuple[Array, Array | None]:
+        """Log density on many sets of rows, each at its own points.
+
+        Parameters
+        ----------
+        sets : sequence of arrays
+            Row numbers of each set.
+        points : sequence of arrays
+            Which rows of ``x`` each set is evaluated at.
+        x : ndarray (n, dim)
+
+        Returns
+        -------
+        value, gradient
+            One entry for each pair of a set and one of its points, in that order.
+        """
+        x = np.ascontiguousarray(x)
+        set_starts = np.concatenate([[0], np.cumsum([len(rows) for rows in sets])]).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum([len(at) for at in points])]).astype(np.int64)
+        rows = np.concatenate([*sets, [0]]).astype(np.int32)  # one more, so that the address is never null
+        at = np.concatenate([*points, [0]]).astype(np.int64)
+        value = np.empty(starts[-1])
+        slope = np.empty((starts[-1], x.shape[1])) if gradient else None
+        error, printed = c_void_p(), c_void_p()
+        inputs = (len(sets), _address(set_starts), _address(rows), _address(starts), _address(at), x.shape[1])
+        outputs = (_address(x), _address(value), _address(slope))
+        self._library.pb_evaluate_sets(self._handle, SEED, *inputs, *outputs, threads, byref(error), byref(printed))
+        for text in (error, printed):
+            if text:
+                logger.info("%s: %s", self.label, _take(self._library, text).rstrip())
+        return value, slope
+
+
+def _address(array: NDArray[Any] | None) -> int | None:
+    return None if array is None else array.__array_interface__["data"][0]
+
+
+def _rows(i: int, *arrays: NDArray[Any]) -> tuple[int, ...]:
+    """Addresses of row ``i`` of contiguous arrays."""
+    return tuple(array.__array_interface__["data"][0] + i * array.strides[0] for array in arrays)
+
+
+def _words(text: bytes) -> list[str]:
+    return text.decode().split(",") if text else []
+
+
+def _take(library: ctypes.CDLL, text: c_void_p) -> str:
+    """A message that the library allocated, as one line where it is short; the C string is freed."""
+    assert text.value is not None
+    message = ctypes.string_at(text.value).decode(errors="replace")
+    library.bs_free_error_msg(text)
+    text.value = None
+    return " ".join(message.split()) if len(message) < 2000 else message
+
+
+def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str) -> int:
+    """The handle of a new object, or the error that Stan raised over its data."""
+    if handle:
+        return handle
+    message = _take(library, error) if error else "the model could not be constructed"
+    hint = "; pass it in data=" if "variable does not exist" in message else ""
+    raise ModelError(f"{label}: {message}{hint}")
