@@ -1,6 +1,18 @@
 """Models become targets: batched log densities on the unconstrained space."""
 
+from typing import Any
+
+from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.function import FunctionTarget
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Target
 
-__all__ = ["BaseTarget", "Evaluation", "FunctionTarget", "JointEvaluation", "Target"]
+__all__ = ["BaseTarget", "Evaluation", "FunctionTarget", "JointEvaluation", "PyMCTarget", "Target", "as_target"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyMC only when it is asked for."""
+    if name == "PyMCTarget":
+        from ppl_backends.targets.pymc import PyMCTarget
+
+        return PyMCTarget
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

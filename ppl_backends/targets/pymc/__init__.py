@@ -1,0 +1,5 @@
+"""PyMC models as targets."""
+
+from ppl_backends.targets.pymc.target import PyMCTarget
+
+__all__ = ["PyMCTarget"]

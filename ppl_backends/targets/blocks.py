@@ -1,0 +1,154 @@
+"""Evaluation of batched functions in blocks of points: few compiled shapes, temporaries that fit the cache, threads.
+
+A compiled backend sees one program per shape. Points are therefore cut into blocks of at most ``cap`` rows, ``cap`` a
+power of two chosen from a byte budget, and the last block is padded to the next power of two, so that at most
+``log2(cap) + 1`` shapes ever occur. The cuts depend on the number of points alone, never on the number of threads, so
+results are the same bits whatever ``cores`` is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["Block", "available_cores", "block_cap", "evaluate_in_blocks", "pad_rows", "partition"]
+
+BlockFunction = Callable[[Array], Sequence[Array]]
+
+
+class Block(NamedTuple):
+    """Rows ``start:stop``, evaluated as ``padded`` rows."""
+
+    start: int
+    stop: int
+    padded: int
+
+
+def available_cores(cores: int | None = None) -> int:
+    """Cores to use: those asked for, or all that this process may run on.
+
+    Raises
+    ------
+    ModelError
+        If ``cores`` is not a positive integer.
+
+    Examples
+    --------
+    >>> available_cores(2)
+    2
+    """
+    if cores is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if isinstance(cores, bool) or int(cores) != cores or cores < 1:
+        raise ModelError(f"cores={cores!r}: expected a positive integer, or None for all available cores")
+    return int(cores)
+
+
+def block_cap(row_bytes: int, budget: int, largest: int = 1024) -> int:
+    """Most rows of a block: the power of two, at most ``largest``, whose temporaries stay within ``budget`` bytes.
+
+    Parameters
+    ----------
+    row_bytes : int
+        Size of the largest temporary of one point.
+    budget : int
+        Bytes that the largest temporary of a block may take.
+    largest : int
+        Upper limit, a power of two.
+
+    Examples
+    --------
+    >>> block_cap(row_bytes=8 * 768, budget=2**20)
+    128
+    """
+    rows = max(1, budget // max(1, row_bytes))
+    return min(largest, 1 << (rows.bit_length() - 1))
+
+
+def partition(n: int, cap: int) -> list[Block]:
+    """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to the next power of two.
+
+    Examples
+    --------
+    >>> partition(150, 64)
+    [Block(start=0, stop=64, padded=64), Block(start=64, stop=128, padded=64), Block(start=128, stop=150, padded=32)]
+    """
+    full = [Block(start, start + cap, cap) for start in range(0, n - cap + 1, cap)]
+    done = full[-1].stop if full else 0
+    if done < n or n == 0:
+        full.append(Block(done, n, 1 << max(0, n - done - 1).bit_length()))
+    return full
+
+
+def pad_rows(x: Array, rows: int) -> Array:
+    """``x`` with its last row repeated up to ``rows`` rows (zeros where ``x`` has none), contiguous and writeable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pad_rows(np.array([[1.0], [2.0]]), 4)[:, 0]
+    array([1., 2., 2., 2.])
+    """
+    padded = np.zeros((rows, *x.shape[1:]))
+    padded[: len(x)] = x
+    if len(x):
+        padded[len(x) :] = x[-1]
+    return padded
+
+
+def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int = 1) -> list[Array]:
+    """Apply a batched function to the rows of ``x`` block by block, on ``cores`` threads.
+
+    Parameters
+    ----------
+    function : callable
+        ``(rows, dim) -> sequence of arrays (rows, ...)``; it must release the GIL for threads to help.
+    x : ndarray (n, dim)
+    cap : int
+        Most rows of a block, a power of two.
+    cores : int
+        Number of threads.
+
+    Returns
+    -------
+    list of ndarray (n, ...)
+        One array per output of ``function``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> evaluate_in_blocks(lambda b: [b.sum(1)], np.ones((3, 2)), cap=2)
+    [array([2., 2., 2.])]
+    """
+    blocks = partition(len(x), cap)
+
+    def run(block: Block) -> Sequence[Array]:
+        outputs = function(pad_rows(x[block.start : block.stop], block.padded))
+        return [np.asarray(output)[: block.stop - block.start] for output in outputs]
+
+    if len(blocks) == 1:
+        return list(run(blocks[0]))
+    if cores == 1:
+        parts = [run(block) for block in blocks]
+    else:
+        # the first block runs alone: a function that compiles on first use then compiles once
+        parts = [run(blocks[0]), *_pool(cores).map(run, blocks[1:])]
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+
+def _pool(cores: int) -> ThreadPoolExecutor:
+    """One pool per number of threads and process (threads do not survive a fork)."""
+    key = (os.getpid(), cores)
+    if key not in _pools:
+        _pools[key] = ThreadPoolExecutor(cores, thread_name_prefix="ppl_backends")
+    return _pools[key]

@@ -1,0 +1,333 @@
+"""From a PyMC model to graphs of one ravelled point: terms of the log density, constrained values, and their inverse.
+
+The value variables of the model are cut from one vector ``x`` (:attr:`ModelGraph.point`); ``pm.Data`` containers become
+inputs, so that data can be exchanged without recompiling. The log density is kept as its elementwise terms, which the
+prior, the likelihood and the pointwise log likelihood are sums of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.data import MinibatchOp
+from pymc.distributions.simulator import SimulatorRV
+from pymc.logprob.utils import CheckParameterValue
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.link.vm import VMLinker
+from pytensor.tensor.random.type import RandomType
+
+from ppl_backends.errors import ModelError
+
+try:
+    from pytensor.graph.traversal import ancestors, io_toposort
+except ImportError:  # PyTensor < 2.34
+    from pytensor.graph.basic import ancestors, io_toposort
+
+__all__ = [
+    "PYTHON_MODE",
+    "DataValues",
+    "ModelGraph",
+    "ModelShapes",
+    "ancestors",
+    "build_graph",
+    "check_model",
+    "data_values",
+    "fixed_values",
+    "flat_names",
+    "forward",
+    "free_variables",
+    "io_toposort",
+    "no_c_compiler",
+    "observed_values",
+    "observed_variables",
+    "shapes_of",
+]
+
+DataValues = Mapping[SharedVariable, np.ndarray]
+
+# Interpreted by Python: for functions called once or twice, whose compilation would cost more than their run.
+PYTHON_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer="fast_compile")
+
+
+def no_c_compiler() -> AbstractContextManager:
+    """Rewrites fold constants with compiled C where a compiler is found, at seconds an operation: not in this context."""
+    return pytensor.config.change_flags(cxx="")
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """Shapes of the free variables, by name, in the order of the ravelled point.
+
+    Attributes
+    ----------
+    value : dict
+        Name of value variable (``sigma_log__``) → shape on the unconstrained space.
+    model : dict
+        Name of free variable (``sigma``) → shape in model space.
+    """
+
+    value: dict[str, tuple[int, ...]]
+    model: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """Graphs of one point of a model.
+
+    Attributes
+    ----------
+    point : vector (dim,)
+        The ravelled value variables; input of all graphs but ``unconstrained``.
+    data : list of variable
+        Inputs that stand for the shared variables, in the order of :func:`data_values`.
+    free, observed, potentials : dict
+        Name → elementwise terms of the log density, Jacobians included.
+    constrained : dict
+        Name → value of every free variable, then of every Deterministic.
+    constrained_point : vector
+        The ravelled free variables in model space; input of ``unconstrained``.
+    unconstrained : vector (dim,)
+        Inverse of ``constrained`` on the free variables.
+    """
+
+    point: Variable
+    data: list[Variable]
+    free: dict[str, Variable]
+    observed: dict[str, Variable]
+    potentials: dict[str, Variable]
+    constrained: dict[str, Variable]
+    constrained_point: Variable
+    unconstrained: Variable
+
+    @property
+    def log_prior(self) -> Variable:
+        """Sum of the free terms."""
+        return _total(self.free)
+
+    @property
+    def log_likelihood(self) -> Variable:
+        """Sum of the observed terms and the Potentials."""
+        return _total({**self.observed, **self.potentials})
+
+    @property
+    def log_potentials(self) -> Variable:
+        """Sum of the Potentials."""
+        return _total(self.potentials)
+
+
+def _total(terms: Mapping[str, Variable]) -> Variable:
+    total = pt.constant(0.0, dtype="float64")
+    for term in terms.values():
+        total = total + pt.sum(term)
+    return total
+
+
+def free_variables(model: pm.Model) -> list[Variable]:
+    """The free variables, each once."""
+    return list(dict.fromkeys(model.free_RVs))
+
+
+def observed_variables(model: pm.Model) -> list[Variable]:
+    """The observed variables, each once; PyMC 5 may leave Deterministics in the model's own list."""
+    return [rv for rv in dict.fromkeys(model.observed_RVs) if rv in model.rvs_to_values]
+
+
+def check_model(model: pm.Model) -> None:
+    """Refuse what has no differentiable log density of the full data.
+
+    Raises
+    ------
+    ModelError
+        One line that names the variable.
+    """
+    free = free_variables(model)
+    if not free:
+        raise ModelError("the model has no free variables: there is nothing to infer")
+    for rv in free:
+        if not model.rvs_to_values[rv].type.dtype.startswith("float"):
+            raise ModelError(
+                f"free variable '{rv.name}' is discrete: sum it out of the model (pm.Mixture, or a pm.Potential), only "
+                "continuous variables have an unconstrained space"
+            )
+    for rv in [*free, *observed_variables(model), *model.potentials]:
+        op = getattr(rv.owner, "op", None)
+        if isinstance(op, MinibatchRandomVariable):
+            raise ModelError(f"variable '{rv.name}' has total_size: minibatches are refused, pass the full data")
+        if isinstance(op, SimulatorRV):
+            raise ModelError(f"variable '{rv.name}' is a pm.Simulator: it has no log density to evaluate")
+        above = ancestors([rv, model.rvs_to_values.get(rv, rv)])
+        if any(v.owner is not None and isinstance(v.owner.op, MinibatchOp) for v in above):
+            raise ModelError(f"variable '{rv.name}' depends on pm.Minibatch: pass the full data")
+
+
+def flat_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Names of the coordinates of ravelled arrays.
+
+    Examples
+    --------
+    >>> flat_names({"a": (), "b": (2,)})
+    ('a', 'b[0]', 'b[1]')
+    """
+    return tuple(
+        name + (f"[{','.join(map(str, index))}]" if shape else "")
+        for name, shape in shapes.items()
+        for index in np.ndindex(*shape)
+    )
+
+
+def data_values(model: pm.Model) -> dict[SharedVariable, np.ndarray]:
+    """Present values of the shared variables that the model depends on: its data and mutable lengths."""
+    roots = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.rvs_to_values.values()]
+    return {
+        v: np.array(v.get_value(borrow=True))
+        for v in dict.fromkeys([*model.data_vars, *ancestors(roots)])
+        if isinstance(v, SharedVariable) and not isinstance(v.type, RandomType)
+    }
+
+
+def fixed_values(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
+    """What replaces the shared variables and the observed variables: their values."""
+    constants = {v: pt.constant(value, dtype=v.dtype) for v, value in data.items()}
+    observed = observed_variables(model)
+    values = _clone([model.rvs_to_values[rv] for rv in observed], constants)
+    return {**constants, **dict(zip(observed, values, strict=True))}
+
+
+def shapes_of(model: pm.Model, data: DataValues) -> ModelShapes:
+    """Shapes of the free variables given the data."""
+    free = free_variables(model)
+    shapes = [forward(model, rv, rv).shape for rv in free] + [rv.shape for rv in free]
+    found = [tuple(int(length) for length in shape) for shape in _evaluate(shapes, fixed_values(model, data))]
+    value_names = [model.rvs_to_values[rv].name for rv in free]
+    return ModelShapes(
+        dict(zip(value_names, found[: len(free)], strict=True)),
+        dict(zip([rv.name for rv in free], found[len(free) :], strict=True)),
+    )
+
+
+def observed_values(model: pm.Model, data: DataValues) -> dict[str, np.ndarray]:
+    """Values of the observed variables given the data."""
+    observed = observed_variables(model)
+    fixed = fixed_values(model, data)
+    return dict(zip([rv.name for rv in observed], _evaluate([fixed[rv] for rv in observed], {}), strict=True))
+
+
+def _evaluate(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[np.ndarray]:
+    """Values of graphs that need no further inputs."""
+    with no_c_compiler():
+        function = pytensor.function([], _clone(graphs, replace), mode=PYTHON_MODE, on_unused_input="ignore")
+        return [np.asarray(value) for value in function()]
+
+
+def forward(model: pm.Model, rv: Variable, value: Variable) -> Variable:
+    """``value`` of the free variable ``rv`` on the unconstrained space."""
+    transform = model.rvs_to_transforms[rv]
+    return value if transform is None else transform.forward(value, *rv.owner.inputs)
+
+
+def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: bool = True) -> ModelGraph:
+    """Graphs of one ravelled point.
+
+    Parameters
+    ----------
+    model : pm.Model
+        A model that :func:`check_model` accepts.
+    data : dict
+        Values of the shared variables. Only their shapes enter the graph, and the values of integer scalars (lengths).
+    shapes : ModelShapes
+    static : bool
+        Whether the shapes of the data are fixed, as JAX needs.
+    """
+    free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
+    term_rvs = [*free, *observed, *potentials]
+    outputs = [*free, *model.deterministics]
+    graphs = [*model.logp(vars=term_rvs, sum=False), *model.replace_rvs_by_values(outputs)]
+
+    values = [model.rvs_to_values[rv] for rv in free]
+    point, value_pieces = _cut(values, shapes.value.values(), "point")
+    inputs, data_map = _data_inputs(data, static)
+    graphs = _replace_checks(_clone(graphs, {**dict(zip(values, value_pieces, strict=True)), **data_map}))
+    terms = dict(zip([rv.name for rv in term_rvs], graphs[: len(term_rvs)], strict=True))
+    _refuse_random(terms)
+
+    constrained_point, pieces = _cut(free, shapes.model.values(), "constrained_point")
+    known = {**_observed_inputs(model, data_map), **data_map, **dict(zip(free, pieces, strict=True))}
+    inverse = _clone([forward(model, rv, rv) for rv in free], known)
+    return ModelGraph(
+        point=point,
+        data=inputs,
+        free={rv.name: terms[rv.name] for rv in free},
+        observed={rv.name: terms[rv.name] for rv in observed},
+        potentials={rv.name: terms[rv.name] for rv in potentials},
+        constrained=dict(zip([rv.name for rv in outputs], graphs[len(term_rvs) :], strict=True)),
+        constrained_point=constrained_point,
+        unconstrained=pt.concatenate([pt.atleast_1d(value).ravel() for value in inverse]),
+    )
+
+
+def _clone(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[Variable]:
+    return clone_replace(list(graphs), replace=dict(replace), rebuild_strict=False)
+
+
+def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, list[Variable]]:
+    """A vector, and the pieces of it that stand for ``variables`` of the given shapes."""
+    shapes = list(shapes)
+    sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
+    ends = np.cumsum(sizes)
+    vector = pt.tensor(name, dtype="float64", shape=(int(ends[-1]),))
+    pieces = [
+        vector[end - size : end].reshape(shape).astype(variable.dtype)
+        for variable, shape, size, end in zip(variables, shapes, sizes, ends, strict=True)
+    ]
+    return vector, pieces
+
+
+def _data_inputs(data: DataValues, static: bool) -> tuple[list[Variable], dict[Variable, Variable]]:
+    """Inputs for the shared variables, and what replaces each; integer scalars may be lengths and become constants."""
+    inputs, replace = [], {}
+    for shared, value in data.items():
+        stand_in = pt.tensor(shared.name, dtype=shared.dtype, shape=value.shape if static else shared.type.shape)
+        inputs.append(stand_in)
+        is_length = value.ndim == 0 and value.dtype.kind in "iu"
+        replace[shared] = pt.constant(value, dtype=shared.dtype) if is_length and static else stand_in
+    return inputs, replace
+
+
+def _observed_inputs(model: pm.Model, data_map: Mapping[Variable, Variable]) -> dict[Variable, Variable]:
+    observed = observed_variables(model)
+    return dict(zip(observed, _clone([model.rvs_to_values[rv] for rv in observed], data_map), strict=True))
+
+
+@node_rewriter([CheckParameterValue])
+def _check_to_switch(fgraph, node):
+    """Invalid parameters give -inf (or NaN, where PyMC would raise), so that one bad point cannot end a batch."""
+    expression, *conditions = node.inputs
+    if not expression.dtype.startswith("float"):
+        return [expression]
+    condition = pt.and_(*conditions) if len(conditions) > 1 else conditions[0]
+    outside = -np.inf if node.op.can_be_replaced_by_ninf else np.nan
+    return [pt.switch(condition, expression, outside).astype(node.outputs[0].dtype)]
+
+
+def _replace_checks(graphs: list[Variable]) -> list[Variable]:
+    fgraph = FunctionGraph(outputs=graphs, clone=False)
+    in2out(_check_to_switch).rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+def _refuse_random(terms: Mapping[str, Variable]) -> None:
+    for name, term in terms.items():
+        if any(isinstance(v.type, RandomType) for v in ancestors([term])):
+            raise ModelError(f"the log density of '{name}' contains random draws, so it is not a function of the point")

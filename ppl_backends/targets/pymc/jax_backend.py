@@ -1,0 +1,100 @@
+"""Batched functions by JAX: ``jit`` of ``vmap`` over the PyTensor graph translated to JAX, in float64.
+
+JAX does not survive a fork: a child process that calls into it hangs. Functions here therefore refuse to run in a
+process that was forked from one where JAX has run.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.compile.mode import get_mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+
+__all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
+
+_first_process: int | None = None  # the process in which JAX was first used
+
+
+def _jax() -> Any:
+    """JAX in float64, refused in a forked child."""
+    global _first_process
+    if _first_process is None:
+        _first_process = os.getpid()
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    check_process()
+    import jax
+
+    return jax
+
+
+def check_process() -> None:
+    """Raise in a process that was forked after JAX was used.
+
+    Raises
+    ------
+    RuntimeError
+        One line that says what to do instead.
+    """
+    if _first_process is not None and _first_process != os.getpid():
+        raise RuntimeError(
+            "JAX was used in the parent of this forked process and would hang here: start workers with the 'spawn' "
+            "method, or use as_target(model, backend='numba')"
+        )
+
+
+def as_argument(value: np.ndarray) -> Any:
+    """``value`` as JAX keeps it, so that calls do not copy it again."""
+    return _jax().numpy.asarray(value)
+
+
+def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
+    """The JAX function of a graph; NotImplementedError where an operation has no translation."""
+    _jax()
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    graph = FunctionGraph(list(inputs), list(outputs), clone=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
+        get_mode("JAX").optimizer.rewrite(graph)
+        return jax_funcify(graph)
+
+
+def _batch(function: Callable, n_data: int) -> Callable:
+    jax = _jax()
+    batched = jax.jit(jax.vmap(function, in_axes=(0, *[None] * n_data)))
+
+    def call(block: np.ndarray, *data: Any) -> list[np.ndarray]:
+        check_process()
+        return [np.asarray(output, dtype=np.float64) for output in batched(block, *data)]
+
+    return call
+
+
+def compile_batched(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+    """``(block (n, dim), *data) -> [output (n, ...), ...]``."""
+    return _batch(_translate([point, *data], outputs), len(data))
+
+
+def compile_gradient(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+    """``(block (n, dim), *data) -> [*values (n,), *gradients (n, dim)]`` of scalar outputs, in one pass."""
+    jax, function = _jax(), _translate([point, *data], outputs)
+
+    def values_and_gradients(x, *data):
+        pairs = [jax.value_and_grad(lambda x, k=k: function(x, *data)[k])(x) for k in range(len(outputs))]
+        return (*[value for value, _ in pairs], *[gradient for _, gradient in pairs])
+
+    return _batch(values_and_gradients, len(data))
+
+
+def compile_hessian(point: Variable, data: Sequence[Variable], output: Variable) -> Callable:
+    """``(block (n, dim), *data) -> [hessian (n, dim, dim)]`` of a scalar output."""
+    jax, function = _jax(), _translate([point, *data], [output])
+    return _batch(lambda x, *data: (jax.hessian(lambda x: function(x, *data)[0])(x),), len(data))

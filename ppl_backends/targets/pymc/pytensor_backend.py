@@ -1,0 +1,112 @@
+"""Batched functions by PyTensor's own backends: Numba in threads without the GIL, or C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import vectorize_graph
+from threadpoolctl import ThreadpoolController
+
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.graph import no_c_compiler
+
+__all__ = ["NUMBA", "C", "PyTensorBackend"]
+
+
+class PyTensorBackend:
+    """Compilers of batched functions in a PyTensor mode.
+
+    Parameters
+    ----------
+    mode : {"NUMBA", "CVM"}
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    @staticmethod
+    def as_argument(value: np.ndarray) -> np.ndarray:
+        """``value`` contiguous and writeable (Numba compiles anew for other layouts)."""
+        return np.array(value, order="C")
+
+    def compile_batched(self, point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+        """``(block (n, dim), *data) -> [output (n, ...), ...]``."""
+        block = pt.tensor("block", dtype="float64", shape=(None, *point.type.shape))
+        batched = vectorize_graph(list(outputs), replace={point: block})
+        # an output that does not depend on the point has no batch axis
+        constant = [many.type.ndim == one.type.ndim for many, one in zip(batched, outputs, strict=True)]
+        with no_c_compiler() if self.mode == "NUMBA" else nullcontext():
+            function = pytensor.function(
+                [block, *data], batched, mode=self.mode, trust_input=True, on_unused_input="ignore"
+            )
+        run = _without_gil(function, 1 + len(data)) if self.mode == "NUMBA" else _one_at_a_time(function)
+
+        def call(block: Array, *data: Any) -> list[Array]:
+            values = [np.asarray(value, dtype=np.float64) for value in run(block, *data)]
+            return [
+                np.broadcast_to(value, (len(block), *value.shape)) if same else value
+                for value, same in zip(values, constant, strict=True)
+            ]
+
+        return call
+
+    def compile_gradient(self, point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+        """``(block (n, dim), *data) -> [*values (n,), *gradients (n, dim)]`` of scalar outputs, in one pass."""
+        gradients = [pt.grad(rewrite_pregrad(o), point, disconnected_inputs="ignore") for o in outputs]
+        return self.compile_batched(point, data, [*outputs, *gradients])
+
+    def compile_hessian(self, point: Variable, data: Sequence[Variable], output: Variable) -> Callable:
+        """``(block (n, dim), *data) -> [hessian (n, dim, dim)]``, by central differences of gradients."""
+        gradient = self.compile_gradient(point, data, [output])
+        dim = point.type.shape[0]
+
+        def call(block: Array, *data: Any) -> list[Array]:
+            step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(block))  # (n, dim)
+            columns = []
+            for j in range(dim):
+                shift = np.where(np.arange(dim) == j, step, 0.0)
+                up, down = gradient(block + shift, *data)[1], gradient(block - shift, *data)[1]
+                columns.append((up - down) / (2 * step[:, [j]]))
+            return [np.stack(columns, axis=1)]
+
+        return call
+
+
+NUMBA, C = PyTensorBackend("NUMBA"), PyTensorBackend("CVM")
+
+
+def _one_at_a_time(function: Callable) -> Callable:
+    """PyTensor functions hold their storage: threads take turns."""
+    lock = Lock()
+
+    def run(*arguments: Array) -> list[Array]:
+        with lock:
+            return [np.array(value) for value in function(*arguments)]
+
+    return run
+
+
+def _without_gil(function: Any, n_arguments: int) -> Callable:
+    """The machine code of a Numba function, called without the GIL and with one BLAS thread for each caller."""
+    import numba
+
+    jitted = function.vm.jit_fn
+    names = ", ".join(f"a{i}" for i in range(n_arguments))
+    namespace: dict[str, Any] = {"jitted": jitted}
+    exec(f"def run({names}):\n    return jitted({names})\n", namespace)
+    run = numba.njit(nogil=True)(namespace["run"])
+    controller = ThreadpoolController()
+
+    def call(*arguments: Array) -> Sequence[Array]:
+        with controller.limit(limits=1, user_api="blas"):
+            return run(*arguments)
+
+    return call

@@ -1,0 +1,318 @@
+"""A PyMC model as a target."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+from pytensor.graph.basic import Variable
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
+from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
+from ppl_backends.targets.pymc.graph import (
+    DataValues,
+    check_model,
+    data_values,
+    flat_names,
+    no_c_compiler,
+    observed_values,
+    observed_variables,
+    shapes_of,
+)
+from ppl_backends.targets.pymc.priors import PriorSampler
+
+__all__ = ["PyMCTarget"]
+
+JITTER_ROUNDS = 12
+
+
+class PyMCTarget(BaseTarget):
+    """The log density of a PyMC model on its unconstrained space.
+
+    Values of ``pm.Data`` are taken when the target is made. Functions are compiled at their first use.
+
+    Parameters
+    ----------
+    model : pm.Model
+    backend : {"auto", "jax", "numba", "c"}
+        What compiles the log density. ``"auto"`` takes JAX, and for a function with an operation that JAX lacks Numba,
+        then C, with a warning that names the operation.
+    cores : int, optional
+        Threads that evaluate blocks of points; all available cores by default.
+
+    Attributes
+    ----------
+    has_potentials : bool
+        Whether ``log_likelihood`` holds Potentials beside the observed variables.
+
+    Raises
+    ------
+    ModelError
+        For discrete free variables, minibatches, simulators, and models without free variables; names the variable.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     _ = pm.Normal("y", mu, 1, observed=[1.0])
+    >>> target = PyMCTarget(model)
+    >>> target.names
+    ('mu',)
+    >>> target.log_density(np.zeros((1, 1))).round(4)
+    array([-2.3379])
+    """
+
+    has_split = True
+    label = "PyMC model"
+
+    def __init__(
+        self, model: pm.Model, *, backend: str = "auto", cores: int | None = None, data: DataValues | None = None
+    ) -> None:
+        check_model(model)
+        self.model, self.backend, self._cores_asked = model, backend, cores
+        self.cores = available_cores(cores)
+        self._data = dict(data) if data is not None else data_values(model)
+        with no_c_compiler():
+            self._shapes = shapes_of(model, self._data)
+        self.names = flat_names(self._shapes.value)
+        self.dim = len(self.names)
+        if not self.dim:
+            raise ModelError("the free variables of the model have no elements: there is nothing to infer")
+        self._compiled = CompiledGraph(model, self._data, self._shapes, backend)
+        self._arguments = DataArguments(self._data)
+        self._prior: PriorSampler | None = None
+        self._lock = Lock()
+        self.has_potentials = bool(model.potentials)
+        self.observed_data = observed_values(model, self._data)
+        self.constant_data = self._constant_data()
+        self.coords, self.dims = _coords_and_dims(model, self._data)
+        self.observations = PyMCObservations(self)
+
+    # -- the log density -------------------------------------------------------------------------------------------
+
+    def _call(self, kind: str, x: Array) -> list[Array]:
+        """The compiled function ``kind`` at the rows of ``x``."""
+        function = self._compiled.function(kind)
+        return evaluate_in_blocks(lambda block: function(block, self._arguments), x, function.cap, self.cores)
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
+        """Log prior and log likelihood ``(n,)``, with their gradients ``(n, dim)`` on request, in one pass."""
+        x = as_points(x, self.dim)
+        if not gradient:
+            prior, likelihood = self._call("value", x)
+            return Evaluation(sanitize(prior)[0], sanitize(likelihood)[0])
+        prior, likelihood, prior_gradient, likelihood_gradient = self._call("gradient", x)
+        prior, prior_gradient = sanitize(prior, prior_gradient)
+        likelihood, likelihood_gradient = sanitize(likelihood, likelihood_gradient)
+        return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
+
+    def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """The Potentials' share of ``log_likelihood`` ``(n,)`` and its gradient ``(n, dim)``, or None."""
+        value, slope = self._call("potentials", as_points(x, self.dim))
+        value, slope = sanitize(value, slope)
+        return value, slope if gradient else None
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``."""
+        if part not in ("joint", "likelihood"):
+            raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
+        [hessian] = self._call(f"hessian of the {part}", as_points(x, self.dim))
+        return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
+
+    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        """Log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
+        return dict(zip(self._compiled.observed, self._call("pointwise", as_points(x, self.dim)), strict=True))
+
+    # -- model space -----------------------------------------------------------------------------------------------
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """Free variables and Deterministics at the points: name → ``(n, *shape)``."""
+        return dict(zip(self._compiled.constrained, self._call("constrain", as_points(x, self.dim)), strict=True))
+
+    def unconstrain(self, values: Mapping[str, Array]) -> Array:
+        """Points ``(n, dim)`` of free variables in model space, name → ``(n, *shape)``."""
+        columns = []
+        for name, shape in self._shapes.model.items():
+            if name not in values:
+                raise ModelError(f"values of free variable '{name}' are missing; expected {list(self._shapes.model)}")
+            value = np.asarray(values[name], dtype=np.float64)
+            if value.shape[1:] != shape:
+                raise ModelError(f"values of '{name}' have shape {value.shape}; expected (n_points, *{shape})")
+            columns.append(value.reshape(len(value), -1))
+        [x] = self._call("unconstrain", np.concatenate(columns, axis=1))
+        return x
+
+    # -- starting points -------------------------------------------------------------------------------------------
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """``n`` draws of the prior ``(n, dim)``; Potentials play no part.
+
+        Raises
+        ------
+        PriorSamplingError
+            If a free variable is ``Flat`` or ``HalfFlat``.
+        """
+        with self._lock, no_c_compiler():
+            if self._prior is None:
+                self._prior = PriorSampler(self.model, self._data)
+        return self._prior(n, rng)
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        """``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).
+
+        Rows of zero density are jittered anew, over a range that is halved every other round.
+
+        Raises
+        ------
+        ModelError
+            If the density is zero at every point tried; names the variable in the way.
+        """
+        start = self._start()
+        x = np.tile(start, (n, 1))
+        wrong = np.ones(n, dtype=bool)
+        for round_ in range(JITTER_ROUNDS):
+            x[wrong] = start + 0.5 ** (round_ // 2) * rng.uniform(-1.0, 1.0, size=(int(wrong.sum()), self.dim))
+            value, gradient = self.log_density_and_gradient(x)
+            wrong = ~np.isfinite(value) | ~np.isfinite(gradient).all(axis=1)
+            if not wrong.any():
+                return x
+        if wrong.all():
+            raise ModelError(f"{self.label}: no starting point has a positive density; {self.explain(start)}")
+        x[wrong] = x[rng.choice(np.flatnonzero(~wrong), size=int(wrong.sum()))]
+        return x
+
+    def _start(self) -> Array:
+        """PyMC's initial point, ravelled."""
+        with no_c_compiler():
+            point = self.model.initial_point(random_seed=1)
+        start = np.concatenate([np.ravel(point[name]) for name in self._shapes.value]).astype(np.float64)
+        return as_points(start, self.dim)[0]
+
+    def explain(self, x: Array) -> str:
+        """One line on which variables' terms are not finite at a point ``(dim,)``."""
+        [x] = as_points(x, self.dim)
+        terms = dict(zip(self._compiled.terms, self._call("terms", x[None]), strict=True))
+        lines = []
+        for name, term in terms.items():
+            wrong = np.flatnonzero(~np.isfinite(np.ravel(term)))
+            if wrong.size:
+                kind = "observed variable" if name in self._compiled.observed else "variable"
+                value = np.ravel(term)[wrong[0]]
+                where = f" at element {wrong[0]} ({wrong.size} of {term.size})" if term.size > 1 else ""
+                lines.append(f"the log density of {kind} '{name}' is {value}{where}")
+        return "; ".join(lines) if lines else "all terms of the log density are finite"
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
+        """The same target with other values of its ``pm.Data`` containers.
+
+        Nothing is recompiled where shapes stay the same.
+
+        Parameters
+        ----------
+        new : dict
+            Name of container → value.
+        """
+        data = dict(self._data)
+        named = {shared.name: shared for shared in data}
+        for name, value in new.items():
+            short = name.removeprefix(f"{self.model.name}::")
+            if name not in named:
+                known = ", ".join(v.name for v in self.model.data_vars) or "none"
+                raise ModelError(f"'{short}' is not a pm.Data container of the model (those are: {known})")
+            data[named[name]] = _checked(name, named[name], value)
+        _resize_dims(self.model, data)
+        return PyMCTarget._on(self, data)
+
+    def _on(self, data: DataValues) -> PyMCTarget:
+        other = PyMCTarget(self.model, backend=self.backend, cores=self._cores_asked, data=data)
+        if [v.shape for v in data.values()] == [v.shape for v in self._data.values()]:
+            other._compiled = self._compiled
+        if other.dim != self.dim:
+            raise ModelError("the new data change the number of free coordinates: make a new target of the model")
+        return other
+
+    def _constant_data(self) -> dict[str, Array]:
+        observed = {self.model.rvs_to_values[rv] for rv in observed_variables(self.model)}
+        return {v.name: value for v, value in self._data.items() if v in self.model.data_vars and v not in observed}
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def __reduce__(self):
+        """A recipe: the model, the data and the options; functions are compiled anew."""
+        return _rebuild, (cloudpickle.dumps((self.model, self._data)), self.backend, self._cores_asked)
+
+    def __deepcopy__(self, memo: dict) -> PyMCTarget:
+        """Targets do not change: a copy is the target itself."""
+        return self
+
+
+def _rebuild(recipe: bytes, backend: str, cores: int | None) -> PyMCTarget:
+    model, data = pickle.loads(recipe)
+    return PyMCTarget(model, backend=backend, cores=cores, data=data)
+
+
+class PyMCObservations:
+    """The elements of all observed variables, one after the other, in data order."""
+
+    def __init__(self, target: PyMCTarget) -> None:
+        self._target = target
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        return self._target._compiled.n_observations
+
+    def log_likelihood(self, x: Array, index: np.ndarray | None = None) -> Array:
+        """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point.
+
+        All observations are evaluated and those asked for are picked.
+        """
+        terms = self._target.pointwise_log_likelihood(x).values()
+        pointwise = np.concatenate([term.reshape(len(term), -1) for term in terms], axis=1)
+        if index is None:
+            return pointwise
+        index = np.asarray(index)
+        return pointwise[:, index] if index.ndim == 1 else np.take_along_axis(pointwise, index, axis=1)
+
+
+def _checked(name: str, shared: Variable, value: Any) -> np.ndarray:
+    value = np.asarray(value)
+    if value.ndim != shared.type.ndim:
+        raise ModelError(f"new value of '{name}' has {value.ndim} dimensions; expected {shared.type.ndim}")
+    if value.dtype.kind == "f" and np.dtype(shared.dtype).kind in "iub" and not np.array_equal(value, np.floor(value)):
+        raise ModelError(f"new value of '{name}' is not of integers, as pm.Data('{name}') is")
+    return value.astype(shared.dtype)
+
+
+def _resize_dims(model: pm.Model, data: dict[Variable, np.ndarray]) -> None:
+    """Give the lengths of dims that are shared variables the lengths of the data that have those dims."""
+    for container in model.data_vars:
+        for axis, dim in enumerate(model.named_vars_to_dims.get(container.name, ())):
+            length = model.dim_lengths.get(dim)
+            if length in data:
+                data[length] = np.asarray(data[container].shape[axis], dtype=length.dtype)
+
+
+def _coords_and_dims(model: pm.Model, data: DataValues) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Coordinates and dims as ArviZ takes them; a dim without values, or resized by data, counts from 0."""
+    dims = {
+        name: [f"{name}_dim_{axis}" if dim is None else dim for axis, dim in enumerate(names)]
+        for name, names in model.named_vars_to_dims.items()
+    }
+    coords = {name: np.array(values) for name, values in model.coords.items() if values is not None}
+    for container in model.data_vars:
+        for axis, dim in enumerate(dims.get(container.name, ())):
+            length = data[container].shape[axis]
+            if dim not in coords or len(coords[dim]) != length:
+                coords[dim] = np.arange(length)
+    return coords, dims
