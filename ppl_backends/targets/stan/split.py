@@ -129,7 +129,7 @@ def find_split(
             )
             return Split("no_observations", what, prior_data=emptied, likelihood_data=tuple(sorted(derived.observed)))
     route = "lprior" if "lprior" in derived.flow.accumulators else "derived"
-    dropped = "; ".join(statement.header.rstrip(";") for statement, _ in derived.likelihood)
+    dropped = "; ".join(" ".join(statement.header.rstrip(";").split()) for statement, _ in derived.likelihood)
     what = f"likelihood derived from the program: {dropped}; observed: {observed}"
     return Split(route, what, prior_program=derived.prior_program(), likelihood_data=tuple(sorted(derived.observed)))
 

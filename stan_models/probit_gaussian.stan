@@ -1,0 +1,31 @@
+// Binary regression: probit link, independent Gaussian priors on the coefficients.
+// prior_scale: for predictors of standard deviation 0.5, 20 for the intercept and 5 for the others (Chopin & Ridgway 2017).
+data {
+  int<lower=0> N; // observations
+  int<lower=1> P; // predictors, the intercept included
+  matrix[N, P] X;
+  array[N] int<lower=0, upper=1> y;
+  vector<lower=0>[P] prior_scale;
+  int<lower=0, upper=1> prior_only;
+}
+transformed data {
+  vector[N] sign = 2 * to_vector(y) - 1;
+}
+parameters {
+  vector[P] beta;
+}
+model {
+  beta ~ normal(0, prior_scale);
+  if (!prior_only) {
+    target += std_normal_lcdf(sign .* (X * beta) | ); // stable in the tails, where Phi underflows
+  }
+}
+generated quantities {
+  vector[N] log_lik;
+  {
+    vector[N] eta = X * beta;
+    for (n in 1:N) {
+      log_lik[n] = std_normal_lcdf(sign[n] * eta[n] | );
+    }
+  }
+}

@@ -1,0 +1,13 @@
+data {
+  int<lower=0> N;
+  vector<lower=0, upper=200>[N] kid_score;
+  vector<lower=0, upper=200>[N] mom_iq;
+}
+parameters {
+  vector[2] beta;
+  real<lower=0> sigma;
+}
+model {
+  sigma ~ cauchy(0, 2.5);
+  kid_score ~ normal(beta[1] + beta[2] * mom_iq, sigma);
+}

@@ -1,0 +1,70 @@
+"""The programs of ``stan_models`` and of the reference posteriors: what every one of them promises."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ppl_backends.targets.stan.program import StanProgram
+from ppl_backends.targets.stan.split import find_split
+
+pytest.importorskip("httpstan", reason="needs stanc, from the stan extra")
+
+MODELS = Path(__file__).parents[2] / "stan_models"
+POSTERIORS = Path(__file__).parent / "posteriordb"
+
+OBSERVED = {"lotka_volterra": {"y", "y_init"}}
+IN_POSTERIORS = {
+    "arK-arK": "y",
+    "earnings-earn_height": "earn",
+    "earnings-logearn_interaction": "earn",
+    "eight_schools-eight_schools_noncentered": "y",
+    "garch-garch11": "y",
+    "gp_pois_regr-gp_regr": "y",
+    "hudson_lynx_hare-lotka_volterra": "y y_init",
+    "kidiq-kidscore_interaction": "kid_score",
+    "kidiq-kidscore_momiq": "kid_score",
+    "low_dim_gauss_mix-low_dim_gauss_mix": "y",
+    "nes1972-nes": "partyid7",
+    "sblrc-blr": "y",
+}
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.stan")), ids=lambda path: path.stem)
+def test_models_have_data_flag_and_log_lik(path):
+    program = StanProgram.from_file(path)
+    data = json.loads(path.with_suffix(".data.json").read_text())
+    assert set(program.info["inputs"]) == set(data)
+    assert data["prior_only"] == 0
+    assert program.info["generated quantities"]["log_lik"]["dimensions"] == 1
+    assert f"`{path.stem}`" in (MODELS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.stan")), ids=lambda path: path.stem)
+def test_flag_and_statements_agree_on_what_is_observed(path):
+    """The derived split finds the same observed data without looking at the flag."""
+    program = StanProgram.from_file(path)
+    data = json.loads(path.with_suffix(".data.json").read_text())
+    split = find_split(program, data)
+    assert split.route == "prior_only"
+    derived = find_split(program, data, exclude=["prior_only", "no_observations"])
+    assert derived.likelihood_data == split.likelihood_data
+    assert OBSERVED.get(path.stem, {"y"}) <= set(split.likelihood_data)
+    assert "prior_only" not in derived.prior_program.split("model {")[1]
+
+
+@pytest.mark.parametrize("name", IN_POSTERIORS)
+def test_reference_posteriors_are_split(name):
+    """Their data match the programs, and the references the parameters."""
+    program = StanProgram.from_file(POSTERIORS / f"{name}.stan")
+    with zipfile.ZipFile(POSTERIORS / f"{name}.data.json.zip") as archive:
+        data = json.loads(archive.read(archive.namelist()[0]))
+    assert set(program.info["inputs"]) <= set(data)
+    split = find_split(program, data)
+    assert split.likelihood_data == tuple(IN_POSTERIORS[name].split())
+    references = json.loads((POSTERIORS / "references.json").read_text())[name]
+    named = {parameter.split("[")[0] for parameter in references}
+    assert named <= set(program.info["parameters"]) | set(program.info["transformed parameters"])
+    for figures in references.values():
+        assert 0 < figures["mcse_mean"] < 0.05 * figures["sd"]
