@@ -31,7 +31,7 @@ def log_likelihood(x):
 target = pb.FunctionTarget(
     1, log_likelihood, log_prior, lambda n, rng: 3 * rng.standard_normal((n, 1)), names=["theta"]
 )
-idata = pb.sample_smc(target, chains=4, random_seed=2, progressbar=False)
+idata = pb.sample_smc(target, draws=1000, ess_threshold=0.9, random_seed=2, progressbar=False)
 
 # %%
 # The exact evidence and mean at every λ, on a fine grid of θ.
@@ -44,7 +44,8 @@ exact_log_evidence = logsumexp(log_joint, axis=1) + np.log(width)
 exact_mean = np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True)) @ theta[:, 0]
 
 # %%
-# Each chain finds its own ladder; all lie on the curve.
+# Each chain finds its own ladder; all lie on the curve. The default keeps half the effective sample size a stage and
+# needs three stages here; keeping nine tenths makes the ladder finer.
 
 stats = idata.sample_stats
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
