@@ -121,6 +121,7 @@ class CompiledModel:
 
     Attributes
     ----------
+    library : ctypes.CDLL
     dim : int
     names : list of str
         Stan's unconstrained names.
@@ -131,7 +132,7 @@ class CompiledModel:
     """
 
     def __init__(self, library: ctypes.CDLL, handle: int, label: str) -> None:
-        self._library, self._handle, self.label = library, handle, label
+        self.library, self._handle, self.label = library, handle, label
         self.dim: int = library.bs_param_unc_num(handle)
         self.names = _words(library.bs_param_unc_names(handle))
         self.parameters = self._variables(False)
@@ -149,10 +150,10 @@ class CompiledModel:
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
-            self._library.bs_model_destruct(self._handle)
+            self.library.bs_model_destruct(self._handle)
 
     def _variables(self, everything: bool) -> list[Variable]:
-        return parse_names(_words(self._library.bs_param_names(self._handle, everything, everything)))
+        return parse_names(_words(self.library.bs_param_names(self._handle, everything, everything)))
 
     def _each(self, n: int, call: Any) -> int:
         """Run ``call(i, error)`` for every point; how many were refused."""
@@ -162,7 +163,7 @@ class CompiledModel:
                 status = call(i, byref(error))
             if status:
                 refused += 1
-                self.messages.append(_take(self._library, error))
+                self.messages.append(_take(self.library, error))
         return refused
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
@@ -170,40 +171,39 @@ class CompiledModel:
         x = np.ascontiguousarray(x)
         value = np.full(len(x), -np.inf)
         if not gradient:
-            function = self._library.bs_log_density
+            function = self.library.bs_log_density
             self._each(len(x), lambda i, error: function(self._handle, False, True, *_rows(i, x, value), error))
             return np.where(np.isfinite(value), value, -np.inf), None
-        slope, function = np.zeros_like(x), self._library.bs_log_density_gradient
+        slope, function = np.zeros_like(x), self.library.bs_log_density_gradient
         self._each(len(x), lambda i, error: function(self._handle, False, True, *_rows(i, x, value, slope), error))
         finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
         return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0)
 
-    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> Array:
-        """Flat values in model space ``(n, columns)``; NaN where the program throws."""
+    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
+        """Flat values in model space ``(n, columns)``, NaN from where the program throws, and how often it does."""
         x, values = np.ascontiguousarray(x), np.full((len(x), self._widths[everything]), np.nan)
 
         def one(i: int, error: Any) -> int:
-            rng = self._library.bs_rng_construct(int(seeds[i]), None)
+            rng = self.library.bs_rng_construct(int(seeds[i]), None)
             try:
                 addresses = _rows(i, x, values)
-                return self._library.bs_param_constrain(self._handle, everything, everything, *addresses, rng, error)
+                return self.library.bs_param_constrain(self._handle, everything, everything, *addresses, rng, error)
             finally:
-                self._library.bs_rng_destruct(rng)
+                self.library.bs_rng_destruct(rng)
 
-        self._each(len(x), one)
-        return values
+        return values, self._each(len(x), one)
 
     def unconstrain(self, values: Array, threads: int) -> Array:
         """Points ``(n, dim)`` from flat values of the parameters."""
         values, x = np.ascontiguousarray(values), np.empty((len(values), self.dim))
-        call = self._library.bs_param_unconstrain
+        call = self.library.bs_param_unconstrain
         refused = self._each(len(x), lambda i, error: call(self._handle, *_rows(i, values, x), error))
         self._check_unconstrained(refused, len(x))
         return x
 
     def hessian(self, x: Array, threads: int) -> Array:
         """Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
-        x, call = np.ascontiguousarray(x), self._library.bs_log_density_hessian
+        x, call = np.ascontiguousarray(x), self.library.bs_log_density_hessian
         value, slope, hessian = np.empty(len(x)), np.empty_like(x), np.full((len(x), self.dim, self.dim), np.nan)
         self._each(len(x), lambda i, error: call(self._handle, 0, 1, *_rows(i, x, value, slope, hessian), error))
         return hessian
@@ -221,8 +221,8 @@ class BatchedModel(CompiledModel):
         self._scratch = _Scratch(self.dim)
 
     def _variables(self, everything: bool) -> list[Variable]:
-        names = _words(self._library.bs_param_names(self._handle, everything, everything))
-        return parse_names(names, _words(self._library.pb_empty_variables(self._handle, everything, everything)))
+        names = _words(self.library.bs_param_names(self._handle, everything, everything))
+        return parse_names(names, _words(self.library.pb_empty_variables(self._handle, everything, everything)))
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
         """Log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws or is not finite."""
@@ -238,20 +238,19 @@ class BatchedModel(CompiledModel):
         own = self._scratch
         own.x[:] = x
         slope = own.slope_address if gradient else None
-        refused = self._library.pb_evaluate(
+        refused = self.library.pb_evaluate(
             self._handle, 1, own.x_address, own.value_address, slope, 1, own.error_address, own.printed_address
         )
         if refused or own.printed:
             self._note(own.error, own.printed)
         return own.value.copy(), own.slope.copy() if gradient else None
 
-    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> Array:
-        """Flat values in model space ``(n, columns)``; NaN where the program throws."""
+    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
+        """Flat values in model space ``(n, columns)``, NaN from where the program throws, and how often it does."""
         x, values = np.ascontiguousarray(x), np.empty((len(x), self._widths[everything]))
         seeds = np.ascontiguousarray(seeds, dtype=np.uint32)
         inputs = (len(x), _address(x), everything, everything, _address(seeds))
-        self._call("pb_constrain", *inputs, _address(values), threads)
-        return values
+        return values, self._call("pb_constrain", *inputs, _address(values), threads)
 
     def unconstrain(self, values: Array, threads: int) -> Array:
         """Points ``(n, dim)`` from flat values of the parameters."""
@@ -268,7 +267,7 @@ class BatchedModel(CompiledModel):
 
     def _call(self, function: str, *arguments: Any) -> int:
         error, printed = c_void_p(), c_void_p()
-        refused = getattr(self._library, function)(self._handle, *arguments, byref(error), byref(printed))
+        refused = getattr(self.library, function)(self._handle, *arguments, byref(error), byref(printed))
         if error or printed:
             self._note(error, printed)
         return int(refused)
@@ -276,9 +275,9 @@ class BatchedModel(CompiledModel):
     def _note(self, error: c_void_p, printed: c_void_p) -> None:
         """Keep why a point was refused, and log what the program printed."""
         if error:
-            self.messages.append(_take(self._library, error))
+            self.messages.append(_take(self.library, error))
         if printed:
-            logger.info("%s prints: %s", self.label, _take(self._library, printed).rstrip())
+            logger.info("%s prints: %s", self.label, _take(self.library, printed).rstrip())
 
 
 class _Scratch(threading.local):
