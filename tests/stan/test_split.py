@@ -292,6 +292,15 @@ SHAPES = {
         ["y ~"],
         ["f ~", "cholesky_decompose"],
     ),
+    "mixture by classes": (
+        whole(
+            PRIOR + "for (n in 1:N) { if (x[n] > 0) target += log(sigma) + normal_lpdf(y[n] | a, 1);"
+            "else target += log1m(sigma) + normal_lpdf(y[n] | b, 1); }"
+        ),
+        "y",
+        ["log(sigma)", "log1m(sigma)"],
+        ["a ~"],
+    ),
     "formula of outcomes": (
         whole("a ~ normal(0, 1); target += -0.5 * dot_self(y - a); y ~ normal(a, sigma);"),
         "y",
@@ -368,6 +377,10 @@ AMBIGUOUS = {
         whole("target += -N * log(sigma); y ~ normal(a, sigma);"),
         "target += -N * log(sigma);",
     ),
+    "formula for each observation": (
+        whole("for (n in 1:N) { target += -log(sigma); } y ~ normal(a, sigma);"),
+        "target += -log(sigma);",
+    ),
     "standardised by data": (
         whole("(a - prior_sd) / prior_sd ~ normal(0, 1); y ~ normal(a, sigma);"),
         "(a - prior_sd) / prior_sd ~ normal(0, 1);",
@@ -424,6 +437,7 @@ def test_ambiguous_programs_are_refused_with_the_statement(name):
     [
         ("formula of unnamed data", ["y"], "dot_self", "a ~"),
         ("formula split from its count", ["y", "N"], "log(sigma)", "model"),
+        ("formula for each observation", ["y", "N"], "log(sigma)", "model"),
         ("standardised by data", ["y"], "y ~", "(a - prior_sd) / prior_sd ~"),
         ("prior that uses the outcome", ["y"], "sd(y)", "model"),
         ("outcome by index", ["y"], "log_p[y", "model"),

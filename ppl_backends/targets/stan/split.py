@@ -44,6 +44,7 @@ Array = NDArray[np.float64]
 LogDensity = Callable[[Array], Array]
 
 LIKELIHOOD, PRIOR, FORMULA, CONSTANT = "likelihood", "prior", "formula without data", "constant"
+REPEATED = "formula without data, once for each observation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +220,11 @@ class _Derivation:
         if statement.kind == "tilde":  # the terms beside the density are its truncation
             return [self._class_of(next(term for term in terms if term.direct), statement)] * len(terms)
         classes = [self._class_of(term, statement) for term in terms]
+        if LIKELIHOOD in classes:  # log(w) + normal_lpdf(y[n] | ...) in a loop over n
+            classes = [LIKELIHOOD if kind == REPEATED else kind for kind in classes]
+        elif REPEATED in classes and not self.told:
+            counts = self._counts() & frozenset[str]().union(*(term.loops for term in terms))
+            raise self._refusal(statement, "it is a formula added once for each observation", self._say(counts))
         kinds = set(classes) - {CONSTANT}
         if LIKELIHOOD not in kinds or kinds == {LIKELIHOOD}:
             if LIKELIHOOD in kinds and any(term.called for term in terms):
@@ -248,8 +254,8 @@ class _Derivation:
         if self.told and flow.all_data & observed:
             return LIKELIHOOD
         outcomes = {self._outcome(density) for density in flow.densities} - {CONSTANT}
-        if self.told:
-            return PRIOR if outcomes else (FORMULA if flow.parameters else CONSTANT)
+        if self.told and (outcomes or not flow.parameters):
+            return PRIOR if outcomes else CONSTANT
         if "unclear" in outcomes:
             raise self._refusal(statement, "data and parameters are mixed in its outcome", self._say(flow.data))
         if outcomes == {LIKELIHOOD, PRIOR}:
@@ -287,10 +293,12 @@ class _Derivation:
             return LIKELIHOOD
         if not flow.parameters:
             return CONSTANT
-        if names and self.flow.log_lik is not None:
+        if names and self.flow.log_lik is not None and not self.told:
             return LIKELIHOOD if names & self.flow.log_lik.all_data else PRIOR
-        counts = self._counts() & (flow.all_data | term.loops)
-        if names or counts:
+        counts = self._counts() & flow.data
+        if term.loops & self._counts() and not self._proper(flow.data):
+            return REPEATED
+        if (names or counts) and not self.told:
             raise self._refusal(
                 statement, f"it is a formula of {', '.join(sorted(names or counts))}", self._say(names or counts)
             )
