@@ -84,7 +84,7 @@ def _tuple_elements(value: Any) -> list[Any] | None:
     if isinstance(value, list) and value:
         parts = [_tuple_elements(item) for item in value]
         if all(part is not None for part in parts):
-            return [list(column) for column in zip(*parts, strict=True)]  # type: ignore[arg-type]
+            return [list(column) for column in zip(*parts, strict=True)]
     return None
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ctypes import byref, c_bool, c_char_p, c_int, c_int64, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
@@ -341,8 +341,10 @@ class RowData:
 
     def evaluate_sets(
         self,
-        sets: Sequence[NDArray[np.integer]],
-        points: Sequence[NDArray[np.integer]],
+        rows: NDArray[np.integer],
+        set_starts: NDArray[np.integer],
+        points: NDArray[np.integer],
+        point_starts: NDArray[np.integer],
         x: Array,
         gradient: bool,
         threads: int,
@@ -351,28 +353,33 @@ class RowData:
 
         Parameters
         ----------
-        sets : sequence of arrays
-            Row numbers of each set.
-        points : sequence of arrays
-            Which rows of ``x`` each set is evaluated at.
+        rows : ndarray of int
+            Row numbers of all sets, one set after the other.
+        set_starts : ndarray of int (n_sets + 1,)
+            Where each set begins in ``rows``, and the end.
+        points : ndarray of int
+            The rows of ``x`` that each set is evaluated at, one set after the other.
+        point_starts : ndarray of int (n_sets + 1,)
         x : ndarray (n, dim)
 
         Returns
         -------
         value, gradient
-            One entry for each pair of a set and one of its points, in that order.
+            One entry for each of ``points``.
         """
         x = np.ascontiguousarray(x)
-        set_starts = np.concatenate([[0], np.cumsum([len(rows) for rows in sets])]).astype(np.int64)
-        starts = np.concatenate([[0], np.cumsum([len(at) for at in points])]).astype(np.int64)
-        rows = np.concatenate([*sets, [0]]).astype(np.int32)  # one more, so that the address is never null
-        at = np.concatenate([*points, [0]]).astype(np.int64)
-        value = np.empty(starts[-1])
-        slope = np.empty((starts[-1], x.shape[1])) if gradient else None
+        rows = np.append(rows, 0).astype(np.int32)  # one more, so that the address is never null
+        set_starts, points, point_starts = (
+            np.ascontiguousarray(array, dtype=np.int64) for array in (set_starts, points, point_starts)
+        )
+        value = np.empty(len(points))
+        slope = np.empty((len(points), x.shape[1])) if gradient else None
         error, printed = c_void_p(), c_void_p()
-        inputs = (len(sets), _address(set_starts), _address(rows), _address(starts), _address(at), x.shape[1])
-        outputs = (_address(x), _address(value), _address(slope))
-        self._library.pb_evaluate_sets(self._handle, SEED, *inputs, *outputs, threads, byref(error), byref(printed))
+        sets = (len(set_starts) - 1, _address(set_starts), _address(rows), _address(point_starts), _address(points))
+        outputs = (_address(value), _address(slope))
+        self._library.pb_evaluate_sets(
+            self._handle, SEED, *sets, x.shape[1], _address(x), *outputs, threads, byref(error), byref(printed)
+        )
         for text in (error, printed):
             if text:
                 logger.info("%s: %s", self.label, _take(self._library, text).rstrip())

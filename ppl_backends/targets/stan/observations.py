@@ -7,7 +7,8 @@ the prior, constants and all. Constructing the model on a subset takes some 20 Â
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ Index = NDArray[np.integer]
 POINTWISE_EVALUATIONS = 1 << 16  # of one-row models in one call, which bounds the memory of gradients
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """Which integer counts the observations, how many there are, and which axis of each variable runs over them."""
 
     count: str
@@ -121,18 +123,21 @@ class RowObservations:
             )
 
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` is ``(m,)``, or ``(n_points, m)`` with one set a point."""
+        """Pointwise log likelihood ``(n_points, m)``.
+
+        ``index`` is ``(m,)``, shared, or ``(n_points, m)``, one set for each point.
+        """
         x = as_points(x, self._model.dim)
         index = self._checked(index, len(x))
         prior = self._prior.evaluate(x, False, self._cores)[0]
+        each_row = np.arange(index.size + 1)
         if index.ndim == 2:
-            flat = index.reshape(-1)
             points = np.repeat(np.arange(len(x)), index.shape[1])
-            values, _ = self._data.evaluate_sets(flat[:, None], points[:, None], x, False, self._cores)
-            return values.reshape(index.shape) - prior[:, None]
-        everywhere = np.broadcast_to(np.arange(len(x)), (len(index), len(x)))
-        values, _ = self._data.evaluate_sets(index[:, None], everywhere, x, False, self._cores)
-        return values.reshape(len(index), len(x)).T - prior[:, None]
+            values, _ = self._data.evaluate_sets(index.ravel(), each_row, points, each_row, x, False, self._cores)
+            return _likelihood(values.reshape(index.shape), prior[:, None])
+        points = np.tile(np.arange(len(x)), len(index))
+        values, _ = self._data.evaluate_sets(index, each_row, points, each_row * len(x), x, False, self._cores)
+        return _likelihood(values.reshape(len(index), len(x)).T, prior[:, None])
 
     def sum(
         self, x: Array, index: Index | None = None, weights: Array | None = None, gradient: bool = False
@@ -150,22 +155,27 @@ class RowObservations:
         """
         x = as_points(x, self._model.dim)
         index = self._checked(index, len(x))
-        if index.ndim == 1 and weights is None:
-            model = self._model if len(index) == self.n and np.array_equal(index, np.arange(self.n)) else None
-            value, slope = (model or self._subset(index)).evaluate(x, gradient, self._cores)
-            prior, prior_slope = self._prior.evaluate(x, gradient, self._cores)
-            return _difference(value, prior, slope, prior_slope)
-        index = np.broadcast_to(index, (len(x), index.shape[-1]))
-        weights = np.broadcast_to(1.0 if weights is None else np.asarray(weights, dtype=float), index.shape)
-        sets, points, factors = _sets_of_equal_weight(index, weights)
-        value, slope = self._data.evaluate_sets(sets, points[:, None], x, gradient, self._cores)
         prior, prior_slope = self._prior.evaluate(x, gradient, self._cores)
+        if index.ndim == 1 and weights is None:
+            everything = len(index) == self.n and bool((index == np.arange(self.n)).all())
+            model = self._model if everything else self._subset(index)
+            value, slope = model.evaluate(x, gradient, self._cores)
+            points: Index = np.arange(len(x))
+            factors = np.ones(len(x))
+        else:
+            weights = np.broadcast_to(1.0 if weights is None else np.asarray(weights, dtype=float), index.shape)
+            index, weights = (np.broadcast_to(given, (len(x), index.shape[-1])) for given in (index, weights))
+            rows, starts, points, factors = _groups_of_equal_weight(index, weights)
+            each_group = np.arange(len(points) + 1)
+            value, slope = self._data.evaluate_sets(rows, starts, points, each_group, x, gradient, self._cores)
+        likelihood = _likelihood(value, prior[points])
         total = np.zeros(len(x))
-        np.add.at(total, points, factors * (value - prior[points]))
+        np.add.at(total, points, factors * likelihood)
         if slope is None or prior_slope is None:
             return total
+        slope = np.where(np.isfinite(likelihood)[:, None], slope - prior_slope[points], 0.0)
         total_slope = np.zeros_like(x)
-        np.add.at(total_slope, points, factors[:, None] * (slope - prior_slope[points]))
+        np.add.at(total_slope, points, factors[:, None] * slope)
         return total, total_slope
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
@@ -174,39 +184,41 @@ class RowObservations:
         The scores are computed in blocks of rows.
         """
         x = as_points(x0, self._model.dim)
-        prior = self._prior.evaluate(x, True, 1)[1]
+        _, prior = self._prior.evaluate(x, True, 1)
         scores = np.empty((self.n, self._model.dim))
         for start in range(0, self.n, POINTWISE_EVALUATIONS):
             block = np.arange(start, min(self.n, start + POINTWISE_EVALUATIONS))
-            points = np.zeros((len(block), 1), dtype=np.intp)
-            scores[block] = self._data.evaluate_sets(block[:, None], points, x, True, self._cores)[1]
+            each_row, points = np.arange(len(block) + 1), np.zeros(len(block), dtype=np.intp)
+            _, slope = self._data.evaluate_sets(block, each_row, points, each_row, x, True, self._cores)
+            scores[block] = np.subtract(slope, prior)  # type: ignore[arg-type]
         hessian = self._model.hessian(x, self._cores) - self._prior.hessian(x, self._cores)
-        return scores - prior, hessian[0]
+        return scores, hessian[0]
 
     def _checked(self, index: Index | None, n_points: int) -> Index:
         return _checked_index(index, n_points, self.n, self._label)
 
 
-def _sets_of_equal_weight(index: Index, weights: Array) -> tuple[list[Index], Index, Array]:
-    """Rows of each point grouped by weight: the groups, the point and the weight of each; weight 0 is left out."""
+def _groups_of_equal_weight(index: Index, weights: Array) -> tuple[Index, Index, Index, Array]:
+    """Rows of each point grouped by weight; weight 0 is left out.
+
+    Returns
+    -------
+    rows, starts, points, factors
+        Rows of all groups, where each group begins, and its point and weight.
+    """
     points = np.repeat(np.arange(len(index)), index.shape[1])
-    kept = weights.reshape(-1) != 0
-    points, flat, factors = points[kept], index.reshape(-1)[kept], weights.reshape(-1)[kept]
+    kept = weights.ravel() != 0
+    points, rows, factors = points[kept], index.ravel()[kept], weights.ravel()[kept]
     order = np.lexsort((factors, points))
-    points, flat, factors = points[order], flat[order], factors[order]
-    starts = np.flatnonzero(np.diff(points, prepend=-1).astype(bool) | (np.diff(factors, prepend=np.nan) != 0))
-    return np.split(flat, starts[1:]) if len(starts) else [], points[starts], factors[starts]
+    points, rows, factors = points[order], rows[order], factors[order]
+    begins = np.flatnonzero((np.diff(points, prepend=-1) != 0) | (np.diff(factors, prepend=np.nan) != 0))
+    return rows, np.append(begins, len(rows)), points[begins], factors[begins]
 
 
-def _difference(
-    value: Array, prior: Array, slope: Array | None, prior_slope: Array | None
-) -> Array | tuple[Array, Array]:
-    """Likelihood from joint and prior: -inf where the joint is."""
+def _likelihood(joint: Array, prior: Array) -> Array:
+    """Joint minus prior; -inf where either is."""
     with np.errstate(invalid="ignore"):
-        likelihood = np.where(np.isfinite(prior), value - prior, -np.inf)
-    if slope is None or prior_slope is None:
-        return likelihood
-    return likelihood, np.where(np.isfinite(likelihood)[:, None], slope - prior_slope, 0.0)
+        return np.where(np.isfinite(prior), joint - prior, -np.inf)
 
 
 def _checked_index(index: Index | None, n_points: int, n: int, label: str) -> Index:
@@ -241,7 +253,7 @@ class PointwiseObservations:
         return self._n
 
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` is ``(m,)``, or ``(n_points, m)`` with one set a point."""
+        """Pointwise log likelihood ``(n_points, m)``; ``index`` as in :meth:`RowObservations.log_likelihood`."""
         x = as_points(x, self._dim)
         index = _checked_index(index, len(x), self.n, self._label)
         values = self._log_lik(x).reshape(len(x), self.n)

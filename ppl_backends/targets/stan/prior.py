@@ -87,23 +87,23 @@ def _check(target: StanTarget, split: Split, prior: CompiledModel, library: Path
     return check_split(
         _density(target._model),
         _density(prior),
-        _density(_try_open(target.library, changed, target.label)),
+        _density_on(target.library, changed, target.label),
         points,
         evaluate_prior_on_changed_data=(
-            _density(_try_open(library, changed, target.label)) if split.prior_program is not None else None
+            _density_on(library, changed, target.label) if split.prior_program is not None else None
         ),
         evaluate_log_lik=(lambda x: target._log_lik(x).reshape(len(x), -1).sum(axis=1)) if has_log_lik else None,
         label=target.label,
     )
 
 
-def _density(model: CompiledModel | None) -> Callable[[Array], Array] | None:
-    return None if model is None else (lambda x: model.evaluate(x, False, 1)[0])
+def _density(model: CompiledModel) -> Callable[[Array], Array]:
+    return lambda x: model.evaluate(x, False, 1)[0]
 
 
-def _try_open(library: Path, data: dict[str, Any] | None, label: str) -> CompiledModel | None:
-    """The model on changed data; None where there are none, or the program refuses them."""
+def _density_on(library: Path, data: dict[str, Any] | None, label: str) -> Callable[[Array], Array] | None:
+    """The density on changed data; None where there are none, or the program refuses them."""
     try:
-        return None if data is None else open_model(library, data, label)
+        return None if data is None else _density(open_model(library, data, label))
     except ModelError:
         return None

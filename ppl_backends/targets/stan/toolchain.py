@@ -160,14 +160,14 @@ def _open_folder(root: Path, source: str) -> Toolchain:
     """A toolchain from a folder laid out as httpstan's, or as CmdStan's and BridgeStan's."""
     root = root.expanduser().resolve()
     if (root / "include" / "stan").is_dir():
-        stanc, includes = root / "stanc", (root / "include",)
+        stanc, includes = root / "stanc", [root / "include"]
         libraries, archives = root / "lib", sorted((root / "lib").glob("libsundials_*.a"))
     else:
         stanc, math = root / "bin" / _executable("stanc"), root / "stan" / "lib" / "stan_math"
         patterns = ("eigen_*", "boost_*", "sundials_*/include", "sundials_*/src/sundials", "tbb_*/include")
         vendored = [folder for pattern in patterns for folder in sorted((math / "lib").glob(pattern))]
         rapidjson = sorted((root / "stan" / "lib").glob("rapidjson_*"))
-        includes = (root / "stan" / "src", math, *rapidjson, *vendored)
+        includes = [root / "stan" / "src", math, *rapidjson, *vendored]
         libraries, archives = math / "lib" / "tbb", sorted((math / "lib").glob("sundials_*/lib/libsundials_*.a"))
     version = _header_version(includes)
     if not stanc.is_file() or version is None:
@@ -180,7 +180,7 @@ def _executable(name: str) -> str:
     return name + ".exe" if platform.system() == "Windows" else name
 
 
-def _header_version(includes: tuple[Path, ...]) -> str | None:
+def _header_version(includes: list[Path]) -> str | None:
     """Stan's version as its header states it."""
     for folder in includes:
         header = folder / "stan" / "version.hpp"
