@@ -156,7 +156,7 @@ def fit_laplace(
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
     """Batches of starts of finite density ``(n, dim)``: what was asked for or the origin, then dispersed points."""
     if isinstance(start, Mapping):
-        start = target.unconstrain(start)
+        start = target.unconstrain({name: np.asarray(value)[None] for name, value in start.items()})
     first = np.zeros((1, target.dim)) if start is None else as_points(start, target.dim)
     for points in (lambda: first, lambda: target.initial_points(FALLBACK_STARTS, rng)):
         candidates = points()

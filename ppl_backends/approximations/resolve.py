@@ -1,0 +1,73 @@
+"""From what a caller names or hands over to an approximation of a target."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import ModelError
+from ppl_backends.random import SeedLike
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = ["resolve_approximation"]
+
+_FITTERS = {
+    "laplace": ("ppl_backends.approximations.laplace", "fit_laplace"),
+    "ep": ("ppl_backends.approximations.ep", "fit_ep"),
+    "vi": ("ppl_backends.approximations.vi", "fit_vi"),
+}
+_MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
+
+
+def resolve_approximation(target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None) -> Any:
+    """An approximation of ``target``: fitted where named, checked where given.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    approximation : {"auto", "laplace", "ep", "vi"} or approximation
+        ``"auto"`` is EP where the target has factors, else Laplace. An object with only ``mean`` and ``cov`` becomes a
+        :class:`GaussianApproximation`.
+    random_seed : int or numpy.random.Generator, optional
+
+    Raises
+    ------
+    ModelError
+        If the name is unknown or not available, or the object is no approximation of this target.
+    """
+    if isinstance(approximation, str):
+        return _fit(target, approximation, random_seed)
+    mean = getattr(approximation, "mean", None)
+    if mean is None or callable(mean) or not hasattr(approximation, "cov"):
+        raise ModelError(
+            f"approximation={approximation!r}: expected 'auto', 'laplace', 'ep', 'vi' or an object with mean and cov"
+        )
+    if not all(hasattr(approximation, member) for member in _MEMBERS):
+        approximation = GaussianApproximation(mean, approximation.cov, target=target, method="given")
+    if len(approximation.mean) != target.dim:
+        raise ModelError(
+            f"the approximation has {len(approximation.mean)} coordinates, {target.label} has {target.dim}"
+        )
+    return approximation
+
+
+def _fit(target: BaseTarget, name: str, random_seed: SeedLike) -> Any:
+    if name == "auto":
+        name = "ep" if target.factors is not None and _fitter("ep") is not None else "laplace"
+    if name not in _FITTERS:
+        raise ModelError(f"approximation={name!r}: expected 'auto', 'laplace', 'ep', 'vi' or an approximation")
+    fit = _fitter(name)
+    if fit is None:
+        raise ModelError(f"approximation={name!r} is not available in this version; use 'laplace'")
+    return fit(target, random_seed=random_seed, progressbar=False)
+
+
+def _fitter(name: str) -> Callable[..., Any] | None:
+    """The function of that name, None where this version has none."""
+    module, function = _FITTERS[name]
+    if importlib.util.find_spec(module) is None:
+        return None
+    return getattr(importlib.import_module(module), function, None)

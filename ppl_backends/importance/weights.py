@@ -1,0 +1,121 @@
+"""Arithmetic of importance weights, always on the log scale.
+
+With w = p/q at n points of q, the mean of w estimates the evidence, (Σw)²/Σw² is the effective sample size (ESS), and
+ESS/n the efficiency factor (EF). The relative variance of the weights is 1/EF − 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from ppl_backends.results.inference_data import ARVIZ_MAJOR
+from ppl_backends.targets.protocol import Array
+
+__all__ = [
+    "EvidenceEstimate",
+    "effective_sample_size",
+    "estimate_evidence",
+    "normalised_weights",
+    "pareto_k",
+    "systematic_resampling",
+]
+
+
+def normalised_weights(log_weights: Array) -> tuple[Array, float]:
+    """Weights that sum to one ``(n,)``, and the log of the mean unnormalised weight."""
+    total = logsumexp(log_weights)
+    return np.exp(log_weights - total), float(total - np.log(len(log_weights)))
+
+
+def effective_sample_size(log_weights: Array) -> float:
+    """(Σw)² / Σw², between 1 and n; 0 where every weight is zero.
+
+    Examples
+    --------
+    >>> round(effective_sample_size(np.log([1.0, 1.0, 1.0, 1e-9])), 6)
+    3.0
+    """
+    total = logsumexp(log_weights)
+    if not np.isfinite(total):
+        return 0.0
+    return float(np.exp(2 * total - logsumexp(2 * log_weights)))
+
+
+def systematic_resampling(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Index of the parent of each of ``n`` draws; a parent has ⌊nW⌋ or ⌈nW⌉ of them, siblings adjacent."""
+    positions = (rng.random() + np.arange(n)) / n
+    cumulative = np.cumsum(weights)
+    return np.searchsorted(cumulative / cumulative[-1], positions).clip(max=len(weights) - 1)
+
+
+def pareto_k(log_weights: Array) -> float:
+    """Shape of a generalised Pareto distribution fitted to the largest weights, by ArviZ's PSIS.
+
+    Above 0.7 the mean of the weights, and every error estimated from them, is unreliable at any practical number of
+    points (Vehtari et al. 2024). 0 where the largest weights are equal, as when q is the target itself; infinity where
+    fewer than 25 points have any weight.
+    """
+    weights = np.sort(log_weights[np.isfinite(log_weights)])
+    if len(weights) < 25:
+        return float("inf")
+    largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) - 1 :]
+    if np.ptp(largest) < 1e-9:
+        return 0.0
+    if ARVIZ_MAJOR == 0:
+        from arviz import psislw
+    else:
+        from arviz_stats.base import array_stats
+
+        psislw = array_stats.psislw
+    with np.errstate(all="ignore"):  # ArviZ's fit overflows on its way
+        return float(psislw(weights)[1])
+
+
+class EvidenceEstimate(NamedTuple):
+    """Log evidence and how far it can be off.
+
+    Attributes
+    ----------
+    log_evidence : float
+        Log of the mean of the chains' evidences.
+    standard_error : float
+        Of ``log_evidence``, by the delta method.
+    df : float
+        Degrees of freedom of the standard error; NaN where they are many.
+    source : str
+        ``"scrambles"`` (spread of independent scrambles) or ``"weights"`` (variance of the weights).
+    """
+
+    log_evidence: float
+    standard_error: float
+    df: float
+    source: str
+
+
+def estimate_evidence(log_weights: Array, scrambled: bool) -> EvidenceEstimate:
+    """Evidence from all chains.
+
+    Plain Monte Carlo points are independent, so their weights give the error: relative variance (1/EF − 1)/n. Points
+    of a scrambled net are not, and their error comes from the spread of independent scrambles; for one scramble the
+    figure from the weights stands in as a conservative bound.
+
+    Parameters
+    ----------
+    log_weights : ndarray (chains, n)
+    scrambled : bool
+        Whether the chains are independent scrambles of a net.
+    """
+    chains, n = log_weights.shape
+    if scrambled and chains > 1:
+        log_means = logsumexp(log_weights, axis=1) - np.log(n)
+        combined = float(logsumexp(log_means) - np.log(chains))
+        relative = np.exp(log_means - combined)
+        return EvidenceEstimate(combined, float(relative.std(ddof=1) / chains**0.5), chains - 1.0, "scrambles")
+    pooled = log_weights.ravel()
+    relative_variance = max(0.0, pooled.size / effective_sample_size(pooled) - 1)
+    error = (relative_variance / max(pooled.size - 1, 1)) ** 0.5
+    return EvidenceEstimate(float(logsumexp(pooled) - np.log(pooled.size)), error, float("nan"), "weights")

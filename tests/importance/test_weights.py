@@ -1,0 +1,65 @@
+"""Arithmetic of the weights against direct computation and known tails."""
+
+import numpy as np
+import pytest
+
+from ppl_backends.importance.weights import (
+    effective_sample_size,
+    estimate_evidence,
+    normalised_weights,
+    pareto_k,
+    systematic_resampling,
+)
+
+LOG_WEIGHTS = np.random.default_rng(0).normal(size=(4, 256))
+
+
+def test_normalised_weights_and_ess_do_not_overflow():
+    w = np.exp(LOG_WEIGHTS[0])
+    for shift in (0.0, -2000.0, 2000.0):
+        weights, log_mean = normalised_weights(LOG_WEIGHTS[0] + shift)
+        np.testing.assert_allclose(weights, w / w.sum(), rtol=1e-9)
+        assert log_mean - shift == pytest.approx(np.log(w.mean()))
+        assert effective_sample_size(LOG_WEIGHTS[0] + shift) == pytest.approx(w.sum() ** 2 / (w**2).sum())
+    assert effective_sample_size(np.full(5, -np.inf)) == 0.0
+
+
+def test_systematic_resampling_keeps_expected_counts_with_siblings_adjacent():
+    weights = np.exp(LOG_WEIGHTS[0]) / np.exp(LOG_WEIGHTS[0]).sum()
+    parents = systematic_resampling(weights, 1000, np.random.default_rng(1))
+    counts = np.bincount(parents, minlength=256)
+    assert np.all(np.abs(counts - 1000 * weights) < 1)
+    assert np.all(np.diff(parents) >= 0)
+
+
+@pytest.mark.parametrize("k", [0.3, 0.6, 1.0])
+def test_pareto_k_of_known_tails(k):
+    u = np.random.default_rng(2).random(40_000)
+    # 600 points in the tail: the standard deviation of the estimate is about (1 + k)/√600
+    assert pareto_k(-k * np.log(u)) == pytest.approx(k, abs=5 * (1 + k) / 600**0.5)
+
+
+def test_pareto_k_at_the_edges():
+    assert pareto_k(np.zeros(2000)) == 0.0
+    assert pareto_k(np.full(2000, -np.inf)) == np.inf
+    kept = pareto_k(LOG_WEIGHTS.ravel())
+    assert pareto_k(np.concatenate([LOG_WEIGHTS.ravel(), np.full(10, -np.inf)])) == pytest.approx(kept, abs=0.1)
+
+
+def test_evidence_of_independent_points_has_an_honest_error():
+    rng = np.random.default_rng(3)
+    estimates = [estimate_evidence(rng.normal(-0.5, 1.0, size=(2, 500)), scrambled=False) for _ in range(400)]
+    values, errors = np.array([(e.log_evidence, e.standard_error) for e in estimates]).T
+    assert np.abs(values.mean()) < 5 * values.std() / 20 + 1e-3
+    assert errors.mean() / values.std() == pytest.approx(1.0, abs=5 / 800**0.5)
+    assert np.isnan(estimates[0].df)
+
+
+def test_evidence_of_scrambles_is_the_mean_of_evidences():
+    estimate = estimate_evidence(LOG_WEIGHTS, scrambled=True)
+    evidences = np.exp(LOG_WEIGHTS).mean(axis=1)
+    assert estimate.log_evidence == pytest.approx(np.log(evidences.mean()))
+    assert estimate.standard_error == pytest.approx(evidences.std(ddof=1) / 2 / evidences.mean())
+    assert estimate.df == 3
+    assert estimate.source == "scrambles"
+    assert estimate_evidence(LOG_WEIGHTS[:1], scrambled=True).source == "weights"
