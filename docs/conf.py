@@ -32,6 +32,7 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",

@@ -87,6 +87,6 @@ def plot_posterior(idata: Any, laplace: Any, path: Path) -> None:
         axis.axvline(0.0, color="0.6", linewidth=0.8, zorder=0)
         axis.set(title=name, yticks=[])
         axis.spines[["left", "top", "right"]].set_visible(False)
-    axes[0, 0].legend(frameon=False, fontsize="small")
     figure.suptitle("Pima: coefficients of the logistic regression, Cauchy prior")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)

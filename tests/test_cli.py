@@ -11,9 +11,9 @@ from ppl_backends.cli import app
 
 # y ~ N(mu, 1), mu ~ N(0, 1): the evidence of y is N(y; 0, I + 11ᵀ).
 PROGRAM = """
-data { int<lower=0> N; vector[N] y; }
+data { int<lower=0> N; vector[N] y; int<lower=0, upper=1> prior_only; }
 parameters { real mu; }
-model { mu ~ normal(0, 1); y ~ normal(mu, 1); }
+model { mu ~ normal(0, 1); if (!prior_only) y ~ normal(mu, 1); }
 """
 Y = [0.5, 1.5, 1.0, 2.0]
 COVARIANCE = np.eye(4) + 1.0
@@ -30,7 +30,7 @@ def invoke(*arguments):
 def stan_files(tmp_path):
     program, data = tmp_path / "normal.stan", tmp_path / "normal.json"
     program.write_text(PROGRAM)
-    data.write_text(json.dumps({"N": len(Y), "y": Y}))
+    data.write_text(json.dumps({"N": len(Y), "y": Y, "prior_only": 0}))
     return program, data
 
 

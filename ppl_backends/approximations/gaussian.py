@@ -140,7 +140,7 @@ class GaussianApproximation:
 
     @property
     def log_determinant(self) -> float:
-        """Log |cov|."""
+        """Log determinant of the covariance."""
         diagonal = np.diagonal(self._factor) if self._factor.ndim == 2 else self._factor
         return 2.0 * float(np.log(diagonal).sum())
 
