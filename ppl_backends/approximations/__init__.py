@@ -1,6 +1,7 @@
 """Approximations of a posterior."""
 
+from ppl_backends.approximations.from_draws import from_draws
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import fit_laplace
 
-__all__ = ["GaussianApproximation", "fit_laplace"]
+__all__ = ["GaussianApproximation", "fit_laplace", "from_draws"]

@@ -1,0 +1,32 @@
+"""Names and objects that stand for an approximation."""
+
+import numpy as np
+import pytest
+
+from ppl_backends.approximations import GaussianApproximation
+from ppl_backends.approximations.resolve import resolve_approximation
+from ppl_backends.errors import ModelError
+from ppl_backends.targets import FunctionTarget
+
+TARGET = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+
+
+@pytest.mark.parametrize("name", ["auto", "laplace"])
+def test_names(name):
+    np.testing.assert_allclose(resolve_approximation(TARGET, name).cov, np.eye(2), atol=1e-8)
+
+
+def test_objects():
+    q = GaussianApproximation(np.zeros(2), np.eye(2))
+    assert resolve_approximation(TARGET, q) is q
+
+    class Moments:
+        mean, cov = np.zeros(2), np.eye(2)
+
+    assert resolve_approximation(TARGET, Moments()).log_density(np.zeros((1, 2))) == pytest.approx(-np.log(2 * np.pi))
+
+
+@pytest.mark.parametrize("wrong", ["pathfinder", 3, GaussianApproximation([0.0], [[1.0]])])
+def test_what_is_refused(wrong):
+    with pytest.raises(ModelError, match="approximation"):
+        resolve_approximation(TARGET, wrong)
