@@ -48,5 +48,5 @@ for j, axis in enumerate(axes.flat):
     axis.hist(draws, bins=60, range=(grid[0], grid[-1]), density=True, alpha=0.45, label="tempering SMC")
     axis.plot(grid, np.exp(-0.5 * ((grid - laplace.mean[j]) / sd) ** 2) / (sd * np.sqrt(2 * np.pi)), label="Laplace")
     axis.set(title=names[j], yticks=[])
-axes[0, 0].legend(frameon=False, fontsize="small")
+figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
 plt.show()

@@ -46,10 +46,10 @@ errors = {
 
 figure, axis = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
 for name, error in errors.items():
-    axis.loglog(sizes, error, "o-", base=2, label=name)
-axis.loglog(
-    sizes, errors["independent points"][0] * (sizes / sizes[0]) ** -0.5, ":", color="0.5", base=2, label="n^(-1/2)"
-)
+    axis.plot(sizes, error, "o-", label=name)
+axis.plot(sizes, errors["independent points"][0] * (sizes / sizes[0]) ** -0.5, ":", color="0.5", label="n^(-1/2)")
+axis.set_xscale("log", base=2)
+axis.set_yscale("log")
 axis.set(xlabel="points", ylabel="root mean squared error of the log evidence", title="Pima, logit, Gaussian prior")
 axis.legend(frameon=False)
 plt.show()
