@@ -1,8 +1,36 @@
 """Approximations and samplers for the compiled log density of PyMC and Stan models."""
 
+from __future__ import annotations
+
+import importlib
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 try:
     __version__ = version("ppl-backends")
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0.0.0"
+
+# Imported on first use, so that `import ppl_backends` costs neither PyMC nor JAX.
+_LAZY = {
+    "FunctionTarget": "ppl_backends.targets",
+    "GaussianApproximation": "ppl_backends.approximations",
+    "Target": "ppl_backends.targets",
+    "as_target": "ppl_backends.targets.convert",
+    "fit_laplace": "ppl_backends.approximations",
+    "from_draws": "ppl_backends.approximations",
+    "sample_importance": "ppl_backends.importance",
+    "sample_smc": "ppl_backends.smc",
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ppl_backends' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -55,6 +55,7 @@ class FunctionTarget(BaseTarget):
         self._log_likelihood, self._log_prior, self._sample_prior = log_likelihood, log_prior, sample_prior
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
+        """Both parts where a log prior was given, else the joint."""
         x = as_points(x, self.dim)
         value, slope = sanitize(*self._log_likelihood(x))
         if self._log_prior is None:
@@ -65,6 +66,7 @@ class FunctionTarget(BaseTarget):
         return Evaluation(prior, value, prior_slope, slope)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws by the function given."""
         if self._sample_prior is None:
             return super().sample_prior(n, rng)
         return as_points(self._sample_prior(n, rng), self.dim)

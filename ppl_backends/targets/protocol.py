@@ -108,7 +108,7 @@ class Observations(Protocol):
         ...
 
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point."""
+        """Pointwise log likelihood ``(n_points, m)``; ``index`` is ``(m,)`` shared or ``(n_points, m)``, a set a point."""
         ...
 
 
@@ -199,7 +199,7 @@ class BaseTarget:
         raise PriorSamplingError(f"{self.label}: the prior cannot be sampled; use initial='laplace'")
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` dispersed points of finite density to start optimisers or chains from ``(n, dim)``; no prior is needed."""
+        """``n`` dispersed points ``(n, dim)`` of finite density to start from; no proper prior is needed."""
         return rng.uniform(-2.0, 2.0, size=(n, self.dim))
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:

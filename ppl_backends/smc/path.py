@@ -1,0 +1,150 @@
+"""Tempering paths γ_λ(x) = exp{base(x) + λ·increment(x)}, λ from 0 to 1.
+
+From the prior the base is log p(θ) and the increment log L(θ); from a Gaussian q (Chopin & Ridgway 2017, section 4.4) the
+base is log q and the increment log p(θ)L(θ) − log q(θ). Both ends are normalised or sampled exactly, so the product of the
+mean incremental weights estimates the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+
+__all__ = ["BridgePath", "PathState", "PriorPath", "TemperingPath"]
+
+
+@dataclass(frozen=True)
+class PathState:
+    """Points with both parts of the path evaluated there; a :class:`~ppl_backends.mcmc.kernels.State` at ``exponent``.
+
+    Attributes
+    ----------
+    x : ndarray (n, dim)
+    base, increment : ndarray (n,)
+    base_gradient, increment_gradient : ndarray (n, dim) or None
+    exponent : float
+        λ at which ``log_density`` and ``gradient`` are read.
+    """
+
+    x: Array
+    base: Array
+    increment: Array
+    base_gradient: Array | None
+    increment_gradient: Array | None
+    exponent: float
+
+    @property
+    def log_density(self) -> Array:
+        """Log γ_λ ``(n,)``."""
+        return self.base if self.exponent == 0 else self.base + self.exponent * self.increment
+
+    @property
+    def gradient(self) -> Array:
+        """∇ log γ_λ ``(n, dim)``."""
+        assert self.base_gradient is not None
+        assert self.increment_gradient is not None
+        return self.base_gradient + self.exponent * self.increment_gradient
+
+    def at(self, exponent: float) -> PathState:
+        """The same points read at another λ."""
+        return replace(self, exponent=exponent)
+
+    def take(self, index: Array) -> PathState:
+        """Rows ``index``, as resampling leaves them."""
+        return self._map(lambda array: array[index])
+
+    def where(self, accepted: Array, proposal: PathState) -> PathState:
+        """The proposal where ``accepted``, else this."""
+
+        def choose(new: Array, old: Array) -> Array:
+            return np.where(accepted[:, None] if new.ndim == 2 else accepted, new, old)
+
+        return PathState(
+            *(
+                None if old is None else choose(new, old)
+                for new, old in zip(proposal._arrays(), self._arrays(), strict=True)
+            ),
+            exponent=self.exponent,
+        )
+
+    def _arrays(self) -> tuple[Array, Array, Array, Array | None, Array | None]:
+        return self.x, self.base, self.increment, self.base_gradient, self.increment_gradient
+
+    def _map(self, function) -> PathState:
+        return PathState(
+            *(None if array is None else function(array) for array in self._arrays()), exponent=self.exponent
+        )
+
+
+class TemperingPath(Protocol):
+    """What the sampler needs of a path."""
+
+    target: BaseTarget
+    description: str
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """Exact draws at λ = 0 ``(n, dim)``."""
+        ...
+
+    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+        """Both parts at the points."""
+        ...
+
+
+class PriorPath:
+    """p(θ) L(θ)^λ from draws of the prior."""
+
+    description = "prior"
+
+    def __init__(self, target: BaseTarget) -> None:
+        if not target.has_split:
+            raise ModelError(f"{target.label}: prior and likelihood are not known apart; use initial='laplace'")
+        self.target = target
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws of the prior."""
+        return self.target.sample_prior(n, rng)
+
+    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+        """Base log p(θ), increment log L(θ)."""
+        parts = self.target.evaluate(x, gradient)
+        assert isinstance(parts, Evaluation)
+        return PathState(
+            x,
+            parts.log_prior,
+            parts.log_likelihood,
+            parts.log_prior_gradient,
+            parts.log_likelihood_gradient,
+            exponent,
+        )
+
+
+class BridgePath:
+    """q(θ)^{1−λ} {p(θ)L(θ)}^λ from draws of a Gaussian approximation q."""
+
+    def __init__(self, target: BaseTarget, approximation) -> None:
+        if approximation.dim != target.dim:
+            raise ModelError(
+                f"initial: the approximation has dimension {approximation.dim}, {target.label} has {target.dim}"
+            )
+        self.target, self.approximation = target, approximation
+        self.description = str(getattr(approximation, "method", "approximation"))
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws of q."""
+        return np.asarray(self.approximation.sample(n, rng), dtype=np.float64)
+
+    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+        """Base log q, increment log joint − log q."""
+        parts = self.target.evaluate(x, gradient)
+        if not gradient:
+            base = self.approximation.log_density(x)
+            return PathState(x, base, parts.log_density - base, None, None, exponent)
+        base, base_gradient = self.approximation.log_density_and_gradient(x)
+        increment_gradient = parts.gradient - base_gradient
+        return PathState(x, base, parts.log_density - base, base_gradient, increment_gradient, exponent)

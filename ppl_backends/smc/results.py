@@ -1,0 +1,125 @@
+"""SMC runs as InferenceData: draws, the ladder per chain and stage, lineages, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.results import build_inference_data
+from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.path import PriorPath, TemperingPath
+from ppl_backends.smc.sampler import SMCRun, Stage
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["lineage_ess", "smc_inference_data"]
+
+
+def smc_inference_data(
+    path: TemperingPath,
+    kernel_name: str,
+    runs: Sequence[SMCRun],
+    evidence: EvidenceEstimate,
+    reasons: Sequence[str],
+    *,
+    rng: np.random.Generator,
+    sampling_time: float,
+    log_likelihood: bool,
+    log_prior: bool,
+) -> Any:
+    """Assemble what :func:`~ppl_backends.sample_smc` returns."""
+    complete = all(run.complete for run in runs)
+    attrs = {
+        "log_evidence": evidence.log_evidence if complete else None,
+        "log_evidence_se": evidence.standard_error if complete else None,
+        "log_evidence_df": evidence.df if complete else None,
+        "log_evidence_trusted": int(not reasons),
+        "warnings": "; ".join(reasons),
+        "complete": int(complete),
+        "initial": path.description,
+        "kernel": kernel_name,
+        "log_prior_normalizer": 0.0 if isinstance(path, PriorPath) else None,
+    }
+    return build_inference_data(
+        path.target,
+        np.stack([run.x for run in runs]),
+        method="tempering SMC",
+        accuracy="exact" if complete else "approximate",
+        sampling_time=sampling_time,
+        rng=rng,
+        attrs=attrs,
+        sample_stats=_sample_stats(runs),
+        extra_groups=_weighted_points(path, runs, rng),
+        log_likelihood=log_likelihood,
+        log_prior=log_prior,
+    )
+
+
+_STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
+    "beta": lambda stage: stage.exponent,
+    "log_marginal_likelihood": lambda stage: stage.log_evidence,
+    "ess": lambda stage: stage.ess,
+    "n_lineages": lambda stage: stage.n_lineages,
+    "accept_rate": lambda stage: stage.moves.acceptance if stage.moves else np.nan,
+    "n_moves": lambda stage: stage.moves.n_moves if stage.moves else 0,
+    "scale": lambda stage: stage.moves.scale if stage.moves else np.nan,
+    "correlation": lambda stage: stage.moves.correlation if stage.moves else np.nan,
+    "squared_jump": lambda stage: stage.moves.squared_jump if stage.moves else np.nan,
+    "stuck": lambda stage: stage.moves.stuck if stage.moves else np.nan,
+    "n_evaluations": lambda stage: stage.moves.gradients if stage.moves else 0,
+}
+
+
+def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """Per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage."""
+    longest = max(len(run.stages) for run in runs)
+    stats: dict[str, tuple[tuple[str, ...], Array]] = {}
+    for name, figure in _STAGE_FIGURES.items():
+        table = np.full((len(runs), longest), np.nan)
+        for chain, run in enumerate(runs):
+            table[chain, : len(run.stages)] = [figure(stage) for stage in run.stages]
+        stats[name] = (("chain", "stage"), table)
+    dim = runs[0].x.shape[1]
+    for name in ("mean", "sd"):
+        ladder = np.full((len(runs), longest, dim), np.nan)
+        for chain, run in enumerate(runs):
+            ladder[chain, : len(run.stages)] = [getattr(stage, name) for stage in run.stages]
+        stats[f"ladder_{name}"] = (("chain", "stage", "unconstrained_parameter"), ladder)
+    stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
+    stats["log_evidence_single_run_se"] = (("chain",), np.array([run.variance**0.5 for run in runs]))
+    stats["sampling_seconds"] = (("chain",), np.array([run.seconds for run in runs]))
+    ess = np.stack([lineage_ess(run.x, run.ancestor) for run in runs])
+    stats["lineage_ess"] = (("chain", "unconstrained_parameter"), ess)
+    stats["lp"] = (("chain", "draw"), np.stack([run.log_density for run in runs]))
+    stats["ancestor"] = (("chain", "draw"), np.stack([run.ancestor for run in runs]))
+    return stats
+
+
+def lineage_ess(x: Array, ancestor: Array) -> Array:
+    """Effective number of draws per coordinate from the variance of the mean over independent lineages.
+
+    Particles that descend from different initial ones are independent, so Σ_e (Σ_{i: E_i = e} (x_i − x̄))² / n² estimates
+    the variance of the mean; the variance of x over it is the ESS, at most n.
+    """
+    n = len(x)
+    centred = x - x.mean(axis=0)
+    by_lineage = np.zeros_like(centred)
+    np.add.at(by_lineage, ancestor, centred)
+    variance_of_mean = (by_lineage**2).sum(axis=0) / n**2
+    return np.minimum(n, x.var(axis=0) / np.maximum(variance_of_mean, 1e-300))
+
+
+def _weighted_points(path: TemperingPath, runs: Sequence[SMCRun], rng: np.random.Generator) -> dict | None:
+    """Group ``proposal`` with the weighted points where every run was one importance step."""
+    if any(run.weighted is None for run in runs):
+        return None
+    points = np.stack([run.weighted[0] for run in runs])  # type: ignore[index]
+    log_weights = np.stack([run.weighted[1] for run in runs])  # type: ignore[index]
+    dims = ("chain", "point")
+    return {
+        "proposal": {
+            "x": ((*dims, "unconstrained_parameter"), points),
+            "log_weight": (dims, log_weights),
+        }
+    }
