@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["PackedData", "pack", "read_data", "to_arrays", "to_json"]
+__all__ = ["PackedData", "nest_tuples", "pack", "read_data", "to_arrays", "to_json"]
 
 NUMBERS_AS_TEXT = {"NaN", "Inf", "+Inf", "-Inf", "Infinity", "+Infinity", "-Infinity"}
 INT_RANGE = np.iinfo(np.int32)
@@ -116,6 +116,30 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, str) or value is None:
         raise ValueError(value)
     return value
+
+
+def nest_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of the naming of :func:`to_arrays`: entries ``t.1``, ``t.2`` become the tuple ``t``.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.data import nest_tuples
+    >>> nest_tuples({"n": 2, "t.1": 1.5, "t.2.1": 3, "t.2.2": 4})
+    {'n': 2, 't': (1.5, (3, 4))}
+    """
+    nested: dict[str, Any] = {}
+    elements: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        base, *rest = name.split(".", maxsplit=1)
+        if rest:
+            elements.setdefault(base, {})[rest[0]] = value
+            nested.setdefault(base, ())
+        else:
+            nested[name] = value
+    for base, parts in elements.items():
+        inner = nest_tuples(parts)
+        nested[base] = tuple(inner[key] for key in sorted(inner, key=int))
+    return nested
 
 
 def to_json(data: Mapping[str, Any]) -> str:

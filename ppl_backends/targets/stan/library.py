@@ -57,7 +57,7 @@ _BATCHED: dict[str, tuple[Any, list[Any]]] = {
     "pb_empty_variables": (c_char_p, [c_void_p, c_bool, c_bool]),
     "pb_data_construct": (c_void_p, [c_int, c_int, *[c_void_p] * 6, c_char_p, c_void_p]),
     "pb_data_destruct": (None, [c_void_p]),
-    "pb_model_construct": (c_void_p, [c_void_p, c_void_p, c_int64, c_uint, c_void_p]),
+    "pb_model_construct": (c_void_p, [c_void_p, c_void_p, c_int64, c_uint, c_void_p, c_void_p]),
     "pb_evaluate_sets": (
         c_int,
         [c_void_p, c_uint, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p] * 3, c_int, c_void_p, c_void_p],
@@ -227,19 +227,19 @@ class BatchedModel(CompiledModel):
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
         """Log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws or is not finite."""
         if len(x) == 1:
-            return self._evaluate_one(x, gradient)
+            return self._evaluate_one(x, gradient, threads)
         x, value = np.ascontiguousarray(x), np.empty(len(x))
         slope = np.empty_like(x) if gradient else None
         self._call("pb_evaluate", len(x), _address(x), _address(value), _address(slope), threads)
         return value, slope
 
-    def _evaluate_one(self, x: Array, gradient: bool) -> tuple[Array, Array | None]:
+    def _evaluate_one(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
         """One point by way of buffers whose addresses are known: this is where a call's overhead counts."""
         own = self._scratch
         own.x[:] = x
         slope = own.slope_address if gradient else None
         refused = self.library.pb_evaluate(
-            self._handle, 1, own.x_address, own.value_address, slope, 1, own.error_address, own.printed_address
+            self._handle, 1, own.x_address, own.value_address, slope, threads, own.error_address, own.printed_address
         )
         if refused or own.printed:
             self._note(own.error, own.printed)
@@ -277,7 +277,7 @@ class BatchedModel(CompiledModel):
         if error:
             self.messages.append(_take(self.library, error))
         if printed:
-            logger.info("%s prints: %s", self.label, _take(self.library, printed).rstrip())
+            _log_prints(self.library, printed, self.label)
 
 
 class _Scratch(threading.local):
@@ -331,12 +331,14 @@ class RowData:
 
     def model(self, rows: NDArray[np.integer] | None = None) -> BatchedModel:
         """The model on the rows given, in that order; on all of them by default."""
-        error = c_void_p()
+        error, printed = c_void_p(), c_void_p()
         chosen = None if rows is None else np.ascontiguousarray(rows, dtype=np.int32)
         n_rows = 0 if chosen is None else len(chosen)
         # A null pointer means all rows, so that no rows at all need the address of something.
         address = None if chosen is None else _address(chosen if n_rows else np.zeros(1, dtype=np.int32))
-        handle = self._library.pb_model_construct(self._handle, address, n_rows, SEED, byref(error))
+        handle = self._library.pb_model_construct(self._handle, address, n_rows, SEED, byref(error), byref(printed))
+        if printed:
+            _log_prints(self._library, printed, self.label)
         return BatchedModel(self._library, _constructed(self._library, handle, error, self.label), self.label)
 
     def evaluate_sets(
@@ -380,9 +382,10 @@ class RowData:
         self._library.pb_evaluate_sets(
             self._handle, SEED, *sets, x.shape[1], _address(x), *outputs, threads, byref(error), byref(printed)
         )
-        for text in (error, printed):
-            if text:
-                logger.info("%s: %s", self.label, _take(self._library, text).rstrip())
+        if error:
+            logger.debug("%s: %s", self.label, _take(self._library, error))
+        if printed:
+            _log_prints(self._library, printed, self.label)
         return value, slope
 
 
@@ -406,6 +409,11 @@ def _take(library: ctypes.CDLL, text: c_void_p) -> str:
     library.bs_free_error_msg(text)
     text.value = None
     return " ".join(message.split()) if len(message) < 2000 else message
+
+
+def _log_prints(library: ctypes.CDLL, printed: c_void_p, label: str) -> None:
+    """What print statements wrote goes to the log ``ppl_backends.stan``."""
+    logger.info("%s prints: %s", label, _take(library, printed).rstrip())
 
 
 def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str) -> int:

@@ -17,6 +17,7 @@
 #include <stan/model/model_base.hpp>
 #include <stan/services/util/create_rng.hpp>
 #include <stan/version.hpp>
+#include <tbb/task_arena.h>
 
 #include <atomic>
 #include <chrono>
@@ -191,6 +192,18 @@ class Outcome {
   std::string reason_, printed_;
 };
 
+// Runs work() where reduce_sum and map_rect find at most `concurrency` threads, so that theirs and ours do not multiply.
+template <typename Work>
+void run_within(int concurrency, const Work& work) {
+  static thread_local int own_concurrency = 0;
+  static thread_local std::unique_ptr<tbb::task_arena> arena;  // kept, since making one costs more than a small model
+  if (own_concurrency != concurrency) {
+    arena = std::make_unique<tbb::task_arena>(concurrency);
+    own_concurrency = concurrency;
+  }
+  arena->execute(work);
+}
+
 // Runs task(i) for i < n on up to `threads` threads, this one included; what a task throws is kept in the outcome.
 // The first item is timed: where the rest is too little work to pay for starting threads, all of it is done here.
 template <typename Task>
@@ -206,22 +219,22 @@ void for_each(int64_t n, int threads, Outcome& outcome, const Task& task) {
     }
   };
   own_tape();
-  if (n > 0) {
-    const auto start = Clock::now();
-    attempt(0);
-    const double rest = std::chrono::duration<double>(Clock::now() - start).count() * (n - 1);
-    if (rest < 1e-4) threads = 1;
-  }
-  const int64_t block = std::max<int64_t>(1, n / (16 * std::max(1, threads)));
+  const auto start = Clock::now();
+  if (n > 0) run_within(n == 1 ? threads : 1, [&] { attempt(0); });
+  const double rest = std::chrono::duration<double>(Clock::now() - start).count() * (n - 1);
+  const int64_t workers = rest < 1e-4 ? 1 : std::max<int64_t>(1, std::min<int64_t>(threads, n - 1));
+  const int64_t block = std::max<int64_t>(1, n / (16 * workers));
   std::atomic<int64_t> next{1};
   auto work = [&] {
     own_tape();
-    for (int64_t begin; (begin = next.fetch_add(block)) < n;)
-      for (int64_t i = begin; i < std::min(n, begin + block); ++i) attempt(i);
+    run_within(std::max<int64_t>(1, threads / workers), [&] {
+      for (int64_t begin; (begin = next.fetch_add(block)) < n;)
+        for (int64_t i = begin; i < std::min(n, begin + block); ++i) attempt(i);
+    });
     outcome.collect_prints();
   };
   std::vector<std::thread> helpers;
-  for (int64_t k = 1; k < std::min<int64_t>(threads, n - 1); ++k) helpers.emplace_back(work);
+  for (int64_t k = 1; k < workers; ++k) helpers.emplace_back(work);
   work();
   for (auto& helper : helpers) helper.join();
 }
@@ -662,12 +675,14 @@ EXPORT void pb_data_destruct(pb_data* data) { delete data; }
 
 // The model on a selection of rows; on all of them where `rows` is null.
 EXPORT bs_model* pb_model_construct(const pb_data* data, const int* rows, int64_t n_rows, unsigned int seed,
-                                    char** error) {
+                                    char** error, char** printed) {
   bs_model* model = nullptr;
-  guarded(error, [&] {
+  Outcome outcome;
+  for_each(1, 1, outcome, [&](int64_t) {
     RowsContext context(*data, rows, n_rows);
     model = new bs_model(context, seed);
   });
+  outcome.report(error, printed);
   return model;
 }
 

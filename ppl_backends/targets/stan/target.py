@@ -317,6 +317,17 @@ class StanTarget(BaseTarget):
             return values.astype(np.int64)
         return values
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The variables of the parameters block, an element of a tuple as ``t.1``."""
+        return tuple(variable.name for variable in self._model.parameters)
+
+    def parameters(self, x: Array) -> dict[str, NDArray[Any]]:
+        """The variables of the parameters block alone: name → ``(n, *shape)``."""
+        x = as_points(x, self.dim)
+        values, _ = self._model.constrain(x, np.zeros(len(x), dtype=np.uint32), False, self.cores)
+        return collect(values, self._model.parameters)
+
     def unconstrain(self, values: Mapping[str, Any]) -> Array:
         """Inverse of :meth:`constrain` on the parameters: ``(n, dim)``."""
         return self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
