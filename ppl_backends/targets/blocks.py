@@ -1,8 +1,8 @@
 """Evaluation of batched functions in blocks of points: few compiled shapes, temporaries that fit the cache, threads.
 
-A compiled backend sees one program per shape. Points are therefore cut into blocks of at most ``cap`` rows, ``cap`` a
-power of two chosen from a byte budget, and the last block is padded to the next power of two, so that at most
-``log2(cap) + 1`` shapes ever occur. The cuts depend on the number of points alone, never on the number of threads, so
+A compiled backend sees one program per shape. Points are therefore cut into blocks of ``cap`` rows, ``cap`` a power of
+two chosen from a byte budget, and the last block is padded to a power of eight or to ``cap``, so that at most
+``log8(cap) + 2`` shapes ever occur. Compiling a shape costs more than a few idle rows in one block. The cuts depend on the number of points alone, never on the number of threads, so
 results are the same bits whatever ``cores`` is.
 """
 
@@ -51,40 +51,49 @@ def available_cores(cores: int | None = None) -> int:
     return int(cores)
 
 
-def block_cap(row_bytes: int, budget: int, largest: int = 1024) -> int:
-    """Most rows of a block: the power of two, at most ``largest``, whose temporaries stay within ``budget`` bytes.
+def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest: int = 1024) -> int:
+    """Most rows of a block, a power of two at most ``largest``.
+
+    The largest temporary of a block stays within ``budget`` bytes; or within four times as many, where blocks would
+    otherwise have less than ``fewest`` rows, since the data are read once a block.
 
     Parameters
     ----------
     row_bytes : int
         Size of the largest temporary of one point.
     budget : int
-        Bytes that the largest temporary of a block may take.
-    largest : int
-        Upper limit, a power of two.
+        Bytes, a share of the processor's cache.
+    fewest, largest : int
+        Powers of two.
 
     Examples
     --------
-    >>> block_cap(row_bytes=8 * 768, budget=2**20)
-    128
+    >>> block_cap(row_bytes=8 * 768), block_cap(row_bytes=8 * 10_000), block_cap(row_bytes=8 * 10**6)
+    (128, 32, 1)
     """
-    rows = max(1, budget // max(1, row_bytes))
-    return min(largest, 1 << (rows.bit_length() - 1))
+
+    def rows(limit: int) -> int:
+        return 1 << (max(1, limit // max(1, row_bytes)).bit_length() - 1)
+
+    return min(largest, max(rows(budget), min(fewest, rows(4 * budget))))
 
 
 def partition(n: int, cap: int) -> list[Block]:
-    """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to the next power of two.
+    """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to the next power of eight, or to ``cap``.
 
     Examples
     --------
-    >>> partition(150, 64)
-    [Block(start=0, stop=64, padded=64), Block(start=64, stop=128, padded=64), Block(start=128, stop=150, padded=32)]
+    >>> partition(150, 128)
+    [Block(start=0, stop=128, padded=128), Block(start=128, stop=150, padded=64)]
     """
-    full = [Block(start, start + cap, cap) for start in range(0, n - cap + 1, cap)]
-    done = full[-1].stop if full else 0
+    blocks = [Block(start, start + cap, cap) for start in range(0, n - cap + 1, cap)]
+    done = blocks[-1].stop if blocks else 0
     if done < n or n == 0:
-        full.append(Block(done, n, 1 << max(0, n - done - 1).bit_length()))
-    return full
+        padded = 1
+        while padded < n - done:
+            padded *= 8
+        blocks.append(Block(done, n, min(padded, cap)))
+    return blocks
 
 
 def pad_rows(x: Array, rows: int) -> Array:
@@ -135,11 +144,7 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
 
     if len(blocks) == 1:
         return list(run(blocks[0]))
-    if cores == 1:
-        parts = [run(block) for block in blocks]
-    else:
-        # the first block runs alone: a function that compiles on first use then compiles once
-        parts = [run(blocks[0]), *_pool(cores).map(run, blocks[1:])]
+    parts = map(run, blocks) if cores == 1 else _pool(cores).map(run, blocks)
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 

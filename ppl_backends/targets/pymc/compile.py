@@ -27,11 +27,11 @@ from ppl_backends.targets.pymc.graph import (
     no_c_compiler,
     observed_variables,
 )
+from ppl_backends.targets.pymc.rewrites import simplify
 
 __all__ = ["BACKENDS", "CompiledFunction", "CompiledGraph", "DataArguments"]
 
 BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",), "c": ("c",)}
-BLOCK_BYTES = {"jax": 2**20, "numba": 2**18, "c": 2**18}  # largest temporary of a block: a share of the L2 cache
 
 
 class DataArguments:
@@ -62,13 +62,9 @@ class CompiledFunction:
         self._kind, self._graph = kind, graph
         self._function: Callable[..., Sequence[Array]] | None = None
         self._lock = RLock()
-        self._select(0)
-
-    def _select(self, position: int) -> None:
-        self._position = position
-        self.backend = self._graph.backends[position]
-        scale = self._graph.dim if self._kind.startswith("hessian") else 1
-        self.cap = block_cap(scale * self._graph.row_bytes, BLOCK_BYTES[self.backend])
+        self.backend = graph.backends[0]
+        scale = graph.dim if kind.startswith("hessian") else 1
+        self.cap = block_cap(scale * graph.row_bytes)
 
     def __call__(self, block: Array, data: DataArguments) -> Sequence[Array]:
         """Outputs at the rows of ``block``."""
@@ -82,7 +78,7 @@ class CompiledFunction:
     def _first_call(self, block: Array, data: DataArguments) -> Sequence[Array]:
         """Compile and run; JAX fails for some operations only when it runs."""
         reasons = []
-        for position, backend in enumerate(self._graph.backends):
+        for backend in self._graph.backends:
             if backend == "jax":
                 _check_fork()
             try:
@@ -93,8 +89,7 @@ class CompiledFunction:
             except Exception as error:
                 reasons.append(f"{backend}: {_one_line(error)}")
                 continue
-            self._select(position)
-            self._function = function
+            self.backend, self._function = backend, function
             if reasons:
                 self._graph.note_fallback(backend, reasons)
             return outputs
@@ -163,23 +158,25 @@ class CompiledGraph:
     def compile(self, kind: str, compilers: Any, static: bool) -> Callable[..., Sequence[Array]]:
         """The function of that kind by one backend."""
         graph = self._static if static else self._dynamic
-        if kind == "gradient":
-            return compilers.compile_gradient(graph.point, graph.data, [graph.log_prior, graph.log_likelihood])
-        if kind == "potentials":
-            return compilers.compile_gradient(graph.point, graph.data, [graph.log_potentials])
-        if kind == "hessian of the joint":
-            return compilers.compile_hessian(graph.point, graph.data, graph.log_prior + graph.log_likelihood)
-        if kind == "hessian of the likelihood":
-            return compilers.compile_hessian(graph.point, graph.data, graph.log_likelihood)
         if kind == "unconstrain":
             return compilers.compile_batched(graph.constrained_point, graph.data, [graph.unconstrained])
-        outputs: dict[str, list[Variable]] = {
-            "value": [graph.log_prior, graph.log_likelihood],
-            "pointwise": list(graph.observed.values()),
-            "terms": [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()],
-            "constrain": list(graph.constrained.values()),
-        }
-        return compilers.compile_batched(graph.point, graph.data, outputs[kind])
+        if kind == "constrain":
+            return compilers.compile_batched(graph.point, graph.data, list(graph.constrained.values()))
+        outputs: list[Variable] = {
+            "value": lambda: [graph.log_prior, graph.log_likelihood],
+            "gradient": lambda: [graph.log_prior, graph.log_likelihood],
+            "potentials": lambda: [graph.log_potentials],
+            "hessian of the joint": lambda: [graph.log_prior + graph.log_likelihood],
+            "hessian of the likelihood": lambda: [graph.log_likelihood],
+            "pointwise": lambda: list(graph.observed.values()),
+            "terms": lambda: [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()],
+        }[kind]()
+        with no_c_compiler():
+            outputs = simplify(outputs)
+        if kind.startswith("hessian"):
+            return compilers.compile_hessian(graph.point, graph.data, outputs[0])
+        compile_kind = compilers.compile_gradient if kind in ("gradient", "potentials") else compilers.compile_batched
+        return compile_kind(graph.point, graph.data, outputs)
 
     def note_fallback(self, backend: str, reasons: Sequence[str]) -> None:
         """Warn, once, that a slower backend is in use."""

@@ -17,18 +17,16 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.data import MinibatchOp
 from pymc.distributions.simulator import SimulatorRV
-from pymc.logprob.utils import CheckParameterValue
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.random.type import RandomType
 
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.pymc.rewrites import replace_checks
 
 try:
     from pytensor.graph.traversal import ancestors, io_toposort
@@ -62,7 +60,7 @@ PYTHON_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer="
 
 
 def no_c_compiler() -> AbstractContextManager:
-    """Rewrites fold constants with compiled C where a compiler is found, at seconds an operation: not in this context."""
+    """In this context rewrites fold constants in Python; compiling C to do so takes seconds an operation."""
     return pytensor.config.change_flags(cxx="")
 
 
@@ -258,7 +256,7 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
     values = [model.rvs_to_values[rv] for rv in free]
     point, value_pieces = _cut(values, shapes.value.values(), "point")
     inputs, data_map = _data_inputs(data, static)
-    graphs = _replace_checks(_clone(graphs, {**dict(zip(values, value_pieces, strict=True)), **data_map}))
+    graphs = replace_checks(_clone(graphs, {**dict(zip(values, value_pieces, strict=True)), **data_map}))
     terms = dict(zip([rv.name for rv in term_rvs], graphs[: len(term_rvs)], strict=True))
     _refuse_random(terms)
 
@@ -308,23 +306,6 @@ def _data_inputs(data: DataValues, static: bool) -> tuple[list[Variable], dict[V
 def _observed_inputs(model: pm.Model, data_map: Mapping[Variable, Variable]) -> dict[Variable, Variable]:
     observed = observed_variables(model)
     return dict(zip(observed, _clone([model.rvs_to_values[rv] for rv in observed], data_map), strict=True))
-
-
-@node_rewriter([CheckParameterValue])
-def _check_to_switch(fgraph, node):
-    """Invalid parameters give -inf (or NaN, where PyMC would raise), so that one bad point cannot end a batch."""
-    expression, *conditions = node.inputs
-    if not expression.dtype.startswith("float"):
-        return [expression]
-    condition = pt.and_(*conditions) if len(conditions) > 1 else conditions[0]
-    outside = -np.inf if node.op.can_be_replaced_by_ninf else np.nan
-    return [pt.switch(condition, expression, outside).astype(node.outputs[0].dtype)]
-
-
-def _replace_checks(graphs: list[Variable]) -> list[Variable]:
-    fgraph = FunctionGraph(outputs=graphs, clone=False)
-    in2out(_check_to_switch).rewrite(fgraph)
-    return list(fgraph.outputs)
 
 
 def _refuse_random(terms: Mapping[str, Variable]) -> None:

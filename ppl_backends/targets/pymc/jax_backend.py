@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
+
+from ppl_backends.targets.pymc.graph import no_c_compiler
 
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
 
@@ -29,6 +32,7 @@ def _jax() -> Any:
         import jax
 
         jax.config.update("jax_enable_x64", True)
+        _complete_dispatch()
     check_process()
     import jax
 
@@ -50,6 +54,28 @@ def check_process() -> None:
         )
 
 
+def _complete_dispatch() -> None:
+    """Translate erfcx and erfcinv, of truncated and censored densities, where PyTensor needs TensorFlow Probability."""
+    if find_spec("tensorflow_probability") is not None:
+        return
+    import jax.numpy as jnp
+    from jax.scipy.special import erfc, ndtri
+    from pytensor.link.jax.dispatch import jax_funcify
+    from pytensor.scalar.math import Erfcinv, Erfcx
+
+    def erfcx(x):
+        # exp(x^2) erfc(x) below 10; above, the asymptotic series 1 - 1/(2x^2) + 1*3/(2x^2)^2 - ...
+        near, far = jnp.minimum(x, 10.0), jnp.maximum(x, 10.0)
+        term, series = 1.0, 1.0
+        for k in range(1, 13):
+            term = -term * (2 * k - 1) / (2 * far**2)
+            series = series + term
+        return jnp.where(x < 10.0, jnp.exp(near**2) * erfc(near), series / (far * np.sqrt(np.pi)))
+
+    jax_funcify.register(Erfcx, lambda op, **_: erfcx)
+    jax_funcify.register(Erfcinv, lambda op, **_: lambda x: -ndtri(x / 2) / np.sqrt(2))
+
+
 def as_argument(value: np.ndarray) -> Any:
     """``value`` as JAX keeps it, so that calls do not copy it again."""
     return _jax().numpy.asarray(value)
@@ -61,7 +87,7 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
     from pytensor.link.jax.dispatch import jax_funcify
 
     graph = FunctionGraph(list(inputs), list(outputs), clone=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), no_c_compiler():
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
         get_mode("JAX").optimizer.rewrite(graph)
         return jax_funcify(graph)

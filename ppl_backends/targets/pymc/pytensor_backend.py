@@ -11,6 +11,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 from threadpoolctl import ThreadpoolController
@@ -26,7 +27,7 @@ class PyTensorBackend:
 
     Parameters
     ----------
-    mode : {"NUMBA", "CVM"}
+    mode : {"NUMBA", "C"}
     """
 
     def __init__(self, mode: str) -> None:
@@ -45,7 +46,7 @@ class PyTensorBackend:
         constant = [many.type.ndim == one.type.ndim for many, one in zip(batched, outputs, strict=True)]
         with no_c_compiler() if self.mode == "NUMBA" else nullcontext():
             function = pytensor.function(
-                [block, *data], batched, mode=self.mode, trust_input=True, on_unused_input="ignore"
+                [block, *data], batched, mode=_mode(self.mode), trust_input=True, on_unused_input="ignore"
             )
         run = _without_gil(function, 1 + len(data)) if self.mode == "NUMBA" else _one_at_a_time(function)
 
@@ -80,7 +81,11 @@ class PyTensorBackend:
         return call
 
 
-NUMBA, C = PyTensorBackend("NUMBA"), PyTensorBackend("CVM")
+NUMBA, C = PyTensorBackend("NUMBA"), PyTensorBackend("C")
+
+
+def _mode(name: str) -> Mode:
+    return get_mode("NUMBA") if name == "NUMBA" else Mode(linker="cvm", optimizer="fast_run")
 
 
 def _one_at_a_time(function: Callable) -> Callable:

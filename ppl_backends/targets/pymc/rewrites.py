@@ -1,0 +1,121 @@
+"""Rewrites of log density graphs that PyTensor lacks: no exceptions at invalid points, and half the work for switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.logprob.utils import CheckParameterValue
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.scalar.basic import GE, LE, Log1p, Mul, Neg, Switch
+from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.math import All
+
+__all__ = ["replace_checks", "simplify"]
+
+
+@node_rewriter([CheckParameterValue])
+def check_to_switch(fgraph, node):
+    """Invalid parameters give -inf (or NaN, where PyMC would raise), so that one bad point cannot end a batch."""
+    expression, *conditions = node.inputs
+    if not expression.dtype.startswith("float"):
+        return [expression]
+    condition = pt.and_(*conditions) if len(conditions) > 1 else conditions[0]
+    outside = -np.inf if node.op.can_be_replaced_by_ninf else np.nan
+    return [pt.switch(condition, expression, outside).astype(node.outputs[0].dtype)]
+
+
+@node_rewriter([All])
+def sigmoid_is_a_probability(fgraph, node):
+    """``all(sigmoid(x) >= 0)`` and ``all(sigmoid(x) <= 1)`` hold (a NaN shows in the density itself)."""
+    compared = node.inputs[0].owner
+    if node.op.axis is not None or compared is None or not isinstance(compared.op, Elemwise):
+        return None
+    bound = {GE: 0, LE: 1}.get(type(compared.op.scalar_op))
+    if bound is None or not _is_elemwise(compared.inputs[0], Sigmoid) or _constant(compared.inputs[1]) != bound:
+        return None
+    return [pt.constant(True, dtype="bool")]
+
+
+@node_rewriter([Elemwise])
+def log1p_minus_sigmoid(fgraph, node):
+    """``log1p(-sigmoid(x))`` is ``-softplus(x)``."""
+    if not isinstance(node.op.scalar_op, Log1p):
+        return None
+    inner = node.inputs[0].owner
+    if inner is None or not isinstance(inner.op, Elemwise):
+        return None
+    factors = list(inner.inputs)
+    if isinstance(inner.op.scalar_op, Mul) and len(factors) == 2 and -1 in map(_constant, factors):
+        factors = [factor for factor in factors if _constant(factor) != -1]
+    elif not isinstance(inner.op.scalar_op, Neg):
+        return None
+    if not _is_elemwise(factors[0], Sigmoid):
+        return None
+    return [-pt.softplus(factors[0].owner.inputs[0])]
+
+
+@node_rewriter([Elemwise])
+def switch_inside(fgraph, node):
+    """``switch(c, f(a), f(b))`` is ``f(switch(c, a, b))`` for an elementwise ``f`` of one argument.
+
+    Both branches of a switch are computed; the Bernoulli log density evaluates ``softplus`` at both signs without this.
+    """
+    if not isinstance(node.op.scalar_op, Switch):
+        return None
+    condition, one, other = node.inputs
+    if one.owner is None or other.owner is None or one.owner.op != other.owner.op or one is other:
+        return None
+    if not isinstance(one.owner.op, Elemwise) or len(one.owner.inputs) != 1:
+        return None
+    [a], [b] = one.owner.inputs, other.owner.inputs
+    if a.dtype != b.dtype:
+        return None
+    return [one.owner.op(pt.switch(condition, a, b))]
+
+
+@node_rewriter([Elemwise])
+def softplus_once(fgraph, node):
+    """``softplus(x)`` as ``max(x, 0) + log1p(exp(-|x|))``: exact everywhere, with one exponential and no branches."""
+    if not isinstance(node.op.scalar_op, Softplus):
+        return None
+    [x] = node.inputs
+    return [(pt.maximum(x, 0) + pt.log1p(pt.exp(-pt.abs(x)))).astype(node.outputs[0].dtype)]
+
+
+def _constant(variable: Variable) -> Any:
+    """The one value of a constant, or None."""
+    try:
+        return get_underlying_scalar_constant_value(variable)
+    except NotScalarConstantError:
+        return None
+
+
+def _is_elemwise(variable: Variable, scalar_op: type) -> bool:
+    node = variable.owner
+    return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
+
+
+def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
+    """Graphs whose checks of parameters give -inf where they would raise; the graphs given are used up."""
+    fgraph = FunctionGraph(outputs=list(graphs), clone=False)
+    in2out(check_to_switch).rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+def simplify(graphs: Sequence[Variable]) -> list[Variable]:
+    """Stabilised graphs of the same values, cheaper to evaluate and differentiate."""
+    stable = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize", "stabilize"), clone=False)
+    fgraph = FunctionGraph(outputs=list(stable), clone=False)
+    for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside, softplus_once):
+        in2out(rewrite).rewrite(fgraph)
+    return list(fgraph.outputs)
