@@ -1,5 +1,11 @@
 // Binary regression: probit link, independent Gaussian priors on the coefficients.
 // prior_scale: for predictors of standard deviation 0.5, 20 for the intercept and 5 for the others (Chopin & Ridgway 2017).
+functions {
+  // Bernoulli with probability Phi(eta), stable in the tails, where Phi underflows
+  real probit_lpmf(array[] int y, vector eta) {
+    return std_normal_lcdf((2 * to_vector(y) - 1) .* eta | );
+  }
+}
 data {
   int<lower=0> N; // observations
   int<lower=1> P; // predictors, the intercept included
@@ -8,16 +14,13 @@ data {
   vector<lower=0>[P] prior_scale;
   int<lower=0, upper=1> prior_only;
 }
-transformed data {
-  vector[N] sign = 2 * to_vector(y) - 1;
-}
 parameters {
   vector[P] beta;
 }
 model {
   beta ~ normal(0, prior_scale);
   if (!prior_only) {
-    target += std_normal_lcdf(sign .* (X * beta) | ); // stable in the tails, where Phi underflows
+    y ~ probit(X * beta);
   }
 }
 generated quantities {
@@ -25,7 +28,7 @@ generated quantities {
   {
     vector[N] eta = X * beta;
     for (n in 1:N) {
-      log_lik[n] = std_normal_lcdf(sign[n] * eta[n] | );
+      log_lik[n] = probit_lpmf(y[n:n] | eta[n:n]);
     }
   }
 }

@@ -144,6 +144,7 @@ def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Seq
     what = "prior evaluated with the program's data flag prior_only = 1"
     if int(np.asarray(data.get("prior_only", 0))) != 0:
         what += " (as the data have it: the likelihood is left out)"
+        observed = frozenset()
     return Split("prior_only", what, {**data, "prior_only": 1}, None, tuple(sorted(observed)))
 
 
