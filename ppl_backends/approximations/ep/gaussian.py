@@ -45,6 +45,7 @@ class Global(NamedTuple):
         return np.asarray(design @ self.mean), np.einsum("nd,nd->n", spread, spread)
 
 
+@np.errstate(all="ignore")
 def factorise(precision: Array, shift: Array, centre: Array) -> Global | None:
     """The Gaussian of natural parameters (r, Q) about a centre; None where Q is not positive definite."""
     if not (np.isfinite(precision).all() and np.isfinite(shift).all()):
@@ -54,7 +55,8 @@ def factorise(precision: Array, shift: Array, centre: Array) -> Global | None:
     except LinAlgError:
         return None
     diagonal = np.diagonal(lower)
-    if diagonal.min() <= 1e-8 * np.sqrt(np.diagonal(precision)).max() * 1e-4:
+    # The share of each pivot left by the columns before it; at rounding error the matrix is singular.
+    if np.any(diagonal**2 <= 4 * len(shift) * np.finfo(float).eps * np.diagonal(precision)):
         return None
     root, info = dtrtri(lower, lower=1)
     if info != 0 or not np.isfinite(root).all():

@@ -234,6 +234,7 @@ END = np.linalg.solve(np.polynomial.legendre.legvander(NODES[:, 0], 14).T, np.po
 END_GAP = 1 + NODES[0, 0]
 
 WINDOW_NATS = 40.0
+MAX_PANELS = 4000  # per site; an integrand that needs more is noise
 
 
 def panel_moments(
@@ -259,7 +260,13 @@ def panel_moments(
     site = np.repeat(np.flatnonzero(np.isfinite(top)), 8)  # eight panels each, in units of the window: [−1, 1]
     left = np.tile(np.linspace(-1, 0.75, 8), len(site) // 8)
     width = np.full(len(site), 0.25)
+    spent = np.zeros(n)
     while len(site):
+        spent += np.bincount(site, minlength=n)
+        if np.any(spent > MAX_PANELS):
+            sums[0, spent > MAX_PANELS] = np.nan
+            site, left, width = (array[spent[site] <= MAX_PANELS] for array in (site, left, width))
+            continue
         x = left + 0.5 * width * (1 + np.concatenate([NODES, [[-1.0], [1.0]]]))
         with np.errstate(all="ignore"):
             f = np.exp(np.minimum(log_f(middle[site] + half[site] * x, site) - top[site], 300.0))

@@ -33,6 +33,7 @@ from ppl_backends.parallel import map_independent
 __all__ = ["Options", "Run", "Sites", "laplace_start", "relative_change", "run_parallel", "starting_point"]
 
 MIN_STEP = 1e-3
+MIN_DAMPING = 0.02
 START_PRECISION = 0.01
 
 
@@ -107,22 +108,23 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
     back slowly.
     """
     state, precision, shift, q = starting_point(sites, start)
-    step, previous, change, checked = options.damping, np.inf, np.inf, True
-    converged = False
+    step, change, checked, converged = options.damping, np.inf, True, False
+    direction = np.zeros(2 * sites.n_sites)
     sweeps = 0
     for sweeps in range(1, options.max_sweeps + 1):
         update = sites.sweep(state, q, options.power, check=checked)
         raised = bool(np.any(update.state.level != state.level))
         state = state._replace(level=update.state.level)
         change = relative_change(state, update)
-        if change < options.tolerance and not update.failed.any():
+        if change < options.tolerance:
+            stalled = bool(update.failed.any())  # nothing moves, yet some sites are left out
             if checked and not raised:
-                converged = True
+                converged = not stalled
                 break
             checked = True
             continue
-        step = max(0.5 * step, 0.05) if change > 0.9 * previous else min(1.1 * step, options.damping)
-        checked, previous = False, change
+        previous, direction = direction, full_step(state, update)
+        step, checked = _adapted(step, options.damping, previous, direction), False
         moved = _advance(sites, state, update, precision, shift, step)
         if moved is None:
             break
@@ -131,13 +133,26 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
     return Run(q, state._replace(level=final.state.level), final, sweeps, change, step, converged)
 
 
-def relative_change(state: SiteState, update: ShardUpdate) -> float:
-    """Size of the full step of the site parameters relative to their own size, both without units."""
+def full_step(state: SiteState, update: ShardUpdate) -> Array:
+    """The step to the proposed sites, in units of the marginals ``(2n,)``."""
     sd = np.sqrt(update.variance)
-    before = np.concatenate([state.tau * update.variance, state.nu * sd])
-    after = np.concatenate([update.state.tau * update.variance, update.state.nu * sd])
-    size = max(float(np.linalg.norm(before)), float(np.linalg.norm(after)), 1e-8)
-    return float(np.linalg.norm(after - before)) / size
+    return np.concatenate([(update.state.tau - state.tau) * sd**2, (update.state.nu - state.nu) * sd])
+
+
+def relative_change(state: SiteState, update: ShardUpdate) -> float:
+    """Size of the full step relative to that of the site parameters, both in units of the marginals."""
+    none = state._replace(tau=np.zeros_like(state.tau), nu=np.zeros_like(state.nu))
+    before = np.linalg.norm(full_step(none, update._replace(state=state)))
+    after = np.linalg.norm(full_step(none, update))
+    return float(np.linalg.norm(full_step(state, update)) / max(before, after, 1e-8))
+
+
+def _adapted(step: float, largest: float, previous: Array, direction: Array) -> float:
+    """A shorter step where the last one overshot: the direction turned back without getting much shorter."""
+    product, size = float(direction @ previous), float(previous @ previous)
+    if product < -0.6 * size:
+        return max(0.5 * step, min(MIN_DAMPING, largest))
+    return min(1.2 * step, largest) if product > 0 else step
 
 
 def _advance(
@@ -172,7 +187,7 @@ def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Ar
     )
 
 
-def laplace_start(sites: Sites, max_iterations: int = 30) -> SiteState | None:
+def laplace_start(sites: Sites, max_iterations: int = 50) -> SiteState | None:
     """Gaussian sites with the value, slope and curvature of the sites near the posterior mode, found by Newton's method.
 
     It is only a start: the search stops when a step is worth less than 0.01 in log density. None where it fails.
@@ -202,4 +217,7 @@ def laplace_start(sites: Sites, max_iterations: int = 30) -> SiteState | None:
         else:
             break
         point, here, current = trial, there, objective(there.value, trial)
+    else:
+        if gain > 1e3:  # nowhere near a mode
+            return None
     return SiteState(here.tau, here.nu, np.zeros(sites.n_sites, dtype=np.int8))

@@ -21,6 +21,8 @@ from ppl_backends.errors import ModelError
 
 __all__ = ["ArrayShard", "FileShard", "ShardUpdate", "SiteState", "linearise_shard", "site_sums", "split", "sweep_shard"]
 
+FLAT = 1e-9  # least precision of a cavity, relative to the marginal's
+
 Loaded = tuple[Any, Array, SiteFamily]
 
 
@@ -118,6 +120,7 @@ class SweepTask(NamedTuple):
     check: bool
 
 
+@np.errstate(all="ignore")
 def sweep_shard(task: SweepTask) -> ShardUpdate:
     """Cavities, tilted moments and matching sites of one shard (Chopin & Ridgway 2017, section 3.4; Minka 2004 for powers).
 
@@ -129,17 +132,16 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     prior_predictor = np.asarray(design @ task.q.centre) + offset
     mean, variance = task.q.marginals(design)
     cavity_precision = 1 / variance - power * tau
-    # A cavity of less than 1e-10 of the marginal's precision is rounding error.
-    proper = cavity_precision > 1e-10 / variance
-    cavity_variance = 1 / np.where(proper, cavity_precision, 1 / variance)
+    # A site that carries its direction alone has a flat cavity, up to rounding.
+    proper = cavity_precision > -FLAT / variance
+    cavity_variance = 1 / np.where(proper, np.maximum(cavity_precision, FLAT / variance), 1 / variance)
     cavity_mean = np.where(proper, cavity_variance * (mean / variance - power * nu), mean)
     tilted = tilted_moments(
         sites, cavity_mean + prior_predictor, cavity_variance, mean + prior_predictor, variance, level, power, task.check
     )
-    with np.errstate(all="ignore"):
-        tilted_mean = tilted.mean - prior_predictor
-        new_tau = (1 / tilted.variance - 1 / cavity_variance) / power
-        new_nu = (tilted_mean / tilted.variance - cavity_mean / cavity_variance) / power
+    tilted_mean = tilted.mean - prior_predictor
+    new_tau = (1 / tilted.variance - 1 / cavity_variance) / power
+    new_nu = (tilted_mean / tilted.variance - cavity_mean / cavity_variance) / power
     failed = ~proper | ~np.isfinite(new_tau) | ~np.isfinite(new_nu) | ~(tilted.variance > 0)
     new_tau, new_nu = np.where(failed, tau, new_tau), np.where(failed, nu, new_nu)
     # log Ẑᵢ + Ψ(cavity) − Ψ(marginal) with Ψ(m, v) = ½ log 2πv + m²/2v, the printed formula being corrected.
@@ -182,14 +184,14 @@ class Linearised(NamedTuple):
     nu: Array
 
 
+@np.errstate(all="ignore")
 def linearise_shard(task: LineariseTask) -> Linearised:
     """Value, gradient and curvature of Σ log t at a point; convex pieces count as flat."""
     design, offset, sites = task.shard.load()
     u = np.asarray(design @ task.point)
     s = (u + np.asarray(design @ task.centre) + offset)[None]
-    with np.errstate(all="ignore"):
-        value = sites.log_site(s)[0].sum()
-        first, second = (part[0] for part in sites.derivatives(s))
+    value = sites.log_site(s)[0].sum()
+    first, second = (part[0] for part in sites.derivatives(s))
     tau = np.maximum(-second, 0.0)
     return Linearised(
         float(value), np.asarray(design.T @ first), weighted_gram(design, tau), tau, first + tau * u
