@@ -40,6 +40,8 @@ __all__ = ["sample_importance"]
 # Below this efficiency factor the 95% intervals that weights of lognormal tails report cover less than 93% at n = 2048.
 SMALLEST_EFFICIENCY = 0.1
 LARGEST_PARETO_K = 0.7
+LARGEST_PILOT_K = 0.25
+PILOT_POINTS = 4096
 # With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
 _SOBOL_BITS = 53
 _SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
@@ -74,7 +76,7 @@ def sample_importance(
     draws: int = 2000,
     chains: int = 8,
     approximation: Any = "auto",
-    proposal: str = "gaussian",
+    proposal: str = "auto",
     qmc: bool = True,
     power: float = 1.0,
     power_potentials: bool = False,
@@ -101,10 +103,12 @@ def sample_importance(
         stands in.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
         What the proposal is built from; ``"auto"`` is EP where the model has factors, else Laplace.
-    proposal : {"gaussian", "t", "defensive"}
-        The approximation itself; a Student t with 5 degrees of freedom, its mean and its covariance as scale; or seven
-        eighths of the first and one of the second, which bounds the weights where the posterior's tails are heavier
-        than a Gaussian's.
+    proposal : {"auto", "gaussian", "t", "defensive"}
+        ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
+        covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
+        where the posterior's tails are heavier than a Gaussian's. ``"auto"`` weighs a pilot set of 4,096 points of the
+        first and takes the defensive mixture if their Pareto k is above ¼: weights then have no fourth moment, which
+        error bars need, and scrambled points lose their advantage.
     qmc : bool
         Scrambled Sobol points, else independent uniform ones.
     power : float
@@ -124,9 +128,10 @@ def sample_importance(
     arviz.InferenceData or xarray.DataTree
         ``posterior`` holds the draws, by systematic resampling: siblings are adjacent, in the order of the points, and
         draws of one chain are no time series. Its attributes include ``log_evidence``, ``log_evidence_se``,
-        ``log_evidence_df``, ``log_evidence_trusted`` (0 where a warning was given), ``efficiency_factor`` and
-        ``pareto_k`` of all points. ``sample_stats`` has the last two and ``log_evidence`` per chain, and ``ancestor``,
-        the point each draw is a copy of. Group ``proposal`` has the points in model space and their ``log_weight``.
+        ``log_evidence_df``, ``log_evidence_trusted`` (0 where a warning was given), ``proposal``,
+        ``efficiency_factor`` and ``pareto_k`` of all points. ``sample_stats`` has the last two and ``log_evidence`` per
+        chain, and ``ancestor``, the point each draw is a copy of. Group ``proposal`` has the points in model space and
+        their ``log_weight``.
 
     Raises
     ------
@@ -156,6 +161,8 @@ def sample_importance(
     started = time.perf_counter()
     *generators, fit_rng, result_rng = spawn_generators(random_seed, chains + 2)
     approximation = resolve_approximation(target, approximation, random_seed=fit_rng)
+    if proposal == "auto":
+        proposal = _choose_proposal(target, approximation, fit_rng)
     source = make_proposal(proposal, approximation)
 
     results: list[_Chain] = []
@@ -203,11 +210,24 @@ def _check_options(draws: Any, chains: Any) -> None:
             raise ModelError(f"{name}={value!r}: expected an integer of at least 1")
 
 
+def _choose_proposal(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> str:
+    """The approximation itself, unless a pilot set of its points has weights without a fourth moment."""
+    _, log_weights = _weigh(target, make_proposal("gaussian", approximation), PILOT_POINTS, True, rng)
+    return "defensive" if pareto_k(log_weights) > LARGEST_PILOT_K else "gaussian"
+
+
+def _weigh(
+    target: BaseTarget, proposal: Proposal, points: int, qmc: bool, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """One set of points ``(n, dim)`` of the proposal and their log weights ``(n,)``."""
+    x = proposal.from_uniform(_cube(proposal, points, qmc, rng))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
+        return x, target.log_density(x) - proposal.log_density(x)
+
+
 def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -> _Chain:
     """Weigh one set of points and resample it."""
-    x = proposal.from_uniform(_cube(proposal, draws, qmc, rng))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
-        log_weights = target.log_density(x) - proposal.log_density(x)
+    x, log_weights = _weigh(target, proposal, draws, qmc, rng)
     if not np.isfinite(log_weights).any():
         explain = getattr(target, "explain", None)
         reason = explain(x[0]) if explain is not None else "check the data and the approximation"

@@ -65,14 +65,14 @@ def pareto_k(log_weights: Array) -> float:
     largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) - 1 :]
     if np.ptp(largest) < 1e-9:
         return 0.0
-    if ARVIZ_MAJOR == 0:
-        from arviz import psislw
-    else:
+    with np.errstate(all="ignore"):  # ArviZ's fit overflows on its way
+        if ARVIZ_MAJOR == 0:
+            from arviz import psislw
+
+            return float(psislw(weights)[1])
         from arviz_stats.base import array_stats
 
-        psislw = array_stats.psislw
-    with np.errstate(all="ignore"):  # ArviZ's fit overflows on its way
-        return float(psislw(weights)[1])
+        return float(array_stats.psislw(-weights)[1])  # takes log likelihoods, the negative log weights of LOO
 
 
 class EvidenceEstimate(NamedTuple):

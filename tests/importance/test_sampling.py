@@ -107,7 +107,7 @@ def test_the_error_bar_is_honest(qmc, proposal):
     # 120 seeds and 7 degrees of freedom: the ratio has a standard error of about 0.07.
     seeds = range(120)
     q = GaussianApproximation(np.full(2, 1.0), np.full(2, PRIOR_SD**2))
-    options = {"draws": 256, "chains": 8, "qmc": qmc, "proposal": proposal, "approximation": q}
+    options = {"draws": 256, "qmc": qmc, "proposal": proposal, "approximation": q}
     attrs = [group(run(logistic_target(), random_seed=seed, **options), "posterior").attrs for seed in seeds]
     estimates, errors = np.array([(a["log_evidence"], a["log_evidence_se"]) for a in attrs]).T
     assert 0.8 < errors.mean() / estimates.std() < 1.5
@@ -118,7 +118,7 @@ def test_scrambled_points_beat_random_ones():
     q = GaussianApproximation(np.full(2, 1.0), np.full(2, PRIOR_SD**2))
 
     def error(qmc):
-        idata = run(logistic_target(), draws=256, chains=40, qmc=qmc, approximation=q)
+        idata = run(logistic_target(), draws=256, chains=40, qmc=qmc, approximation=q, proposal="gaussian")
         return np.mean((group(idata, "sample_stats")["log_evidence"].values - 2 * LOG_LOGISTIC) ** 2)
 
     assert error(qmc=False) / error(qmc=True) > 5
@@ -126,7 +126,7 @@ def test_scrambled_points_beat_random_ones():
 
 def test_heavy_tails_are_flagged_and_a_t_proposal_copes():
     with pytest.warns(SamplerWarning, match=r"Pareto k .* use sample_smc"):
-        attrs = group(run(student_target(1.0), draws=4000, chains=8), "posterior").attrs
+        attrs = group(run(student_target(1.0), draws=4000, proposal="gaussian"), "posterior").attrs
     assert attrs["log_evidence_trusted"] == 0
     assert "Pareto k" in attrs["warnings"]
     attrs = group(run(student_target(5.0), draws=4000, chains=8, proposal="t"), "posterior").attrs
@@ -134,10 +134,19 @@ def test_heavy_tails_are_flagged_and_a_t_proposal_copes():
     assert attrs["log_evidence"] == pytest.approx(0, abs=6 * attrs["log_evidence_se"] + 1e-9)
 
 
+def test_auto_takes_the_gaussian_where_it_is_good_and_the_mixture_where_its_tails_are_too_light():
+    assert group(run(gaussian_target(), draws=50, chains=2), "posterior").attrs["proposal"] == "gaussian"
+    # The Laplace approximation of a t with 5 degrees of freedom misses the tails and yet has an innocent Pareto k.
+    posterior = group(run(student_target(5.0), draws=4000), "posterior")
+    assert posterior.attrs["proposal"] == "defensive"
+    assert abs(posterior.attrs["log_evidence"]) < 6 * posterior.attrs["log_evidence_se"]
+    assert posterior["x"].values.std() == pytest.approx((5 / 3) ** 0.5, rel=0.03)
+
+
 def test_a_poor_approximation_is_flagged():
     narrow = GaussianApproximation(np.full(8, np.log(SHAPE / RATE) + 1.0), np.full(8, 0.1))
     with pytest.warns(SamplerWarning, match="efficiency factor"):
-        idata = run(log_gamma_target(8), draws=1000, chains=2, approximation=narrow)
+        idata = run(log_gamma_target(8), draws=1000, chains=2, approximation=narrow, proposal="gaussian")
     assert group(idata, "posterior").attrs["log_evidence_trusted"] == 0
 
 
