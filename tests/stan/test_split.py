@@ -345,6 +345,12 @@ SHAPES = {
         ["y[n] ~", "while", "n += 1"],
         ['profile("prior")', "a ~"],
     ),
+    "loop over a container": (
+        whole(PRIOR + "for (v in y) v ~ normal(a, sigma); for (v in y) for (w in x) target += -v * w * a;"),
+        "y",
+        ["v ~", "for (", "v * w"],
+        ["a ~"],
+    ),
     "count observed": (
         whole("a ~ normal(0, 1); M ~ poisson_log(a);", data="data { int<lower=0> M; real prior_sd; }"),
         "M",

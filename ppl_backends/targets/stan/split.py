@@ -219,7 +219,7 @@ class _Derivation:
         if self.flow.collected.get(number) == "lprior" and not self.told:
             return [PRIOR] * len(terms)
         if statement.kind == "tilde":  # the terms beside the density are its truncation
-            return [self._class_of(next(term for term in terms if term.direct), statement)] * len(terms)
+            return [self._class_of(terms[0], statement)] * len(terms)
         classes = [self._class_of(term, statement) for term in terms]
         if LIKELIHOOD in classes:  # log(w) + normal_lpdf(y[n] | ...) in a loop over n
             classes = [LIKELIHOOD if kind == REPEATED else kind for kind in classes]
@@ -311,10 +311,14 @@ class _Derivation:
         return frozenset[str]().union(*sizes) - self.flow.size_flow.all_data
 
     def _say(self, names: Collection[str]) -> str:
-        listed = ", ".join(f'"{name}"' for name in sorted(names)[:3]) or '"y"'
-        return (
-            f"name all observed data, for instance likelihood_data=[{listed}]: what they flow into is then likelihood"
-        )
+        """The ways out of an ambiguity over the data ``names``."""
+
+        def told(listed: Collection[str]) -> str:
+            return "likelihood_data=[" + (", ".join(f'"{name}"' for name in sorted(listed)[:4]) or '"y"') + "]"
+
+        if self.observed and set(names) - self.observed:
+            return f"{told(self.observed)} takes it for prior, {told(self.observed | set(names))} for likelihood"
+        return f"name all observed data, for instance {told(names)}: what they flow into is then likelihood"
 
     def _refusal(self, statement: Statement, reason: str, way_out: str) -> ModelError:
         header = " ".join(statement.header.split())

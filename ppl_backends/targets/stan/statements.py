@@ -61,8 +61,10 @@ class Statement:
     prefix : str
         The text in front of the summands, such as ``"target +="``.
     body : list of Statement
-    start : int
-        Where it begins in the text.
+    start, end : int
+        Its span in the text.
+    bare : bool
+        Whether it is the body of a loop without braces.
     """
 
     number: int
@@ -74,6 +76,8 @@ class Statement:
     summands: list[tuple[str, str]] = field(default_factory=list)
     prefix: str = ""
     body: list[Statement] = field(default_factory=list)
+    end: int = 0
+    bare: bool = False
 
     def __iter__(self) -> Iterator[Statement]:
         yield self
@@ -137,6 +141,11 @@ class _Reader:
 
     def statement(self) -> Statement:
         """One statement with its body."""
+        statement = self.unfinished()
+        statement.end = self.tokens[self.position - 1].end
+        return statement
+
+    def unfinished(self) -> Statement:
         first = self.position
         word = self.tokens[first].text
         self.number += 1
@@ -153,6 +162,11 @@ class _Reader:
         header = self.tokens[first:opening]
         text = self.text[header[0].start : header[-1].end] if header else ""
         statement = Statement(number, "block" if word == "{" else word, text, self.tokens[first].start, _words(header))
+        if self.tokens[opening].text != "{":  # stanc leaves the body of ``for (v in container)`` as it is
+            self.position = opening
+            statement.body = [self.statement()]
+            statement.body[0].bare = True
+            return statement
         self.position = opening + 1
         statement.body = self.until(_matching(self.tokens, opening))
         self.position += 1
@@ -237,9 +251,16 @@ def _declared(flat: list[tuple[int, Token]]) -> frozenset[str]:
 
 def mark(text: str, blocks: Mapping[str, Block]) -> str:
     """The program with ``print("split:7");`` in front of statement 7, and so on."""
-    statements = [s for block in blocks.values() for top in block.statements for s in top if s.kind != "else"]
-    for statement in sorted(statements, key=lambda s: -s.start):
-        text = f'{text[: statement.start]}print("{MARKER}{statement.number}"); {text[statement.start :]}'
+    insertions = []
+    for block in blocks.values():
+        for statement in (s for top in block.statements for s in top if s.kind != "else"):
+            opening, closing = ("{ ", " }") if statement.bare else ("", "")
+            insertions += [
+                (statement.start, f'{opening}print("{MARKER}{statement.number}"); '),
+                (statement.end, closing),
+            ]
+    for position, inserted in sorted(insertions, key=lambda insertion: -insertion[0]):
+        text = text[:position] + inserted + text[position:]
     return text
 
 
