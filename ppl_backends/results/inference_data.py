@@ -157,8 +157,12 @@ def _own_dims(name: str, shape: tuple[int, ...], coords: Mapping, dims: Mapping,
 
 
 def _with_index_coords(data: xr.Dataset, target: BaseTarget) -> xr.Dataset:
-    """Give every dimension its labels: integers, or the unconstrained names."""
-    labels = {dim: np.arange(length) for dim, length in data.sizes.items() if dim not in data.coords}
+    """Give every dimension its labels: the model's, the unconstrained names, or integers."""
+    labels = {}
+    for dim, length in data.sizes.items():
+        if dim not in data.coords:
+            known = target.coords.get(str(dim))
+            labels[dim] = np.asarray(known) if known is not None and len(known) == length else np.arange(length)
     if "unconstrained_parameter" in labels:
         labels["unconstrained_parameter"] = np.asarray(target.names)
     return data.assign_coords(labels)

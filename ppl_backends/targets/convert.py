@@ -70,6 +70,8 @@ def as_target(
         return _pymc_target(pymc_model, data, backend, cores, options)
     if data is not None:
         raise ModelError("data= is for Stan programs and PyMC models: a target already holds its data")
+    if options:
+        raise ModelError(f"unknown option {next(iter(options))!r}; a target takes none")
     if isinstance(model, BaseTarget):
         return model
     if hasattr(model, "dim") and (hasattr(model, "evaluate") or hasattr(model, "log_density")):

@@ -197,6 +197,7 @@ def test_points_outside_the_support_have_no_weight():
         ({"approximation": 3}, "approximation=3"),
         ({"approximation": GaussianApproximation([0.0, 0.0], np.eye(2))}, "2 coordinates"),
         ({"power": 0.5}, "power="),
+        ({"drawz": 10}, "unknown option 'drawz'"),
     ],
 )
 def test_bad_input_raises_one_line(options, message):
