@@ -1,7 +1,8 @@
 """Expectation propagation for posteriors whose every non-Gaussian factor sees one linear predictor.
 
 =================  ====================================================================================
-``sites``          families of sites t(s), with closed-form moments or derivatives where there are any
+``sites``          sites t(s), their interface, and sites given as functions
+``families``       known families, with closed-form moments where there are any
 ``factors``        the factorisation, and that as a target
 ``moments``        moments of tilted distributions, all sites in one call
 ``shards``         the work of a sweep on a piece of the data
@@ -15,12 +16,7 @@
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.factors import Factors, FactorsTarget
-from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
-from ppl_backends.approximations.ep.marginals import Marginals
-from ppl_backends.approximations.ep.result import EPApproximation, EPSites, LeaveOneOut
-from ppl_backends.approximations.ep.shards import ArrayShard, FileShard
-from ppl_backends.approximations.ep.sites import (
-    FunctionSites,
+from ppl_backends.approximations.ep.families import (
     Laplace,
     Logit,
     NegativeBinomial,
@@ -28,11 +24,14 @@ from ppl_backends.approximations.ep.sites import (
     NormalMixture,
     Poisson,
     Probit,
-    SiteFamily,
-    StackedSites,
     Step,
     StudentT,
 )
+from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
+from ppl_backends.approximations.ep.marginals import Marginals
+from ppl_backends.approximations.ep.result import EPApproximation, EPSites, LeaveOneOut
+from ppl_backends.approximations.ep.shards import ArrayShard, FileShard
+from ppl_backends.approximations.ep.sites import FunctionSites, SiteFamily, StackedSites
 
 __all__ = [
     "ArrayShard",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,9 @@ def log_evidence(log_constant: float, prior: GaussianPrior, q: Global, update: S
     return float(log_constant + q.log_normaliser - prior_normaliser + update.log_factor.sum())
 
 
-def working_sites(factors: Factors, n_shards: int = 1, executor=None) -> tuple[Sites, Reduction | None]:
+def working_sites(
+    factors: Factors, n_shards: int = 1, executor: Executor | None = None
+) -> tuple[Sites, Reduction | None]:
     """The sites and prior that EP works on: the factors' own, or with fewer sites than coordinates the kernel form."""
     if factors.n_sites < factors.dim and factors.prior.proper:
         reduction = reduce(factors)
@@ -36,7 +39,9 @@ def working_sites(factors: Factors, n_shards: int = 1, executor=None) -> tuple[S
     return Sites(split(factors, n_shards), factors.prior, executor), None
 
 
-def evidence_gradient(at: Callable[[Array], Factors], phi: Array, approximation: EPApproximation, step: float = 1e-3) -> Array:
+def evidence_gradient(
+    at: Callable[[Array], Factors], phi: Array, approximation: EPApproximation, step: float = 1e-3
+) -> Array:
     """Gradient of EP's log evidence in hyper-parameters φ, at a fixed point of EP.
 
     At a fixed point the evidence is stationary in the sites (Minka 2001), so its gradient is the partial derivative with
@@ -52,7 +57,7 @@ def evidence_gradient(at: Callable[[Array], Factors], phi: Array, approximation:
     approximation : EPApproximation
         EP for ``at(phi)``, converged.
     step : float
-        Of the differences, relative to max(1, \\|φ\\|).
+        Of the differences, relative to max(1, abs(φ)).
 
     Returns
     -------
@@ -64,7 +69,9 @@ def evidence_gradient(at: Callable[[Array], Factors], phi: Array, approximation:
         If EP had not converged, or the sites do not give a proper Gaussian a step away.
     """
     if not approximation.converged:
-        raise ModelError("the gradient of the evidence holds at a fixed point of EP only, and this run did not converge")
+        raise ModelError(
+            "the gradient of the evidence holds at a fixed point of EP only, and this run did not converge"
+        )
     phi = np.atleast_1d(np.asarray(phi, dtype=np.float64))
     state = SiteState(approximation.sites.tau, approximation.sites.nu, approximation.sites.level)
 
@@ -73,7 +80,9 @@ def evidence_gradient(at: Callable[[Array], Factors], phi: Array, approximation:
         sites, _ = working_sites(factors)
         q = sites.factorise(*sites.sums(state))
         if q is None:
-            raise ModelError("the sites do not give a proper Gaussian at neighbouring hyper-parameters; make step smaller")
+            raise ModelError(
+                "the sites do not give a proper Gaussian at neighbouring hyper-parameters; make step smaller"
+            )
         update = sites.sweep(state, q, approximation.power, check=False)
         return log_evidence(factors.log_constant, sites.prior, q, update)
 

@@ -46,7 +46,7 @@ class Factors:
     names : sequence of str, optional
         Of the coordinates of θ.
     site_bounds : pair of floats or arrays (n,), optional
-        Bounds on \\|∂² log t\\| and \\|∂ log t\\|; those of the family by default.
+        Bounds on the second and first derivative of log t; those of the family by default.
 
     Raises
     ------
@@ -147,6 +147,7 @@ class FactorsTarget(BaseTarget):
 
     label = "factors"
     has_split = True
+    observations: _SiteObservations
 
     def __init__(self, factors: Factors) -> None:
         self.factors = factors
@@ -154,14 +155,13 @@ class FactorsTarget(BaseTarget):
         self.observations = _SiteObservations(factors)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
+        """Prior and likelihood of the points, in blocks of points."""
         x = as_points(x, self.dim)
         rows = max(1, BLOCK_BYTES // (8 * self.factors.n_sites))
         parts = [self._evaluate_block(x[k : k + rows], gradient) for k in range(0, len(x), rows)]
-        prior, likelihood, prior_slope, slope = (
-            None if parts[0][k] is None else np.concatenate([part[k] for part in parts]) for k in range(4)
-        )
-        prior, prior_slope = sanitize(prior, prior_slope)
-        likelihood, slope = sanitize(likelihood, slope)
+        joined: list[Any] = [None if parts[0][k] is None else np.concatenate([p[k] for p in parts]) for k in range(4)]
+        prior, prior_slope = sanitize(joined[0], joined[2])
+        likelihood, slope = sanitize(joined[1], joined[3])
         return Evaluation(prior, likelihood, prior_slope, slope)
 
     def _evaluate_block(self, x: Array, gradient: bool) -> tuple[Any, ...]:
@@ -189,17 +189,23 @@ class FactorsTarget(BaseTarget):
         return blocks if part == "likelihood" else blocks - factors.prior.add_to(np.zeros((self.dim, self.dim)))
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws of the Gaussian part, where that is the whole prior."""
         if not self.factors.prior.proper or not self.factors.observed.all():
-            raise PriorSamplingError("factors: a prior with sites, or an improper one, cannot be drawn from; use initial='ep'")
+            raise PriorSamplingError(
+                "factors: a prior with sites, or an improper one, cannot be drawn from; use initial='ep'"
+            )
         return self.factors.prior.sample(n, rng)
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """The vector θ itself."""
         return {"theta": as_points(x, self.dim)}
 
     def unconstrain(self, values: Any) -> Array:
+        """Inverse of :meth:`constrain`."""
         return as_points(values["theta"], self.dim)
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        """Log likelihood of every observed site."""
         return {"y": self.observations.log_likelihood(x)}
 
 
@@ -228,9 +234,7 @@ class _SiteObservations:
         s = np.asarray(product).reshape(1, -1) + factors.offset[index.ravel()]
         return factors.log_site(s, index.ravel()).reshape(index.shape)
 
-    def sum(
-        self, x: Array, index: NDArray[np.integer], weights: Array | None = None, gradient: bool = False
-    ) -> Any:
+    def sum(self, x: Array, index: NDArray[np.integer], weights: Array | None = None, gradient: bool = False) -> Any:
         """Sum over ``index`` of (weighted) log likelihoods ``(n_points,)``, and its gradient ``(n_points, dim)``."""
         factors, x = self._factors, as_points(x, self._factors.dim)
         index = np.broadcast_to(index, (len(x), np.shape(index)[-1]))

@@ -95,7 +95,7 @@ def fit_ep(
     >>> X = np.array([[1.0, -0.5], [1.0, 0.3], [1.0, 1.2]])
     >>> q = fit_ep(Factors(X, 0.0, Probit([0, 1, 1]), prior_mean=0.0, prior_precision=0.25))
     >>> q.converged, round(q.log_evidence, 3)
-    (True, -2.022)
+    (True, -2.115)
     """
     options = _checked_options(power, schedule, damping, tolerance, max_sweeps)
     factors, target = _factors_of(model, data, target_options)
@@ -178,7 +178,9 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
         )
     if not isinstance(factors, Factors):
         if len(factors.hyper_names):
-            raise ModelError(f"{model.label}: factors depend on {', '.join(factors.hyper_names)}; fit them at fixed values")
+            raise ModelError(
+                f"{model.label}: factors depend on {', '.join(factors.hyper_names)}; fit them at fixed values"
+            )
         factors = factors.at(np.empty(0))
     return factors, model
 
@@ -200,7 +202,15 @@ def _approximation(
     else:
         mean, spread = reduction.mean(factors, run.q), {"cov": reduction.variances(factors, run.q)}
     result = _assemble(
-        run, sites, options, mean, spread, factors.log_constant, observed=factors.observed, names=target.names, target=target
+        run,
+        sites,
+        options,
+        mean,
+        spread,
+        factors.log_constant,
+        observed=factors.observed,
+        names=target.names,
+        target=target,
     )
     result.factors = factors
     return result

@@ -26,7 +26,7 @@ class Global(NamedTuple):
     root : ndarray (d, d)
         L⁻¹, so that the covariance is rootᵀ root.
     log_normaliser : float
-        Ψ(r, Q) = (d/2) log 2π − ½ log \\|Q\\| + ½ rᵀ Q⁻¹ r.
+        Ψ(r, Q) = (d/2) log 2π − ½ log det Q + ½ rᵀ Q⁻¹ r.
     """
 
     centre: Array

@@ -92,7 +92,7 @@ def corrected_marginals(approximation: EPApproximation, index: NDArray[np.intege
 
 def _log_correction(approximation: EPApproximation, slope: Array, z: Array) -> Array:
     """Σᵢ log E_q[εᵢ | θⱼ = meanⱼ + sdⱼ z] ``(len(z),)``, up to a constant; ``slope`` is cov(θⱼ, sᵢ)/sdⱼ."""
-    sites, factors, power = approximation.sites, approximation.factors, 1.0
+    sites, factors = approximation.sites, approximation.factors
     assert factors is not None
     usable = np.flatnonzero(~sites.failed & (np.abs(slope) > 1e-9 * np.sqrt(sites.variance)))
     total = np.zeros(len(z))
@@ -108,9 +108,11 @@ def _log_correction(approximation: EPApproximation, slope: Array, z: Array) -> A
         cavity_variance = variance / shrink
         cavity_mean = sites.mean[at] + (centred - pull * variance) / shrink
         log_ratio = (0.5 * tau * centred**2 - pull * centred + 0.5 * pull**2 * variance) / shrink
-        flat = (np.broadcast_to(part, s.shape).ravel() for part in (cavity_mean, cavity_variance, s, variance))
+        flat = [np.broadcast_to(part, s.shape).ravel() for part in (cavity_mean, cavity_variance, s, variance)]
         rows, level = np.tile(at, len(z)), np.tile(sites.level[at], len(z))
-        log_z = tilted_moments(factors.sites, *flat, level, power, False, rows).log_z.reshape(s.shape)
+        log_z = tilted_moments(factors.sites, flat[0], flat[1], flat[2], flat[3], level, rows=rows).log_z.reshape(
+            s.shape
+        )
         terms = log_ratio + log_z
         total += np.where(np.isfinite(terms), terms, terms.min(initial=-700.0, where=np.isfinite(terms))).sum(axis=1)
     return total - total.max()

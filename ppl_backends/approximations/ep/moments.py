@@ -9,6 +9,7 @@ by adaptive bisection with Gauss–Kronrod panels, over a window found by search
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def tilted_moments(
     rows : array of int, optional
         Which sites the arrays are about; all by default.
     """
-    result = Tilted(*(np.empty_like(mean) for _ in range(3)), level.copy())
+    result = Tilted(np.empty_like(mean), np.empty_like(mean), np.empty_like(mean), level.copy())
     for family, columns, own in sites.pieces(rows):
         cavity = mean[columns], variance[columns]
         closed = family.tilted(*cavity, power, own)
@@ -123,9 +124,9 @@ def _agree(coarse: TiltedMoments, fine: TiltedMoments, cavity: tuple[Array, Arra
     """Whether two rules agree, relative to what the site changes in its cavity (with many data that is very little)."""
     mean, variance = cavity[0][at], cavity[1][at]
     with np.errstate(all="ignore"):
-        sd = np.sqrt(variance)
-        change = np.abs(fine.mean[at] - mean) / sd + np.abs(fine.variance[at] / variance - 1)
-        error = np.abs(fine.mean[at] - coarse.mean[at]) / sd + np.abs(fine.variance[at] - coarse.variance[at]) / variance
+        tilted = fine.variance[at]
+        change = np.abs(fine.mean[at] - mean) / np.sqrt(variance) + np.abs(tilted / variance - 1)
+        error = np.abs(fine.mean[at] - coarse.mean[at]) / np.sqrt(tilted) + np.abs(coarse.variance[at] / tilted - 1)
         error_log_z = np.abs(fine.log_z[at] - coarse.log_z[at])
         agree = (error <= TOLERANCE * change + 1e-13) & (error_log_z <= TOLERANCE * np.minimum(1.0, change) + 1e-12)
     return agree & (coarse.variance[at] > 0) & np.isfinite(coarse.log_z[at])
@@ -149,7 +150,10 @@ def _at_level(
     power: float,
     refine: int = 1,
 ) -> TiltedMoments:
-    """Moments of the sites ``at`` by the rule of one level, or one of ``refine`` times its nodes; a poor centre is moved to the moments found from it."""
+    """Moments of the sites ``at`` by the rule of one level, or one of ``refine`` times its nodes.
+
+    A poor centre is moved to the moments found from it.
+    """
     whole = len(at) == len(cavity[0])
     rows = own if whole else (at if own is None else own[at])
     mean, variance, centre, spread = (part[at] for part in (*cavity, *guess))
@@ -159,7 +163,9 @@ def _at_level(
     found = _gauss_hermite(nodes, family, rows, mean, variance, centre, spread, power)
     for _ in range(6):
         with np.errstate(all="ignore"):
-            off = (np.abs(found.mean - centre) > 0.5 * np.sqrt(spread)) | (np.abs(np.log(found.variance / spread)) > 0.7)
+            off = (np.abs(found.mean - centre) > 0.5 * np.sqrt(spread)) | (
+                np.abs(np.log(found.variance / spread)) > 0.7
+            )
             poor = np.flatnonzero(off & (found.variance > 0) & np.isfinite(found.mean))
         if not len(poor):
             break
@@ -224,13 +230,17 @@ _WK = np.array(
         0.204432940075298892414161999234649,
     ]
 )
-_WG = np.array([0.129484966168869693270611432679082, 0.279705391489276667901467771423780, 0.381830050505118944950369775488975])
+_WG = np.array(
+    [0.129484966168869693270611432679082, 0.279705391489276667901467771423780, 0.381830050505118944950369775488975]
+)
 NODES = np.concatenate([-_K, [0.0], _K[::-1]])[:, None]
 KRONROD = np.concatenate([_WK, [0.209482141084727828012999174891714], _WK[::-1]])[:, None]
 GAUSS = np.zeros((15, 1))
 GAUSS[1::2, 0] = np.concatenate([_WG, [0.417959183673469387755102040816327], _WG[::-1]])
 # Values at −1 and 1 of the polynomial through the 15 nodes: a jump beyond the outermost node shows nowhere else.
-END = np.linalg.solve(np.polynomial.legendre.legvander(NODES[:, 0], 14).T, np.polynomial.legendre.legvander([-1.0, 1.0], 14).T)
+END = np.linalg.solve(
+    np.polynomial.legendre.legvander(NODES[:, 0], 14).T, np.polynomial.legendre.legvander([-1.0, 1.0], 14).T
+)
 END_GAP = 1 + NODES[0, 0]
 
 WINDOW_NATS = 40.0
@@ -287,7 +297,9 @@ def panel_moments(
     return TiltedMoments(log_z, middle + half * first, np.where(second > 0, half**2 * second, np.nan))
 
 
-def _window(log_f, mean: Array, variance: Array, centre: Array, spread: Array) -> tuple[Array, Array, Array, Array]:
+def _window(
+    log_f: Callable[..., Array], mean: Array, variance: Array, centre: Array, spread: Array
+) -> tuple[Array, Array, Array, Array]:
     """For every site the interval where log f is within 40 nats of its maximum, that maximum, and a rough integral.
 
     A first look goes out geometrically from the cavity's mean and from the guess; the window is then searched on an even

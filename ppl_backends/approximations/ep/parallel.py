@@ -8,8 +8,9 @@ parallel schedule; Minka (2004), Power EP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ class Sites:
     def __init__(self, shards: Sequence[Any], prior: GaussianPrior, executor: Executor | None = None) -> None:
         self.shards, self.prior, self.executor = list(shards), prior, executor
         ends = np.cumsum([0, *(shard.n_sites for shard in self.shards)])
-        self.rows = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        self.rows = [slice(a, b) for a, b in pairwise(ends)]
         self.n_sites = int(ends[-1])
 
     def sweep(self, state: SiteState, q: Global, power: float, check: bool) -> ShardUpdate:
@@ -78,27 +79,36 @@ class Sites:
             return updates[0]
         joined = SiteState(*(np.concatenate(parts) for parts in zip(*(u.state for u in updates), strict=True)))
         rest = (np.concatenate(parts) for parts in zip(*(u[3:] for u in updates), strict=True))
-        return ShardUpdate(joined, sum(u.precision for u in updates), sum(u.shift for u in updates), *rest)
+        return ShardUpdate(joined, _total(u.precision for u in updates), _total(u.shift for u in updates), *rest)
 
     def linearise(self, point: Array) -> Linearised:
         """Second-order expansion of all sites at a point relative to the prior mean."""
         tasks = [LineariseTask(shard, self.prior.mean, point) for shard in self.shards]
         parts = map_independent(linearise_shard, tasks, self.executor)
-        value, gradient, precision = (sum(p[k] for p in parts) for k in range(3))
+        gradient, precision = _total(p.gradient for p in parts), _total(p.precision for p in parts)
         return Linearised(
-            float(value), gradient, precision, np.concatenate([p.tau for p in parts]), np.concatenate([p.nu for p in parts])
+            sum(p.value for p in parts),
+            gradient,
+            precision,
+            np.concatenate([p.tau for p in parts]),
+            np.concatenate([p.nu for p in parts]),
         )
 
     def sums(self, state: SiteState) -> tuple[Array, Array]:
         """Σ τ a aᵀ and Σ ν a over all shards."""
         parts = [
-            site_sums(shard, state.tau[rows], state.nu[rows]) for shard, rows in zip(self.shards, self.rows, strict=True)
+            site_sums(shard, state.tau[rows], state.nu[rows])
+            for shard, rows in zip(self.shards, self.rows, strict=True)
         ]
-        return sum(p[0] for p in parts), sum(p[1] for p in parts)
+        return _total(p[0] for p in parts), _total(p[1] for p in parts)
 
     def factorise(self, precision: Array, shift: Array) -> Global | None:
         """The global Gaussian of prior and sites."""
         return factorise(self.prior.add_to(precision.copy()), shift, self.prior.mean)
+
+
+def _total(parts: Iterable[Array]) -> Array:
+    return np.sum(list(parts), axis=0)
 
 
 def run_parallel(sites: Sites, options: Options, start: SiteState | None = None) -> Run:
@@ -111,7 +121,8 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
     step, change, checked, converged = options.damping, np.inf, True, False
     direction = np.zeros(2 * sites.n_sites)
     sweeps = 0
-    for sweeps in range(1, options.max_sweeps + 1):
+    while sweeps < options.max_sweeps:
+        sweeps += 1
         update = sites.sweep(state, q, options.power, check=checked)
         raised = bool(np.any(update.state.level != state.level))
         state = state._replace(level=update.state.level)
@@ -142,9 +153,9 @@ def full_step(state: SiteState, update: ShardUpdate) -> Array:
 def relative_change(state: SiteState, update: ShardUpdate) -> float:
     """Size of the full step relative to that of the site parameters, both in units of the marginals."""
     none = state._replace(tau=np.zeros_like(state.tau), nu=np.zeros_like(state.nu))
-    before = np.linalg.norm(full_step(none, update._replace(state=state)))
-    after = np.linalg.norm(full_step(none, update))
-    return float(np.linalg.norm(full_step(state, update)) / max(before, after, 1e-8))
+    before = float(np.linalg.norm(full_step(none, update._replace(state=state))))
+    after = float(np.linalg.norm(full_step(none, update)))
+    return float(np.linalg.norm(full_step(state, update))) / max(before, after, 1e-8)
 
 
 def _adapted(step: float, largest: float, previous: Array, direction: Array) -> float:
@@ -174,7 +185,8 @@ def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Ar
     """Sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
     starts = [start] if start is not None else []
     laplace = laplace_start(sites)
-    flat = SiteState(*(np.zeros(sites.n_sites) for _ in range(2)), np.zeros(sites.n_sites, dtype=np.int8))
+    zeros = np.zeros(sites.n_sites)
+    flat = SiteState(zeros, zeros, np.zeros(sites.n_sites, dtype=np.int8))
     starts += [laplace] if laplace is not None else []
     starts += [flat, flat._replace(tau=np.full(sites.n_sites, START_PRECISION))]
     for candidate in starts:

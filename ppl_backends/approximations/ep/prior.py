@@ -18,7 +18,7 @@ class GaussianPrior:
     """N(m₀, Q₀⁻¹) by its mean and precision.
 
     Where Q₀ is singular this is the density of the coordinates in its range: the normalising constant is
-    (2π)^(−r/2) \\|Q₀\\|₊^(1/2), with r the rank and \\|·\\|₊ the product of the eigenvalues that are not zero.
+    (2π)^(−r/2) det₊(Q₀)^(1/2), with r the rank and det₊ the product of the eigenvalues that are not zero.
 
     Parameters
     ----------
@@ -45,10 +45,14 @@ class GaussianPrior:
         if precision.ndim < 2:
             precision = _vector(precision, dim, "prior_precision")
         if precision.shape not in ((dim,), (dim, dim)):
-            raise ModelError(f"prior_precision has shape {precision.shape}; expected a scalar, ({dim},) or ({dim}, {dim})")
+            raise ModelError(
+                f"prior_precision has shape {precision.shape}; expected a scalar, ({dim},) or ({dim}, {dim})"
+            )
         if not np.isfinite(precision).all():
             raise ModelError("prior_precision has values that are not finite")
-        if precision.ndim == 2 and not np.allclose(precision, precision.T, rtol=1e-8, atol=1e-10 * np.abs(precision).max()):
+        if precision.ndim == 2 and not np.allclose(
+            precision, precision.T, rtol=1e-8, atol=1e-10 * np.abs(precision).max()
+        ):
             raise ModelError("prior_precision is not symmetric")
         self.precision = precision
         self._factor: Array | None = None  # lower Cholesky factor of a dense proper Q₀

@@ -40,19 +40,20 @@ class Reduction(NamedTuple):
 
     def mean(self, factors: Factors, q: Global) -> Array:
         """Posterior mean of θ ``(d,)``."""
-        return factors.prior.mean + self.gain @ q.mean
+        return np.asarray(factors.prior.mean + self.gain @ q.mean, dtype=np.float64)
 
     def cov(self, factors: Factors, q: Global) -> Array:
         """Posterior covariance of θ ``(d, d)``: Q₀⁻¹ − G Gᵀ + G V Gᵀ."""
         prior_cov = factors.prior.apply_covariance(np.eye(factors.dim))
         half = self.gain @ q.root.T
-        return prior_cov - self.gain @ self.gain.T + half @ half.T
+        cov: Array = prior_cov - self.gain @ self.gain.T + half @ half.T
+        return cov
 
     def variances(self, factors: Factors, q: Global) -> Array:
         """Diagonal of :meth:`cov`, without forming it."""
         half = self.gain @ q.root.T
         left = np.maximum(factors.prior.variances() - (self.gain**2).sum(axis=1), 0.0)
-        return left + (half**2).sum(axis=1)
+        return np.asarray(left + (half**2).sum(axis=1))
 
 
 def reduce(factors: Factors) -> Reduction:

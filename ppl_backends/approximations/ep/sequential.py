@@ -19,11 +19,12 @@ __all__ = ["run_sequential"]
 
 def run_sequential(sites: Sites, options: Options, start: SiteState | None = None) -> Run:
     """Update the sites one after another until a full step of all of them would change nothing."""
-    state, precision, shift, q = starting_point(sites, start)
+    state, _, _, q = starting_point(sites, start)
     update = sites.sweep(state, q, options.power, check=True)
     state = state._replace(level=update.state.level)
     change, sweeps, converged, damping = np.inf, 0, False, options.damping
-    for sweeps in range(1, options.max_sweeps + 1):
+    while sweeps < options.max_sweeps:
+        sweeps += 1
         moved = _pass(sites, state, q, options.power, damping)
         moved_q = sites.factorise(*sites.sums(moved))
         if moved_q is None:
@@ -62,7 +63,14 @@ def _pass(sites: Sites, state: SiteState, q: Global, power: float, damping: floa
             cavity_mean = cavity_variance * (m / v - power * nu[i])
             guess = np.array([m + prior_predictor[k]]), np.array([v])
             tilted = tilted_moments(
-                family, cavity_mean + prior_predictor[k], cavity_variance, *guess, state.level[i : i + 1], power, False, here
+                family,
+                cavity_mean + prior_predictor[k],
+                cavity_variance,
+                *guess,
+                state.level[i : i + 1],
+                power,
+                False,
+                here,
             )
             new_variance, new_mean = float(tilted.variance[0]), float(tilted.mean[0] - prior_predictor[k])
             if not (new_variance > 0 and np.isfinite(new_mean)):

@@ -8,6 +8,7 @@ sent to any worker in any sweep.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,16 @@ from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.approximations.ep.sites import Array, SiteFamily
 from ppl_backends.errors import ModelError
 
-__all__ = ["ArrayShard", "FileShard", "ShardUpdate", "SiteState", "linearise_shard", "site_sums", "split", "sweep_shard"]
+__all__ = [
+    "ArrayShard",
+    "FileShard",
+    "ShardUpdate",
+    "SiteState",
+    "linearise_shard",
+    "site_sums",
+    "split",
+    "sweep_shard",
+]
 
 FLAT = 1e-9  # least precision of a cavity, relative to the marginal's
 
@@ -74,7 +84,7 @@ class SiteState(NamedTuple):
 
     def take(self, rows: slice) -> SiteState:
         """The sites of one shard."""
-        return SiteState(*(part[rows] for part in self))
+        return SiteState(self.tau[rows], self.nu[rows], self.level[rows])
 
 
 class ShardUpdate(NamedTuple):
@@ -131,22 +141,36 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     (tau, nu, level), power = task.state, task.power
     prior_predictor = np.asarray(design @ task.q.centre) + offset
     mean, variance = task.q.marginals(design)
+    blind = variance == 0  # rows of zeros: sites that are constants
+    variance = np.where(blind, 1.0, variance)
     cavity_precision = 1 / variance - power * tau
     # A site that carries its direction alone has a flat cavity, up to rounding.
     proper = cavity_precision > -FLAT / variance
     cavity_variance = 1 / np.where(proper, np.maximum(cavity_precision, FLAT / variance), 1 / variance)
     cavity_mean = np.where(proper, cavity_variance * (mean / variance - power * nu), mean)
     tilted = tilted_moments(
-        sites, cavity_mean + prior_predictor, cavity_variance, mean + prior_predictor, variance, level, power, task.check
+        sites,
+        cavity_mean + prior_predictor,
+        cavity_variance,
+        mean + prior_predictor,
+        variance,
+        level,
+        power,
+        task.check,
     )
     tilted_mean = tilted.mean - prior_predictor
     new_tau = (1 / tilted.variance - 1 / cavity_variance) / power
     new_nu = (tilted_mean / tilted.variance - cavity_mean / cavity_variance) / power
+    log_z = tilted.log_z
+    if blind.any():
+        at = np.flatnonzero(blind)
+        log_z[at] = power * sites.log_site(prior_predictor[None, at], at)[0]
+        new_tau[at] = new_nu[at] = 0.0
     failed = ~proper | ~np.isfinite(new_tau) | ~np.isfinite(new_nu) | ~(tilted.variance > 0)
     new_tau, new_nu = np.where(failed, tau, new_tau), np.where(failed, nu, new_nu)
     # log Ẑᵢ + Ψ(cavity) − Ψ(marginal) with Ψ(m, v) = ½ log 2πv + m²/2v, the printed formula being corrected.
     ratio = 0.5 * (np.log(cavity_variance / variance) + cavity_mean**2 / cavity_variance - mean**2 / variance)
-    log_factor = np.where(failed, 0.0, (tilted.log_z + ratio) / power)
+    log_factor = np.where(failed, 0.0, (log_z + ratio) / power)
     if failed.any():  # finite, and said to be wrong: the value of the site over its Gaussian at the mean
         at = np.flatnonzero(failed)
         value = sites.log_site((mean + prior_predictor)[None, at], at)[0]
@@ -158,10 +182,10 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
         np.asarray(design.T @ new_nu),
         log_factor,
         cavity_mean + prior_predictor,
-        cavity_variance,
+        np.where(blind, 0.0, cavity_variance),
         mean + prior_predictor,
-        variance,
-        tilted.log_z,
+        np.where(blind, 0.0, variance),
+        log_z,
         failed,
     )
 
@@ -193,9 +217,7 @@ def linearise_shard(task: LineariseTask) -> Linearised:
     value = sites.log_site(s)[0].sum()
     first, second = (part[0] for part in sites.derivatives(s))
     tau = np.maximum(-second, 0.0)
-    return Linearised(
-        float(value), np.asarray(design.T @ first), weighted_gram(design, tau), tau, first + tau * u
-    )
+    return Linearised(float(value), np.asarray(design.T @ first), weighted_gram(design, tau), tau, first + tau * u)
 
 
 def site_sums(shard: Any, tau: Array, nu: Array) -> tuple[Array, Array]:
@@ -209,6 +231,5 @@ def split(factors: Factors, n_shards: int) -> list[ArrayShard]:
     bounds = np.linspace(0, factors.n_sites, min(n_shards, factors.n_sites) + 1).astype(int)
     if len(bounds) == 2:
         return [ArrayShard(factors.design, factors.offset, factors.sites)]
-    pieces = [np.arange(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    pieces = [np.arange(a, b) for a, b in pairwise(bounds)]
     return [ArrayShard(factors.design[p[0] : p[-1] + 1], factors.offset[p], factors.sites.take(p)) for p in pieces]
-

@@ -1,0 +1,341 @@
+"""Known families of sites, with closed-form tilted moments where there are any and derivatives everywhere.
+
+The closed forms are those of normal distributions that are truncated, tilted exponentially or mixed; tails go through
+``log_ndtr`` and ``erfcx``, so that they hold hundreds of standard deviations out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
+
+from ppl_backends.approximations.ep.sites import LOG_2PI, Array, Rows, SiteFamily, TiltedMoments
+from ppl_backends.errors import ModelError
+
+__all__ = [
+    "Laplace",
+    "Logit",
+    "NegativeBinomial",
+    "Normal",
+    "NormalMixture",
+    "Poisson",
+    "Probit",
+    "Step",
+    "StudentT",
+]
+
+
+def mills(z: Array) -> Array:
+    """φ(z)/Φ(z) to full relative accuracy on the whole line."""
+    return np.sqrt(2 / np.pi) / erfcx(-np.asarray(z) / np.sqrt(2))
+
+
+def signs(y: Any) -> Array:
+    """Outcomes coded 0/1, False/True or −1/+1 as −1/+1."""
+    y = np.asarray(y, dtype=np.float64)
+    if not np.isin(y, (-1.0, 0.0, 1.0)).all() or (np.any(y == 0.0) and np.any(y == -1.0)):
+        raise ModelError("binary outcomes must be coded 0/1 or -1/+1")
+    return np.where(y > 0, 1.0, -1.0)
+
+
+class Probit(SiteFamily):
+    """Φ(y s) with y = ±1; closed-form moments.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(np.exp(Probit([1]).log_site(np.zeros((1, 1)))[0, 0]))
+    0.5
+    """
+
+    sign: Array
+
+    def __init__(self, y: Any) -> None:
+        super().__init__(sign=signs(y))
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        (sign,) = self._at(rows, "sign")
+        return log_ndtr(sign * s)
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        (sign,) = self._at(rows, "sign")
+        r = mills(sign * s)
+        return sign * r, -r * (sign * s + r)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed-form moments."""
+        if power != 1.0:
+            return None
+        (sign,) = self._at(rows, "sign")
+        scale = np.sqrt(1 + variance)
+        z = sign * mean / scale
+        shrunk = (1 + variance * _truncated_variance(z)) / (1 + variance)
+        return TiltedMoments(log_ndtr(z), mean + sign * variance * mills(z) / scale, variance * shrunk)
+
+
+class Logit(SiteFamily):
+    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default, then y may be coded ±1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(np.exp(Logit([1]).log_site(np.zeros((1, 1)))[0, 0]))
+    0.5
+    """
+
+    successes: Array
+    trials: Array
+    constant: Array
+
+    def __init__(self, y: Any, trials: Any = None) -> None:
+        y = 0.5 * (1 + signs(y)) if trials is None else np.asarray(y, dtype=np.float64)
+        trials = np.ones_like(y) if trials is None else np.asarray(trials, dtype=np.float64)
+        if np.any(y < 0) or np.any(y > trials):
+            raise ModelError("Logit: successes must lie between 0 and trials")
+        constant = gammaln(trials + 1) - gammaln(y + 1) - gammaln(trials - y + 1)
+        super().__init__(successes=y, trials=trials, constant=constant)
+        self.bounds = (0.25 * float(self.trials.max()), float(self.trials.max()))
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        successes, trials, constant = self._at(rows, "successes", "trials", "constant")
+        softplus = np.log1p(np.exp(-np.abs(s))) + np.maximum(s, 0.0)
+        return successes * s - trials * softplus + constant
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        successes, trials = self._at(rows, "successes", "trials")
+        p = expit(s)
+        return successes - trials * p, -trials * p * expit(-s)
+
+
+class Step(SiteFamily):
+    """Exponential of a 0-1 loss, exp(−penalty · 1{y s < 0}); closed-form moments. An infinite penalty is a half-line.
+
+    References
+    ----------
+    Ridgway, Alquier, Chopin & Liang (2014), PAC-Bayesian AUC classification and scoring, section 4.
+    """
+
+    sign: Array
+    penalty: Array
+
+    def __init__(self, y: Any, penalty: Any = np.inf) -> None:
+        super().__init__(sign=signs(y), penalty=penalty)
+        if np.any(self.penalty < 0):
+            raise ModelError("Step: the penalty must be non-negative")
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        sign, penalty = self._at(rows, "sign", "penalty")
+        return np.where(sign * s < 0, -penalty, 0.0)
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        return np.zeros_like(s), np.zeros_like(s)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed-form moments."""
+        sign, penalty = self._at(rows, "sign", "penalty")
+        sd = np.sqrt(variance)
+        z = sign * mean / sd
+        log_z = np.logaddexp(log_ndtr(z), -power * penalty + log_ndtr(-z))
+        share = np.exp(log_ndtr(z) - log_z)  # weight of the half-line without penalty
+        low, high = -mills(-z), mills(z)  # standardised means of the two halves, less z
+        shift = share * high + (1 - share) * low
+        within = share * _truncated_variance(z) + (1 - share) * _truncated_variance(-z)
+        between = share * (1 - share) * (high - low) ** 2
+        return TiltedMoments(log_z, mean + sign * sd * shift, variance * (within + between))
+
+
+def _truncated_variance(z: Array) -> Array:
+    """Variance of N(z, 1) truncated to (0, ∞): 1 − r(z + r) with r = φ(z)/Φ(z); in the tail, its series in 1/z²."""
+    r, square = mills(z), np.maximum(z**2, 1.0)
+    return np.where(z < -50, (1 - 6 / square + 50 / square**2) / square, 1 - r * (z + r))
+
+
+class Laplace(SiteFamily):
+    """Laplace density of ``y`` about s with the given scale; as a prior, of s about y. Closed-form moments."""
+
+    y: Array
+    scale: Array
+
+    def __init__(self, y: Any = 0.0, scale: Any = 1.0) -> None:
+        super().__init__(y=y, scale=scale)
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        y, scale = self._at(rows, "y", "scale")
+        return -np.abs(s - y) / scale - np.log(2 * scale)
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        y, scale = self._at(rows, "y", "scale")
+        return -np.sign(s - y) / scale, np.zeros_like(s)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed-form moments."""
+        y, scale = self._at(rows, "y", "scale")
+        rate, sd = power / scale, np.sqrt(variance)
+        above, below = (mean - y - rate * variance) / sd, (y - mean - rate * variance) / sd
+        log_above = log_ndtr(above) - rate * (mean - y)
+        log_below = log_ndtr(below) + rate * (mean - y)
+        log_mass = np.logaddexp(log_above, log_below)
+        share = np.exp(log_above - log_mass)
+        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, less y
+        centre = share * high + (1 - share) * low
+        within = variance * (share * _truncated_variance(above) + (1 - share) * _truncated_variance(below))
+        log_z = log_mass + 0.5 * rate**2 * variance - power * np.log(2 * scale)
+        return TiltedMoments(log_z, y + centre, within + share * (1 - share) * (high - low) ** 2)
+
+
+class NormalMixture(SiteFamily):
+    """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments.
+
+    Parameters
+    ----------
+    weights, means, sds : array (k,) or (n, k)
+    n : int, optional
+        Number of sites where the parameters are shared.
+    """
+
+    log_weights: Array
+    means: Array
+    sds: Array
+
+    def __init__(self, weights: Any, means: Any, sds: Any, n: int = 1) -> None:
+        weights, means, sds = np.broadcast_arrays(*(np.atleast_2d(np.asarray(p, float)) for p in (weights, means, sds)))
+        if np.any(weights <= 0) or np.any(sds <= 0):
+            raise ModelError("NormalMixture: weights and standard deviations must be positive")
+        if len(weights) == 1 and n > 1:
+            weights, means, sds = (np.repeat(p, n, axis=0) for p in (weights, means, sds))
+        super().__init__(log_weights=np.log(weights), means=means, sds=sds)
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        log_weights, means, sds = self._at(rows, "log_weights", "means", "sds")
+        z = (s[..., None] - means) / sds
+        return logsumexp(log_weights - np.log(sds) - 0.5 * (z**2 + LOG_2PI), axis=-1)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed-form moments."""
+        if power != 1.0:
+            return None
+        log_weights, means, sds = self._at(rows, "log_weights", "means", "sds")
+        spread = variance[:, None] + sds**2
+        log_z = log_weights - 0.5 * ((mean[:, None] - means) ** 2 / spread + np.log(spread) + LOG_2PI)
+        total = logsumexp(log_z, axis=1)
+        share = np.exp(log_z - total[:, None])
+        gain = variance[:, None] / spread
+        centres = mean[:, None] + gain * (means - mean[:, None])
+        centre = (share * centres).sum(axis=1)
+        within = (share * variance[:, None] * sds**2 / spread).sum(axis=1)
+        return TiltedMoments(total, centre, within + (share * (centres - centre[:, None]) ** 2).sum(axis=1))
+
+
+class Normal(SiteFamily):
+    """N(y; s, sd²); closed-form moments, with which EP is exact."""
+
+    y: Array
+    sd: Array
+
+    def __init__(self, y: Any, sd: Any = 1.0) -> None:
+        super().__init__(y=y, sd=sd)
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        y, sd = self._at(rows, "y", "sd")
+        return -0.5 * (((y - s) / sd) ** 2 + LOG_2PI) - np.log(sd)
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        y, sd = self._at(rows, "y", "sd")
+        return (y - s) / sd**2, np.broadcast_to(-1 / sd**2, s.shape)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed-form moments."""
+        y, sd = self._at(rows, "y", "sd")
+        noise = sd**2 / power
+        total = variance + noise
+        log_z = -0.5 * (power * (np.log(sd**2) + LOG_2PI) + (y - mean) ** 2 / total + np.log(total / noise))
+        return TiltedMoments(log_z, mean + variance / total * (y - mean), variance * noise / total)
+
+
+class Poisson(SiteFamily):
+    """Poisson count ``y`` of mean exp(s); an exposure belongs in the offset."""
+
+    y: Array
+    constant: Array
+
+    def __init__(self, y: Any) -> None:
+        y = np.asarray(y, dtype=np.float64)
+        super().__init__(y=y, constant=-gammaln(y + 1))
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        y, constant = self._at(rows, "y", "constant")
+        with np.errstate(over="ignore"):
+            return y * s - np.exp(s) + constant
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        (y,) = self._at(rows, "y")
+        mean = np.exp(np.minimum(s, 700.0))
+        return y - mean, -mean
+
+
+class NegativeBinomial(SiteFamily):
+    """Negative binomial count ``y`` of mean exp(s) and variance μ + μ²/alpha."""
+
+    y: Array
+    alpha: Array
+    constant: Array
+
+    def __init__(self, y: Any, alpha: Any) -> None:
+        y, alpha = np.asarray(y, dtype=np.float64), np.asarray(alpha, dtype=np.float64)
+        constant = gammaln(y + alpha) - gammaln(alpha) - gammaln(y + 1)
+        super().__init__(y=y, alpha=alpha, constant=constant)
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        y, alpha, constant = self._at(rows, "y", "alpha", "constant")
+        t = s - np.log(alpha)  # log odds of the mean against alpha
+        return y * t - (y + alpha) * (np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)) + constant
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        y, alpha = self._at(rows, "y", "alpha")
+        p = expit(s - np.log(alpha))
+        return y - (y + alpha) * p, -(y + alpha) * p * (1 - p)
+
+
+class StudentT(SiteFamily):
+    """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy."""
+
+    y: Array
+    nu: Array
+    scale: Array
+    constant: Array
+
+    def __init__(self, y: Any = 0.0, nu: Any = 1.0, scale: Any = 1.0) -> None:
+        nu, scale = np.asarray(nu, dtype=np.float64), np.asarray(scale, dtype=np.float64)
+        if np.any(nu <= 0) or np.any(scale <= 0):
+            raise ModelError("StudentT: nu and scale must be positive")
+        constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi) - np.log(scale)
+        super().__init__(y=y, nu=nu, scale=scale, constant=constant)
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        y, nu, scale, constant = self._at(rows, "y", "nu", "scale", "constant")
+        return constant - 0.5 * (nu + 1) * np.log1p(((s - y) / scale) ** 2 / nu)
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        y, nu, scale = self._at(rows, "y", "nu", "scale")
+        z = s - y
+        spread = nu * scale**2 + z**2
+        return -(nu + 1) * z / spread, -(nu + 1) * (nu * scale**2 - z**2) / spread**2

@@ -1,0 +1,53 @@
+"""EP as a map over shards, in memory and from files."""
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import pairwise
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+from ppl_backends.approximations.ep import Factors, FileShard, Logit, fit_ep, fit_ep_sharded
+from ppl_backends.errors import ModelError
+
+N, D = 3000, 4
+
+
+def read_rows(path, first, last):
+    table = np.memmap(path, dtype=np.float64, mode="r", shape=(N, D + 1))[first:last]
+    return np.asarray(table[:, :D]), 0.1, Logit(table[:, D])
+
+
+@pytest.fixture
+def table():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, D))
+    y = rng.random(N) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.5, 0.0] - 0.1))
+    return np.c_[X, y]
+
+
+def same(a, b):
+    np.testing.assert_allclose(a.mean, b.mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(a.cov, b.cov, rtol=0, atol=1e-10)
+    assert a.log_evidence == pytest.approx(b.log_evidence, abs=1e-8)
+    np.testing.assert_allclose(a.loo.log_density, b.loo.log_density, atol=1e-9)
+
+
+def test_files_and_processes_give_the_single_process_result(table, tmp_path):
+    path = tmp_path / "table.bin"
+    table.tofile(path)
+    whole = fit_ep(Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0))
+    ends = [0, 700, 1900, N]
+    shards = [FileShard(partial(read_rows, path, a, b), b - a) for a, b in pairwise(ends)]
+    same(fit_ep_sharded(shards, 0.0, 1.0, dim=D), whole)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
+        same(fit_ep_sharded(shards, 0.0, 1.0, dim=D, executor=executor), whole)
+        same(fit_ep(Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0), n_shards=3, executor=executor), whole)
+
+
+def test_a_shard_must_have_the_rows_it_says(table, tmp_path):
+    path = tmp_path / "table.bin"
+    table.tofile(path)
+    with pytest.raises(ModelError, match="a shard of 10 sites read 700 rows"):
+        fit_ep_sharded([FileShard(partial(read_rows, path, 0, 700), 10)], 0.0, 1.0, dim=D)
