@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,9 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike) -> Any:
     fit = _fitter(name)
     if fit is None:
         raise ModelError(f"approximation={name!r} is not available in this version; use 'laplace'")
-    return fit(target, random_seed=random_seed, progressbar=False)
+    known = inspect.signature(fit).parameters  # deterministic methods take no seed
+    options = {"random_seed": random_seed, "progressbar": False}
+    return fit(target, **{name: value for name, value in options.items() if name in known})
 
 
 def _fitter(name: str) -> Callable[..., Any] | None:
