@@ -22,7 +22,7 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
     reasons = []
     incomplete = [run for run in runs if not run.complete]
     if incomplete:
-        reached = min(run.stages[-1].exponent if run.stages else 0.0 for run in incomplete)
+        reached = min(run.stages[-1].exponent for run in incomplete)
         reasons.append(f"{len(incomplete)} of {len(runs)} chains stopped before exponent 1 (at {reached:.3g})")
     stages = [stage for run in runs for stage in run.stages if stage.moves is not None]
     if stages:
@@ -34,7 +34,7 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
                 f"{worst.moves.n_moves} moves a correlation of {worst.moves.correlation:.2f} is left, acceptance "
                 f"{worst.moves.acceptance:.2f}); raise max_moves"
             )
-        fewest = min(run.stages[-1].n_lineages for run in runs if run.stages)
+        fewest = min(run.stages[-1].n_lineages for run in runs)
         if fewest < _FEW_LINEAGES:
             reasons.append(f"only {fewest} initial particles have descendants; raise draws")
     if evidence.runs_disagree:

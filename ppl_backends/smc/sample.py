@@ -185,7 +185,7 @@ def _run_chains(
 ) -> list[SMCRun]:
     """All chains, in order, with their progress."""
     fields = ("λ", "ESS", "acceptance", "moves", "log Z")
-    with ChainProgress("Tempering SMC", len(generators), fields, enabled=progressbar) as progress:
+    with ChainProgress("SMC", len(generators), fields, enabled=progressbar) as progress:
         jobs = [
             _Job(path, kernel, settings, rng, None if executor else partial(_show, progress, chain))
             for chain, rng in enumerate(generators)

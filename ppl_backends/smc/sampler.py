@@ -119,7 +119,7 @@ def run_tempering(
         ESS that each reweighting keeps, as a share of ``n``.
     moves : MoveSettings, optional
     max_time : float, optional
-        Seconds after which no further stage is begun; the run is then marked incomplete.
+        Seconds after which no stage beyond the first is begun; the run is then marked incomplete.
     report : callable, optional
         Called with every finished stage.
     """
@@ -130,7 +130,7 @@ def run_tempering(
     lineage, stages, scale = LineageVariance(n), [], kernel.initial_scale(state.x.shape[1])
     log_evidence, weighted = 0.0, None
     while state.exponent < 1.0 and len(stages) < _MAX_STAGES:
-        if max_time is not None and time.perf_counter() - clock > max_time:
+        if stages and max_time is not None and time.perf_counter() - clock > max_time:
             break
         exponent = next_exponent(state.increment, state.exponent, ess_fraction)
         log_weights = (exponent - state.exponent) * state.increment

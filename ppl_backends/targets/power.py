@@ -71,7 +71,8 @@ class PowerTarget(BaseTarget):
 
 
 _PASSED_THROUGH = frozenset(
-    ["dim", "names", "has_split", "has_gradient", "label", "coords", "dims", "observed_data", "constant_data", "observations", "sample_prior", "initial_points", "constrain", "unconstrain", "pointwise_log_likelihood"]
+    {"dim", "names", "has_split", "has_gradient", "label", "coords", "dims", "observed_data", "constant_data"}
+    | {"observations", "sample_prior", "initial_points", "constrain", "unconstrain", "pointwise_log_likelihood"}
 )
 
 

@@ -1,0 +1,143 @@
+"""Every exact kernel leaves its target invariant, and a broken twin of each is caught."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.kernels import KERNELS, Mala, RandomWalk, make_kernel
+from ppl_backends.mcmc.metric import Metric, cross_fitted_metric, metric_from_points
+
+# Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
+LEVEL = 5e-6
+SHAPE = 2.0
+
+
+@dataclass(frozen=True)
+class Points:
+    """Two independent logs of Gamma(2) variables: skewed, with exact draws."""
+
+    x: np.ndarray
+
+    @property
+    def log_density(self):
+        return (SHAPE * self.x - np.exp(self.x)).sum(axis=1)
+
+    @property
+    def gradient(self):
+        return SHAPE - np.exp(self.x)
+
+    def where(self, accepted, proposal):
+        return Points(np.where(accepted[:, None], proposal.x, self.x))
+
+
+METRIC = Metric(np.array([[0.9, 0.0], [0.4, 0.7]]))
+
+
+def p_values(kernel, scale, n=40_000, steps=3, seed=1):
+    """KS p-values per coordinate after a few steps from exact draws."""
+    rng = np.random.default_rng(seed)
+    state = Points(np.log(rng.gamma(SHAPE, size=(n, 2))))
+    for _ in range(steps):
+        state, _ = kernel.step(rng, state, Points, scale, METRIC)
+    return [stats.kstest(np.exp(state.x[:, j]), "gamma", args=(SHAPE,)).pvalue for j in range(2)]
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+@pytest.mark.parametrize("scale", [0.6, 1.4])
+def test_kernel_leaves_target_invariant(name, scale):
+    assert min(p_values(make_kernel(name), scale)) > LEVEL
+
+
+class MalaWithoutReverseDensity(Mala):
+    """Forgets the proposal densities in the ratio."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        z = rng.standard_normal(state.x.shape)
+        jump = 0.5 * scale**2 * metric.whiten_gradient(state.gradient) + scale * z
+        proposal = evaluate(state.x + metric.colour(jump))
+        accepted = np.log(rng.random(len(z))) < proposal.log_density - state.log_density
+        return state.where(accepted, proposal), None
+
+
+class RandomWalkWithDrift(RandomWalk):
+    """An asymmetric proposal accepted as if it were symmetric."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        z = rng.standard_normal(state.x.shape) + 0.2
+        proposal = evaluate(state.x + metric.colour(scale * z))
+        accepted = np.log(rng.random(len(z))) < proposal.log_density - state.log_density
+        return state.where(accepted, proposal), None
+
+
+@pytest.mark.parametrize("broken", [MalaWithoutReverseDensity(), RandomWalkWithDrift()])
+def test_broken_twin_is_caught(broken):
+    assert min(p_values(broken, 1.4)) < LEVEL
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_per_point_scales_move_each_point_by_its_own(name):
+    rng = np.random.default_rng(0)
+    state = Points(np.log(rng.gamma(SHAPE, size=(4000, 2))))
+    scale = np.where(np.arange(4000) < 2000, 0.01, 1.0)
+    _, info = make_kernel(name).step(rng, state, Points, scale, METRIC)
+    assert info.acceptance[:2000].min() > 0.8
+    assert info.squared_jump[:2000].max() < info.squared_jump[2000:].mean()
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_non_finite_proposals_are_rejected(name):
+    class Wall(Points):
+        @property
+        def log_density(self):
+            with np.errstate(invalid="ignore"):
+                return np.where(self.x[:, 0] > 0, np.nan, np.where(self.x[:, 1] > 0, -np.inf, 0.0))
+
+        def where(self, accepted, proposal):
+            return Wall(np.where(accepted[:, None], proposal.x, self.x))
+
+    rng = np.random.default_rng(0)
+    state = Wall(np.full((500, 2), -0.1))
+    state, info = make_kernel(name).step(rng, state, Wall, 1.0, Metric(np.ones(2)))
+    assert (state.x <= 0).all()
+    assert np.isfinite(info.acceptance).all()
+
+
+def test_unknown_kernel_names_the_choices():
+    with pytest.raises(ModelError, match="'mala'"):
+        make_kernel("nuts")
+
+
+def test_metric_estimates_a_covariance_and_withstands_cauchy_tails():
+    rng = np.random.default_rng(3)
+    factor = np.array([[2.0, 0.0, 0.0], [1.0, 0.5, 0.0], [0.0, 0.0, 10.0]])
+    x = rng.standard_normal((20_000, 3)) @ factor.T
+    estimated = metric_from_points(x).factor
+    # Quantile scales and cut correlations of 20,000 Gaussian points are good to about two per cent.
+    size = np.sqrt(np.diag(factor @ factor.T))
+    error = (estimated @ estimated.T - factor @ factor.T) / np.outer(size, size)
+    assert np.abs(error).max() < 0.06
+    x[:, 2] = 10 * rng.standard_cauchy(20_000)
+    scale = np.sqrt((metric_from_points(x).factor ** 2).sum(axis=1))
+    assert 10 < scale[2] < 25  # the quantile scale of a Cauchy is 1.84 times its own
+
+
+def test_metric_is_positive_definite_with_fewer_points_than_coordinates():
+    rng = np.random.default_rng(4)
+    metric = metric_from_points(rng.standard_normal((20, 50)))
+    factor = metric.factor if metric.is_dense else np.diag(metric.factor)
+    assert np.linalg.eigvalsh(factor @ factor.T).min() > 0
+
+
+def test_cross_fitted_halves_do_not_see_their_own_points():
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((100, 3))
+    before = cross_fitted_metric(x)
+    x[:50] *= 10
+    after = cross_fitted_metric(x)
+    np.testing.assert_array_equal(before.first.factor, after.first.factor)
+    z = rng.standard_normal((100, 3))
+    np.testing.assert_array_equal(before.colour(z)[:50], after.colour(z)[:50])
+    assert not np.allclose(before.colour(z)[50:], after.colour(z)[50:])

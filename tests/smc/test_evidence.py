@@ -1,0 +1,47 @@
+"""The error bars of the evidence, by themselves."""
+
+import numpy as np
+import pytest
+
+from ppl_backends.smc.evidence import LineageVariance, combine_evidence
+
+
+def test_one_reweighting_is_the_variance_of_importance_sampling():
+    rng = np.random.default_rng(0)
+    weights = rng.gamma(2.0, size=1000)
+    weights /= weights.sum()
+    lineage = LineageVariance(1000)
+    lineage.reweight(weights)
+    assert lineage.variance == pytest.approx((weights**2).sum() - 1 / 1000)
+
+
+def test_siblings_that_do_not_move_count_once():
+    """After resampling to ten families that stay put, the second stage has the variance of ten points."""
+    n = 1000
+    lineage = LineageVariance(n)
+    lineage.resample(np.repeat(np.arange(10), 100))
+    family_weight = np.arange(1.0, 11.0)
+    weights = np.repeat(family_weight / family_weight.sum() / 100, 100)
+    lineage.reweight(weights)
+    assert lineage.n_lineages == 10
+    shares = family_weight / family_weight.sum()
+    assert lineage.variance == pytest.approx(((shares - 0.1) ** 2).sum())
+
+
+def test_runs_that_agree_pool_and_runs_that_do_not_speak_alone():
+    agree = combine_evidence(np.array([-10.0, -10.1, -9.9, -10.05]), np.full(4, 0.01), np.full(4, 100.0))
+    assert not agree.runs_disagree
+    assert agree.standard_error == pytest.approx(0.05, rel=0.2)
+    assert agree.df > 40
+    apart = combine_evidence(np.array([-10.0, -14.0, -9.0, -12.0]), np.full(4, 0.01), np.full(4, 100.0))
+    assert apart.runs_disagree
+    assert apart.df == 3
+    assert apart.standard_error == pytest.approx(np.std([-10, -14, -9, -12], ddof=1) / 2)
+    single = combine_evidence(np.array([-10.0]), np.array([0.04]), np.array([50.0]))
+    assert single.standard_error == pytest.approx(0.2)
+    assert single.log_evidence == -10.0
+
+
+def test_evidence_is_the_mean_of_the_evidences():
+    combined = combine_evidence(np.log([1.0, 3.0]), np.full(2, 0.5), np.full(2, 9.0))
+    assert combined.log_evidence == pytest.approx(np.log(2.0))

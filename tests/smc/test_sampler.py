@@ -1,0 +1,150 @@
+"""Single runs against known answers: evidence, means and sds, error bars, tempered and incomplete runs."""
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from ppl_backends.approximations import GaussianApproximation
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.smc.path import BridgePath, PriorPath
+from ppl_backends.smc.results import lineage_ess
+from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.targets import FunctionTarget
+from ppl_backends.targets.power import with_power
+from tests.toys import bimodal, conjugate_gaussian, gamma_poisson
+
+KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson(), "bimodal": bimodal()}
+
+
+def rough_start(known):
+    """A start that is off in place and scale."""
+    return GaussianApproximation(known.mean + 0.5 * known.sd, np.diag((1.5 * known.sd) ** 2))
+
+
+@pytest.mark.parametrize("kernel", ["mala", "random_walk"])
+@pytest.mark.parametrize("start", ["prior", "gaussian"])
+@pytest.mark.parametrize("name", list(KNOWN))
+def test_evidence_means_and_sds_are_right(name, start, kernel):
+    known = KNOWN[name]
+    path = PriorPath(known.target) if start == "prior" else BridgePath(known.target, rough_start(known))
+    runs = [run_tempering(path, make_kernel(kernel), 1000, np.random.default_rng([7, seed])) for seed in range(12)]
+    log_evidence = np.array([run.log_evidence for run in runs])
+    error = np.sqrt(np.mean([run.variance for run in runs]) / len(runs))
+    assert abs(logsumexp(log_evidence) - np.log(len(runs)) - known.log_evidence) < 4.5 * error
+    # Spread over runs is the honest error of a pooled mean; t with 11 degrees of freedom, false failure about 1e-4.
+    for statistic, truth in ((np.mean, known.mean), (np.std, known.sd)):
+        values = np.array([statistic(run.x, axis=0) for run in runs])
+        standard_error = values.std(axis=0, ddof=1) / np.sqrt(len(runs))
+        assert (np.abs(values.mean(axis=0) - truth) < 6.0 * standard_error + 1e-3 * known.sd).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "start"), [("gaussian", "prior"), ("skewed", "gaussian"), ("bimodal", "prior")])
+def test_single_run_error_bar_matches_the_spread_over_150_seeds(name, start):
+    known = KNOWN[name]
+    path = PriorPath(known.target) if start == "prior" else BridgePath(known.target, rough_start(known))
+    runs = [run_tempering(path, make_kernel("mala"), 400, np.random.default_rng([11, seed])) for seed in range(150)]
+    log_evidence = np.array([run.log_evidence for run in runs])
+    ratio = np.mean([run.variance**0.5 for run in runs]) / log_evidence.std(ddof=1)
+    # The sd of 150 values is known to 6 %; the bar is 0.8 to 1.5.
+    assert 0.8 < ratio < 1.5
+    assert np.mean(np.exp(log_evidence - known.log_evidence)) == pytest.approx(1.0, abs=4.5 * log_evidence.std() / 12)
+
+
+def test_a_perfect_start_is_importance_sampling_with_weights_one():
+    known = KNOWN["gaussian"]
+    hessian = known.target.hessian(known.mean[None])[0]
+    exact = GaussianApproximation(known.mean, np.linalg.inv(-hessian))
+    run = run_tempering(BridgePath(known.target, exact), make_kernel("mala"), 500, np.random.default_rng(0))
+    assert len(run.stages) == 1
+    assert run.stages[0].moves is None
+    assert run.log_evidence == pytest.approx(known.log_evidence, abs=1e-6)
+    assert run.stages[0].ess == pytest.approx(500, rel=1e-6)
+    points, log_weights = run.weighted
+    assert points.shape == (500, 5)
+    np.testing.assert_allclose(log_weights, known.log_evidence, atol=1e-6)
+
+
+def test_the_ladder_is_the_evidence_of_every_tempered_posterior():
+    """The running log evidence at λ equals the closed form for the Gamma–Poisson model raised to λ."""
+    from scipy.special import gammaln
+
+    counts, a, b = np.array([3, 0, 1, 2]), 1.5, 0.5
+    known = gamma_poisson(counts)
+    for seed in range(5):
+        run = run_tempering(PriorPath(known.target), make_kernel("mala"), 4000, np.random.default_rng(seed))
+        for stage in run.stages:
+            lam = stage.exponent
+            shape, rate = a + lam * counts.sum(), b + lam * len(counts)
+            exact = a * np.log(b) - gammaln(a) + gammaln(shape) - shape * np.log(rate)
+            exact -= lam * gammaln(counts + 1).sum()
+            assert abs(stage.log_evidence - exact) < 5 * run.variance**0.5
+
+
+def test_power_tempers_the_likelihood_only():
+    known = gamma_poisson()
+    half = with_power(known.target, 0.5)
+    x = np.array([[0.3], [-1.0]])
+    full, tempered = known.target.evaluate(x, True), half.evaluate(x, True)
+    np.testing.assert_allclose(tempered.log_prior, full.log_prior)
+    np.testing.assert_allclose(tempered.log_likelihood, 0.5 * full.log_likelihood)
+    np.testing.assert_allclose(tempered.gradient, full.log_prior_gradient + 0.5 * full.log_likelihood_gradient)
+    hessian = half.hessian(x, "joint") - half.hessian(x, "likelihood")
+    np.testing.assert_allclose(hessian, known.target.hessian(x) - known.target.hessian(x, "likelihood"))
+    assert half.dim == 1
+    assert half.names == known.target.names
+
+
+@pytest.mark.parametrize("power", [-1.0, np.nan, np.inf])
+def test_power_out_of_range_is_refused(power):
+    with pytest.raises(ModelError, match="power="):
+        with_power(gamma_poisson().target, power)
+
+
+def test_points_outside_the_support_never_survive():
+    def log_likelihood(x):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(x[:, 0] > 1.0, -2 * x[:, 0], np.nan), np.full_like(x, -2.0)
+
+    target = FunctionTarget(
+        1,
+        log_likelihood,
+        lambda x: (-0.5 * x[:, 0] ** 2, -x),
+        lambda n, rng: rng.standard_normal((n, 1)),
+    )
+    run = run_tempering(PriorPath(target), make_kernel("random_walk"), 2000, np.random.default_rng(0))
+    assert run.x.min() > 1.0
+    from scipy.stats import norm
+
+    exact = 2.0 + norm.logsf(3.0)  # E[exp(−2x); x > 1] under N(0, 1)
+    assert abs(run.log_evidence - exact) < 5 * run.variance**0.5
+
+
+def test_no_point_inside_the_support_is_an_error_that_says_so():
+    target = FunctionTarget(
+        1,
+        lambda x: (np.full(len(x), np.nan), x),
+        lambda x: (-(x[:, 0] ** 2), -x),
+        lambda n, rng: rng.normal(size=(n, 1)),
+    )
+    with pytest.raises(ModelError, match="-inf or NaN at all 100 starting points"):
+        run_tempering(PriorPath(target), make_kernel("mala"), 100, np.random.default_rng(0))
+
+
+def test_max_time_leaves_an_incomplete_run():
+    run = run_tempering(
+        PriorPath(KNOWN["gaussian"].target), make_kernel("mala"), 100, np.random.default_rng(0), max_time=0.0
+    )
+    assert not run.complete
+    assert len(run.stages) == 1
+    assert 0 < run.stages[0].exponent < 1
+
+
+def test_lineage_ess_of_clones_is_the_number_of_lineages():
+    rng = np.random.default_rng(0)
+    founders = rng.standard_normal((50, 2))
+    ancestor = np.repeat(np.arange(50), 20)
+    np.testing.assert_allclose(lineage_ess(founders[ancestor], ancestor), 50, rtol=1e-9)
+    independent = lineage_ess(rng.standard_normal((1000, 2)), np.arange(1000))
+    np.testing.assert_allclose(independent, 1000, rtol=1e-9)

@@ -1,0 +1,97 @@
+"""Small targets with known answers, shared by the tests of all samplers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import gammaln
+
+from ppl_backends.targets import FunctionTarget
+
+LOG_2PI = np.log(2 * np.pi)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A target with its exact log evidence, and posterior means and sds on the unconstrained space."""
+
+    target: FunctionTarget
+    log_evidence: float
+    mean: np.ndarray
+    sd: np.ndarray
+
+
+def conjugate_gaussian(dim: int = 5, seed: int = 0) -> Known:
+    """x ~ N(0, 4 I), twelve observations y = A x + N(0, 0.5²) with a correlated design."""
+    rng = np.random.default_rng(seed)
+    n, prior_sd, noise = 12, 2.0, 0.5
+    design = rng.normal(size=(n, dim)) + rng.normal(size=(n, 1))
+    y = design @ rng.normal(size=dim) + noise * rng.normal(size=n)
+
+    def log_likelihood(x):
+        residual = y - x @ design.T
+        value = -0.5 * (residual**2).sum(1) / noise**2 - n * np.log(noise) - 0.5 * n * LOG_2PI
+        return value, residual @ design / noise**2
+
+    def log_prior(x):
+        return -0.5 * (x**2).sum(1) / prior_sd**2 - dim * np.log(prior_sd) - 0.5 * dim * LOG_2PI, -x / prior_sd**2
+
+    precision = design.T @ design / noise**2 + np.eye(dim) / prior_sd**2
+    cov = np.linalg.inv(precision)
+    marginal = noise**2 * np.eye(n) + prior_sd**2 * design @ design.T
+    log_evidence = -0.5 * (y @ np.linalg.solve(marginal, y) + np.linalg.slogdet(marginal)[1] + n * LOG_2PI)
+    target = FunctionTarget(dim, log_likelihood, log_prior, lambda n, rng: prior_sd * rng.normal(size=(n, dim)))
+    return Known(target, float(log_evidence), cov @ design.T @ y / noise**2, np.sqrt(np.diag(cov)))
+
+
+def gamma_poisson(counts=(3, 0, 1, 2)) -> Known:
+    """Log of a Gamma(1.5, 0.5) rate with Poisson counts: a skewed target with an asymmetric likelihood."""
+    counts = np.asarray(counts)
+    a, b = 1.5, 0.5
+    total, n = counts.sum(), len(counts)
+
+    def log_prior(x):
+        rate = np.exp(x)
+        return (a * x - b * rate + a * np.log(b) - gammaln(a))[:, 0], a - b * rate
+
+    def log_likelihood(x):
+        rate = np.exp(x)
+        return (total * x - n * rate)[:, 0] - gammaln(counts + 1).sum(), total - n * rate
+
+    def sample_prior(n, rng):
+        return np.log(rng.gamma(a, 1 / b, size=(n, 1)))
+
+    shape, rate = a + total, b + n
+    log_evidence = a * np.log(b) - gammaln(a) + gammaln(shape) - shape * np.log(rate) - gammaln(counts + 1).sum()
+    grid = np.linspace(-12, 6, 40001)
+    density = np.exp(shape * grid - rate * np.exp(grid) + shape * np.log(rate) - gammaln(shape)) * (grid[1] - grid[0])
+    mean = (grid * density).sum()
+    sd = np.sqrt(((grid - mean) ** 2 * density).sum())
+    target = FunctionTarget(1, log_likelihood, log_prior, sample_prior)
+    return Known(target, float(log_evidence), np.array([mean]), np.array([sd]))
+
+
+def bimodal(dim: int = 2, separation: float = 4.0) -> Known:
+    """Prior N(0, 9 I), "likelihood" an unnormalised two-component mixture with weights 0.3 and 0.7 at ±separation."""
+    centres, shares, width = np.array([separation, -separation]), np.array([0.3, 0.7]), 0.7
+    prior_sd = 3.0
+
+    def log_prior(x):
+        return -0.5 * (x**2).sum(1) / prior_sd**2 - dim * np.log(prior_sd) - 0.5 * dim * LOG_2PI, -x / prior_sd**2
+
+    def log_likelihood(x):
+        offsets = x[:, None, :] - centres[:, None]
+        logs = np.log(shares) - 0.5 * (offsets**2).sum(2) / width**2
+        value = np.logaddexp(logs[:, 0], logs[:, 1])
+        share = np.exp(logs - value[:, None])
+        return value, -(share[:, :, None] * offsets).sum(1) / width**2
+
+    total = width**2 + prior_sd**2
+    masses = np.log(shares) + dim * (0.5 * np.log(2 * np.pi * width**2) - 0.5 * np.log(2 * np.pi * total))
+    masses = masses - 0.5 * dim * centres**2 / total
+    shrink = prior_sd**2 / total
+    share = np.exp(masses - np.logaddexp(*masses))
+    mean = (share * shrink * centres).sum()
+    second = (share * (shrink * centres) ** 2).sum() + width**2 * shrink
+    target = FunctionTarget(dim, log_likelihood, log_prior, lambda n, rng: prior_sd * rng.normal(size=(n, dim)))
+    sd = np.sqrt(second - mean**2)
+    return Known(target, float(np.logaddexp(*masses)), np.full(dim, mean), np.full(dim, sd))
