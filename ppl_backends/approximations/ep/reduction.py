@@ -46,8 +46,9 @@ class Reduction(NamedTuple):
         """Posterior covariance of θ ``(d, d)``: Q₀⁻¹ − G Gᵀ + G V Gᵀ."""
         prior_cov = factors.prior.apply_covariance(np.eye(factors.dim))
         half = self.gain @ q.root.T
-        cov: Array = prior_cov - self.gain @ self.gain.T + half @ half.T
-        return cov
+        prior_cov -= self.gain @ self.gain.T
+        prior_cov += half @ half.T
+        return prior_cov
 
     def variances(self, factors: Factors, q: Global) -> Array:
         """Diagonal of :meth:`cov`, without forming it."""
