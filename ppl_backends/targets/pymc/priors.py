@@ -16,18 +16,23 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.distributions.distribution import PartialObservedRV
+from pymc.distributions.transforms import Ordered, _default_transform
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType, random_generator_type
+from scipy.special import gammaln
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.graph import (
     PYTHON_MODE,
     DataValues,
+    ModelShapes,
     ancestors,
     fixed_values,
     forward,
@@ -35,17 +40,36 @@ from ppl_backends.targets.pymc.graph import (
     io_toposort,
 )
 
+try:
+    from pytensor.compile.rewriting import inline_ofg_node
+except ImportError:  # PyTensor < 3
+    from pytensor.tensor.rewriting.ofg import inline_ofg_node
+
 __all__ = ["PriorSampler"]
+
+NORMALIZER_DRAWS = 10_000
 
 
 class PriorSampler:
     """Prior draws of the ravelled value variables.
+
+    A transform may restrict a variable to part of its support, as ``ordered`` does. Where the elements are exchangeable
+    their draws are sorted; otherwise draws outside are drawn again, all variables together, which is rejection sampling
+    from the density that the model states.
 
     Parameters
     ----------
     model : pm.Model
     data : dict
         Values of the shared variables.
+    shapes : ModelShapes
+
+    Attributes
+    ----------
+    log_sorted : float
+        Log of the prior mass that sorting keeps: -log K! for K ordered elements.
+    accepted, proposed : int
+        Draws so far that the restrictions kept, of how many.
 
     Raises
     ------
@@ -53,15 +77,21 @@ class PriorSampler:
         If a free variable has no proper prior; the message names it.
     """
 
-    def __init__(self, model: pm.Model, data: DataValues) -> None:
-        free = free_variables(model)
-        for rv in free:
+    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
+        self._free = free_variables(model)
+        for rv in self._free:
             _refuse_improper(rv)
-        values = [forward(model, rv, rv) for rv in free]
-        ndims = [value.type.ndim for value in values]
-        graphs = _expand_composites(clone_replace(values, fixed_values(model, data), rebuild_strict=False))
-        self._names = [rv.name for rv in free]
-        self._ndims = ndims
+        fixed = fixed_values(model, data)
+        ordered = [rv for rv in self._free if _exchangeable_and_ordered(model, rv)]
+        fixed.update({rv: _sorted_copy(rv, model.rvs_to_transforms[rv]) for rv in ordered})
+        self.log_sorted = -sum(_log_orders(shapes.model[rv.name]) for rv in ordered)
+
+        self._transformed = [rv for rv in self._free if _has_unusual_transform(model, rv)]
+        values = {rv: forward(model, rv, rv) for rv in self._free}
+        errors = [_error_of_return(model, rv, values[rv]) for rv in self._transformed]
+        graphs = _expand_composites(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
+        self.accepted = self.proposed = 0
+        self._ndims = [graph.type.ndim for graph in graphs]
         self._loop = _compile(graphs)
         size = pt.lscalar("n")
         try:
@@ -69,29 +99,100 @@ class PriorSampler:
         except Exception:  # an operation that cannot be given a batch axis: draw one by one
             self._batched = None
 
+    @property
+    def log_normalizer(self) -> float:
+        """Log of the mass of the prior density on the unconstrained space: 0 unless a transform restricts it."""
+        if not self._transformed:
+            return 0.0
+        if not self.proposed:
+            self(NORMALIZER_DRAWS, np.random.default_rng(0))
+        return self.log_sorted + float(np.log(self.accepted / self.proposed))
+
     def __call__(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` draws ``(n, dim)``."""
-        state = rng.bit_generator.state
+        """``n`` draws ``(n, dim)``.
+
+        Raises
+        ------
+        PriorSamplingError
+            If too few draws fall where the transforms allow, or a transform does not undo itself.
+        """
+        kept: list[Array] = []
+        while (missing := n - sum(map(len, kept))) > 0:
+            draws = self._draw(missing, rng)
+            inside = np.isfinite(draws).all(axis=1)
+            self.proposed += missing
+            self.accepted += missing - int(np.isnan(draws).any(axis=1).sum())
+            kept.append(draws[inside])
+            if self.proposed > 10_000 and self.accepted < 1e-3 * self.proposed:
+                names = ", ".join(repr(rv.name) for rv in self._free)
+                raise PriorSamplingError(
+                    f"only {self.accepted} of {self.proposed} prior draws of {names} fall where the transforms allow: "
+                    "use initial='laplace'"
+                )
+        return np.concatenate(kept) if kept else self._draw(1, rng)[:0]
+
+    def _draw(self, n: int, rng: np.random.Generator) -> Array:
+        """``n`` draws in one call, or one by one where the graph has no batched form."""
         if self._batched is not None:
+            state = rng.bit_generator.state
             try:
                 draws = [np.asarray(draw, dtype=np.float64) for draw in self._batched(rng, n)]
-                if self._independent(draws, n):
-                    return np.concatenate([draw.reshape(n, -1) for draw in draws], axis=1)
-            except Exception:
-                rng.bit_generator.state = state
+                if _are_draws(draws, self._ndims, n):
+                    return self._ravel(draws, n)
+            except PriorSamplingError:
+                raise
+            except Exception:  # shapes that only fail when the graph runs
+                self._batched = None
             self._batched = None
             rng.bit_generator.state = state
-        rows = [np.concatenate([np.ravel(value) for value in self._loop(rng)]) for _ in range(n)]
-        return np.array(rows, dtype=np.float64).reshape(n, -1)
+        rows = [self._loop(rng) for _ in range(n)]
+        return self._ravel([np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)], n)
 
-    def _independent(self, draws: list[Array], n: int) -> bool:
-        """Whether every variable has a row per draw, and no draw is repeated."""
-        for draw, ndim in zip(draws, self._ndims, strict=True):
-            if draw.ndim != ndim + 1 or draw.shape[0] != n:
-                return False
-            if n > 1 and draw.size and len(np.unique(draw.reshape(n, -1), axis=0)) == 1:
-                return False
-        return True
+    def _ravel(self, draws: list[Array], n: int) -> Array:
+        """Points ``(n, dim)``, once it is checked that every transform undoes itself."""
+        k = len(self._free)
+        for rv, error in zip(self._transformed, draws[k:], strict=True):
+            if np.nanmax(error, initial=0.0) > 1e-6:
+                raise PriorSamplingError(
+                    f"draws of '{rv.name}' do not survive its transform and back, so that its prior cannot be sampled: "
+                    "use initial='laplace'"
+                )
+        return np.concatenate([draw.reshape(n, -1) for draw in draws[:k]], axis=1)
+
+
+def _are_draws(draws: list[Array], ndims: list[int], n: int) -> bool:
+    """Whether every output has a row per draw."""
+    return all(draw.ndim == ndim + 1 and len(draw) == n for draw, ndim in zip(draws, ndims, strict=True))
+
+
+def _exchangeable_and_ordered(model: pm.Model, rv: Variable) -> bool:
+    """Whether the transform orders elements of which no parameter varies along the last axis."""
+    op = rv.owner.op
+    if not isinstance(model.rvs_to_transforms[rv], Ordered) or not isinstance(op, RandomVariable) or op.ndim_supp:
+        return False
+    return all(p.type.ndim == 0 or p.type.shape[-1] == 1 for p in op.dist_params(rv.owner))
+
+
+def _sorted_copy(rv: Variable, transform: Ordered) -> Variable:
+    """The same draw, with its elements in the order that the transform asks for."""
+    ascending = pt.sort(rv.owner.clone().outputs[1], axis=-1)
+    return ascending if transform.ascending else ascending[..., ::-1]
+
+
+def _log_orders(shape: tuple[int, ...]) -> float:
+    """Log of the number of orders of the elements along the last axis, for all vectors together."""
+    return float(np.prod(shape[:-1]) * gammaln(shape[-1] + 1))
+
+
+def _has_unusual_transform(model: pm.Model, rv: Variable) -> bool:
+    transform = model.rvs_to_transforms[rv]
+    return transform is not None and type(transform) is not type(_default_transform(rv.owner.op, rv))
+
+
+def _error_of_return(model: pm.Model, rv: Variable, value: Variable) -> Variable:
+    """Largest error of a draw that is transformed and back."""
+    back = model.rvs_to_transforms[rv].backward(value, *rv.owner.inputs)
+    return pt.max(pt.abs(back - rv))
 
 
 def _refuse_improper(rv: Variable) -> None:
@@ -107,6 +208,7 @@ def _refuse_improper(rv: Variable) -> None:
 
 def _expand_composites(graphs: list[Variable]) -> list[Variable]:
     """Replace every composite distribution by the graph of elementary random variables inside it."""
+    graphs = _merged(graphs)
     while True:
         composites = [
             node
@@ -116,10 +218,15 @@ def _expand_composites(graphs: list[Variable]) -> list[Variable]:
         if not composites:
             return graphs
         node = composites[0]
-        inner = clone_replace(
-            node.op.inner_outputs, dict(zip(node.op.inner_inputs, node.inputs, strict=True)), rebuild_strict=False
-        )
-        graphs = clone_replace(graphs, dict(zip(node.outputs, inner, strict=True)), rebuild_strict=False)
+        inner = inline_ofg_node(node)
+        graphs = _merged(clone_replace(graphs, dict(zip(node.outputs, inner, strict=True)), rebuild_strict=False))
+
+
+def _merged(graphs: list[Variable]) -> list[Variable]:
+    """Every random variable once: replacing clones what is above, and two clones must not be drawn apart."""
+    fgraph = FunctionGraph(outputs=list(graphs), clone=False)
+    MergeOptimizer().rewrite(fgraph)
+    return list(fgraph.outputs)
 
 
 def _draw_many(graphs: list[Variable], n: Variable) -> list[Variable]:

@@ -12,7 +12,7 @@ import numpy as np
 import pymc as pm
 from pytensor.graph.basic import Variable
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
@@ -160,10 +160,24 @@ class PyMCTarget(BaseTarget):
         PriorSamplingError
             If a free variable is ``Flat`` or ``HalfFlat``.
         """
+        return self._prior_sampler()(n, rng)
+
+    def _prior_sampler(self) -> PriorSampler:
         with self._lock, no_c_compiler():
             if self._prior is None:
-                self._prior = PriorSampler(self.model, self._data)
-        return self._prior(n, rng)
+                self._prior = PriorSampler(self.model, self._data, self._shapes)
+        return self._prior
+
+    @property
+    def log_prior_normalizer(self) -> float:
+        """Log of the integral of the prior: 0, unless a transform such as ``ordered`` cuts the support; NaN if improper.
+
+        For exchangeable ordered elements it is exact, elsewhere it is estimated from the prior draws.
+        """
+        try:
+            return self._prior_sampler().log_normalizer
+        except PriorSamplingError:
+            return float("nan")
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
         """``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).
