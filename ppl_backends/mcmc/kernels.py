@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.metric import Metric
+from ppl_backends.mcmc.metric import AnyMetric
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["KERNELS", "Kernel", "KernelInfo", "Mala", "RandomWalk", "State", "make_kernel"]
@@ -23,7 +24,10 @@ __all__ = ["KERNELS", "Kernel", "KernelInfo", "Mala", "RandomWalk", "State", "ma
 class State(Protocol):
     """Points with what is known of the density there."""
 
-    x: Array
+    @property
+    def x(self) -> Array:
+        """``(n, dim)``."""
+        ...
 
     @property
     def log_density(self) -> Array:
@@ -35,12 +39,12 @@ class State(Protocol):
         """``(n, dim)``."""
         ...
 
-    def where(self: S, accepted: Array, proposal: S) -> S:
+    def where(self: S, accepted: NDArray[np.bool_], proposal: S) -> S:
         """The proposal where ``accepted`` ``(n,)``, else this."""
         ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound="State")
 
 
 class KernelInfo(NamedTuple):
@@ -74,7 +78,12 @@ class Kernel(Protocol):
         ...
 
     def step(
-        self, rng: np.random.Generator, state: S, evaluate: Callable[[Array], S], scale: float | Array, metric: Metric
+        self,
+        rng: np.random.Generator,
+        state: S,
+        evaluate: Callable[[Array], S],
+        scale: float | Array,
+        metric: AnyMetric,
     ) -> tuple[S, KernelInfo]:
         """Move every point once, leaving the density of ``evaluate`` invariant."""
         ...
@@ -102,7 +111,12 @@ class RandomWalk:
         return 2.38 / np.sqrt(dim)
 
     def step(
-        self, rng: np.random.Generator, state: S, evaluate: Callable[[Array], S], scale: float | Array, metric: Metric
+        self,
+        rng: np.random.Generator,
+        state: S,
+        evaluate: Callable[[Array], S],
+        scale: float | Array,
+        metric: AnyMetric,
     ) -> tuple[S, KernelInfo]:
         """One symmetric proposal for every point."""
         h = _column(scale)
@@ -130,7 +144,12 @@ class Mala:
         return 1.65 / dim ** (1.0 / 6.0)
 
     def step(
-        self, rng: np.random.Generator, state: S, evaluate: Callable[[Array], S], scale: float | Array, metric: Metric
+        self,
+        rng: np.random.Generator,
+        state: S,
+        evaluate: Callable[[Array], S],
+        scale: float | Array,
+        metric: AnyMetric,
     ) -> tuple[S, KernelInfo]:
         """One Langevin proposal for every point."""
         h = _column(scale)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Metric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
+__all__ = ["AnyMetric", "Metric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
 
 # Points further out than this many robust standard deviations count as this far in the correlations.
 _WINSOR = 3.0
@@ -47,7 +47,7 @@ def metric_from_points(x: Array) -> Metric:
     """
     n, dim = x.shape
     low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
-    scale = 0.5 * (high - low)
+    scale: Array = 0.5 * (high - low)
     spread = np.abs(x - centre).max(axis=0)
     scale = np.where(scale > 0, scale, np.where(spread > 0, spread, 1.0))
     if dim == 1:
@@ -102,3 +102,6 @@ def cross_fitted_metric(x: Array) -> SplitMetric:
     """The metric of the second half of the points for the first half, and the other way round."""
     half = len(x) // 2
     return SplitMetric(metric_from_points(x[half:]), metric_from_points(x[:half]))
+
+
+AnyMetric = Metric | SplitMetric

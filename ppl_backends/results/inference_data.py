@@ -132,7 +132,8 @@ def _draws(values: Mapping[str, Array], chains: int, draws: int, coords: Mapping
 
 
 def _constants(values: Mapping[str, Array], coords: Mapping, dims: Mapping) -> xr.Dataset:
-    variables, index = {}, {}
+    variables: dict[str, tuple] = {}
+    index: dict[str, Array] = {}
     for name, value in values.items():
         array = np.asarray(value)
         if array.dtype.kind in "biuf":

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import f as f_distribution
 
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["EvidenceEstimate", "LineageVariance", "combine_evidence"]
 
@@ -48,7 +48,7 @@ class LineageVariance:
         """Add a stage with normalised weights ``(n,)``: G = n·W."""
         self.contribution += np.bincount(self.eve, self.n * weights - 1.0, minlength=self.n)
 
-    def resample(self, ancestors: Array) -> None:
+    def resample(self, ancestors: Index) -> None:
         """Carry the initial ancestors to the new particles."""
         self.eve = self.eve[ancestors]
 
@@ -103,7 +103,7 @@ def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> Evidenc
     runs = len(log_evidence)
     combined = float(logsumexp(log_evidence) - np.log(runs))
     single = float(np.mean(variance))
-    single_df = float(min(np.sum(df), _MAX_SINGLE_RUN_DF * runs))
+    single_df = min(float(np.sum(df)), _MAX_SINGLE_RUN_DF * runs)
     if runs == 1:
         return EvidenceEstimate(combined, single**0.5, single_df, False, float("nan"))
     between = float(np.var(log_evidence, ddof=1))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import numpy as np
-
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.sampler import SMCRun
@@ -24,15 +22,15 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
     if incomplete:
         reached = min(run.stages[-1].exponent for run in incomplete)
         reasons.append(f"{len(incomplete)} of {len(runs)} chains stopped before exponent 1 (at {reached:.3g})")
-    stages = [stage for run in runs for stage in run.stages if stage.moves is not None]
-    if stages:
-        worst = max(stages, key=lambda stage: stage.moves.correlation)
-        if worst.moves.correlation > _MEMORY_LEFT:
-            slow = sum(stage.moves.correlation > _MEMORY_LEFT for stage in stages)
+    moves = [stage.moves for run in runs for stage in run.stages if stage.moves is not None]
+    if moves:
+        worst = max(moves, key=lambda move: move.correlation)
+        if worst.correlation > _MEMORY_LEFT:
+            slow = sum(move.correlation > _MEMORY_LEFT for move in moves)
             reasons.append(
-                f"the particles did not forget where they were at {slow} of {len(stages)} stages (after "
-                f"{worst.moves.n_moves} moves a correlation of {worst.moves.correlation:.2f} is left, acceptance "
-                f"{worst.moves.acceptance:.2f}); raise max_moves"
+                f"the particles did not forget where they were at {slow} of {len(moves)} stages (after {worst.n_moves} "
+                f"moves a correlation of {worst.correlation:.2f} is left, acceptance {worst.acceptance:.2f}); raise "
+                "max_moves"
             )
         fewest = min(run.stages[-1].n_lineages for run in runs)
         if fewest < _FEW_LINEAGES:
@@ -50,8 +48,3 @@ def warn_if_distrusted(reasons: Sequence[str]) -> None:
     if reasons:
         text = "tempering SMC: do not trust this evidence yet: " + "; ".join(reasons)
         warnings.warn(text, SamplerWarning, stacklevel=3)
-
-
-def efficiency(run: SMCRun) -> float:
-    """ESS over n of a run that was one importance step, else NaN."""
-    return run.stages[0].ess / len(run.x) if run.weighted is not None else np.nan

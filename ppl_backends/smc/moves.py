@@ -22,7 +22,7 @@ import numpy as np
 from ppl_backends.mcmc.kernels import Kernel
 from ppl_backends.mcmc.metric import cross_fitted_metric
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.weights import next_exponent
+from ppl_backends.smc.schedule import next_exponent
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["MoveSettings", "MoveSummary", "move_particles"]

@@ -8,12 +8,13 @@ mean incremental weights estimates the evidence.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 
 __all__ = ["BridgePath", "PathState", "PriorPath", "TemperingPath"]
 
@@ -54,31 +55,24 @@ class PathState:
         """The same points read at another λ."""
         return replace(self, exponent=exponent)
 
-    def take(self, index: Array) -> PathState:
+    def take(self, index: Index) -> PathState:
         """Rows ``index``, as resampling leaves them."""
-        return self._map(lambda array: array[index])
+        taken: dict[str, Any] = {name: array[index] for name, array in self._arrays().items()}
+        return replace(self, **taken)
 
-    def where(self, accepted: Array, proposal: PathState) -> PathState:
+    def where(self, accepted: NDArray[np.bool_], proposal: PathState) -> PathState:
         """The proposal where ``accepted``, else this."""
+        new = proposal._arrays()
+        rows = {1: accepted, 2: accepted[:, None]}
+        chosen: dict[str, Any] = {
+            name: np.where(rows[old.ndim], new[name], old) for name, old in self._arrays().items()
+        }
+        return replace(self, **chosen)
 
-        def choose(new: Array, old: Array) -> Array:
-            return np.where(accepted[:, None] if new.ndim == 2 else accepted, new, old)
-
-        return PathState(
-            *(
-                None if old is None else choose(new, old)
-                for new, old in zip(proposal._arrays(), self._arrays(), strict=True)
-            ),
-            exponent=self.exponent,
-        )
-
-    def _arrays(self) -> tuple[Array, Array, Array, Array | None, Array | None]:
-        return self.x, self.base, self.increment, self.base_gradient, self.increment_gradient
-
-    def _map(self, function) -> PathState:
-        return PathState(
-            *(None if array is None else function(array) for array in self._arrays()), exponent=self.exponent
-        )
+    def _arrays(self) -> dict[str, Array]:
+        names = ("x", "base", "increment", "base_gradient", "increment_gradient")
+        arrays = {name: getattr(self, name) for name in names}
+        return {name: array for name, array in arrays.items() if array is not None}
 
 
 class TemperingPath(Protocol):

@@ -11,7 +11,7 @@ from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.path import PriorPath, TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["lineage_ess", "smc_inference_data"]
 
@@ -96,7 +96,7 @@ def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Ar
     return stats
 
 
-def lineage_ess(x: Array, ancestor: Array) -> Array:
+def lineage_ess(x: Array, ancestor: Index) -> Array:
     """Effective number of draws per coordinate from the variance of the mean over independent lineages.
 
     Particles that descend from different initial ones are independent, so Σ_e (Σ_{i: E_i = e} (x_i − x̄))² / n² estimates

@@ -15,17 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.weights import effective_sample_size, normalised_weights, systematic_resampling
 from ppl_backends.mcmc.kernels import Kernel
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, move_particles
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.weights import (
-    effective_sample_size,
-    next_exponent,
-    normalised_weights,
-    systematic_resampling,
-)
-from ppl_backends.targets.protocol import Array
+from ppl_backends.smc.schedule import next_exponent
+from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["SMCRun", "Stage", "run_tempering"]
 
@@ -71,7 +67,7 @@ class SMCRun:
         Equally weighted particles at the last exponent, siblings adjacent.
     log_density : ndarray (n,)
         log γ at the last exponent.
-    ancestor : ndarray (n,)
+    ancestor : ndarray of int (n,)
         Initial particle each descends from.
     stages : list of Stage
     log_evidence, variance, df : float
@@ -85,7 +81,7 @@ class SMCRun:
 
     x: Array
     log_density: Array
-    ancestor: Array
+    ancestor: Index
     stages: list[Stage] = field(repr=False)
     log_evidence: float
     variance: float
@@ -127,7 +123,8 @@ def run_tempering(
     moves = moves or MoveSettings()
     state = path.evaluate(path.sample(n, rng), 0.0, kernel.uses_gradient)
     _check_start(path, state)
-    lineage, stages, scale = LineageVariance(n), [], kernel.initial_scale(state.x.shape[1])
+    stages: list[Stage] = []
+    lineage, scale = LineageVariance(n), kernel.initial_scale(state.x.shape[1])
     log_evidence, weighted = 0.0, None
     while state.exponent < 1.0 and len(stages) < _MAX_STAGES:
         if stages and max_time is not None and time.perf_counter() - clock > max_time:
@@ -138,7 +135,7 @@ def run_tempering(
         log_evidence += log_mean
         lineage.reweight(weights)
         mean, sd = _moments(state.x, weights)
-        ancestors = systematic_resampling(weights, rng)
+        ancestors = systematic_resampling(weights, n, rng)
         lineage.resample(ancestors)
         summary = None
         if exponent == 1.0 and not stages:

@@ -26,6 +26,7 @@ from ppl_backends.errors import ModelError, PriorSamplingError
 __all__ = ["BaseTarget", "Evaluation", "JointEvaluation", "Observations", "Target", "as_points", "sanitize"]
 
 Array = NDArray[np.float64]
+Index = NDArray[np.intp]
 
 
 class Evaluation(NamedTuple):

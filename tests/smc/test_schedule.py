@@ -5,12 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppl_backends.smc.weights import (
-    effective_sample_size,
-    next_exponent,
-    normalised_weights,
-    systematic_resampling,
-)
+from ppl_backends.importance.weights import effective_sample_size, normalised_weights, systematic_resampling
+from ppl_backends.smc.schedule import next_exponent
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e8])
@@ -35,7 +31,7 @@ def test_next_exponent_measures_the_ess_inside_the_support():
 def test_systematic_resampling_gives_floor_or_ceiling_offspring(raw, seed):
     weights = np.array(raw) / np.sum(raw)
     n = len(weights)
-    ancestors = systematic_resampling(weights, np.random.default_rng(seed))
+    ancestors = systematic_resampling(weights, n, np.random.default_rng(seed))
     counts = np.bincount(ancestors, minlength=n)
     assert counts.sum() == n
     assert (np.diff(ancestors) >= 0).all()
@@ -46,7 +42,7 @@ def test_systematic_resampling_gives_floor_or_ceiling_offspring(raw, seed):
 def test_systematic_resampling_is_unbiased():
     weights = np.array([0.05, 0.4, 0.15, 0.3, 0.1])
     rng = np.random.default_rng(1)
-    counts = np.mean([np.bincount(systematic_resampling(weights, rng), minlength=5) for _ in range(4000)], axis=0)
+    counts = np.mean([np.bincount(systematic_resampling(weights, 5, rng), minlength=5) for _ in range(4000)], axis=0)
     np.testing.assert_allclose(counts, 5 * weights, atol=5 * 0.5 / np.sqrt(4000))
 
 

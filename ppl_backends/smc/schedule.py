@@ -1,29 +1,14 @@
-"""Incremental weights: the next exponent by ESS bisection, and systematic resampling."""
+"""The ladder of exponents, chosen as it is climbed."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import logsumexp
 
+from ppl_backends.importance.weights import effective_sample_size
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["effective_sample_size", "next_exponent", "normalised_weights", "systematic_resampling"]
-
-
-def normalised_weights(log_weights: Array) -> tuple[Array, float]:
-    """Weights that sum to one, and the log of the mean unnormalised weight."""
-    total = logsumexp(log_weights)
-    return np.exp(log_weights - total), float(total - np.log(len(log_weights)))
-
-
-def effective_sample_size(log_weights: Array) -> float:
-    """(Σw)² / Σw², between 1 and n; 0 where every weight is zero."""
-    total = logsumexp(log_weights)
-    if not np.isfinite(total):
-        return 0.0
-    return float(np.exp(2 * total - logsumexp(2 * log_weights)))
+__all__ = ["next_exponent"]
 
 
 def next_exponent(increment: Array, exponent: float, ess_fraction: float) -> float:
@@ -54,12 +39,3 @@ def next_exponent(increment: Array, exponent: float, ess_fraction: float) -> flo
         shortest *= 1e-3
     log_step = brentq(lambda s: excess(np.exp(s)), np.log(shortest), np.log(min(shortest * 1e3, longest)), xtol=1e-6)
     return min(1.0, exponent + float(np.exp(log_step)))
-
-
-def systematic_resampling(weights: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Ancestor of every new particle; each parent has ⌊nW⌋ or ⌈nW⌉ offspring, siblings stay adjacent."""
-    n = len(weights)
-    positions = (rng.random() + np.arange(n)) / n
-    cumulative = np.cumsum(weights)
-    cumulative /= cumulative[-1]
-    return np.minimum(np.searchsorted(cumulative, positions), n - 1)
