@@ -95,9 +95,9 @@ def _build(code: str, library: Path, toolchain: Toolchain, compiler: Compiler) -
         source.write_text(code, encoding="utf-8")
         include = ("-include", str(header)) if header else ()
         _run([*command, *include, "-c", str(source), "-o", str(model)], "compiling the program")
-        objects = [str(model), str(shim.result()), *map(str, toolchain.archives)]
-        folders = [f"-L{toolchain.libraries}", f"-Wl,-rpath,{toolchain.libraries}"]
-        _run([*compiler.command, "-shared", "-o", str(linked), *objects, *folders, "-ltbb"], "linking the program")
+        objects = [str(model), str(shim.result()), *map(str, toolchain.archives), str(toolchain.tbb)]
+        find_tbb = f"-Wl,-rpath,{toolchain.tbb.parent}"
+        _run([*compiler.command, "-shared", "-o", str(linked), *objects, find_tbb], "linking the program")
         os.replace(linked, library)
 
 

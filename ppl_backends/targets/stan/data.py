@@ -118,28 +118,39 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def nest_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of the naming of :func:`to_arrays`: entries ``t.1``, ``t.2`` become the tuple ``t``.
+def nest_tuples(values: Mapping[str, NDArray[Any]], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of the naming of :func:`to_arrays`: entries ``t.1``, ``t.2`` become the tuple ``t``, or a list of tuples.
+
+    Parameters
+    ----------
+    values : mapping of str to array
+    declared : mapping of str to mapping
+        Types and numbers of axes, as ``stanc --info`` gives them.
 
     Examples
     --------
+    >>> import numpy as np
     >>> from ppl_backends.targets.stan.data import nest_tuples
-    >>> nest_tuples({"n": 2, "t.1": 1.5, "t.2.1": 3, "t.2.2": 4})
-    {'n': 2, 't': (1.5, (3, 4))}
+    >>> element = {"type": "real", "dimensions": 0}
+    >>> declared = {"t": {"type": [element, element], "dimensions": 1}}
+    >>> nest_tuples({"t.1": np.array([1, 2]), "t.2": np.array([3, 4])}, declared) == {"t": [(1, 3), (2, 4)]}
+    True
     """
-    nested: dict[str, Any] = {}
-    elements: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        base, *rest = name.split(".", maxsplit=1)
-        if rest:
-            elements.setdefault(base, {})[rest[0]] = value
-            nested.setdefault(base, ())
-        else:
-            nested[name] = value
-    for base, parts in elements.items():
-        inner = nest_tuples(parts)
-        nested[base] = tuple(inner[key] for key in sorted(inner, key=int))
-    return nested
+
+    def value(name: str, declaration: Mapping[str, Any], index: tuple[int, ...]) -> Any:
+        elements, axes = declaration["type"], declaration["dimensions"]
+        if not isinstance(elements, list):
+            return values[name][index]
+        leaf = next(array for key, array in values.items() if key.startswith(f"{name}."))
+
+        def rows(remaining: int, index: tuple[int, ...]) -> Any:
+            if remaining:
+                return [rows(remaining - 1, (*index, i)) for i in range(leaf.shape[len(index)])]
+            return tuple(value(f"{name}.{k + 1}", element, index) for k, element in enumerate(elements))
+
+        return rows(axes, index)
+
+    return {name: value(name, declaration, ()) for name, declaration in declared.items()}
 
 
 def to_json(data: Mapping[str, Any]) -> str:

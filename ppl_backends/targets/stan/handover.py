@@ -61,8 +61,9 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
         if len(draws) < chains:
             raise ModelError(f"{len(draws)} draws cannot start {chains} chains")
         points = draws[rng.choice(len(draws), size=chains, replace=False)]
-    values = target.parameters(points)
-    return [nest_tuples({name: array[chain] for name, array in values.items()}) for chain in range(chains)]
+    values, program = target.parameters(points), target.program
+    each = [{name: array[chain] for name, array in values.items()} for chain in range(chains)]
+    return [nest_tuples(own, program.info["parameters"]) if program else own for own in each]
 
 
 def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None = None) -> dict[str, Array]:

@@ -1,7 +1,7 @@
 """The observations of a Stan program: its likelihood on subsets of the rows of its data, without recompiling.
 
-The likelihood of a set of rows is the log density of the model on those rows alone minus that of the model on no rows:
-the prior, constants and all. Constructing the model on a subset takes some 20 µs and is done in C++ on several threads.
+The likelihood of a set of rows is the log density of the model on those rows alone minus the log prior, constants and
+all. Constructing the model on a subset takes some 20 µs and is done in C++ on several threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, as_points
 from ppl_backends.targets.stan.data import to_arrays
-from ppl_backends.targets.stan.library import BatchedModel, RowData
+from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, RowData
 
 __all__ = ["PointwiseObservations", "RowObservations", "Rows", "read_rows"]
 
@@ -77,6 +77,8 @@ class RowObservations:
     cores : int
     initial_points : callable
         ``(n, rng) → (n, dim)``, for the check.
+    prior : CompiledModel, optional
+        The prior alone; the model on no rows by default.
 
     Raises
     ------
@@ -91,10 +93,11 @@ class RowObservations:
         rows: Rows,
         cores: int,
         initial_points: Callable[[int, np.random.Generator], Array],
+        prior: CompiledModel | None = None,
     ) -> None:
         self._model, self._rows, self._cores, self._label = model, rows, cores, model.label
         self._data = RowData(model.library, to_arrays(data), model.label, rows.count, rows.axes)
-        self._prior = self._subset(np.empty(0, dtype=np.intp))
+        self._prior = prior or self._subset(np.empty(0, dtype=np.intp))
         self._check(initial_points(2, np.random.default_rng(0)))
 
     @property

@@ -358,7 +358,8 @@ class StanTarget(BaseTarget):
         if self._rows is not None:
             if not isinstance(self._model, BatchedModel):
                 raise ModelError(f"{self.label}: rows= needs a library built by ppl_backends; pass the .stan file")
-            return RowObservations(self._model, self.data, self._rows, self.cores, self.initial_points)
+            prior = self._prior_part.model if self._prior_part else None
+            return RowObservations(self._model, self.data, self._rows, self.cores, self.initial_points, prior)
         if any(variable.name == LOG_LIK for variable in self._model.variables):
             return PointwiseObservations(self._log_lik, self.dim, self.label)
         return None

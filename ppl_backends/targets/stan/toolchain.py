@@ -28,6 +28,7 @@ from ppl_backends.errors import CompilationError
 __all__ = ["Compiler", "Finding", "Toolchain", "find_compiler", "find_toolchain", "report"]
 
 ENVIRONMENT_VARIABLE = "PPL_BACKENDS_STAN"
+TBB_NAMES = ("libtbb.so.2", "libtbb.so", "libtbb.dylib", "tbb.dll")
 HOW_TO_INSTALL = "install one with: pip install ppl-backends[stan]"
 
 
@@ -44,8 +45,8 @@ class Toolchain:
         Stan's version, such as ``"2.35.0"``.
     includes : tuple of Path
         Header folders, in search order.
-    libraries : Path
-        Folder of the TBB shared library.
+    tbb : Path
+        The TBB shared library.
     archives : tuple of Path
         Static SUNDIALS libraries, which ODE and DAE solvers need.
     """
@@ -55,7 +56,7 @@ class Toolchain:
     stanc: Path
     version: str
     includes: tuple[Path, ...]
-    libraries: Path
+    tbb: Path
     archives: tuple[Path, ...]
 
 
@@ -161,19 +162,24 @@ def _open_folder(root: Path, source: str) -> Toolchain:
     root = root.expanduser().resolve()
     if (root / "include" / "stan").is_dir():
         stanc, includes = root / "stanc", [root / "include"]
-        libraries, archives = root / "lib", sorted((root / "lib").glob("libsundials_*.a"))
+        libraries, archives = root / "lib", (root / "lib").glob("libsundials_*.a")
     else:
         stanc, math = root / "bin" / _executable("stanc"), root / "stan" / "lib" / "stan_math"
         patterns = ("eigen_*", "boost_*", "sundials_*/include", "sundials_*/src/sundials", "tbb_*/include")
         vendored = [folder for pattern in patterns for folder in sorted((math / "lib").glob(pattern))]
         rapidjson = sorted((root / "stan" / "lib").glob("rapidjson_*"))
         includes = [root / "stan" / "src", math, *rapidjson, *vendored]
-        libraries, archives = math / "lib" / "tbb", sorted((math / "lib").glob("sundials_*/lib/libsundials_*.a"))
+        libraries, archives = math / "lib" / "tbb", (math / "lib").glob("sundials_*/lib/libsundials_*.a")
     version = _header_version(includes)
-    if not stanc.is_file() or version is None:
-        missing = stanc if not stanc.is_file() else "stan/version.hpp"
-        raise CompilationError(f"{source}: {root} holds no Stan toolchain ({missing} is missing); {HOW_TO_INSTALL}")
-    return Toolchain(source, root, stanc, version, tuple(includes), libraries, tuple(archives))
+    tbb = next((libraries / name for name in TBB_NAMES if (libraries / name).is_file()), None)
+    missing = [
+        what
+        for what, found in (("stanc", stanc.is_file()), ("stan/version.hpp", version), ("the built TBB library", tbb))
+        if not found
+    ]
+    if missing or version is None or tbb is None:
+        raise CompilationError(f"{source}: {root} holds no Stan toolchain (without {missing[0]}); {HOW_TO_INSTALL}")
+    return Toolchain(source, root, stanc, version, tuple(includes), tbb, tuple(sorted(archives)))
 
 
 def _executable(name: str) -> str:
