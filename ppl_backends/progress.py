@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
@@ -41,7 +42,7 @@ class ChainProgress:
 
     def __enter__(self) -> ChainProgress:
         self._progress.__enter__()
-        blank = dict.fromkeys(self.fields, "")
+        blank: dict[str, Any] = dict.fromkeys(self.fields, "")
         for chain in range(self.chains):
             name = f"{self.description} · chain {chain}" if self.chains > 1 else self.description
             self._tasks.append(self._progress.add_task(name, total=1.0, **blank))
@@ -49,7 +50,7 @@ class ChainProgress:
 
     def update(self, chain: int, completed: float, **figures: float | int | str) -> None:
         """Show that ``completed`` (a share in [0, 1]) of a chain is done, with its current figures."""
-        shown = {name: _short(name, value) for name, value in figures.items()}
+        shown: dict[str, Any] = {name: _short(name, value) for name, value in figures.items()}
         self._progress.update(self._tasks[chain], completed=completed, **shown)
 
     def __exit__(
