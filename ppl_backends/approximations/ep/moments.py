@@ -103,14 +103,15 @@ def _by_quadrature(
             at = pending[level[pending] == k]
             _store(moments, at, _at_level(int(k), family, own, cavity, guess, at, power))
         hermite = pending[level[pending] < PANELS]
-        finer = moments
+        good = (moments.variance[hermite] > 0) & np.isfinite(moments.log_z[hermite])
         if check and len(hermite):
             finer = TiltedMoments(*(part.copy() for part in moments))
             for k in np.unique(level[hermite]):
                 at = hermite[level[hermite] == k]
                 here = (moments.mean, moments.variance)
                 _store(finer, at, _at_level(int(k), family, own, cavity, here, at, power, refine=2))
-        pending = hermite[~_agree(moments, finer, cavity, hermite)]
+            good &= _agree(moments, finer, cavity, hermite)
+        pending = hermite[~good]
         level[pending] += 1
     return moments, level
 
@@ -129,7 +130,7 @@ def _agree(coarse: TiltedMoments, fine: TiltedMoments, cavity: tuple[Array, Arra
         error = np.abs(fine.mean[at] - coarse.mean[at]) / np.sqrt(tilted) + np.abs(coarse.variance[at] / tilted - 1)
         error_log_z = np.abs(fine.log_z[at] - coarse.log_z[at])
         agree = (error <= TOLERANCE * change + 1e-13) & (error_log_z <= TOLERANCE * np.minimum(1.0, change) + 1e-12)
-    return agree & (coarse.variance[at] > 0) & np.isfinite(coarse.log_z[at])
+    return agree
 
 
 @cache
