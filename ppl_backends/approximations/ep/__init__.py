@@ -1,9 +1,6 @@
 """Expectation propagation for posteriors whose every non-Gaussian factor sees one linear predictor.
 
 =================  ====================================================================================
-``sites``          sites t(s), their interface, and sites given as functions
-``families``       known families, with closed-form moments where there are any
-``factors``        the factorisation, and that as a target
 ``moments``        moments of tilted distributions, all sites in one call
 ``shards``         the work of a sweep on a piece of the data
 ``parallel``       the algorithm; ``sequential`` its one-site-at-a-time twin
@@ -12,11 +9,19 @@
 ``marginals``      marginals beyond Gaussian
 ``fit``            ``fit_ep``, what users call
 =================  ====================================================================================
+
+The factors themselves, and known families of sites, are in :mod:`ppl_backends.targets.factors`.
 """
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
-from ppl_backends.approximations.ep.factors import Factors, FactorsTarget
-from ppl_backends.approximations.ep.families import (
+from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
+from ppl_backends.approximations.ep.marginals import Marginals
+from ppl_backends.approximations.ep.result import EPApproximation, EPSites, LeaveOneOut
+from ppl_backends.approximations.ep.shards import ArrayShard, FileShard
+from ppl_backends.targets.factors import (
+    Factors,
+    FactorsTarget,
+    FunctionSites,
     Laplace,
     Logit,
     NegativeBinomial,
@@ -24,14 +29,11 @@ from ppl_backends.approximations.ep.families import (
     NormalMixture,
     Poisson,
     Probit,
+    SiteFamily,
+    StackedSites,
     Step,
     StudentT,
 )
-from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
-from ppl_backends.approximations.ep.marginals import Marginals
-from ppl_backends.approximations.ep.result import EPApproximation, EPSites, LeaveOneOut
-from ppl_backends.approximations.ep.shards import ArrayShard, FileShard
-from ppl_backends.approximations.ep.sites import FunctionSites, SiteFamily, StackedSites
 
 __all__ = [
     "ArrayShard",

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_backends.approximations.ep.factors import Factors
 from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.parallel import Sites
-from ppl_backends.approximations.ep.prior import GaussianPrior
 from ppl_backends.approximations.ep.reduction import Reduction, reduce
 from ppl_backends.approximations.ep.shards import ShardUpdate, SiteState, split
-from ppl_backends.approximations.ep.sites import LOG_2PI, Array
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors.factorisation import Factors
+from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
 if TYPE_CHECKING:
     from ppl_backends.approximations.ep.result import EPApproximation

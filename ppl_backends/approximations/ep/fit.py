@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
-from ppl_backends.approximations.ep.factors import Factors, FactorsTarget
 from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
-from ppl_backends.approximations.ep.prior import GaussianPrior
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out
 from ppl_backends.approximations.ep.sequential import run_sequential
 from ppl_backends.approximations.ep.shards import SiteState
 from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
+from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["fit_ep", "fit_ep_sharded"]

@@ -9,7 +9,7 @@ from scipy import sparse
 from scipy.linalg import LinAlgError, cholesky
 from scipy.linalg.lapack import dtrtri
 
-from ppl_backends.approximations.ep.sites import LOG_2PI, Array
+from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
 __all__ = ["Global", "factorise"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 
 from ppl_backends.approximations.ep.moments import tilted_moments
-from ppl_backends.approximations.ep.sites import Array
+from ppl_backends.targets.factors.sites import Array
 
 if TYPE_CHECKING:
     from ppl_backends.approximations.ep.result import EPApproximation

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.sites import Array, SiteFamily, TiltedMoments
+from ppl_backends.targets.factors.sites import Array, SiteFamily, TiltedMoments
 
 __all__ = ["LEVELS", "Tilted", "tilted_moments"]
 

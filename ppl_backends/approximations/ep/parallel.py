@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.ep.gaussian import Global, factorise
-from ppl_backends.approximations.ep.prior import GaussianPrior
 from ppl_backends.approximations.ep.shards import (
     Linearised,
     LineariseTask,
@@ -27,9 +26,10 @@ from ppl_backends.approximations.ep.shards import (
     site_sums,
     sweep_shard,
 )
-from ppl_backends.approximations.ep.sites import Array
 from ppl_backends.errors import ModelError
 from ppl_backends.parallel import map_independent
+from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["Options", "Run", "Sites", "laplace_start", "relative_change", "run_parallel", "starting_point"]
 

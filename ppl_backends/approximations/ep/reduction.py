@@ -13,11 +13,11 @@ import numpy as np
 from scipy import sparse
 from scipy.linalg import eigh
 
-from ppl_backends.approximations.ep.factors import Factors
 from ppl_backends.approximations.ep.gaussian import Global
-from ppl_backends.approximations.ep.prior import GaussianPrior
 from ppl_backends.approximations.ep.shards import ArrayShard
-from ppl_backends.approximations.ep.sites import Array
+from ppl_backends.targets.factors.factorisation import Factors
+from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["Reduction", "reduce"]
 

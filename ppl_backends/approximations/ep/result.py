@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.factors import Factors
 from ppl_backends.approximations.ep.marginals import Marginals, corrected_marginals
-from ppl_backends.approximations.ep.sites import Array
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors.factorisation import Factors
+from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["EPApproximation", "EPSites", "LeaveOneOut"]
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.factors import Factors, weighted_gram
 from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.moments import tilted_moments
-from ppl_backends.approximations.ep.sites import Array, SiteFamily
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors.factorisation import Factors, weighted_gram
+from ppl_backends.targets.factors.sites import Array, SiteFamily
 
 __all__ = [
     "ArrayShard",
@@ -167,6 +167,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
         log_z[at] = power * sites.log_site(prior_predictor[None, at], at)[0]
         new_tau[at] = new_nu[at] = 0.0
     failed = ~proper | ~np.isfinite(new_tau) | ~np.isfinite(new_nu) | ~(tilted.variance > 0)
+    failed &= ~blind
     new_tau, new_nu = np.where(failed, tau, new_tau), np.where(failed, nu, new_nu)
     # log Ẑᵢ + Ψ(cavity) − Ψ(marginal) with Ψ(m, v) = ½ log 2πv + m²/2v, the printed formula being corrected.
     ratio = 0.5 * (np.log(cavity_variance / variance) + cavity_mean**2 / cavity_variance - mean**2 / variance)

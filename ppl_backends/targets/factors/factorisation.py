@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from ppl_backends.approximations.ep.prior import GaussianPrior
-from ppl_backends.approximations.ep.sites import Array, FunctionSites, SiteFamily, StackedSites
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.targets.factors.sites import Array, FunctionSites, SiteFamily, StackedSites
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
 
 __all__ = ["Factors", "FactorsTarget"]
@@ -58,7 +58,7 @@ class Factors:
     A probit regression with a N(0, 4) prior on both coefficients.
 
     >>> import numpy as np
-    >>> from ppl_backends.approximations.ep import Factors, Probit
+    >>> from ppl_backends.targets.factors import Factors, Probit
     >>> X = np.array([[1.0, -0.5], [1.0, 0.3], [1.0, 1.2]])
     >>> factors = Factors(X, 0.0, Probit([0, 1, 1]), prior_mean=0.0, prior_precision=0.25)
     >>> factors.n_sites, factors.dim

@@ -8,8 +8,8 @@ import numpy as np
 from scipy import sparse
 from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular
 
-from ppl_backends.approximations.ep.sites import LOG_2PI, Array
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
 __all__ = ["GaussianPrior"]
 

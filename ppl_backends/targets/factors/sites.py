@@ -4,7 +4,7 @@ A family holds ``n`` sites of one kind with their data. All its functions are ve
 picks sites, repeats allowed, so that a quadrature can spend its nodes on the sites that need them.
 
 Where the moments of t(s)·N(s; m, v) have a closed form the family gives them (:meth:`SiteFamily.tilted`); everything
-else goes through the quadrature of :mod:`ppl_backends.approximations.ep.moments`.
+else is left to quadrature.
 """
 
 from __future__ import annotations

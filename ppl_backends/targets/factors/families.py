@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
 
-from ppl_backends.approximations.ep.sites import LOG_2PI, Array, Rows, SiteFamily, TiltedMoments
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors.sites import LOG_2PI, Array, Rows, SiteFamily, TiltedMoments
 
 __all__ = [
     "Laplace",

@@ -1,0 +1,42 @@
+"""Posteriors whose every non-Gaussian factor sees one linear predictor: p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ).
+
+=================  ====================================================================================
+``sites``          sites t(s), their interface, and sites given as functions
+``families``       known families, with closed-form moments where there are any
+``prior``          the Gaussian part
+``factorisation``  the factors together, and that as a target
+=================  ====================================================================================
+"""
+
+from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
+from ppl_backends.targets.factors.families import (
+    Laplace,
+    Logit,
+    NegativeBinomial,
+    Normal,
+    NormalMixture,
+    Poisson,
+    Probit,
+    Step,
+    StudentT,
+)
+from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.targets.factors.sites import FunctionSites, SiteFamily, StackedSites
+
+__all__ = [
+    "Factors",
+    "FactorsTarget",
+    "FunctionSites",
+    "GaussianPrior",
+    "Laplace",
+    "Logit",
+    "NegativeBinomial",
+    "Normal",
+    "NormalMixture",
+    "Poisson",
+    "Probit",
+    "SiteFamily",
+    "StackedSites",
+    "Step",
+    "StudentT",
+]
