@@ -20,6 +20,7 @@ from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproxim
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["fit_ep", "fit_ep_sharded"]
@@ -39,6 +40,8 @@ def fit_ep(
     start: EPApproximation | None = None,
     executor: Executor | None = None,
     n_shards: int = 1,
+    random_seed: SeedLike = None,
+    progressbar: bool = True,
     **target_options: Any,
 ) -> EPApproximation:
     """Expectation propagation: a Gaussian whose sites match the moments of the factors they stand for.
@@ -65,6 +68,8 @@ def fit_ep(
         Where the shards of a sweep are worked on; in this process by default.
     n_shards : int
         Pieces that the sites are cut into. The result does not depend on it.
+    random_seed, progressbar
+        Taken as by every method, without effect: EP draws nothing and takes milliseconds.
     **target_options
         Passed on to :func:`ppl_backends.as_target`.
 
