@@ -7,16 +7,22 @@ mean incremental weights estimates the evidence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.smc.evidence import LineageVariance
+from ppl_backends.smc.start import Start, cauchy_around, check_proper
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 
-__all__ = ["BridgePath", "PathState", "PriorPath", "TemperingPath"]
+Run = Callable[..., Any]
+"""Runs a path: ``(path, n, rng)`` to an object with x, log_evidence, lineage and complete."""
+
+__all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath"]
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,8 @@ class TemperingPath(Protocol):
     target: BaseTarget
     description: str
 
-    def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Exact draws at λ = 0 ``(n, dim)``."""
+    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+        """Particles at λ = 0; ``run`` runs a path of its own where drawing them takes one."""
         ...
 
     def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
@@ -100,9 +106,9 @@ class PriorPath:
             raise ModelError(f"{target.label}: prior and likelihood are not known apart; use initial='laplace'")
         self.target = target
 
-    def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws of the prior."""
-        return self.target.sample_prior(n, rng)
+    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+        """Independent draws of the prior."""
+        return Start(self.target.sample_prior(n, rng), 0.0, LineageVariance(n))
 
     def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
         """Base log p(θ), increment log L(θ)."""
@@ -118,6 +124,22 @@ class PriorPath:
         )
 
 
+class SampledPriorPath(PriorPath):
+    """p(θ) L(θ)^λ where the prior is only a density: a run of its own, from Cauchy variables, draws it."""
+
+    def __init__(self, target: BaseTarget, prior: BaseTarget) -> None:
+        super().__init__(target)
+        check_proper(target)
+        self.prior = BridgePath(prior, cauchy_around(prior))
+
+    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+        """Draws of the prior by tempering, with the log normaliser that this gives."""
+        drawn = run(self.prior, n, rng)
+        if not drawn.complete:
+            raise PriorSamplingError(f"{self.target.label}: the prior was not reached in time; use initial='laplace'")
+        return Start(drawn.x, drawn.log_evidence, drawn.lineage)
+
+
 class BridgePath:
     """q(θ)^{1−λ} {p(θ)L(θ)}^λ from draws of a Gaussian approximation q."""
 
@@ -129,16 +151,16 @@ class BridgePath:
         self.target, self.approximation = target, approximation
         self.description = str(getattr(approximation, "method", "approximation"))
 
-    def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws of q."""
-        return np.asarray(self.approximation.sample(n, rng), dtype=np.float64)
+    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+        """Independent draws of q."""
+        x = np.asarray(self.approximation.sample(n, rng), dtype=np.float64)
+        return Start(x, 0.0, LineageVariance(n))
 
     def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
         """Base log q, increment log joint − log q."""
-        parts = self.target.evaluate(x, gradient)
         if not gradient:
             base = self.approximation.log_density(x)
-            return PathState(x, base, parts.log_density - base, None, None, exponent)
+            return PathState(x, base, self.target.log_density(x) - base, None, None, exponent)
+        joint, joint_gradient = self.target.log_density_and_gradient(x)
         base, base_gradient = self.approximation.log_density_and_gradient(x)
-        increment_gradient = parts.gradient - base_gradient
-        return PathState(x, base, parts.log_density - base, base_gradient, increment_gradient, exponent)
+        return PathState(x, base, joint - base, base_gradient, joint_gradient - base_gradient, exponent)

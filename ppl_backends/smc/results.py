@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import logsumexp
 
 from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.path import PriorPath, TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage
+from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["lineage_ess", "smc_inference_data"]
@@ -39,7 +41,8 @@ def smc_inference_data(
         "complete": int(complete),
         "initial": path.description,
         "kernel": kernel_name,
-        "log_prior_normalizer": 0.0 if isinstance(path, PriorPath) else None,
+        "log_evidence_note": improper_note(path.target),
+        "log_prior_normalizer": _log_prior_normalizer(path, runs),
     }
     return build_inference_data(
         path.target,
@@ -54,6 +57,13 @@ def smc_inference_data(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
+
+
+def _log_prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> float | None:
+    """Log of the mean of the runs' estimates; None where the path does not start from the prior."""
+    if not isinstance(path, PriorPath):
+        return None
+    return float(logsumexp([run.log_normalizer for run in runs]) - np.log(len(runs)))
 
 
 _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
@@ -87,12 +97,12 @@ def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Ar
             ladder[chain, : len(run.stages)] = [getattr(stage, name) for stage in run.stages]
         stats[f"ladder_{name}"] = (("chain", "stage", "unconstrained_parameter"), ladder)
     stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
-    stats["log_evidence_single_run_se"] = (("chain",), np.array([run.variance**0.5 for run in runs]))
+    stats["log_evidence_single_run_se"] = (("chain",), np.array([run.lineage.variance**0.5 for run in runs]))
     stats["sampling_seconds"] = (("chain",), np.array([run.seconds for run in runs]))
-    ess = np.stack([lineage_ess(run.x, run.ancestor) for run in runs])
+    ess = np.stack([lineage_ess(run.x, run.lineage.eve) for run in runs])
     stats["lineage_ess"] = (("chain", "unconstrained_parameter"), ess)
     stats["lp"] = (("chain", "draw"), np.stack([run.log_density for run in runs]))
-    stats["ancestor"] = (("chain", "draw"), np.stack([run.ancestor for run in runs]))
+    stats["ancestor"] = (("chain", "draw"), np.stack([run.lineage.eve for run in runs]))
     return stats
 
 

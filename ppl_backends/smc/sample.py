@@ -19,7 +19,7 @@ from ppl_backends.random import spawn_generators
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
-from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
+from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.results import smc_inference_data
 from ppl_backends.smc.sampler import SMCRun, Stage, run_tempering
 from ppl_backends.targets.convert import as_target
@@ -126,7 +126,7 @@ def sample_smc(
     chosen = choose_kernel(kernel, target)
     settings = _Settings(draws, ess_threshold, MoveSettings(min_moves, max_moves), max_time)
     runs = _run_chains(path, chosen, settings, generators, executor, progressbar)
-    estimate = combine_evidence(*np.array([(run.log_evidence, run.variance, run.df) for run in runs]).T)
+    estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
     reasons = distrust(runs, estimate)
     warn_if_distrusted(reasons)
     return smc_inference_data(
@@ -213,17 +213,30 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
     """The path that ``initial`` names, with the fall-back from a prior that cannot be sampled."""
     if isinstance(initial, str) and initial == "prior":
         try:
-            path = PriorPath(target)
-            path.sample(1, rng)
-            return path
-        except ModelError as error:
-            if not isinstance(error, PriorSamplingError) and target.has_split:
-                raise
+            return prior_path(target, rng)
+        except PriorSamplingError as error:
             warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=3)
             initial = "laplace"
     from ppl_backends.approximations.resolve import resolve_approximation
 
     return BridgePath(target, resolve_approximation(target, initial, random_seed=rng))
+
+
+def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
+    """The path from the prior, drawn from directly or, where the target has it as a density only, by a run of its own.
+
+    Raises
+    ------
+    PriorSamplingError
+        If the prior is improper, or not known apart from the likelihood.
+    """
+    try:
+        target.sample_prior(1, rng)
+        return PriorPath(target)
+    except PriorSamplingError:
+        if not hasattr(target, "prior_target"):
+            raise
+        return SampledPriorPath(target, target.prior_target())
 
 
 def choose_kernel(name: str, target: BaseTarget) -> Kernel:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, move_particles
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.schedule import next_exponent
-from ppl_backends.targets.protocol import Array, Index
+from ppl_backends.targets.protocol import Array
 
 __all__ = ["SMCRun", "Stage", "run_tempering"]
 
@@ -67,11 +68,13 @@ class SMCRun:
         Equally weighted particles at the last exponent, siblings adjacent.
     log_density : ndarray (n,)
         log γ at the last exponent.
-    ancestor : ndarray of int (n,)
-        Initial particle each descends from.
+    lineage : LineageVariance
+        Initial particle each descends from, and the variance of the log evidence that follows.
     stages : list of Stage
-    log_evidence, variance, df : float
-        Log evidence, the single-run estimate of its variance, and that estimate's degrees of freedom.
+    log_evidence : float
+        Includes ``log_normalizer``.
+    log_normalizer : float
+        Log of the integral of the path's base, as the start estimated it.
     weighted : tuple of (points (n, dim), log weights (n,)) or None
         The weighted points of a run that was one importance step.
     seconds : float
@@ -81,11 +84,10 @@ class SMCRun:
 
     x: Array
     log_density: Array
-    ancestor: Index
+    lineage: LineageVariance = field(repr=False)
     stages: list[Stage] = field(repr=False)
     log_evidence: float
-    variance: float
-    df: float
+    log_normalizer: float
     weighted: tuple[Array, Array] | None
     seconds: float
     complete: bool
@@ -121,11 +123,13 @@ def run_tempering(
     """
     clock = time.perf_counter()
     moves = moves or MoveSettings()
-    state = path.evaluate(path.sample(n, rng), 0.0, kernel.uses_gradient)
+    settings: dict[str, Any] = {"ess_fraction": ess_fraction, "moves": moves, "max_time": max_time}
+    start = path.start(n, rng, lambda inner, size, generator: run_tempering(inner, kernel, size, generator, **settings))
+    state = path.evaluate(start.x, 0.0, kernel.uses_gradient)
     _check_start(path, state)
     stages: list[Stage] = []
-    lineage, scale = LineageVariance(n), kernel.initial_scale(state.x.shape[1])
-    log_evidence, weighted = 0.0, None
+    lineage, scale = start.lineage, kernel.initial_scale(state.x.shape[1])
+    log_evidence, weighted = start.log_normalizer, None
     while state.exponent < 1.0 and len(stages) < _MAX_STAGES:
         if stages and max_time is not None and time.perf_counter() - clock > max_time:
             break
@@ -152,11 +156,10 @@ def run_tempering(
     return SMCRun(
         x=state.x,
         log_density=state.log_density,
-        ancestor=lineage.eve,
+        lineage=lineage,
         stages=stages,
         log_evidence=log_evidence,
-        variance=lineage.variance,
-        df=lineage.df,
+        log_normalizer=start.log_normalizer,
         weighted=weighted,
         seconds=time.perf_counter() - clock,
         complete=state.exponent == 1.0,
@@ -174,7 +177,8 @@ def _check_start(path: TemperingPath, state: PathState) -> None:
     if np.any(state.increment > -np.inf):
         return
     explain = getattr(path.target, "explain", None)
-    reason = f": {explain(state.x[0])}" if explain is not None else ""
+    said = explain(state.x[:1]) if explain is not None else ""
+    reason = f": {said[0] if isinstance(said, list) else said}" if said else ""
     raise ModelError(
         f"{path.target.label}: the log density is -inf or NaN at all {len(state.x)} starting points "
         f"drawn from the {path.description}{reason}; check the data against the model's support"

@@ -30,7 +30,7 @@ def test_evidence_means_and_sds_are_right(name, start, kernel):
     path = PriorPath(known.target) if start == "prior" else BridgePath(known.target, rough_start(known))
     runs = [run_tempering(path, make_kernel(kernel), 1000, np.random.default_rng([7, seed])) for seed in range(12)]
     log_evidence = np.array([run.log_evidence for run in runs])
-    error = np.sqrt(np.mean([run.variance for run in runs]) / len(runs))
+    error = np.sqrt(np.mean([run.lineage.variance for run in runs]) / len(runs))
     assert abs(logsumexp(log_evidence) - np.log(len(runs)) - known.log_evidence) < 4.5 * error
     # Spread over runs is the honest error of a pooled mean; t with 11 degrees of freedom, false failure about 1e-4.
     for statistic, truth in ((np.mean, known.mean), (np.std, known.sd)):
@@ -46,7 +46,7 @@ def test_single_run_error_bar_matches_the_spread_over_150_seeds(name, start):
     path = PriorPath(known.target) if start == "prior" else BridgePath(known.target, rough_start(known))
     runs = [run_tempering(path, make_kernel("mala"), 400, np.random.default_rng([11, seed])) for seed in range(150)]
     log_evidence = np.array([run.log_evidence for run in runs])
-    ratio = np.mean([run.variance**0.5 for run in runs]) / log_evidence.std(ddof=1)
+    ratio = np.mean([run.lineage.variance**0.5 for run in runs]) / log_evidence.std(ddof=1)
     # The sd of 150 values is known to 6 %; the bar is 0.8 to 1.5.
     assert 0.8 < ratio < 1.5
     assert np.mean(np.exp(log_evidence - known.log_evidence)) == pytest.approx(1.0, abs=4.5 * log_evidence.std() / 12)
@@ -79,7 +79,7 @@ def test_the_ladder_is_the_evidence_of_every_tempered_posterior():
             shape, rate = a + lam * counts.sum(), b + lam * len(counts)
             exact = a * np.log(b) - gammaln(a) + gammaln(shape) - shape * np.log(rate)
             exact -= lam * gammaln(counts + 1).sum()
-            assert abs(stage.log_evidence - exact) < 5 * run.variance**0.5
+            assert abs(stage.log_evidence - exact) < 5 * run.lineage.variance**0.5
 
 
 def test_power_tempers_the_likelihood_only():
@@ -118,7 +118,7 @@ def test_points_outside_the_support_never_survive():
     from scipy.stats import norm
 
     exact = 2.0 + norm.logsf(3.0)  # E[exp(−2x); x > 1] under N(0, 1)
-    assert abs(run.log_evidence - exact) < 5 * run.variance**0.5
+    assert abs(run.log_evidence - exact) < 5 * run.lineage.variance**0.5
 
 
 def test_no_point_inside_the_support_is_an_error_that_says_so():

@@ -1,0 +1,49 @@
+"""Whether a prior is proper, seen from how its log density falls along the coordinate axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+
+__all__ = ["improper_coordinate", "improper_note"]
+
+_RADII = np.array([1e2, 1e4, 1e6, 1e8])
+
+
+def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str | None:
+    """Name of an unconstrained coordinate along which the log prior falls no faster than −log r, else None.
+
+    Along a ray of coordinate j a proper density has to fall faster than 1/r. Between radii r₁ < r₂ the slope of the log
+    density in log r tells: −2 for a Cauchy, steeper for all lighter tails, 0 for a flat prior, positive for a prior that
+    is flat on a positive variable (whose Jacobian grows). A prior that is flat along an oblique direction only is not
+    seen.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        Its prior must be known apart.
+    centre : ndarray (dim,), optional
+        Where the other coordinates stay; zero by default.
+    """
+    centre = np.zeros(target.dim) if centre is None else centre
+    rays = np.concatenate([np.eye(target.dim), -np.eye(target.dim)])
+    points = centre + _RADII[:, None, None] * rays
+    with np.errstate(all="ignore"):
+        evaluation = target.evaluate(points.reshape(-1, target.dim))
+    if not isinstance(evaluation, Evaluation):
+        return None
+    log_prior = evaluation.log_prior.reshape(len(_RADII), len(rays))
+    for outer in range(len(_RADII) - 1, 0, -1):
+        low, high = log_prior[outer - 1], log_prior[outer]
+        known = (low > -np.inf) & (high > -np.inf)
+        slope = np.where(known, high - low, -np.inf) / np.log(_RADII[outer] / _RADII[outer - 1])
+        if (slope > -1.0 - 1e-3).any():
+            return target.names[int(np.argmax(slope > -1.0 - 1e-3)) % target.dim]
+    return None
+
+
+def improper_note(target: BaseTarget) -> str | None:
+    """What has to be said of an evidence under this target's prior: that it is known up to a constant only, or nothing."""
+    name = improper_coordinate(target) if target.has_split else None
+    return None if name is None else f"up to a constant: the prior is improper along {name}"
