@@ -18,9 +18,9 @@ from ppl_backends.approximations.ep.sequential import run_sequential
 from ppl_backends.approximations.ep.shards import SiteState
 from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.random import SeedLike
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["fit_ep", "fit_ep_sharded"]

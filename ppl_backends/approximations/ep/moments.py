@@ -121,7 +121,9 @@ def _store(moments: TiltedMoments, at: NDArray[np.integer], part: TiltedMoments)
         whole[at] = values
 
 
-def _agree(coarse: TiltedMoments, fine: TiltedMoments, cavity: tuple[Array, Array], at: NDArray[np.integer]) -> Array:
+def _agree(
+    coarse: TiltedMoments, fine: TiltedMoments, cavity: tuple[Array, Array], at: NDArray[np.integer]
+) -> NDArray[np.bool_]:
     """Whether two rules agree, relative to what the site changes in its cavity (with many data that is very little)."""
     mean, variance = cavity[0][at], cavity[1][at]
     with np.errstate(all="ignore"):
@@ -276,7 +278,8 @@ def panel_moments(
         spent += np.bincount(site, minlength=n)
         if np.any(spent > MAX_PANELS):
             sums[0, spent > MAX_PANELS] = np.nan
-            site, left, width = (array[spent[site] <= MAX_PANELS] for array in (site, left, width))
+            kept = spent[site] <= MAX_PANELS
+            site, left, width = site[kept], left[kept], width[kept]
             continue
         x = left + 0.5 * width * (1 + np.concatenate([NODES, [[-1.0], [1.0]]]))
         with np.errstate(all="ignore"):
