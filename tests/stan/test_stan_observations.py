@@ -94,9 +94,9 @@ def test_density_that_is_no_sum_over_rows(rejecting):
     """A mean over rows is refused, as it must be: the halves do not add up. So are rows with a parameter each."""
     data = {"N": 4, "row": [1.0, 2.0, 4.0, 8.0], "M": 2, "sizing": [0.0, 1.0]}
     with pytest.raises(ModelError, match="not a sum over these rows"):
-        stan_target(rejecting.program, data, rows={"N": ["row"]}).observations
+        stan_target(rejecting.program, data, rows={"N": ["row"]}, prior=None).observations
     with pytest.raises(ModelError, match="also sizes a parameter"):
-        stan_target(rejecting.program, data, rows={"M": ["sizing"]}).observations
+        stan_target(rejecting.program, data, rows={"M": ["sizing"]}, prior=None).observations
 
 
 def test_count_that_may_not_be_zero():

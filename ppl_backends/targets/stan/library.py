@@ -51,6 +51,7 @@ _BRIDGESTAN: dict[str, tuple[Any, list[Any]]] = {
 }
 _BATCHED: dict[str, tuple[Any, list[Any]]] = {
     "pb_evaluate": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_void_p]),
+    "pb_evaluate_point": (c_int, [c_void_p, c_bool]),
     "pb_constrain": (c_int, [c_void_p, c_int64, c_void_p, c_bool, c_bool, c_void_p, c_void_p, c_int, *[c_void_p] * 2]),
     "pb_unconstrain": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_void_p]),
     "pb_hessian": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_void_p]),
@@ -157,13 +158,14 @@ class CompiledModel:
 
     def _each(self, n: int, call: Any) -> int:
         """Run ``call(i, error)`` for every point; how many were refused."""
-        refused, error = 0, c_void_p()
+        refused = 0
         for i in range(n):
+            error = c_void_p()
             with self._lock:
                 status = call(i, byref(error))
             if status:
                 refused += 1
-                self.messages.append(_take(self.library, error))
+                self.messages.append(_take(self.library, error.value) if error.value else "no message")
         return refused
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
@@ -218,7 +220,7 @@ class BatchedModel(CompiledModel):
 
     def __init__(self, library: ctypes.CDLL, handle: int, label: str) -> None:
         super().__init__(library, handle, label)
-        self._scratch = _Scratch(self.dim)
+        self._scratch = _Scratch(handle, self.dim)
 
     def _variables(self, everything: bool) -> list[Variable]:
         names = _words(self.library.bs_param_names(self._handle, everything, everything))
@@ -237,12 +239,10 @@ class BatchedModel(CompiledModel):
         """One point by way of buffers whose addresses are known: this is where a call's overhead counts."""
         own = self._scratch
         own.x[:] = x
-        slope = own.slope_address if gradient else None
-        refused = self.library.pb_evaluate(
-            self._handle, 1, own.x_address, own.value_address, slope, threads, own.error_address, own.printed_address
-        )
-        if refused or own.printed:
-            self._note(own.error, own.printed)
+        own.point.threads = threads
+        if self.library.pb_evaluate_point(own.address, gradient) or own.point.printed:
+            self._note(own.point.error, own.point.printed)
+            own.point.error = own.point.printed = None
         return own.value.copy(), own.slope.copy() if gradient else None
 
     def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
@@ -269,10 +269,10 @@ class BatchedModel(CompiledModel):
         error, printed = c_void_p(), c_void_p()
         refused = getattr(self.library, function)(self._handle, *arguments, byref(error), byref(printed))
         if error or printed:
-            self._note(error, printed)
+            self._note(error.value, printed.value)
         return int(refused)
 
-    def _note(self, error: c_void_p, printed: c_void_p) -> None:
+    def _note(self, error: int | None, printed: int | None) -> None:
         """Keep why a point was refused, and log what the program printed."""
         if error:
             self.messages.append(_take(self.library, error))
@@ -280,15 +280,23 @@ class BatchedModel(CompiledModel):
             _log_prints(self.library, printed, self.label)
 
 
-class _Scratch(threading.local):
-    """Buffers of one thread for single-point calls, with their addresses."""
+class _Point(ctypes.Structure):
+    """``pb_point`` of ``shim.cpp``."""
 
-    def __init__(self, dim: int) -> None:
+    _fields_ = (
+        *((name, c_void_p) for name in ("model", "x", "value", "gradient")),
+        ("threads", c_int),
+        *((name, c_void_p) for name in ("error", "printed")),
+    )
+
+
+class _Scratch(threading.local):
+    """Buffers of one thread for single-point calls, and the arguments that hold their addresses."""
+
+    def __init__(self, handle: int, dim: int) -> None:
         self.x, self.value, self.slope = np.empty((1, dim)), np.empty(1), np.empty((1, dim))
-        self.x_address, self.value_address = _address(self.x), _address(self.value)
-        self.slope_address = _address(self.slope)
-        self.error, self.printed = c_void_p(), c_void_p()
-        self.error_address, self.printed_address = ctypes.addressof(self.error), ctypes.addressof(self.printed)
+        self.point = _Point(handle, _address(self.x), _address(self.value), _address(self.slope), 1, None, None)
+        self.address = ctypes.addressof(self.point)
 
 
 class RowData:
@@ -337,8 +345,8 @@ class RowData:
         # A null pointer means all rows, so that no rows at all need the address of something.
         address = None if chosen is None else _address(chosen if n_rows else np.zeros(1, dtype=np.int32))
         handle = self._library.pb_model_construct(self._handle, address, n_rows, SEED, byref(error), byref(printed))
-        if printed:
-            _log_prints(self._library, printed, self.label)
+        if printed.value:
+            _log_prints(self._library, printed.value, self.label)
         return BatchedModel(self._library, _constructed(self._library, handle, error, self.label), self.label)
 
     def evaluate_sets(
@@ -382,10 +390,10 @@ class RowData:
         self._library.pb_evaluate_sets(
             self._handle, SEED, *sets, x.shape[1], _address(x), *outputs, threads, byref(error), byref(printed)
         )
-        if error:
-            logger.debug("%s: %s", self.label, _take(self._library, error))
-        if printed:
-            _log_prints(self._library, printed, self.label)
+        if error.value:
+            logger.debug("%s: %s", self.label, _take(self._library, error.value))
+        if printed.value:
+            _log_prints(self._library, printed.value, self.label)
         return value, slope
 
 
@@ -402,16 +410,14 @@ def _words(text: bytes) -> list[str]:
     return text.decode().split(",") if text else []
 
 
-def _take(library: ctypes.CDLL, text: c_void_p) -> str:
+def _take(library: ctypes.CDLL, address: int) -> str:
     """A message that the library allocated, as one line where it is short; the C string is freed."""
-    assert text.value is not None
-    message = ctypes.string_at(text.value).decode(errors="replace")
-    library.bs_free_error_msg(text)
-    text.value = None
+    message = ctypes.string_at(address).decode(errors="replace")
+    library.bs_free_error_msg(address)
     return " ".join(message.split()) if len(message) < 2000 else message
 
 
-def _log_prints(library: ctypes.CDLL, printed: c_void_p, label: str) -> None:
+def _log_prints(library: ctypes.CDLL, printed: int, label: str) -> None:
     """What print statements wrote goes to the log ``ppl_backends.stan``."""
     logger.info("%s prints: %s", label, _take(library, printed).rstrip())
 
@@ -420,6 +426,6 @@ def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, labe
     """The handle of a new object, or the error that Stan raised over its data."""
     if handle:
         return handle
-    message = _take(library, error) if error else "the model could not be constructed"
+    message = _take(library, error.value) if error.value else "the model could not be constructed"
     hint = "; pass it in data=" if "variable does not exist" in message else ""
     raise ModelError(f"{label}: {message}{hint}")

@@ -603,6 +603,22 @@ EXPORT int pb_evaluate(const bs_model* model, int64_t n, const double* x, double
   return outcome.report(error, printed);
 }
 
+// The arguments of pb_evaluate at a single point, held by callers for whom handing over each would cost too much.
+struct pb_point {
+  const bs_model* model;
+  const double* x;
+  double* value;
+  double* gradient;
+  int threads;
+  char* error;
+  char* printed;
+};
+
+EXPORT int pb_evaluate_point(pb_point* point, bool gradient) {
+  return pb_evaluate(point->model, 1, point->x, point->value, gradient ? point->gradient : nullptr, point->threads,
+                     &point->error, &point->printed);
+}
+
 EXPORT int pb_constrain(const bs_model* model, int64_t n, const double* x, bool transformed, bool generated,
                         const unsigned int* seeds, double* constrained, int threads, char** error, char** printed) {
   const int64_t dim = model->dim(), size = model->n_constrained[bs_model::part(transformed, generated)];

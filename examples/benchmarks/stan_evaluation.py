@@ -1,0 +1,104 @@
+"""What an evaluation of a Stan program costs, and what its compilation costs.
+
+Logistic regression with 768 rows and 8 columns. Printed are: the C++ cost of log density and gradient at one point (a
+batch of copies of it on one thread), what a single-point call from Python adds to that, the gain of a second thread on a
+batch of 1000 points, subsets of rows, and compile times with an empty cache, with our own part compiled before, and
+with a precompiled header.
+
+Run as ``python examples/benchmarks/stan_evaluation.py [--no-compile]``, on an otherwise idle machine.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ppl_backends.targets.stan import StanProgram, stan_target
+from ppl_backends.targets.stan.build import PRECOMPILE_VARIABLE, build_library
+
+CODE = """
+data {
+  int<lower=0> N;
+  int<lower=1> D;
+  matrix[N, D] X;
+  array[N] int<lower=0, upper=1> y;
+}
+parameters {
+  vector[D] beta;
+}
+model {
+  beta ~ std_normal();
+  y ~ bernoulli_logit(X * beta);
+}
+"""
+
+
+def seconds(call, repeats, rounds=9):
+    """Median over rounds of the time of one call."""
+    call()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        times.append((time.perf_counter() - start) / repeats)
+    return float(np.median(times))
+
+
+def evaluation(n_rows, n_columns):
+    """Print the cost of evaluation for one size of data."""
+    rng = np.random.default_rng(1)
+    data = {"N": n_rows, "D": n_columns, "X": rng.normal(size=(n_rows, n_columns)), "y": rng.integers(0, 2, n_rows)}
+    rows = {"N": ["X", "y"]}
+    alone, both = (stan_target(CODE, data, rows=rows, cores=cores) for cores in (1, 2))
+    x = rng.normal(size=(1000, n_columns))
+    copies, batch = np.repeat(x[:1], 1000, axis=0), max(1, 200_000 // (n_rows * n_columns) // 10)
+    inside = seconds(lambda: alone.log_density_and_gradient(copies), batch) / 1000
+    single = seconds(lambda: alone.log_density_and_gradient(x[:1]), 200 * batch)
+    one, two = (seconds(lambda t=t: t.log_density_and_gradient(x), batch) for t in (alone, both))
+    print(f"{n_rows} x {n_columns}: log density and gradient")
+    print(f"  one point in C++           {1e6 * inside:8.2f} µs")
+    print(f"  one point from Python      {1e6 * single:8.2f} µs   (adds {1e6 * (single - inside):.2f} µs)")
+    print(f"  1000 points, one thread    {1e3 * one:8.2f} ms")
+    print(f"  1000 points, two threads   {1e3 * two:8.2f} ms   ({one / two:.2f} times as fast)")
+    index = rng.integers(0, n_rows, size=(1000, 100))
+    shared = seconds(lambda: both.observations.sum(x, index[0], gradient=True), batch)
+    own = seconds(lambda: both.observations.sum(x, index, gradient=True), batch)
+    print(f"  1000 points, 100 shared rows {1e3 * shared:6.2f} ms, 100 rows of their own {1e3 * own:.2f} ms")
+
+
+def compilation():
+    """Print compile times; each program differs in its name, so that none comes from the cache."""
+    cache = Path(tempfile.mkdtemp(prefix="ppl-backends-benchmark-"))
+
+    def build(name, what):
+        start = time.perf_counter()
+        build_library(StanProgram(name, CODE), cache=cache)
+        print(f"  {what:<42} {time.perf_counter() - start:6.1f} s")
+
+    print("compilation")
+    try:
+        build("first", "empty cache")
+        build("second", "our part compiled before")
+        build("second", "in the cache")
+        os.environ[PRECOMPILE_VARIABLE] = "1"
+        build("third", "with the header precompiled on the way")
+        build("fourth", "with a precompiled header")
+        size = sum(path.stat().st_size for path in cache.glob("stan-*/*.gch"))
+        print(f"  the precompiled header takes {size / 1e6:.0f} MB")
+    finally:
+        shutil.rmtree(cache)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-compile", action="store_true", help="leave out the compile times")
+    options = parser.parse_args()
+    evaluation(768, 8)
+    evaluation(10_000, 50)
+    if not options.no_compile:
+        compilation()
