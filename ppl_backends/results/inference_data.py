@@ -79,7 +79,8 @@ def build_inference_data(
         Numeric arrays with named dims.
     extra_groups : mapping of group name to mapping of str to (dims, values), optional
     log_likelihood, log_prior, unconstrained : bool
-        Groups on request: ``log_likelihood`` (pointwise), ``log_prior`` (total), ``unconstrained_posterior``.
+        Groups on request: ``log_likelihood`` (pointwise; always, where a Stan program has ``log_lik``), ``log_prior``
+        (total), ``unconstrained_posterior``.
 
     Returns
     -------
@@ -96,14 +97,19 @@ def build_inference_data(
         **{name: value for name, value in (attrs or {}).items() if value is not None},
     }
     coords, dims = target.coords, target.dims
-    groups = {"posterior": _draws(target.constrain(flat, rng), chains, draws, coords, dims).assign_attrs(all_attrs)}
+    drawn = target.constrain(flat, rng)
+    # Stan's generated quantity log_lik belongs to a group of its own, as arviz.from_cmdstanpy has it.
+    own_names = getattr(target, "log_likelihood_names", {})
+    pointwise = {new: drawn.pop(old) for old, new in own_names.items() if old in drawn}
+    groups = {"posterior": _draws(drawn, chains, draws, coords, dims).assign_attrs(all_attrs)}
     stats = xr.Dataset({name: (list(on), np.asarray(values)) for name, (on, values) in (sample_stats or {}).items()})
     groups["sample_stats"] = _with_index_coords(stats, target)
     for name, variables in (extra_groups or {}).items():
         data = xr.Dataset({variable: (list(on), np.asarray(values)) for variable, (on, values) in variables.items()})
         groups[name] = _with_index_coords(data, target)
-    if log_likelihood:
-        groups["log_likelihood"] = _draws(target.pointwise_log_likelihood(flat), chains, draws, coords, dims)
+    if log_likelihood and not pointwise:
+        pointwise = target.pointwise_log_likelihood(flat)
+    groups["log_likelihood"] = _draws(pointwise, chains, draws, coords, dims)
     if log_prior:
         groups["log_prior"] = _draws({"log_prior": _log_prior(target, flat)}, chains, draws, {}, {})
     if unconstrained:
@@ -125,6 +131,8 @@ def _draws(values: Mapping[str, Array], chains: int, draws: int, coords: Mapping
     """Variables ``(chains·draws, *shape)`` as a data set with dims (chain, draw, the model's own)."""
     variables, index = {}, {"chain": np.arange(chains), "draw": np.arange(draws)}
     for name, value in values.items():
+        if np.iscomplexobj(value):  # which neither NetCDF nor ArviZ's summaries know
+            value = np.stack([value.real, value.imag], axis=-1)
         shaped = np.asarray(value).reshape(chains, draws, *np.shape(value)[1:])
         own = _own_dims(name, shaped.shape[2:], coords, dims, index)
         variables[name] = (["chain", "draw", *own], shaped)

@@ -348,6 +348,31 @@ def test_log_lik_is_pointwise(regression, regression_data, points):
     np.testing.assert_allclose(pointwise["y"], log_likelihood(points, regression_data), rtol=1e-12)
 
 
+def test_results_of_the_whole_language(language, language_data, tmp_path):
+    """Complex numbers, tuples and empty variables survive the file; ``log_lik`` is in its group."""
+    from ppl_backends.results.inference_data import build_inference_data, group
+    from ppl_backends.targets.stan.handover import cmdstan_inits
+
+    dims = {"y": ["obs"], "log_lik": ["obs"]}
+    target = stan_target(language.program, language_data, coords={"obs": list("abc")}, dims=dims)
+    rng = np.random.default_rng(0)
+    x = target.initial_points(6, rng)
+    options = {"method": "test", "accuracy": "exact", "sampling_time": 0.0, "rng": rng}
+    idata = build_inference_data(target, x.reshape(2, 3, -1), **options)
+    idata.to_netcdf(tmp_path / "idata.nc")
+    arviz = pytest.importorskip("arviz")
+    back = arviz.from_netcdf(tmp_path / "idata.nc")
+    posterior = group(back, "posterior")
+    assert posterior["c"].shape == (2, 3, 2)
+    assert "log_lik" not in posterior
+    pointwise = group(back, "log_likelihood")["y"]
+    assert pointwise.dims == ("chain", "draw", "obs")
+    assert list(pointwise["obs"].values) == ["a", "b", "c"]
+    np.testing.assert_array_equal(pointwise.values.reshape(6, 3), target.pointwise_log_likelihood(x)["y"])
+    (init,) = cmdstan_inits(back, chains=1, seed=0, target=target)
+    assert init["c"] in target.parameters(x)["c"]
+
+
 def test_thrown_points_are_impossible(rejecting):
     x = np.array([[1.0, 0], [-0.5, 0], [1, 4.5], [1, 6]])
     value, gradient = rejecting.log_density_and_gradient(x)

@@ -114,5 +114,6 @@ def _unconstrained(idata: Any, target: StanTarget) -> Array:
     """All draws of the posterior as points ``(chains·draws, dim)``."""
     posterior = group(idata, "posterior")
     names = [name for name in target.parameter_names if name in posterior]
-    flat = {name: posterior[name].values.reshape(-1, *posterior[name].shape[2:]) for name in names}
+    n = posterior.sizes["chain"] * posterior.sizes["draw"]
+    flat = {name: posterior[name].values.reshape(n, *posterior[name].shape[2:]) for name in names}
     return target.unconstrain(flat)

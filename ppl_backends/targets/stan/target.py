@@ -332,21 +332,23 @@ class StanTarget(BaseTarget):
         """Inverse of :meth:`constrain` on the parameters: ``(n, dim)``."""
         return self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
 
-    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """The generated quantity ``log_lik``, or the log likelihood of every row where ``rows=`` was given.
+    @property
+    def log_likelihood_names(self) -> dict[str, str]:
+        """``{"log_lik": name}`` where the program has it: the observed variable of its shape, else ``log_lik``."""
+        shapes = [variable.columns.shape for variable in self._model.variables if variable.name == LOG_LIK]
+        if not shapes:
+            return {}
+        matching = [name for name, data in self.observed_data.items() if data.shape == shapes[0]]
+        return {LOG_LIK: matching[0] if len(matching) == 1 else LOG_LIK}
 
-        It is named after the observed variable where there is one of its shape, else ``log_lik``.
-        """
+    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        """The generated quantity ``log_lik``, or the log likelihood of every row where ``rows=`` was given."""
         x = as_points(x, self.dim)
-        if any(variable.name == LOG_LIK for variable in self._model.variables):
-            values = self._log_lik(x)
-        elif self._rows is not None:
-            assert self.observations is not None
-            values = self.observations.log_likelihood(x)
-        else:
+        if self.log_likelihood_names:
+            return {self.log_likelihood_names[LOG_LIK]: self._log_lik(x)}
+        if self._rows is None or self.observations is None:
             raise ModelError(f"{self.label}: no generated quantity log_lik; add it to the program, or give rows=")
-        matching = [name for name, data in self.observed_data.items() if data.shape == values.shape[1:]]
-        return {matching[0] if len(matching) == 1 else LOG_LIK: values}
+        return {LOG_LIK: self.observations.log_likelihood(x)}
 
     def _log_lik(self, x: Array) -> Array:
         values, _ = self._model.constrain(x, np.arange(len(x)).astype(np.uint32), True, self.cores)

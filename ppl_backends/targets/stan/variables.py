@@ -128,6 +128,8 @@ def flatten(values: Mapping[str, Any], variables: Sequence[Variable]) -> Array:
 def _shaped(variable: Variable, value: Any) -> NDArray[Any]:
     """The value as ``(n, *shape)``; a single value without the leading axis is one point."""
     array, shape = np.asarray(value), variable.columns.shape
+    if variable.imaginary is not None and array.dtype.kind != "c" and array.shape[-1:] == (2,):
+        array = array[..., 0] + 1j * array[..., 1]  # as results are stored
     if array.shape == shape:
         array = array[None]
     if array.shape[1:] != shape:
