@@ -16,6 +16,31 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEv
 
 __all__ = ["as_target"]
 
+# What a third party's target may bring along, beside its density.
+MEMBERS = (
+    "coords",
+    "constant_data",
+    "constrain",
+    "dims",
+    "evaluate_potentials",
+    "explain",
+    "factors",
+    "has_potentials",
+    "has_split",
+    "hessian",
+    "initial_points",
+    "label",
+    "log_likelihood_estimate",
+    "log_prior_normalizer",
+    "observations",
+    "observed_data",
+    "pointwise_log_likelihood",
+    "sample_prior",
+    "simulate",
+    "unconstrain",
+    "with_data",
+)
+
 
 def as_target(
     model: Any = None, data: Any = None, *, backend: str = "auto", cores: int | None = None, **options: Any
@@ -77,8 +102,8 @@ def as_target(
     if hasattr(model, "dim") and (hasattr(model, "evaluate") or hasattr(model, "log_density")):
         return AdaptedTarget(model)
     raise ModelError(
-        f"model is of type {type(model).__name__}: expected a pm.Model, a Bambi model, a .stan path, Stan program text, "
-        "a cmdstanpy.CmdStanModel, or an object with dim and log_density"
+        f"model is of type {type(model).__name__}: expected a pm.Model, a Bambi model, a .stan path, the text of a "
+        "Stan program, a cmdstanpy.CmdStanModel, or an object with dim and log_density"
     )
 
 
@@ -86,7 +111,7 @@ def _is_stan(model: Any) -> bool:
     """A path, program text, or a compiled CmdStan model."""
     if isinstance(model, str | os.PathLike):
         text = os.fspath(model)
-        if isinstance(text, str) and (Path(text).suffix == ".stan" or "{" in text):
+        if isinstance(text, str) and (Path(text).suffix in (".stan", ".so", ".dylib", ".dll") or "{" in text):
             return True
         raise ModelError(f"model={text!r} is neither a path that ends in .stan nor the text of a Stan program")
     return _is_instance(model, "cmdstanpy", "CmdStanModel")
@@ -146,25 +171,11 @@ class AdaptedTarget(BaseTarget):
         self.names = tuple(getattr(given, "names", [f"x[{j}]" for j in range(self.dim)]))
         if len(self.names) != self.dim or len(set(self.names)) != self.dim:
             raise ModelError(f"target has dim={self.dim} and {len(set(self.names))} different names; expected one each")
-        self.label = getattr(given, "label", type(given).__name__)
+        self.label = type(given).__name__
         self.has_gradient = hasattr(given, "evaluate") or hasattr(given, "log_density_and_gradient")
-        self.has_split = bool(getattr(given, "has_split", False))
-
-    def __getattribute__(self, name: str) -> Any:
-        """Members that the given object has take the place of the derived ones."""
-        own = (
-            "dim",
-            "names",
-            "label",
-            "has_gradient",
-            "has_split",
-            "evaluate",
-            "log_density",
-            "log_density_and_gradient",
-        )
-        if not name.startswith("_") and name not in own and hasattr(self._given, name):
-            return getattr(self._given, name)
-        return super().__getattribute__(name)
+        for member in MEMBERS:
+            if hasattr(given, member):
+                setattr(self, member, getattr(given, member))
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         x = as_points(x, self.dim)

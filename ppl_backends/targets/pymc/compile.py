@@ -158,25 +158,13 @@ class CompiledGraph:
     def compile(self, kind: str, compilers: Any, static: bool) -> Callable[..., Sequence[Array]]:
         """The function of that kind by one backend."""
         graph = self._static if static else self._dynamic
-        if kind == "unconstrain":
-            return compilers.compile_batched(graph.constrained_point, graph.data, [graph.unconstrained])
-        if kind == "constrain":
-            return compilers.compile_batched(graph.point, graph.data, list(graph.constrained.values()))
-        outputs: list[Variable] = {
-            "value": lambda: [graph.log_prior, graph.log_likelihood],
-            "gradient": lambda: [graph.log_prior, graph.log_likelihood],
-            "potentials": lambda: [graph.log_potentials],
-            "hessian of the joint": lambda: [graph.log_prior + graph.log_likelihood],
-            "hessian of the likelihood": lambda: [graph.log_likelihood],
-            "pointwise": lambda: list(graph.observed.values()),
-            "terms": lambda: [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()],
-        }[kind]()
+        point = graph.constrained_point if kind == "unconstrain" else graph.point
         with no_c_compiler():
-            outputs = simplify(outputs)
+            outputs = simplify(_outputs(graph, kind))
         if kind.startswith("hessian"):
-            return compilers.compile_hessian(graph.point, graph.data, outputs[0])
+            return compilers.compile_hessian(point, graph.data, outputs[0])
         compile_kind = compilers.compile_gradient if kind in ("gradient", "potentials") else compilers.compile_batched
-        return compile_kind(graph.point, graph.data, outputs)
+        return compile_kind(point, graph.data, outputs)
 
     def note_fallback(self, backend: str, reasons: Sequence[str]) -> None:
         """Warn, once, that a slower backend is in use."""
@@ -184,6 +172,25 @@ class CompiledGraph:
             self._noted = True
             message = f"{self._model.name or 'the model'} is compiled with {backend} ({'; '.join(reasons)})"
             warnings.warn(message, BackendWarning, stacklevel=2)
+
+
+def _outputs(graph: ModelGraph, kind: str) -> list[Variable]:
+    """The graphs that a function computes."""
+    if kind in ("value", "gradient"):
+        return [graph.log_prior, graph.log_likelihood]
+    if kind == "potentials":
+        return [graph.log_potentials]
+    if kind == "hessian of the joint":
+        return [graph.log_prior + graph.log_likelihood]
+    if kind == "hessian of the likelihood":
+        return [graph.log_likelihood]
+    if kind == "pointwise":
+        return list(graph.observed.values())
+    if kind == "terms":
+        return [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()]
+    if kind == "constrain":
+        return list(graph.constrained.values())
+    return [graph.unconstrained]
 
 
 def _compilers(backend: str) -> Any:

@@ -32,7 +32,7 @@ def _jax() -> Any:
         import jax
 
         jax.config.update("jax_enable_x64", True)
-        _complete_dispatch()
+        _complete_dispatch(jax)
     check_process()
     import jax
 
@@ -54,14 +54,22 @@ def check_process() -> None:
         )
 
 
-def _complete_dispatch() -> None:
-    """Translate erfcx and erfcinv, of truncated and censored densities, where PyTensor needs TensorFlow Probability."""
-    if find_spec("tensorflow_probability") is not None:
-        return
+def _complete_dispatch(jax: Any) -> None:
+    """Give PyTensor's translation what it lacks.
+
+    ``softplus``: its derivative there overflows to NaN beyond 709; this one holds everywhere, to any order, and needs
+    one exponential instead of three. ``erfcx`` and ``erfcinv``, of truncated and censored densities, where PyTensor
+    would need TensorFlow Probability.
+    """
     import jax.numpy as jnp
-    from jax.scipy.special import erfc, ndtri
     from pytensor.link.jax.dispatch import jax_funcify
-    from pytensor.scalar.math import Erfcinv, Erfcx
+    from pytensor.scalar.math import Erfcinv, Erfcx, Softplus
+
+    @jax.custom_jvp
+    def softplus(x):
+        return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+    softplus.defjvp(lambda x, dx: (softplus(*x), jax.nn.sigmoid(*x) * dx[0]))
 
     def erfcx(x):
         # exp(x^2) erfc(x) below 10; above, the asymptotic series 1 - 1/(2x^2) + 1*3/(2x^2)^2 - ...
@@ -70,10 +78,15 @@ def _complete_dispatch() -> None:
         for k in range(1, 13):
             term = -term * (2 * k - 1) / (2 * far**2)
             series = series + term
-        return jnp.where(x < 10.0, jnp.exp(near**2) * erfc(near), series / (far * np.sqrt(np.pi)))
+        return jnp.where(x < 10.0, jnp.exp(near**2) * jax.scipy.special.erfc(near), series / (far * np.sqrt(np.pi)))
 
-    jax_funcify.register(Erfcx, lambda op, **_: erfcx)
-    jax_funcify.register(Erfcinv, lambda op, **_: lambda x: -ndtri(x / 2) / np.sqrt(2))
+    def erfcinv(p):
+        return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
+
+    jax_funcify.register(Softplus, lambda op, **_: softplus)
+    if find_spec("tensorflow_probability") is None:
+        jax_funcify.register(Erfcx, lambda op, **_: erfcx)
+        jax_funcify.register(Erfcinv, lambda op, **_: erfcinv)
 
 
 def as_argument(value: np.ndarray) -> Any:

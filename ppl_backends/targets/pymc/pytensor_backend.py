@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from threading import Lock
@@ -44,7 +45,8 @@ class PyTensorBackend:
         batched = vectorize_graph(list(outputs), replace={point: block})
         # an output that does not depend on the point has no batch axis
         constant = [many.type.ndim == one.type.ndim for many, one in zip(batched, outputs, strict=True)]
-        with no_c_compiler() if self.mode == "NUMBA" else nullcontext():
+        with no_c_compiler() if self.mode == "NUMBA" else nullcontext(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Numba will use object mode")
             function = pytensor.function(
                 [block, *data], batched, mode=_mode(self.mode), trust_input=True, on_unused_input="ignore"
             )

@@ -14,11 +14,17 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.scalar.basic import GE, LE, Log1p, Mul, Neg, Switch
-from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.scalar.math import Sigmoid
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import All
+from pytensor.tensor.variable import TensorConstant
+
+try:
+    from pytensor.graph.traversal import ancestors
+except ImportError:  # PyTensor < 2.34
+    from pytensor.graph.basic import ancestors
 
 __all__ = ["replace_checks", "simplify"]
 
@@ -83,15 +89,6 @@ def switch_inside(fgraph, node):
     return [one.owner.op(pt.switch(condition, a, b))]
 
 
-@node_rewriter([Elemwise])
-def softplus_once(fgraph, node):
-    """``softplus(x)`` as ``max(x, 0) + log1p(exp(-|x|))``: exact everywhere, with one exponential and no branches."""
-    if not isinstance(node.op.scalar_op, Softplus):
-        return None
-    [x] = node.inputs
-    return [(pt.maximum(x, 0) + pt.log1p(pt.exp(-pt.abs(x)))).astype(node.outputs[0].dtype)]
-
-
 def _constant(variable: Variable) -> Any:
     """The one value of a constant, or None."""
     try:
@@ -116,6 +113,12 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
     """Stabilised graphs of the same values, cheaper to evaluate and differentiate."""
     stable = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize", "stabilize"), clone=False)
     fgraph = FunctionGraph(outputs=list(stable), clone=False)
-    for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside, softplus_once):
+    for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside):
         in2out(rewrite).rewrite(fgraph)
-    return list(fgraph.outputs)
+    return _in_double(list(fgraph.outputs))
+
+
+def _in_double(graphs: list[Variable]) -> list[Variable]:
+    """Constants that PyTensor shortened to float32 in float64: JAX takes weakly typed float64 values down with them."""
+    short = [v for v in ancestors(graphs) if isinstance(v, TensorConstant) and v.dtype == "float32"]
+    return clone_replace(graphs, {v: pt.constant(v.data.astype("float64")) for v in short}, rebuild_strict=False)

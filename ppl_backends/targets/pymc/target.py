@@ -18,6 +18,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_poin
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.graph import (
     DataValues,
+    ancestors,
     check_model,
     data_values,
     flat_names,
@@ -256,7 +257,8 @@ class PyMCTarget(BaseTarget):
         return other
 
     def _constant_data(self) -> dict[str, Array]:
-        observed = {self.model.rvs_to_values[rv] for rv in observed_variables(self.model)}
+        """The containers but those that hold observed values."""
+        observed = set(ancestors([self.model.rvs_to_values[rv] for rv in observed_variables(self.model)]))
         return {v.name: value for v, value in self._data.items() if v in self.model.data_vars and v not in observed}
 
     # -- copies ----------------------------------------------------------------------------------------------------

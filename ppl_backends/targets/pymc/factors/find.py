@@ -1,0 +1,177 @@
+"""The factors of a PyMC model: found on its graph, proved on numbers, evaluated at any hyper-parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, ScaledSites, SiteFamily
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
+from ppl_backends.targets.pymc.factors.gaussian import QuadraticTerms
+from ppl_backends.targets.pymc.factors.graph import PointFunction, TermGraph
+from ppl_backends.targets.pymc.factors.proof import gaussian_error, sites_error
+from ppl_backends.targets.pymc.factors.recognise import recognise
+from ppl_backends.targets.pymc.factors.structure import Structure, find_structure
+from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
+from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names
+
+__all__ = ["PyMCFactors"]
+
+PROOF_POINTS = 12  # at each scale
+PROOF_SCALES = (0.3, 3.0, 30.0)
+
+
+class PyMCFactors:
+    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ) for a PyMC model.
+
+    φ are the coordinates of the variables that have to be given, often none; θ are all others.
+
+    Parameters
+    ----------
+    model : pm.Model
+    data : dict
+        Values of the shared variables.
+    shapes : ModelShapes
+    backend : {"auto", "jax", "numba", "c"}
+        What compiles the sites that belong to no known family.
+
+    Attributes
+    ----------
+    hyper_names, names : tuple of str
+        Of φ and of θ, among the unconstrained names.
+    hyper_coordinates, coordinates : ndarray of int
+        Where φ and θ are in the unconstrained point.
+    start : ndarray
+        A φ to start from.
+
+    Raises
+    ------
+    ModelError
+        If the model does not factorise in this way; names the variable in the way.
+    """
+
+    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes, backend: str = "auto") -> None:
+        rng = np.random.default_rng(0)
+        self._graph = TermGraph(model, data, shapes)
+        self._structure = find_structure(self._graph, rng)
+        held = self._structure.held
+        names = np.array(flat_names(shapes.value))
+        self.hyper_coordinates = self._graph.coordinates(held)
+        self.coordinates = np.setdiff1d(np.arange(self._graph.dim), self.hyper_coordinates)
+        self.hyper_names = tuple(map(str, names[self.hyper_coordinates]))
+        self.names = tuple(map(str, names[self.coordinates]))
+        self.start: Array = self._graph.start[self.hyper_coordinates]
+        self._gaussian = QuadraticTerms(self._graph, self._structure.gaussian, held)
+        self._constants, self._hyper_priors = _constant_functions(self._graph, self._structure)
+        self._compiled = {id(term): SiteGraph(term, backend) for term in self._structure.sites}
+        self._prove(rng)
+
+    def at(self, phi: Any = ()) -> Factors:
+        """The factors of θ given φ ``(len(hyper_names),)``."""
+        x = self._point(phi)
+        gaussian = self._gaussian.at(x)
+        log_constant = gaussian.log_constant + self._sum(self._constants, x)
+        designs, offsets, families, observed = [], [], [], []
+        for term in self._structure.sites:
+            geometry = term.geometry(x)
+            family, shift = self._family(term, x, geometry)
+            designs.append(geometry.design)
+            offsets.append(geometry.offset + shift)
+            families.append(family)
+            observed.append(np.full(term.n_sites, term.term.prior_of is None))
+            log_constant += term.constant(x, geometry)
+        if gaussian.tilt is not None or not designs:
+            row = np.zeros(len(self.coordinates)) if gaussian.tilt is None else gaussian.tilt
+            designs.append(row[None])
+            offsets.append(np.zeros(1))
+            families.append(FunctionSites(_identity, 1, derivatives=_identity_derivatives))
+            observed.append(np.zeros(1, dtype=bool))
+        return Factors(
+            designs,
+            np.concatenate(offsets),
+            families,
+            gaussian.mean,
+            gaussian.precision,
+            log_constant=log_constant,
+            observed=np.concatenate(observed),
+            names=self.names,
+        )
+
+    def log_hyper_prior(self, phi: Any = ()) -> float:
+        """Log prior density of φ, with the Jacobians of its transforms."""
+        return self._sum(self._hyper_priors, self._point(phi))
+
+    def _point(self, phi: Any) -> Array:
+        phi = np.asarray(phi, dtype=np.float64).ravel()
+        if len(phi) != len(self.hyper_coordinates):
+            raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_coordinates)}: {self.hyper_names}")
+        x = np.zeros(self._graph.dim)
+        x[self.hyper_coordinates] = phi
+        return x
+
+    def _sum(self, function: PointFunction | None, x: Array) -> float:
+        """Sum of constant terms, ``-inf`` where it is not a number."""
+        if function is None:
+            return 0.0
+        total = sum(float(value.sum()) for value in function(x[None]))
+        return total if np.isfinite(total) else -np.inf
+
+    def _family(self, term: SiteTerm, x: Array, geometry: Geometry) -> tuple[SiteFamily, Array]:
+        """The sites of a term given φ, and the shift of their scalars."""
+        known = recognise(lambda s: term.log_site(s, x, geometry), term.n_sites)
+        if known is not None:
+            scaled = np.any(known.constant)
+            return (ScaledSites(known.family, known.constant) if scaled else known.family), known.shift
+        function = CompiledSites(self._compiled[id(term)], geometry, term.hyper(x))
+        family = FunctionSites(function, term.n_sites, derivatives=function.derivatives)
+        return family, np.zeros(term.n_sites)
+
+    def _prove(self, rng: np.random.Generator) -> None:
+        """Compare every factor with the terms as written, at two φ and over the range of every site."""
+        for jitter in (0.0, 0.5) if len(self.start) else (0.0,):
+            x = self._point(self.start + jitter * rng.normal(size=len(self.start)))
+            part = self._gaussian.at(x)
+            gaussian = GaussianPrior(part.mean, part.precision, len(self.coordinates))
+            theta = [scale * rng.normal(size=(PROOF_POINTS, len(self.coordinates))) for scale in PROOF_SCALES]
+            if gaussian.proper:
+                theta.append(gaussian.sample(2 * PROOF_POINTS, rng))
+            points = np.tile(x, (sum(map(len, theta)), 1))
+            points[:, self.coordinates] = values = np.concatenate(theta)
+            density = gaussian.log_density(values) + part.log_constant
+            density += 0.0 if part.tilt is None else values @ part.tilt
+            size = np.abs(values) @ np.abs(_apply(part.precision, values)).max(axis=0) + np.abs(density)
+            error = gaussian_error(density, self._gaussian.value(points), size)
+            _refuse_if(error, ", ".join(term.name for term in self._structure.gaussian))
+            for term in self._structure.sites:
+                _refuse_if(sites_error(term, points, term.geometry(x), rng), term.term.name)
+
+
+def _apply(precision: Array, rows: Array) -> Array:
+    return rows * precision if precision.ndim == 1 else rows @ precision
+
+
+def _refuse_if(error: float, name: str) -> None:
+    if not error <= 1:
+        raise ModelError(
+            f"no factors with one linear predictor each: those found for '{name}' differ from its log density, by {error:.2g} "
+            "times what rounding explains"
+        )
+
+
+def _constant_functions(graph: TermGraph, structure: Structure) -> tuple[PointFunction | None, PointFunction | None]:
+    """Terms without θ: those that do not belong to the prior of φ, and those that do."""
+    priors = [term.value for term in structure.constant if term.prior_of in structure.held]
+    others = [term.value for term in structure.constant if term.prior_of not in structure.held]
+    return tuple(PointFunction(graph, set(), terms) if terms else None for terms in (others, priors))  # type: ignore[return-value]
+
+
+def _identity(s: Array) -> Array:
+    return s
+
+
+def _identity_derivatives(s: Array) -> tuple[Array, Array]:
+    return np.ones_like(s), np.zeros_like(s)

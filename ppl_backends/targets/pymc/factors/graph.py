@@ -1,0 +1,267 @@
+"""The log density of a model as its author wrote it: elementwise terms in the value variables, not yet rewritten.
+
+In the graph as written every intermediate quantity is still there to be looked at, a linear predictor among them; the
+rewrites of a compiler would have merged it into its neighbours. Everything here is interpreted by Python, over batches
+of points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.logprob.utils import CheckParameterValue
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.link.vm import VMLinker
+from pytensor.scalar.basic import GE, GT, LE, LT, Add, Sub
+from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import All, Sum
+from pytensor.tensor.shape import Shape, Shape_i
+
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.graph import (
+    DataValues,
+    ModelShapes,
+    ancestors,
+    free_variables,
+    io_toposort,
+    no_c_compiler,
+    observed_variables,
+)
+
+__all__ = ["BatchedGraph", "PointFunction", "Term", "TermGraph"]
+
+# As written: no rewrites, no compilation.
+RAW_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer=None)
+
+BATCH_BYTES = 2**27
+
+
+class Term(NamedTuple):
+    """A piece of the log density.
+
+    Attributes
+    ----------
+    name : str
+        The variable of the model that it belongs to.
+    prior_of : str or None
+        The value variable whose prior it is; None for observed variables and Potentials.
+    value : Variable
+        Its elements, of any shape.
+    """
+
+    name: str
+    prior_of: str | None
+    value: Variable
+
+
+class TermGraph:
+    """Terms of the log density of a model as graphs of its value variables, data being constants.
+
+    Parameters
+    ----------
+    model : pm.Model
+    data : dict
+        Values of the shared variables.
+    shapes : ModelShapes
+
+    Attributes
+    ----------
+    values : dict of str to Variable
+        The value variables, in the order of the ravelled point.
+    columns : dict of str to slice
+        Their coordinates in the ravelled point.
+    terms : list of Term
+    start : ndarray (dim,)
+        PyMC's initial point.
+    """
+
+    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
+        free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
+        variables = [*free, *observed, *potentials]
+        inputs = {
+            model.rvs_to_values[rv]: pt.tensor(name, dtype=model.rvs_to_values[rv].dtype, shape=shape)
+            for rv, (name, shape) in zip(free, shapes.value.items(), strict=True)
+        }
+        constants = {shared: pt.constant(value, dtype=shared.dtype) for shared, value in data.items()}
+        with no_c_compiler():
+            graphs = clone_replace(
+                model.logp(vars=variables, sum=False), replace={**inputs, **constants}, rebuild_strict=False
+            )
+            initial = model.initial_point(random_seed=1)
+        start = [initial[name] for name in shapes.value]
+        graphs = _settled(graphs, list(inputs.values()), start)
+        self.values = {v.name: v for v in inputs.values()}
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.value.values())])
+        self.columns = {name: slice(a, b) for name, a, b in zip(self.values, ends, ends[1:], strict=False)}
+        self.dim = int(ends[-1])
+        self.start: Array = np.concatenate([np.ravel(initial[name]) for name in self.values]).astype(np.float64)
+        pieces = [graphs[k : k + 1] for k in range(len(graphs))]
+        pieces = [_summands(p[0]) if rv in potentials else p for rv, p in zip(variables, pieces, strict=True)]
+        priors = {rv: model.rvs_to_values[rv].name for rv in free}
+        self.terms = [
+            Term(rv.name, priors.get(rv), piece) for rv, parts in zip(variables, pieces, strict=True) for piece in parts
+        ]
+
+    @cached_property
+    def nodes(self) -> list[Any]:
+        """All operations, inputs first."""
+        return list(io_toposort(list(self.values.values()), [term.value for term in self.terms]))
+
+    def size(self, names: Set[str]) -> int:
+        """Number of coordinates of the value variables ``names``."""
+        return sum(self.columns[name].stop - self.columns[name].start for name in names)
+
+    def coordinates(self, names: Set[str]) -> NDArray[np.intp]:
+        """Coordinates of the value variables ``names`` in the ravelled point."""
+        picked = [np.arange(c.start, c.stop) for name, c in self.columns.items() if name in names]
+        return np.concatenate([np.empty(0, dtype=np.intp), *picked])
+
+    def moving(self, held: Set[str]) -> set[Variable]:
+        """All variables that depend on value variables outside ``held``."""
+        moving = {v for name, v in self.values.items() if name not in held}
+        for node in self.nodes:
+            if any(v in moving for v in node.inputs):
+                moving.update(node.outputs)
+        return moving
+
+    def depends(self, variables: Sequence[Variable], names: Set[str]) -> bool:
+        """Whether any of the variables depends on the value variables ``names``."""
+        above = set(ancestors(variables))
+        return any(self.values[name] in above for name in names)
+
+
+class BatchedGraph:
+    """Values of graphs at many settings of their inputs, ``batched`` ones varying and ``single`` ones shared.
+
+    Parameters
+    ----------
+    batched, single : list of Variable
+        Inputs.
+    outputs : list of Variable
+    """
+
+    def __init__(self, batched: Sequence[Variable], single: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+        stacked = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in batched]
+        with no_c_compiler():
+            many = vectorize_graph(list(outputs), replace=dict(zip(batched, stacked, strict=True))) if batched else []
+            self._shared = [m.type.ndim == o.type.ndim for m, o in zip(many, outputs, strict=True)]
+            self._function = pytensor.function([*stacked, *single], many, mode=RAW_MODE, on_unused_input="ignore")
+        self._batched, self._single = list(batched), list(single)
+        self._row_bytes = 8  # of all outputs at one setting; known after the first call
+
+    def __call__(self, batched: Sequence[Array], single: Sequence[Array] = ()) -> list[Array]:
+        """Outputs ``(k, ...)`` at inputs ``(k, ...)`` of one value each in ``single``."""
+        shared = [np.asarray(value, dtype=v.dtype) for value, v in zip(single, self._single, strict=True)]
+        k, start, blocks = len(batched[0]), 0, []
+        while start < k:
+            stop = start + (1 if not blocks else max(1, BATCH_BYTES // self._row_bytes))
+            rows = [np.asarray(b[start:stop], dtype=v.dtype) for b, v in zip(batched, self._batched, strict=True)]
+            with np.errstate(all="ignore"), no_c_compiler():
+                values = [np.asarray(value) for value in self._function(*rows, *shared)]
+            length = len(rows[0])
+            blocks.append(
+                [np.broadcast_to(v, (length, *v.shape)) if s else v for v, s in zip(values, self._shared, strict=True)]
+            )
+            self._row_bytes = max(8, 8 * sum(v[0].size for v in blocks[-1]))
+            start = stop
+        return [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
+
+
+def split_point(graph: TermGraph, x: Array, names: Sequence[str]) -> list[Array]:
+    """Values ``(k, *shape)`` of the value variables ``names`` at points ``(k, dim)``."""
+    return [x[:, graph.columns[name]].reshape(len(x), *graph.values[name].type.shape) for name in names]
+
+
+class PointFunction:
+    """Graphs at full points ``(k, dim)`` that share the coordinates of the value variables ``held``."""
+
+    def __init__(self, graph: TermGraph, held: Set[str], outputs: Sequence[Variable]) -> None:
+        self._graph = graph
+        self._free = [name for name in graph.values if name not in held]
+        self._held = [name for name in graph.values if name in held]
+        pick = [[graph.values[name] for name in names] for names in (self._free, self._held)]
+        self._evaluate = BatchedGraph(*pick, outputs)
+
+    def __call__(self, x: Array) -> list[Array]:
+        """Outputs ``(k, ...)``; the held coordinates are those of the first point."""
+        single = [value[0] for value in split_point(self._graph, x[:1], self._held)]
+        return self._evaluate(split_point(self._graph, x, self._free), single)
+
+
+def _summands(value: Variable) -> list[Variable]:
+    """A scalar sum as its elements: sums of arrays become the arrays, sums of scalars several terms."""
+    node = value.owner
+    if value.type.ndim or node is None:
+        return [value]
+    if isinstance(node.op, Sum) and node.op.axis in (None, tuple(range(node.inputs[0].type.ndim))):
+        return [node.inputs[0]]
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add | Sub):
+        first, *others = node.inputs
+        if isinstance(node.op.scalar_op, Sub):
+            others = [-other for other in others]
+        return [part for summand in (first, *others) for part in _summands(summand)]
+    return [value]
+
+
+def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequence[Array]) -> list[Variable]:
+    """Graphs whose shapes are constants and whose checks of parameters are switches of single elements.
+
+    A check raises for its whole array: it would end a batch, and tie every element to every other.
+    """
+    nodes = list(io_toposort(list(inputs), graphs))
+    checks = {n: list(_comparisons(n.inputs[1:])) for n in nodes if isinstance(n.op, CheckParameterValue)}
+    shapes = [n for n in nodes if isinstance(n.op, Shape | Shape_i)]
+    asked = [v.shape for n, comparisons in checks.items() for v in (n.inputs[0], *comparisons)]
+    with no_c_compiler(), np.errstate(all="ignore"):
+        outputs = [n.outputs[0] for n in shapes] + asked
+        found = pytensor.function(list(inputs), _unchecked(outputs), mode=RAW_MODE, on_unused_input="ignore")(*start)
+    lengths = iter(tuple(map(int, shape)) for shape in found[len(shapes) :])
+    new: dict[Variable, Variable] = {
+        n.outputs[0]: pt.constant(value, dtype=n.outputs[0].dtype) for n, value in zip(shapes, found, strict=False)
+    }
+    for node in nodes:
+        if node.outputs[0] in new:
+            continue
+        replaced = [new.get(v, v) for v in node.inputs]
+        if node in checks:
+            value, shape = replaced[0], next(lengths)
+            for comparison in checks[node]:
+                if _within(next(lengths), shape) and value.dtype.startswith("float"):
+                    value = pt.switch(new.get(comparison, comparison), value, -np.inf).astype(value.dtype)
+            new[node.outputs[0]] = value
+        elif any(a is not b for a, b in zip(replaced, node.inputs, strict=True)):
+            new.update(zip(node.outputs, node.op.make_node(*replaced).outputs, strict=True))
+    return [new.get(graph, graph) for graph in graphs]
+
+
+def _comparisons(conditions: Sequence[Variable]) -> Iterator[Variable]:
+    """The elementwise comparisons that conditions are conjunctions of; sums to one and the like are left out."""
+    for condition in conditions:
+        node = condition.owner
+        if node is None:
+            continue
+        if isinstance(node.op, All | MakeVector | ScalarFromTensor | TensorFromScalar):
+            yield from _comparisons(node.inputs)
+        elif isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, GE | LE | GT | LT):
+            yield condition
+
+
+def _unchecked(graphs: Sequence[Variable]) -> list[Variable]:
+    """Graphs without their checks."""
+    checks = [n for n in io_toposort([], graphs) if isinstance(n.op, CheckParameterValue)]
+    return clone_replace(list(graphs), replace={n.outputs[0]: n.inputs[0] for n in checks}, rebuild_strict=False)
+
+
+def _within(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether an array of ``shape`` broadcasts to ``whole``."""
+    return len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole), strict=False))

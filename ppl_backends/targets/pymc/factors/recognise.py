@@ -1,0 +1,142 @@
+"""Known families among sites, by their values: stable in the tails, with closed-form moments, and nothing to compile.
+
+A family is a least-squares fit of few basis functions to the sites' values near the origin. It is accepted when it
+agrees with them out to where the sites as written lose their own accuracy; nothing depends on what a distribution is
+called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ppl_backends.targets.factors import Laplace, Logit, Normal, Poisson, Probit, SiteFamily
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.factors.proof import rounding
+
+__all__ = ["Recognised", "recognise"]
+
+NEAR = np.concatenate([np.linspace(-4, 4, 17) + 0.0625, [0.0]])
+FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
+FAR = np.concatenate([-FAR[::-1], FAR])
+TOLERANCE = 1e-9
+PROBIT_TOLERANCE = 2e-6  # PyMC's invprobit holds √2 in single precision
+WIDE = np.array([-2000.0, -1000.0, 1000.0, 2000.0])
+
+
+class Recognised(NamedTuple):
+    """A family with ``log t(s) = family(s + shift) + constant`` for every site."""
+
+    family: SiteFamily
+    shift: Array
+    constant: Array
+    copies: Array | float = 1.0  # how many logs of probabilities a site sums
+
+
+def recognise(log_site: Callable[[Array], Array], n: int) -> Recognised | None:
+    """The known family that all ``n`` sites belong to, or None.
+
+    Parameters
+    ----------
+    log_site : callable
+        Scalars ``(k, n)`` to log t ``(k, n)``, as the model has it.
+    n : int
+    """
+    near = log_site(np.repeat(NEAR[:, None], n, axis=1))
+    if not np.isfinite(near).all():
+        return None
+    wide = log_site(np.repeat(WIDE[:, None], n, axis=1))
+    for propose, tolerance in PROPOSALS:
+        with np.errstate(all="ignore"):
+            proposal = propose(near, wide)
+        if proposal is not None and _agrees(proposal, NEAR, near, tolerance):
+            far = log_site(np.repeat(FAR[:, None], n, axis=1))
+            return proposal if _agrees(proposal, FAR, far, tolerance) else None
+    return None
+
+
+def _agrees(proposal: Recognised, nodes: Array, written: Array, tolerance: float) -> bool:
+    """Whether the family has the values as written, wherever those are accurate."""
+    with np.errstate(all="ignore"):
+        known = proposal.family.log_site(nodes[:, None] + proposal.shift) + proposal.constant
+        copies = np.maximum(proposal.copies, 1.0)
+        allowed = tolerance * (1 + np.abs(written)) + copies * rounding(written / copies)
+        lost = ~np.isfinite(written) & (known < -34 * copies)  # 1 − p is zero, or exp(s) too large
+        return bool(np.all(lost | (np.abs(known - written) <= allowed)))
+
+
+def _fit(near: Array, functions: Sequence[Callable[[Array], Array]]) -> Array:
+    """Coefficients ``(len(functions), n)`` of a least-squares fit."""
+    return np.linalg.lstsq(np.stack([f(NEAR) for f in functions], axis=1), near, rcond=None)[0]
+
+
+def _counts(coefficients: Array) -> Array:
+    """Coefficients next to a whole number as that number."""
+    whole = np.round(coefficients)
+    return np.where(np.abs(coefficients - whole) < 1e-6, whole, coefficients)
+
+
+def _against(family: SiteFamily, shift: Array, near: Array) -> Recognised:
+    """A family up to the constants, which are those that fit the values as written at the origin."""
+    origin = len(NEAR) - 1
+    constant = near[origin] - family.log_site(np.broadcast_to(shift, near.shape[1:])[None])[0]
+    return Recognised(family, np.asarray(shift, dtype=np.float64), np.where(np.abs(constant) < 1e-12, 0.0, constant))
+
+
+def _one(s: Array) -> Array:
+    return np.ones_like(s)
+
+
+def _softplus(s: Array) -> Array:
+    return np.logaddexp(0.0, s)
+
+
+def _normal(near: Array, wide: Array) -> Recognised | None:
+    """−(s − y)²/2σ²."""
+    square, linear, _ = _fit(near, (np.square, lambda s: s, _one))
+    if not np.all(square < -1e-12):
+        return None
+    return _against(Normal(-0.5 * linear / square, np.sqrt(-0.5 / square)), np.zeros(near.shape[1]), near)
+
+
+def _logit(near: Array, wide: Array) -> Recognised | None:
+    """Y s − n log(1 + eˢ)."""
+    y, trials = _counts(_fit(near, (lambda s: s, lambda s: -_softplus(s), _one))[:2])
+    if not np.all((y >= 0) & (y <= trials) & (trials > 0)):
+        return None
+    return _against(Logit(y, trials), np.zeros(near.shape[1]), near)._replace(copies=trials)
+
+
+def _probit(near: Array, wide: Array) -> Recognised | None:
+    """Log Φ(s) or log Φ(−s)."""
+    ones = (near[NEAR > 2].mean(axis=0) > near[NEAR < -2].mean(axis=0)).astype(float)
+    return _against(Probit(ones), np.zeros(near.shape[1]), near)
+
+
+def _poisson(near: Array, wide: Array) -> Recognised | None:
+    """Y s − E eˢ, with the exposure E as a shift of s."""
+    y, exposure, _ = _fit(near, (lambda s: s, lambda s: -np.exp(s), _one))
+    y = _counts(y)
+    if not np.all((y >= 0) & (exposure > 0)):
+        return None
+    return _against(Poisson(y), np.log(exposure), near)
+
+
+def _laplace(near: Array, wide: Array) -> Recognised | None:
+    """−|s − y|/b: two lines, and where they meet."""
+    left, right = (wide[1] - wide[0]) / (WIDE[1] - WIDE[0]), (wide[3] - wide[2]) / (WIDE[3] - WIDE[2])
+    if not np.all((left > 0) & (np.abs(left + right) < TOLERANCE * left)):
+        return None
+    y = (wide[2] - wide[1] + left * WIDE[1] - right * WIDE[2]) / (left - right)
+    return _against(Laplace(y, 1 / left), np.zeros(near.shape[1]), near)
+
+
+PROPOSALS = (
+    (_normal, TOLERANCE),
+    (_logit, TOLERANCE),
+    (_probit, PROBIT_TOLERANCE),
+    (_poisson, TOLERANCE),
+    (_laplace, TOLERANCE),
+)

@@ -1,0 +1,129 @@
+"""Which variables have to be given, and what every term is then: constant, Gaussian, or sites of one scalar each."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.pymc.factors.affine import Labels, label
+from ppl_backends.targets.pymc.factors.cuts import cuts
+from ppl_backends.targets.pymc.factors.graph import Term, TermGraph
+from ppl_backends.targets.pymc.factors.terms import SiteTerm
+
+__all__ = ["MAX_HYPER", "Refusal", "Structure", "find_structure"]
+
+MAX_HYPER = 6
+MAX_CUTS = 6  # of one term that are tried
+
+
+class Structure(NamedTuple):
+    """A factorisation given the value variables ``held``.
+
+    Attributes
+    ----------
+    held : frozenset of str
+    constant, gaussian : list of Term
+    sites : list of SiteTerm
+    """
+
+    held: frozenset[str]
+    constant: list[Term]
+    gaussian: list[Term]
+    sites: list[SiteTerm]
+
+
+class Refusal(NamedTuple):
+    """The term that is in the way, what it depends on, and how many scalars at once one of its elements reads."""
+
+    term: str
+    variables: tuple[str, ...]
+    rank: int
+
+    def __str__(self) -> str:
+        many = f"{self.rank} scalars at once" if self.rank else "more than one scalar at once"
+        return f"the log density of '{self.term}' depends nonlinearly on {many}, of {', '.join(self.variables)}"
+
+
+def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = MAX_HYPER) -> Structure:
+    """The factorisation with the fewest variables given.
+
+    If none need be given, that is it. Otherwise those of few coordinates are, and are let go again one after another,
+    the largest first and those with a transform (scales, mostly) last, as long as the terms allow it.
+
+    Raises
+    ------
+    ModelError
+        Names the term in the way and the variables that it depends on.
+    """
+    found = _analyse(graph, frozenset(), rng)
+    if isinstance(found, Structure):
+        return found
+    first = found
+    small = [name for name in graph.values if 0 < graph.size({name}) <= max_hyper]
+    transformed = [name for name in small if name not in {term.name for term in graph.terms}]
+    for start in dict.fromkeys([frozenset(transformed), frozenset(small)]):
+        found = _analyse(graph, start, rng)
+        if isinstance(found, Structure):
+            break
+    if isinstance(found, Refusal):
+        raise ModelError(f"no factors with one linear predictor each: {found if found.rank > 1 else first}")
+    order = sorted(found.held, key=lambda name: (-graph.size({name}), name in transformed))
+    for name in order:
+        without = _analyse(graph, found.held - {name}, rng)
+        if isinstance(without, Structure):
+            found = without
+    if graph.size(found.held) > max_hyper:
+        raise ModelError(
+            f"factors would depend on {graph.size(found.held)} hyper-parameters ({', '.join(sorted(found.held))}), more "
+            f"than {max_hyper}: {first}"
+        )
+    return found
+
+
+def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -> Structure | Refusal:
+    """What every term is if the variables ``held`` are given, or the first term that is in the way."""
+    if held == frozenset(graph.values):
+        return Refusal(graph.terms[-1].name, tuple(graph.values), 0)
+    labels, moving = label(graph, held, rng), graph.moving(held)
+    structure = Structure(held, [], [], [])
+    # The likelihood first: that is where most models are refused.
+    for k in sorted(range(len(graph.terms)), key=lambda k: graph.terms[k].prior_of is not None):
+        term = graph.terms[k]
+        if term.value not in moving:
+            structure.constant.append(term)
+        elif labels.quadratic[k] and term.prior_of is not None:
+            structure.gaussian.append(term)
+        else:
+            sites = _sites(graph, term, held, labels, rng)
+            if isinstance(sites, SiteTerm):
+                structure.sites.append(sites)
+            elif labels.quadratic[k]:
+                structure.gaussian.append(term)
+            else:
+                return sites
+    return structure
+
+
+def _sites(
+    graph: TermGraph, term: Term, held: Set[str], labels: Labels, rng: np.random.Generator
+) -> SiteTerm | Refusal:
+    """The sites of a term by the first of its cuts whose groups see one scalar each."""
+    moving = graph.moving(held)
+    leaves = {v for name, v in graph.values.items() if name not in held}
+    hyper = graph.coordinates(held)
+    rank, tried = 10**9, list(cuts(term.value, labels.affine, moving, leaves))
+    for cut in tried[: MAX_CUTS - 1] + tried[MAX_CUTS - 1 :][-1:]:
+        sites = SiteTerm(graph, term, cut, held, rng)
+        if sites.grouping is None or not sites.grouping.n_sites:
+            continue
+        x = graph.start.copy()
+        x[hyper] += rng.normal(size=len(hyper))
+        found = sites.geometry(x).rank
+        if found == 1:
+            return sites
+        rank = min(rank, found)
+    names = tuple(name for name in graph.values if name not in held and graph.depends([term.value], {name}))
+    return Refusal(term.name, names, 0 if rank == 10**9 else rank)

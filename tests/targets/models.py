@@ -1,0 +1,54 @@
+"""PyMC models shared by the tests of targets."""
+
+import numpy as np
+import pymc as pm
+
+
+def normal_model():
+    """Conjugate: mu ~ N(0, 2^2), y ~ N(mu, 1)."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("y", mu, 1, observed=[0.3, -1.2, 2.5])
+    return model
+
+
+def logistic_model(n=60, d=3, shared=False):
+    """Logistic regression; with its data in containers on request."""
+    rng = np.random.default_rng(5)
+    predictors = rng.normal(size=(n, d))
+    outcome = (rng.random(n) < 0.5).astype(int)
+    with pm.Model(coords={"predictor": [f"x{j}" for j in range(d)]}) as model:
+        if shared:
+            design = pm.Data("design", predictors, dims=("row", "predictor"))
+            y = pm.Data("y_obs", outcome, dims="row")
+        else:
+            design, y = predictors, outcome
+        beta = pm.Normal("beta", 0, 1.5, dims="predictor")
+        pm.Deterministic("odds", pm.math.exp(beta), dims="predictor")
+        pm.Bernoulli("y", logit_p=pm.math.dot(design, beta), observed=y)
+    return model
+
+
+def every_transform():
+    """Every default transform, hierarchical and composite priors, a Potential and two observed variables."""
+    rng = np.random.default_rng(0)
+    transforms = pm.distributions.transforms
+    with pm.Model(coords={"group": ["a", "b", "c"]}) as model:
+        scale = pm.HalfNormal("scale", 1)
+        interval = pm.Uniform("interval", -1, 2)
+        truncated = pm.TruncatedNormal("truncated", 0, 1, lower=-1, upper=scale + 2)
+        pm.Dirichlet("simplex", np.full(4, 2.0))
+        pm.Normal("ordered", 0, 1, shape=3, transform=transforms.ordered, initval=[-1.0, 0.0, 1.0])
+        unit = pm.Beta("unit", 2, 3, shape=(2, 1))
+        centred = pm.Normal("centred", interval, scale, dims="group")
+        pm.ZeroSumNormal("zero_sum", 1, shape=4)
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=pm.Exponential.dist(1), compute_corr=True)
+        walk = pm.GaussianRandomWalk("walk", mu=0, sigma=scale, init_dist=pm.Normal.dist(0, 1), shape=4)
+        student = pm.Truncated("student", pm.StudentT.dist(nu=5, mu=0, sigma=scale), lower=-1, upper=3)
+        multivariate = pm.MvNormal("multivariate", mu=np.zeros(3), chol=chol)
+        pm.InverseGamma("positive", 3, 2)
+        pm.Deterministic("doubled", 2 * centred, dims="group")
+        pm.Potential("sum_to_zero", -0.5 * centred.sum() ** 2)
+        pm.MvNormal("y", mu=centred + multivariate, chol=chol, observed=rng.normal(size=(5, 3)))
+        pm.Normal("z", mu=unit.sum() + walk[2] + student + truncated, sigma=scale, observed=rng.normal(size=7))
+    return model

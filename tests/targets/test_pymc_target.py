@@ -1,0 +1,323 @@
+import copy
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from scipy import stats
+
+from ppl_backends.errors import BackendWarning, CompilationError, ModelError
+from ppl_backends.targets import PyMCTarget
+from tests.targets.models import every_transform, logistic_model, normal_model
+
+
+def joint_of_pymc(target, x):
+    """PyMC's own log density, interpreted, point by point."""
+    logp = target.model.compile_logp(mode="FAST_COMPILE")
+    values = []
+    for row in x:
+        point, start = {}, 0
+        for name, shape in target._shapes.value.items():
+            size = int(np.prod(shape))
+            point[name] = row[start : start + size].reshape(shape)
+            start += size
+        values.append(logp(point))
+    return np.array(values)
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    return PyMCTarget(every_transform())
+
+
+@pytest.fixture(scope="module")
+def zoo_points(zoo):
+    return np.random.default_rng(1).normal(scale=0.3, size=(8, zoo.dim))
+
+
+def test_names_are_flat_unique_and_of_the_unconstrained_space(zoo):
+    assert len(zoo.names) == len(set(zoo.names)) == zoo.dim
+    assert {"scale_log__", "interval_interval__", "unit_logodds__[1,0]", "simplex_simplex__[2]"} <= set(zoo.names)
+
+
+def test_joint_is_pymcs(zoo, zoo_points):
+    # PyMC computes the normalising constant of LKJ in float32
+    np.testing.assert_allclose(zoo.log_density(zoo_points), joint_of_pymc(zoo, zoo_points), rtol=1e-8)
+
+
+def test_gradients_are_differences_of_the_density(zoo, zoo_points):
+    direction = np.random.default_rng(2).normal(size=zoo_points.shape)
+    evaluation = zoo.evaluate(zoo_points, gradient=True)
+    h = 1e-5
+    up, down = zoo.evaluate(zoo_points + h * direction), zoo.evaluate(zoo_points - h * direction)
+    for part in ("log_prior", "log_likelihood"):
+        slope = (getattr(up, part) - getattr(down, part)) / (2 * h)
+        along = (getattr(evaluation, f"{part}_gradient") * direction).sum(1)
+        np.testing.assert_allclose(along, slope, rtol=1e-6, atol=1e-6)
+
+
+def test_round_trip_through_model_space(zoo, zoo_points):
+    values = zoo.constrain(zoo_points)
+    assert values["doubled"].shape == (8, 3)
+    np.testing.assert_allclose(values["simplex"].sum(1), 1)
+    assert (np.diff(values["ordered"]) > 0).all()
+    np.testing.assert_allclose(zoo.unconstrain(values), zoo_points, atol=1e-10)
+
+
+def test_prior_draws_obey_steins_identities(zoo):
+    # E[grad log p] = 0 and E[x grad log p] = -1 hold for every density that vanishes at the ends: the first sees a
+    # shift or a wrong dependence, the second a scale or a Jacobian. 60 statements at 5 standard errors fail by chance
+    # in less than one seed of 10,000.
+    n = 4000
+    x = zoo.sample_prior(n, np.random.default_rng(3))
+    gradient = zoo.evaluate(x, gradient=True).log_prior_gradient
+    for score in (gradient, x * gradient + 1):
+        error = score.std(0) / np.sqrt(n)
+        assert (np.abs(score.mean(0)) < 5 * error).all(), dict(zip(zoo.names, score.mean(0) / error, strict=True))
+
+
+def test_prior_and_likelihood_apart_against_closed_forms():
+    target = PyMCTarget(normal_model())
+    mu = np.array([[-1.0], [0.0], [2.0]])
+    y = np.array([0.3, -1.2, 2.5])
+    evaluation = target.evaluate(mu, gradient=True)
+    np.testing.assert_allclose(evaluation.log_prior, stats.norm(0, 2).logpdf(mu[:, 0]))
+    np.testing.assert_allclose(evaluation.log_likelihood, stats.norm(mu, 1).logpdf(y).sum(1))
+    np.testing.assert_allclose(evaluation.log_prior_gradient, -mu / 4)
+    np.testing.assert_allclose(evaluation.log_likelihood_gradient, (y - mu).sum(1, keepdims=True))
+    np.testing.assert_allclose(target.hessian(mu)[:, 0, 0], -0.25 - 3)
+    np.testing.assert_allclose(target.hessian(mu, "likelihood")[:, 0, 0], -3)
+    np.testing.assert_allclose(target.pointwise_log_likelihood(mu)["y"], stats.norm(mu, 1).logpdf(y))
+    assert target.log_prior_normalizer == 0.0
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 33, 1000])
+def test_batches_of_any_size_are_single_evaluations(n):
+    target = PyMCTarget(logistic_model(), cores=2)
+    x = np.random.default_rng(0).normal(size=(n, target.dim))
+    value, gradient = target.log_density_and_gradient(x)
+    assert value.shape == (n,)
+    assert gradient.shape == x.shape
+    for i in range(0, n, max(1, n // 5)):
+        one_value, one_gradient = target.log_density_and_gradient(x[i])
+        np.testing.assert_allclose(value[i], one_value[0], rtol=1e-12)
+        np.testing.assert_allclose(gradient[i], one_gradient[0], rtol=1e-10, atol=1e-12)
+
+
+def test_the_number_of_threads_does_not_change_a_bit():
+    model = logistic_model(n=2000)
+    x = np.random.default_rng(0).normal(size=(700, 3))
+    results = [PyMCTarget(model, cores=cores).evaluate(x, gradient=True) for cores in (1, 2, 3)]
+    for other in results[1:]:
+        for got, expected in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_softplus_rewrites_hold_far_out():
+    with pm.Model() as model:
+        eta = pm.Normal("eta", 0, 100)
+        pm.Bernoulli("y", logit_p=pt.stack([eta, -eta]), observed=[1, 0])
+    eta = np.array([-800.0, -40.0, 0.0, 40.0, 800.0])[:, None]
+    evaluation = PyMCTarget(model).evaluate(eta, gradient=True)
+    np.testing.assert_allclose(evaluation.log_likelihood, -2 * np.logaddexp(0, -eta[:, 0]), rtol=1e-14)
+    np.testing.assert_allclose(
+        evaluation.log_likelihood_gradient, 2 / (1 + np.exp(np.minimum(eta, 700))), rtol=1e-12, atol=1e-300
+    )
+
+
+def test_points_outside_have_density_zero_and_spoil_nothing():
+    with pm.Model() as model:
+        scale = pm.Normal("scale", 0, 1)
+        pm.Normal("y", 0, scale, observed=[1.0])
+    target = PyMCTarget(model)
+    value, gradient = target.log_density_and_gradient([[-1.0], [1.0], [np.nan]])
+    np.testing.assert_allclose(value, [-np.inf, 2 * stats.norm.logpdf(1), -np.inf])
+    assert np.isfinite(gradient).all()
+    assert target.evaluate([[-1.0]], gradient=True).log_likelihood_gradient == 0
+
+
+# -- backends ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["numba", "c"])
+def test_backends_agree(backend):
+    model = logistic_model(shared=True)
+    x = np.random.default_rng(0).normal(size=(70, 3))
+    with model:
+        pm.Potential("tilt", 0.3 * model["beta"].sum())
+    expected, target = PyMCTarget(model, backend="jax"), PyMCTarget(model, backend=backend, cores=2)
+    got = target.evaluate(x, gradient=True)
+    for one, other in zip(got, expected.evaluate(x, gradient=True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(target.hessian(x[:2]), expected.hessian(x[:2]), atol=1e-7)
+    more = target.with_data({"design": np.ones((4, 3)), "y_obs": [1, 0, 0, 1]})
+    eta = x.sum(1)
+    np.testing.assert_allclose(
+        more.evaluate(x, gradient=True).log_likelihood - 0.3 * eta,
+        -2 * np.logaddexp(0, -eta) - 2 * np.logaddexp(0, eta),
+        atol=1e-10,
+    )
+
+
+class NoJax(pt.Op):
+    """x squared, in Python alone."""
+
+    __props__ = ()
+    itypes, otypes = [pt.dscalar], [pt.dscalar]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(inputs[0] ** 2)
+
+    def L_op(self, inputs, outputs, gradients):
+        return [2 * inputs[0] * gradients[0]]
+
+    def grad(self, inputs, gradients):
+        return [2 * inputs[0] * gradients[0]]
+
+    pullback = None
+
+
+def model_without_jax():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        pm.Potential("square", -NoJax()(x))
+    return model
+
+
+def test_an_operation_without_jax_falls_back_with_one_warning():
+    target = PyMCTarget(model_without_jax())
+    with pytest.warns(BackendWarning, match=r"jax: .*NoJax"):
+        value = target.log_density([[2.0], [1.0]])
+    _, gradient = target.log_density_and_gradient([[2.0]])  # warnings are errors: the note comes once
+    assert gradient == -6
+    np.testing.assert_allclose(value, stats.norm.logpdf([2, 1]) - [4, 1])
+
+
+def test_a_backend_that_was_asked_for_does_not_fall_back():
+    with pytest.raises(CompilationError, match=r"jax: .*NoJax"):
+        PyMCTarget(model_without_jax(), backend="jax").log_density([[2.0]])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_jax_refuses_to_run_in_a_forked_child():
+    script = """
+import os
+import pymc as pm
+from ppl_backends.targets import PyMCTarget
+with pm.Model() as model:
+    pm.Normal("x")
+target = PyMCTarget(model)
+target.log_density([[0.0]])
+read, write = os.pipe()
+if os.fork() == 0:
+    try:
+        target.log_density([[0.0]])
+        message = "ran"
+    except RuntimeError as error:
+        message = str(error)
+    os.write(write, message.encode())
+    os._exit(0)
+message = os.read(read, 1000).decode()
+assert "spawn" in message and "backend='numba'" in message, message
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
+# -- copies and data ---------------------------------------------------------------------------------------------------
+
+
+def density_at_one(target):
+    return target.log_density(np.ones((2, target.dim)))
+
+
+def test_pickles_as_a_recipe_that_a_spawned_process_compiles():
+    target = PyMCTarget(logistic_model(shared=True), cores=1).with_data({"y_obs": np.ones(60, dtype=int)})
+    expected = density_at_one(target)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(density_at_one, (target,)), expected)
+    assert copy.deepcopy(target) is target
+    again = pickle.loads(pickle.dumps(target))
+    assert (again.names, again.backend, again.cores) == (target.names, target.backend, target.cores)
+
+
+def test_new_data_of_the_same_shape_compile_nothing():
+    model = logistic_model(shared=True)
+    target = PyMCTarget(model)
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    target.log_density(x)
+    flipped = target.with_data({"y_obs": 1 - target.observed_data["y"]})
+    assert flipped._compiled is target._compiled
+    design = target.constant_data["design"]
+    negative = target.with_data({"design": -design})
+    np.testing.assert_allclose(flipped.evaluate(x).log_likelihood, negative.evaluate(x).log_likelihood)
+    assert model["y_obs"].get_value().sum() == target.observed_data["y"].sum()
+
+
+def test_new_data_of_another_shape():
+    target = PyMCTarget(logistic_model(shared=True))
+    x = np.zeros((1, 3))
+    longer = target.with_data({"design": np.ones((100, 3)), "y_obs": np.ones(100)})
+    assert longer.observations.n == 100
+    assert len(longer.coords["row"]) == 100
+    np.testing.assert_allclose(longer.evaluate(x).log_likelihood, -100 * np.log(2))
+
+
+def test_data_are_checked():
+    target = PyMCTarget(logistic_model(shared=True))
+    with pytest.raises(ModelError, match=r"'y' is not a pm.Data container"):
+        target.with_data({"y": np.ones(60)})
+    with pytest.raises(ModelError, match="'y_obs' has 2 dimensions; expected 1"):
+        target.with_data({"y_obs": np.ones((60, 1))})
+    with pytest.raises(ModelError, match="'y_obs' is not of integers"):
+        target.with_data({"y_obs": np.full(60, 0.5)})
+
+
+def test_coords_dims_and_data_as_arviz_takes_them():
+    target = PyMCTarget(logistic_model(shared=True))
+    assert list(target.coords["predictor"]) == ["x0", "x1", "x2"]
+    assert target.dims["beta"] == ["predictor"]
+    assert target.dims["odds"] == ["predictor"]
+    assert set(target.constant_data) == {"design"}
+    assert target.observed_data["y"].shape == (60,)
+
+
+def test_observations_are_in_data_order_over_all_variables():
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("a", mu, 1, observed=[[1.0, 2.0], [3.0, 4.0]])
+        pm.Poisson("b", pm.math.exp(mu), observed=[5, 6, 7])
+    target = PyMCTarget(model)
+    mu = np.array([[0.1], [0.7]])
+    expected = np.hstack([stats.norm(mu, 1).logpdf([1, 2, 3, 4]), stats.poisson(np.exp(mu)).logpmf([5, 6, 7])])
+    assert target.observations.n == 7
+    np.testing.assert_allclose(target.observations.log_likelihood(mu), expected)
+    np.testing.assert_allclose(target.observations.log_likelihood(mu, np.array([6, 0])), expected[:, [6, 0]])
+    own = np.array([[1, 1], [4, 0]])
+    np.testing.assert_allclose(target.observations.log_likelihood(mu, own), np.take_along_axis(expected, own, 1))
+
+
+# -- starting points ---------------------------------------------------------------------------------------------------
+
+
+def test_initial_points_are_dispersed_and_of_positive_density(zoo):
+    x = zoo.initial_points(8, np.random.default_rng(0))
+    assert np.isfinite(zoo.log_density(x)).all()
+    assert (x.std(0) > 0.05).all()
+    np.testing.assert_array_equal(x, zoo.initial_points(8, np.random.default_rng(0)))
+
+
+def test_data_outside_the_support_are_named():
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 2, 1)
+        pm.Normal("fine", rate, 1, observed=[1.0, 2.0])
+        pm.Exponential("waiting", rate, observed=[1.0, -1.0, 2.0])
+    target = PyMCTarget(model)
+    with pytest.raises(ModelError, match=r"observed variable 'waiting' is -inf at element 1 \(1 of 3\)") as raised:
+        target.initial_points(3, np.random.default_rng(0))
+    assert "\n" not in str(raised.value)
+    assert "fine" not in target.explain(np.zeros(1))
