@@ -33,8 +33,8 @@ class FunctionTarget(BaseTarget):
     >>> import numpy as np
     >>> from ppl_backends.targets import FunctionTarget
     >>> target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
-    >>> target.log_density(np.zeros((1, 2)))
-    array([0.])
+    >>> target.log_density(np.ones((1, 2)))
+    array([-1.])
     """
 
     label = "function target"
