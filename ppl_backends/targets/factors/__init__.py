@@ -21,7 +21,7 @@ from ppl_backends.targets.factors.families import (
     StudentT,
 )
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import FunctionSites, SiteFamily, StackedSites
+from ppl_backends.targets.factors.sites import FunctionSites, ScaledSites, SiteFamily, StackedSites
 
 __all__ = [
     "Factors",
@@ -35,6 +35,7 @@ __all__ = [
     "NormalMixture",
     "Poisson",
     "Probit",
+    "ScaledSites",
     "SiteFamily",
     "StackedSites",
     "Step",

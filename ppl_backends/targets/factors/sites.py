@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["FunctionSites", "SiteFamily", "StackedSites", "TiltedMoments"]
+__all__ = ["FunctionSites", "ScaledSites", "SiteFamily", "StackedSites", "TiltedMoments"]
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.integer] | None
@@ -166,6 +166,46 @@ class FunctionSites(SiteFamily):
         value = function(block.reshape(-1, size))
         values = value if isinstance(value, tuple) else (value,)
         return tuple(np.asarray(v).reshape(copies, len(s), size)[copy_of, :, rows].T for v in values)
+
+
+class ScaledSites(SiteFamily):
+    """Sites exp(cᵢ) tᵢ(s), with the tᵢ of another family.
+
+    Parameters
+    ----------
+    family : SiteFamily
+    log_scale : array (n,)
+        The cᵢ.
+    """
+
+    log_scale: Array
+
+    def __init__(self, family: SiteFamily, log_scale: Any) -> None:
+        super().__init__(log_scale=log_scale)
+        if self.n != family.n:
+            raise ModelError(f"ScaledSites: log_scale has length {self.n}, the family {family.n}")
+        self.family, self.bounds = family, family.bounds
+
+    def take(self, rows: NDArray[np.integer]) -> SiteFamily:
+        """The sites at ``rows`` as a family of their own."""
+        return ScaledSites(self.family.take(rows), self.log_scale[rows])
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        (log_scale,) = self._at(rows, "log_scale")
+        return self.family.log_site(s, rows) + log_scale
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        return self.family.derivatives(s, rows)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Moments where the family has them in closed form."""
+        moments = self.family.tilted(mean, variance, power, rows)
+        if moments is None:
+            return None
+        (log_scale,) = self._at(rows, "log_scale")
+        return moments._replace(log_z=moments.log_z + power * log_scale)
 
 
 class StackedSites(SiteFamily):

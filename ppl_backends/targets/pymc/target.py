@@ -16,6 +16,7 @@ from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
+from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.graph import (
     DataValues,
     ancestors,
@@ -90,6 +91,7 @@ class PyMCTarget(BaseTarget):
         self._compiled = CompiledGraph(model, self._data, self._shapes, backend)
         self._arguments = DataArguments(self._data)
         self._prior: PriorSampler | None = None
+        self._factors: Any = None
         self._lock = Lock()
         self.has_potentials = bool(model.potentials)
         self.observed_data = observed_values(model, self._data)
@@ -131,6 +133,25 @@ class PyMCTarget(BaseTarget):
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
         """Log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
         return dict(zip(self._compiled.observed, self._call("pointwise", as_points(x, self.dim)), strict=True))
+
+    @property
+    def factors(self) -> PyMCFactors:
+        """A Gaussian times sites that each see one linear predictor, found at the first request.
+
+        Raises
+        ------
+        ModelError
+            If the model does not factorise in this way; names the variable in the way.
+        """
+        with self._lock:
+            if self._factors is None:
+                try:
+                    self._factors = PyMCFactors(self.model, self._data, self._shapes, self.backend)
+                except ModelError as refusal:
+                    self._factors = refusal
+        if isinstance(self._factors, ModelError):
+            raise ModelError(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
+        return self._factors
 
     # -- model space -----------------------------------------------------------------------------------------------
 

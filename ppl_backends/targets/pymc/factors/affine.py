@@ -63,6 +63,8 @@ def _is_float(variable: Variable) -> bool:
 
 def _is_affine(f: Array) -> bool:
     """Whether second differences vanish, from values at 0, p, q, p + q and −2p; never where one is not finite."""
+    if not np.isfinite(f).all():
+        return False
     size = np.abs(f).sum(axis=0)
     tolerance = TOLERANCE * (size + size.max(initial=0.0) + 1e-30)
     mixed = np.abs(f[3] - f[1] - f[2] + f[0])

@@ -15,14 +15,13 @@ from ppl_backends.targets.blocks import block_cap, evaluate_in_blocks
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc import jax_backend, pytensor_backend
 from ppl_backends.targets.pymc.compile import BACKENDS
-from ppl_backends.targets.pymc.factors.stabilise import stabilise_normal_tails
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import ancestors, no_c_compiler
 from ppl_backends.targets.pymc.rewrites import simplify
 
 __all__ = ["CompiledSites", "SiteGraph"]
 
-COMPILERS = {"jax": jax_backend, "numba": pytensor_backend.NUMBA, "c": pytensor_backend.C}
+COMPILERS: dict[str, Any] = {"jax": jax_backend, "numba": pytensor_backend.NUMBA, "c": pytensor_backend.C}
 LARGE = 16  # constants with more elements become arguments: compilers try to fold them
 
 
@@ -53,9 +52,7 @@ class SiteGraph:
         with no_c_compiler():
             [elements] = clone_replace([term.value], replace=pieces, rebuild_strict=False)
             self.log_site = _by_site(elements, term.grouping.site_of_term, n)
-        large = {
-            v: v.type() for v in ancestors([self.log_site]) if isinstance(v, Constant) and _is_large_number(v)
-        }
+        large = {v: v.type() for v in ancestors([self.log_site]) if isinstance(v, Constant) and _is_large_number(v)}
         [self.log_site] = clone_replace([self.log_site], replace=large)
         self.arguments: list[Variable] = [slope, intercept, *hyper, *large.values()]
         self.constants = [np.asarray(v.data) for v in large]
@@ -78,7 +75,7 @@ class SiteGraph:
 
     def _compile(self, kind: str, backend: str) -> Any:
         with no_c_compiler():
-            [output] = simplify(stabilise_normal_tails([self.log_site]))
+            [output] = simplify([self.log_site])
         library = COMPILERS[backend]
         if kind == "value":
             function = library.compile_batched(self.scalars, self.arguments, [output])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Set
+from functools import partial
 
 from pytensor.graph.basic import Variable
 
@@ -30,7 +32,7 @@ def cuts(
     order, _ = _walk(term, moving, lambda v: False)
     for candidate in order:
         if candidate in affine:
-            reached, _ = _walk(term, moving, lambda v, stop=candidate: v is stop)
+            reached, _ = _walk(term, moving, partial(operator.is_, candidate))
             if not any(v in leaves and v is not candidate for v in reached):
                 yield [candidate]
     _, frontier = _walk(term, moving, lambda v: v in affine)

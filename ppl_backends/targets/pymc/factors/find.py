@@ -78,9 +78,9 @@ class PyMCFactors:
         designs, offsets, families, observed = [], [], [], []
         for term in self._structure.sites:
             geometry = term.geometry(x)
-            family, shift = self._family(term, x, geometry)
-            designs.append(geometry.design)
-            offsets.append(geometry.offset + shift)
+            family, scale, shift = self._family(term, x, geometry)
+            designs.append(geometry.design * np.reshape(scale, (-1, 1)))
+            offsets.append(geometry.offset * scale + shift)
             families.append(family)
             observed.append(np.full(term.n_sites, term.term.prior_of is None))
             log_constant += term.constant(x, geometry)
@@ -120,15 +120,15 @@ class PyMCFactors:
         total = sum(float(value.sum()) for value in function(x[None]))
         return total if np.isfinite(total) else -np.inf
 
-    def _family(self, term: SiteTerm, x: Array, geometry: Geometry) -> tuple[SiteFamily, Array]:
-        """The sites of a term given φ, and the shift of their scalars."""
+    def _family(self, term: SiteTerm, x: Array, geometry: Geometry) -> tuple[SiteFamily, Any, Any]:
+        """The sites of a term given φ, and the scale and shift that take its scalars to the family's."""
         known = recognise(lambda s: term.log_site(s, x, geometry), term.n_sites)
         if known is not None:
             scaled = np.any(known.constant)
-            return (ScaledSites(known.family, known.constant) if scaled else known.family), known.shift
+            return (ScaledSites(known.family, known.constant) if scaled else known.family), known.scale, known.shift
         function = CompiledSites(self._compiled[id(term)], geometry, term.hyper(x))
         family = FunctionSites(function, term.n_sites, derivatives=function.derivatives)
-        return family, np.zeros(term.n_sites)
+        return family, 1.0, 0.0
 
     def _prove(self, rng: np.random.Generator) -> None:
         """Compare every factor with the terms as written, at two φ and over the range of every site."""
@@ -157,7 +157,7 @@ def _apply(precision: Array, rows: Array) -> Array:
 def _refuse_if(error: float, name: str) -> None:
     if not error <= 1:
         raise ModelError(
-            f"no factors with one linear predictor each: those found for '{name}' differ from its log density, by {error:.2g} "
+            f"no factors with one linear predictor each: those found for '{name}' differ from its log density by {error:.2g} "
             "times what rounding explains"
         )
 

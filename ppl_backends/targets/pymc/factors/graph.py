@@ -162,7 +162,8 @@ class BatchedGraph:
     def __call__(self, batched: Sequence[Array], single: Sequence[Array] = ()) -> list[Array]:
         """Outputs ``(k, ...)`` at inputs ``(k, ...)`` of one value each in ``single``."""
         shared = [np.asarray(value, dtype=v.dtype) for value, v in zip(single, self._single, strict=True)]
-        k, start, blocks = len(batched[0]), 0, []
+        k, start = len(batched[0]), 0
+        blocks: list[list[Array]] = []
         while start < k:
             stop = start + (1 if not blocks else max(1, BATCH_BYTES // self._row_bytes))
             rows = [np.asarray(b[start:stop], dtype=v.dtype) for b, v in zip(batched, self._batched, strict=True)]
@@ -189,8 +190,8 @@ class PointFunction:
         self._graph = graph
         self._free = [name for name in graph.values if name not in held]
         self._held = [name for name in graph.values if name in held]
-        pick = [[graph.values[name] for name in names] for names in (self._free, self._held)]
-        self._evaluate = BatchedGraph(*pick, outputs)
+        free, fixed = ([graph.values[name] for name in names] for names in (self._free, self._held))
+        self._evaluate = BatchedGraph(free, fixed, outputs)
 
     def __call__(self, x: Array) -> list[Array]:
         """Outputs ``(k, ...)``; the held coordinates are those of the first point."""

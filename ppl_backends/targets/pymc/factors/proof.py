@@ -12,7 +12,7 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import PointFunction
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 
-__all__ = ["TOLERANCE", "gaussian_error", "rounding", "sites_error"]
+__all__ = ["EPSILON", "TOLERANCE", "gaussian_error", "rounding", "sites_error"]
 
 TOLERANCE = 1e-10
 SHUFFLES = 4

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri_exp
 
 from ppl_backends.targets.factors import Laplace, Logit, Normal, Poisson, Probit, SiteFamily
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.pymc.factors.proof import rounding
+from ppl_backends.targets.pymc.factors.proof import EPSILON, rounding
 
 __all__ = ["Recognised", "recognise"]
 
@@ -22,17 +23,17 @@ NEAR = np.concatenate([np.linspace(-4, 4, 17) + 0.0625, [0.0]])
 FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
 FAR = np.concatenate([-FAR[::-1], FAR])
 TOLERANCE = 1e-9
-PROBIT_TOLERANCE = 2e-6  # PyMC's invprobit holds √2 in single precision
 WIDE = np.array([-2000.0, -1000.0, 1000.0, 2000.0])
 
 
 class Recognised(NamedTuple):
-    """A family with ``log t(s) = family(s + shift) + constant`` for every site."""
+    """A family with ``log t(s) = family(scale · s + shift) + constant`` for every site."""
 
     family: SiteFamily
+    scale: Array | float
     shift: Array
     constant: Array
-    copies: Array | float = 1.0  # how many logs of probabilities a site sums
+    trials: Array | float = 1.0  # of a binomial site, which sums as many logs of probabilities
 
 
 def recognise(log_site: Callable[[Array], Array], n: int) -> Recognised | None:
@@ -48,28 +49,32 @@ def recognise(log_site: Callable[[Array], Array], n: int) -> Recognised | None:
     if not np.isfinite(near).all():
         return None
     wide = log_site(np.repeat(WIDE[:, None], n, axis=1))
-    for propose, tolerance in PROPOSALS:
+    for propose in PROPOSALS:
         with np.errstate(all="ignore"):
             proposal = propose(near, wide)
-        if proposal is not None and _agrees(proposal, NEAR, near, tolerance):
+        if proposal is not None and _agrees(proposal, NEAR, near):
             far = log_site(np.repeat(FAR[:, None], n, axis=1))
-            return proposal if _agrees(proposal, FAR, far, tolerance) else None
+            return proposal if _agrees(proposal, FAR, far) else None
     return None
 
 
-def _agrees(proposal: Recognised, nodes: Array, written: Array, tolerance: float) -> bool:
+def _agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
     """Whether the family has the values as written, wherever those are accurate."""
     with np.errstate(all="ignore"):
-        known = proposal.family.log_site(nodes[:, None] + proposal.shift) + proposal.constant
-        copies = np.maximum(proposal.copies, 1.0)
-        allowed = tolerance * (1 + np.abs(written)) + copies * rounding(written / copies)
-        lost = ~np.isfinite(written) & (known < -34 * copies)  # 1 − p is zero, or exp(s) too large
+        argument = nodes[:, None] * proposal.scale + proposal.shift
+        known = proposal.family.log_site(argument) + proposal.constant
+        lost = ~np.isfinite(written) & (known < -34 * proposal.trials)  # 1 − p is zero, or exp(s) too large
+        complement = 4 * EPSILON * proposal.trials * np.exp(np.minimum(np.abs(argument), 36.0))
+        allowed = TOLERANCE * (1 + np.abs(written)) + np.where(
+            np.asarray(proposal.trials) > 1, complement, rounding(written)
+        )
         return bool(np.all(lost | (np.abs(known - written) <= allowed)))
 
 
 def _fit(near: Array, functions: Sequence[Callable[[Array], Array]]) -> Array:
     """Coefficients ``(len(functions), n)`` of a least-squares fit."""
-    return np.linalg.lstsq(np.stack([f(NEAR) for f in functions], axis=1), near, rcond=None)[0]
+    basis = np.stack([f(NEAR) for f in functions], axis=1)
+    return np.asarray(np.linalg.lstsq(basis, near, rcond=None)[0], dtype=np.float64)
 
 
 def _counts(coefficients: Array) -> Array:
@@ -80,9 +85,9 @@ def _counts(coefficients: Array) -> Array:
 
 def _against(family: SiteFamily, shift: Array, near: Array) -> Recognised:
     """A family up to the constants, which are those that fit the values as written at the origin."""
-    origin = len(NEAR) - 1
+    origin, size = len(NEAR) - 1, 1 + np.abs(near).max(axis=0)
     constant = near[origin] - family.log_site(np.broadcast_to(shift, near.shape[1:])[None])[0]
-    return Recognised(family, np.asarray(shift, dtype=np.float64), np.where(np.abs(constant) < 1e-12, 0.0, constant))
+    return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-12 * size, 0.0, constant))
 
 
 def _one(s: Array) -> Array:
@@ -106,13 +111,17 @@ def _logit(near: Array, wide: Array) -> Recognised | None:
     y, trials = _counts(_fit(near, (lambda s: s, lambda s: -_softplus(s), _one))[:2])
     if not np.all((y >= 0) & (y <= trials) & (trials > 0)):
         return None
-    return _against(Logit(y, trials), np.zeros(near.shape[1]), near)._replace(copies=trials)
+    return _against(Logit(y, trials), np.zeros(near.shape[1]), near)._replace(trials=trials)
 
 
 def _probit(near: Array, wide: Array) -> Recognised | None:
-    """Log Φ(s) or log Φ(−s)."""
-    ones = (near[NEAR > 2].mean(axis=0) > near[NEAR < -2].mean(axis=0)).astype(float)
-    return _against(Probit(ones), np.zeros(near.shape[1]), near)
+    """Log Φ(α s + β), by the line that Φ⁻¹ makes of it."""
+    inner = np.abs(NEAR) < 1.5
+    basis = np.stack([NEAR[inner], np.ones(int(inner.sum()))], axis=1)
+    scale, shift = np.linalg.lstsq(basis, np.nan_to_num(ndtri_exp(near[inner])), rcond=None)[0]
+    sign = np.where(scale < 0, -1.0, 1.0)
+    shift = np.where(np.abs(shift) < 1e-12, 0.0, sign * shift)
+    return Recognised(Probit(sign), np.abs(scale), shift, np.zeros(len(scale)))
 
 
 def _poisson(near: Array, wide: Array) -> Recognised | None:
@@ -133,10 +142,4 @@ def _laplace(near: Array, wide: Array) -> Recognised | None:
     return _against(Laplace(y, 1 / left), np.zeros(near.shape[1]), near)
 
 
-PROPOSALS = (
-    (_normal, TOLERANCE),
-    (_logit, TOLERANCE),
-    (_probit, PROBIT_TOLERANCE),
-    (_poisson, TOLERANCE),
-    (_laplace, TOLERANCE),
-)
+PROPOSALS = (_normal, _logit, _probit, _poisson, _laplace)

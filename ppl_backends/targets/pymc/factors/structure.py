@@ -61,26 +61,29 @@ def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = 
     found = _analyse(graph, frozenset(), rng)
     if isinstance(found, Structure):
         return found
-    first = found
     small = [name for name in graph.values if 0 < graph.size({name}) <= max_hyper]
     transformed = [name for name in small if name not in {term.name for term in graph.terms}]
-    for start in dict.fromkeys([frozenset(transformed), frozenset(small)]):
-        found = _analyse(graph, start, rng)
-        if isinstance(found, Structure):
+    refusal, best = found, None
+    for held in dict.fromkeys([frozenset(transformed), frozenset(small)]):
+        attempt = _analyse(graph, held, rng)
+        if isinstance(attempt, Structure) or held == frozenset(graph.values):
+            best = attempt
             break
-    if isinstance(found, Refusal):
-        raise ModelError(f"no factors with one linear predictor each: {found if found.rank > 1 else first}")
-    order = sorted(found.held, key=lambda name: (-graph.size({name}), name in transformed))
-    for name in order:
-        without = _analyse(graph, found.held - {name}, rng)
-        if isinstance(without, Structure):
-            found = without
-    if graph.size(found.held) > max_hyper:
+        refusal = attempt
+    if best is None:
+        raise ModelError(f"no factors with one linear predictor each: {refusal}")
+    for name in sorted(held, key=lambda name: (-graph.size({name}), name in transformed)):
+        attempt = _analyse(graph, held - {name}, rng)
+        if isinstance(attempt, Structure):
+            best, held = attempt, held - {name}
+    if not isinstance(best, Structure):
+        raise ModelError(f"no factors with one linear predictor each: {found}")
+    if graph.size(held) > max_hyper:
         raise ModelError(
-            f"factors would depend on {graph.size(found.held)} hyper-parameters ({', '.join(sorted(found.held))}), more "
-            f"than {max_hyper}: {first}"
+            f"factors would depend on {graph.size(held)} hyper-parameters ({', '.join(sorted(held))}), more than "
+            f"{max_hyper}: {found}"
         )
-    return found
+    return best
 
 
 def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -> Structure | Refusal:
