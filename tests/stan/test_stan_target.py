@@ -193,6 +193,7 @@ def test_pickles_as_a_recipe(regression, points):
     np.testing.assert_array_equal(there, regression.log_density(points))
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, where another test has started it
 def test_forked_child_evaluates(regression, points):
     """Batches in the parent have started threads; a forked child must neither hang nor differ."""
     regression.log_density(np.random.default_rng(2).normal(size=(500, 4)))
