@@ -72,7 +72,8 @@ def run_ours(target, start, seed):
     idata = pb.sample_smc(target, initial=start, random_seed=seed, progressbar=False)
     seconds = time.perf_counter() - clock
     posterior = group(idata, "posterior")
-    return posterior.attrs["log_evidence"], posterior["beta"].values.mean((0, 1)), seconds
+    attrs = posterior.attrs
+    return attrs["log_evidence"], posterior["beta"].values.mean((0, 1)), seconds, attrs["log_evidence_se"]
 
 
 def make_reference(model):
@@ -115,9 +116,9 @@ def compare(name):
     rows = {method: [] for method in methods}
     for seed in range(arguments.seeds):
         for method, run in methods.items():
-            log_evidence, means, seconds = run(seed)
+            log_evidence, means, seconds, *standard_error = run(seed)
             error = (log_evidence - reference["log_evidence"]) ** 2, np.mean(((means - mean) / sd) ** 2)
-            rows[method].append((*error, seconds))
+            rows[method].append((*error, seconds, log_evidence, *standard_error))
     tables = {method: np.array(values) for method, values in rows.items()}
     if arguments.save:
         np.savez(arguments.save / f"{name}.npz", **tables)
@@ -128,6 +129,8 @@ def compare(name):
             for column in (0, 1):
                 ours, theirs = table[:, [column, 2]], tables["pymc"][:, [column, 2]]
                 line += "{:9.0f} [{:.0f}, {:.0f}]".format(*ratio_interval(theirs, ours, rng))
+            calibration = table[:, 4].mean() / table[:, 3].std(ddof=1)
+            line += f"   log Z {table[:, 3].mean():.3f}, mean(se)/sd {calibration:.2f}"
         print(line, flush=True)
 
 

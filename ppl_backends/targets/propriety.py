@@ -37,7 +37,8 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
     for outer in range(len(_RADII) - 1, 0, -1):
         low, high = log_prior[outer - 1], log_prior[outer]
         known = (low > -np.inf) & (high > -np.inf)
-        slope = np.where(known, high - low, -np.inf) / np.log(_RADII[outer] / _RADII[outer - 1])
+        with np.errstate(invalid="ignore"):
+            slope = np.where(known, high - low, -np.inf) / np.log(_RADII[outer] / _RADII[outer - 1])
         if (slope > -1.0 - 1e-3).any():
             return target.names[int(np.argmax(slope > -1.0 - 1e-3)) % target.dim]
     return None

@@ -17,7 +17,8 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from ppl_backends.targets.pymc.graph import no_c_compiler
+from ppl_backends.targets.pymc.graph import quick_rewrites
+from ppl_backends.targets.pymc.normal_tails import register_jax
 
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
 
@@ -84,6 +85,7 @@ def _complete_dispatch(jax: Any) -> None:
         return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
 
     jax_funcify.register(Softplus, lambda op, **_: softplus)
+    register_jax(jax_funcify)
     if find_spec("tensorflow_probability") is None:
         jax_funcify.register(Erfcx, lambda op, **_: erfcx)
         jax_funcify.register(Erfcinv, lambda op, **_: erfcinv)
@@ -100,7 +102,7 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
     from pytensor.link.jax.dispatch import jax_funcify
 
     graph = FunctionGraph(list(inputs), list(outputs), clone=True)
-    with warnings.catch_warnings(), no_c_compiler():
+    with warnings.catch_warnings(), quick_rewrites():
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
         get_mode("JAX").optimizer.rewrite(graph)
         return jax_funcify(graph)

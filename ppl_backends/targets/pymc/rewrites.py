@@ -21,6 +21,8 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import All
 from pytensor.tensor.variable import TensorConstant
 
+from ppl_backends.targets.pymc.normal_tails import NORMAL_TAIL_REWRITES
+
 try:
     from pytensor.graph.traversal import ancestors
 except ImportError:  # PyTensor < 2.34
@@ -111,7 +113,11 @@ def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
 
 def simplify(graphs: Sequence[Variable]) -> list[Variable]:
     """Stabilised graphs of the same values, cheaper to evaluate and differentiate."""
-    stable = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize", "stabilize"), clone=False)
+    canonical = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize",), clone=False)
+    tails = FunctionGraph(outputs=list(canonical), clone=False)
+    for rewrite in NORMAL_TAIL_REWRITES:
+        in2out(rewrite).rewrite(tails)
+    stable = rewrite_graph(list(tails.outputs), include=("canonicalize", "stabilize"), clone=False)
     fgraph = FunctionGraph(outputs=list(stable), clone=False)
     for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside):
         in2out(rewrite).rewrite(fgraph)

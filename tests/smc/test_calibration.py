@@ -1,0 +1,80 @@
+"""Simulation-based calibration, and targets that must be reported honestly."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import ppl_backends as pb
+from ppl_backends.errors import SamplerWarning
+from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.targets import FunctionTarget
+from tests.toys import LOG_2PI, bimodal, gamma_poisson
+
+FALSE_FAILURE = 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["mala", "random_walk"])
+def test_simulation_based_calibration(kernel):
+    """Ranks of the true log rate among draws are uniform (Talts et al. 2018): Gamma(1.5, 0.5) rate, four counts."""
+    rng = np.random.default_rng(20)
+    bins, draws, ranks = 12, 11, []
+    for _ in range(240):
+        rate = rng.gamma(1.5, 2.0)
+        target = gamma_poisson(rng.poisson(rate, size=4)).target
+        run = run_tempering(PriorPath(target), make_kernel(kernel), 220, rng)
+        ranks.append(int((run.x[rng.permutation(220)[:draws], 0] < np.log(rate)).sum()))
+    counts = np.bincount(ranks, minlength=bins)
+    assert stats.chisquare(counts).pvalue > FALSE_FAILURE
+    assert abs(np.mean(ranks) - draws / 2) < 4.5 * np.std(ranks) / np.sqrt(len(ranks))
+
+
+def funnel(dim):
+    """Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v)); normalised, so its log evidence is 0."""
+
+    def density(points):
+        v, x = points[:, 0], points[:, 1:]
+        shrunk = (x**2).sum(axis=1) * np.exp(-v)
+        value = -0.5 * v**2 / 9 - np.log(3) - 0.5 * LOG_2PI - 0.5 * shrunk - 0.5 * dim * (v + LOG_2PI)
+        slope_v = -v / 9 + 0.5 * shrunk - 0.5 * dim
+        return value, np.concatenate([slope_v[:, None], -x * np.exp(-v)[:, None]], axis=1)
+
+    return FunctionTarget(dim + 1, density)
+
+
+def test_a_funnel_is_not_trusted():
+    """No global scale fits a funnel; the run has to say that its particles stay where they were."""
+    start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
+    with pytest.warns(SamplerWarning, match="did not forget"):
+        idata = pb.sample_smc(
+            funnel(5), initial=start, draws=400, chains=2, max_moves=30, random_seed=1, progressbar=False
+        )
+    attrs = group(idata, "posterior").attrs
+    assert attrs["log_evidence_trusted"] == 0
+    assert "did not forget" in attrs["warnings"]
+
+
+def test_two_modes_from_the_prior_keep_their_masses():
+    known = bimodal()
+    idata = pb.sample_smc(known.target, draws=2000, chains=4, random_seed=2, progressbar=False)
+    x = group(idata, "posterior")["x"].values
+    attrs = group(idata, "posterior").attrs
+    share = (x[..., 0] > 0).mean(axis=1)
+    assert abs(share.mean() - 0.3) < 5 * share.std(ddof=1) / 2 + 1e-3
+    assert abs(attrs["log_evidence"] - known.log_evidence) < 5 * attrs["log_evidence_se"]
+
+
+def test_two_modes_from_one_of_them_disagree_or_miss_and_are_flagged():
+    """A start that covers one mode of a well-separated pair cannot find the other; the weights cannot tell.
+
+    What can be told is told: the reported posterior is that of the mode covered, and the evidence is at most the true one.
+    """
+    known = bimodal(dim=2, separation=8.0)
+    q = pb.GaussianApproximation(np.full(2, -7.5), 0.6 * np.eye(2))
+    idata = pb.sample_smc(known.target, initial=q, draws=500, chains=4, random_seed=2, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["log_evidence"] < known.log_evidence + 4 * attrs["log_evidence_se"]
+    assert (group(idata, "posterior")["x"].values < 0).all()
