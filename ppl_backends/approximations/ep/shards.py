@@ -143,6 +143,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     mean, variance = task.q.marginals(design)
     blind = variance == 0  # rows of zeros: sites that are constants
     variance = np.where(blind, 1.0, variance)
+    tau, nu = np.where(blind, 0.0, tau), np.where(blind, 0.0, nu)
     cavity_precision = 1 / variance - power * tau
     # A site that carries its direction alone has a flat cavity, up to rounding.
     proper = cavity_precision > -FLAT / variance

@@ -147,12 +147,12 @@ class FactorsTarget(BaseTarget):
 
     label = "factors"
     has_split = True
-    observations: _SiteObservations
+    observations: _SiteObservations | None
 
     def __init__(self, factors: Factors) -> None:
         self.factors = factors
         self.dim, self.names = factors.dim, factors.names
-        self.observations = _SiteObservations(factors)
+        self.observations = _SiteObservations(factors) if factors.observed.any() else None
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Prior and likelihood of the points, in blocks of points."""
@@ -206,7 +206,7 @@ class FactorsTarget(BaseTarget):
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
         """Log likelihood of every observed site."""
-        return {"y": self.observations.log_likelihood(x)}
+        return {} if self.observations is None else {"y": self.observations.log_likelihood(x)}
 
 
 class _SiteObservations:

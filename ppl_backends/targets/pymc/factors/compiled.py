@@ -1,4 +1,4 @@
-"""Site functions that belong to no known family, compiled: scalars nodes × sites to log t, and its derivatives."""
+"""Site functions that belong to no known family, compiled: scalars nodes × sites to log t."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 
 from ppl_backends.errors import CompilationError
-from ppl_backends.targets.blocks import block_cap, evaluate_in_blocks
+from ppl_backends.targets.blocks import block_cap, pad_rows
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc import jax_backend, pytensor_backend
 from ppl_backends.targets.pymc.compile import BACKENDS
@@ -56,37 +56,33 @@ class SiteGraph:
         [self.log_site] = clone_replace([self.log_site], replace=large)
         self.arguments: list[Variable] = [slope, intercept, *hyper, *large.values()]
         self.constants = [np.asarray(v.data) for v in large]
-        self.cap = block_cap(8 * max(n, m), fewest=8, largest=64)
-        self._compiled: dict[str, Any] = {}
+        self.rows = block_cap(8 * max(n, m), fewest=8, largest=32)
+        self._compiled: tuple[str, Any] | None = None
 
-    def function(self, kind: str) -> tuple[str, Any]:
-        """The backend and the batched function of kind ``"value"`` or ``"gradient"`` (of the sum over sites)."""
-        if kind not in self._compiled:
-            reasons = []
-            for backend in self.backends:
-                try:
-                    self._compiled[kind] = backend, self._compile(kind, backend)
-                    break
-                except Exception as error:  # a backend without some operation
-                    reasons.append(f"{backend}: {' '.join(str(error).split())[:200]}")
-            else:
-                raise CompilationError(f"the sites cannot be compiled; {'; '.join(reasons)}")
-        return self._compiled[kind]
+    def function(self) -> tuple[str, Any]:
+        """The backend, and the batched function ``(scalars (rows, n), *arguments) -> [log t (rows, n)]``."""
+        reasons = []
+        for backend in self.backends if self._compiled is None else ():
+            try:
+                self._compiled = backend, self._compile(backend)
+                break
+            except Exception as error:  # a backend without some operation
+                reasons.append(f"{backend}: {' '.join(str(error).split())[:200]}")
+        if self._compiled is None:
+            raise CompilationError(f"the sites cannot be compiled; {'; '.join(reasons)}")
+        return self._compiled
 
-    def _compile(self, kind: str, backend: str) -> Any:
-        with no_c_compiler():
-            [output] = simplify([self.log_site])
+    def _compile(self, backend: str) -> Any:
         library = COMPILERS[backend]
-        if kind == "value":
-            function = library.compile_batched(self.scalars, self.arguments, [output])
-        else:
-            function = library.compile_gradient(self.scalars, self.arguments, [pt.sum(output)])
+        with no_c_compiler():
+            outputs = simplify([self.log_site])
+        function = library.compile_batched(self.scalars, self.arguments, outputs)
         arguments = [library.as_argument(np.ones(v.type.shape, dtype=v.dtype)) for v in self.arguments]
-        function(np.zeros((1, *self.scalars.type.shape)), *arguments)  # some fail only when they run
+        function(np.zeros((self.rows, *self.scalars.type.shape)), *arguments)  # some fail only when they run
         return function
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": {}}
+        return {**self.__dict__, "_compiled": None}
 
 
 class CompiledSites:
@@ -107,21 +103,13 @@ class CompiledSites:
         self._converted: dict[str, list[Any]] = {}
 
     def __call__(self, s: Array) -> Array:
-        """Log t ``(k, n)``."""
-        return self._call("value", s)[0]
-
-    def derivatives(self, s: Array) -> tuple[Array, Array]:
-        """First derivative, and the second by central differences of it, each ``(k, n)``."""
-        step = 1e-5 * np.maximum(1.0, np.abs(s))
-        slope, up, down = np.split(self._call("gradient", np.concatenate([s, s + step, s - step]))[1], 3)
-        return slope, (up - down) / (2 * step)
-
-    def _call(self, kind: str, s: Array) -> list[Array]:
-        backend, function = self.graph.function(kind)
+        """Log t ``(k, n)``, in blocks of one size, for which alone the function is compiled."""
+        backend, function = self.graph.function()
         if backend not in self._converted:
             self._converted[backend] = [COMPILERS[backend].as_argument(value) for value in self._values]
-        arguments = self._converted[backend]
-        return evaluate_in_blocks(lambda block: function(block, *arguments), s, self.graph.cap)
+        padded = pad_rows(s, -(-len(s) // self.graph.rows) * self.graph.rows)
+        blocks = padded.reshape(-1, self.graph.rows, s.shape[1])
+        return np.concatenate([function(block, *self._converted[backend])[0] for block in blocks])[: len(s)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_converted": {}}

@@ -127,8 +127,7 @@ class PyMCFactors:
             scaled = np.any(known.constant)
             return (ScaledSites(known.family, known.constant) if scaled else known.family), known.scale, known.shift
         function = CompiledSites(self._compiled[id(term)], geometry, term.hyper(x))
-        family = FunctionSites(function, term.n_sites, derivatives=function.derivatives)
-        return family, 1.0, 0.0
+        return FunctionSites(function, term.n_sites), 1.0, 0.0
 
     def _prove(self, rng: np.random.Generator) -> None:
         """Compare every factor with the terms as written, at two φ and over the range of every site."""

@@ -87,7 +87,7 @@ def _against(family: SiteFamily, shift: Array, near: Array) -> Recognised:
     """A family up to the constants, which are those that fit the values as written at the origin."""
     origin, size = len(NEAR) - 1, 1 + np.abs(near).max(axis=0)
     constant = near[origin] - family.log_site(np.broadcast_to(shift, near.shape[1:])[None])[0]
-    return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-12 * size, 0.0, constant))
+    return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-11 * size, 0.0, constant))
 
 
 def _one(s: Array) -> Array:
