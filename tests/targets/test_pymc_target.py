@@ -176,10 +176,6 @@ class NoJax(pt.Op):
     def L_op(self, inputs, outputs, gradients):
         return [2 * inputs[0] * gradients[0]]
 
-    def grad(self, inputs, gradients):
-        return [2 * inputs[0] * gradients[0]]
-
-    pullback = None
 
 
 def model_without_jax():

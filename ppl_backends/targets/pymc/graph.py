@@ -60,8 +60,11 @@ PYTHON_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer="
 
 
 def no_c_compiler() -> AbstractContextManager:
-    """In this context rewrites fold constants in Python; compiling C to do so takes seconds an operation."""
-    return pytensor.config.change_flags(cxx="")
+    """In this context PyTensor folds constants in Python, not in C that it compiles first, and records no call stacks.
+
+    Rewrites join the call stacks of all that they replace, which takes gigabytes for a gradient of a large model.
+    """
+    return pytensor.config.change_flags(cxx="", traceback__limit=0)
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,11 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
 
 
 def _clone(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[Variable]:
-    return clone_replace(list(graphs), replace=dict(replace), rebuild_strict=False)
+    clones = clone_replace(list(graphs), replace=dict(replace), rebuild_strict=False)
+    for variable in ancestors(clones):
+        if variable.owner is not None and hasattr(variable.tag, "trace"):
+            variable.tag.trace = []
+    return clones
 
 
 def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, list[Variable]]:

@@ -17,7 +17,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from ppl_backends.targets.pymc.graph import quick_rewrites
+from ppl_backends.targets.pymc.graph import no_c_compiler
 from ppl_backends.targets.pymc.normal_tails import register_jax
 
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
@@ -102,7 +102,7 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
     from pytensor.link.jax.dispatch import jax_funcify
 
     graph = FunctionGraph(list(inputs), list(outputs), clone=True)
-    with warnings.catch_warnings(), quick_rewrites():
+    with warnings.catch_warnings(), no_c_compiler():
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
         get_mode("JAX").optimizer.rewrite(graph)
         return jax_funcify(graph)

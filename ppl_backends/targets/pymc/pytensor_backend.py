@@ -18,7 +18,7 @@ from pytensor.graph.replace import vectorize_graph
 from threadpoolctl import ThreadpoolController
 
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.pymc.graph import quick_rewrites
+from ppl_backends.targets.pymc.graph import no_c_compiler
 from ppl_backends.targets.pymc.normal_tails import register_numba
 
 __all__ = ["NUMBA", "C", "PyTensorBackend"]
@@ -48,7 +48,7 @@ class PyTensorBackend:
         batched = vectorize_graph(list(outputs), replace={point: block})
         # an output that does not depend on the point has no batch axis
         constant = [many.type.ndim == one.type.ndim for many, one in zip(batched, outputs, strict=True)]
-        with quick_rewrites() if self.mode == "NUMBA" else nullcontext(), warnings.catch_warnings():
+        with no_c_compiler() if self.mode == "NUMBA" else nullcontext(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Numba will use object mode")
             function = pytensor.function(
                 [block, *data], batched, mode=_mode(self.mode), trust_input=True, on_unused_input="ignore"
