@@ -13,10 +13,12 @@ except PackageNotFoundError:  # a source tree that was not installed
 
 # Imported on first use, so that `import ppl_backends` costs neither PyMC nor JAX.
 _LAZY = {
+    "Factors": "ppl_backends.targets.factors",
     "FunctionTarget": "ppl_backends.targets",
     "GaussianApproximation": "ppl_backends.approximations",
     "Target": "ppl_backends.targets",
     "as_target": "ppl_backends.targets.convert",
+    "fit_ep": "ppl_backends.approximations.ep",
     "fit_laplace": "ppl_backends.approximations",
     "from_draws": "ppl_backends.approximations",
     "sample_importance": "ppl_backends.importance",

@@ -25,7 +25,7 @@ from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.targets.protocol import Array, BaseTarget, as_points
+from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point
 
 __all__ = ["fit_laplace"]
 
@@ -168,8 +168,7 @@ def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
 def _nowhere_finite(target: BaseTarget, start: Any) -> str:
     """The error message when every start has density zero."""
     origin = np.zeros(target.dim) if start is None else start
-    explain = getattr(target, "explain", None)
-    reason = explain(origin) if explain is not None and not isinstance(origin, Mapping) else ""
+    reason = "" if isinstance(origin, Mapping) else explain_point(target, np.ravel(origin))
     return f"{target.label}: the log density is not finite at any start; {reason or 'give start= or check the data'}"
 
 

@@ -27,19 +27,22 @@ from ppl_backends.importance.weights import (
     normalised_weights,
     pareto_k,
     systematic_resampling,
+    tail_share,
 )
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results import build_inference_data
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.propriety import improper_note
+from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
 
 __all__ = ["sample_importance"]
 
 # Below this efficiency factor the 95% intervals that weights of lognormal tails report cover less than 93% at n = 2048.
 SMALLEST_EFFICIENCY = 0.1
 LARGEST_PARETO_K = 0.7
+NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
 LARGEST_PILOT_K = 0.25
 PILOT_POINTS = 4096
 # With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
@@ -141,7 +144,8 @@ def sample_importance(
     Warns
     -----
     SamplerWarning
-        If the efficiency factor is below 0.1 or Pareto k above 0.7: neither the evidence nor its error can be trusted.
+        If the efficiency factor is below 0.1, or Pareto k above 0.7 with more than 2 % of the weight in that tail:
+        neither the evidence nor its error can be trusted.
 
     References
     ----------
@@ -177,7 +181,8 @@ def sample_importance(
     evidence = estimate_evidence(log_weights, scrambled=qmc)
     efficiency = effective_sample_size(log_weights.ravel()) / log_weights.size
     k = pareto_k(log_weights.ravel())
-    trouble = _distrust(efficiency, k)
+    tail = tail_share(log_weights.ravel())
+    trouble = _distrust(efficiency, k, tail)
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=2)
@@ -195,6 +200,8 @@ def sample_importance(
             "proposal": proposal,
             "efficiency_factor": efficiency,
             "pareto_k": k,
+            "tail_share": tail,
+            "log_evidence_note": improper_note(target),
             "draw_order": "order of the points, siblings adjacent; not a time series",
         },
         sample_stats=_sample_stats(results),
@@ -229,8 +236,7 @@ def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rn
     """Weigh one set of points and resample it."""
     x, log_weights = _weigh(target, proposal, draws, qmc, rng)
     if not np.isfinite(log_weights).any():
-        explain = getattr(target, "explain", None)
-        reason = explain(x[0]) if explain is not None else "check the data and the approximation"
+        reason = explain_point(target, x[0]) or "check the data and the approximation"
         raise ModelError(f"{target.label}: the log density is not finite at any of {len(x)} points; {reason}")
     weights, log_evidence = normalised_weights(log_weights)
     return _Chain(
@@ -257,12 +263,12 @@ def _cube(proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -
     return Sobol(dim, scramble=True, bits=_SOBOL_BITS, **options).random_base2(int(np.ceil(np.log2(draws))))
 
 
-def _distrust(efficiency: float, k: float) -> str:
+def _distrust(efficiency: float, k: float, tail: float) -> str:
     """What is wrong with the weights, with the figure; empty where nothing is."""
     reasons = []
     if efficiency < SMALLEST_EFFICIENCY:
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
-    if k > LARGEST_PARETO_K:
+    if k > LARGEST_PARETO_K and tail > NEGLIGIBLE_TAIL:
         reasons.append(f"Pareto k {k:.2f} > {LARGEST_PARETO_K}")
     return f"{' and '.join(reasons)}, so the evidence and its standard error cannot be trusted" if reasons else ""
 

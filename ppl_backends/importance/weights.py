@@ -22,6 +22,7 @@ __all__ = [
     "normalised_weights",
     "pareto_k",
     "systematic_resampling",
+    "tail_share",
 ]
 
 
@@ -73,6 +74,17 @@ def pareto_k(log_weights: Array) -> float:
         from arviz_stats.base import array_stats
 
         return float(array_stats.psislw(-weights)[1])  # takes log likelihoods, the negative log weights of LOO
+
+
+def tail_share(log_weights: Array) -> float:
+    """Share of the total weight by which the largest weights, those Pareto k is fitted to, exceed the smallest of them.
+
+    However heavy their tail, weights that hold next to nothing between them cannot move a mean: k alone cries wolf where
+    nearly all weights are equal.
+    """
+    weights, _ = normalised_weights(np.sort(log_weights[np.isfinite(log_weights)]))
+    largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) :]
+    return float((largest - largest[0]).sum())
 
 
 class EvidenceEstimate(NamedTuple):

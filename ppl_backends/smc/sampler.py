@@ -22,7 +22,7 @@ from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, move_particles
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.schedule import next_exponent
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, explain_point
 
 __all__ = ["SMCRun", "Stage", "run_tempering"]
 
@@ -176,9 +176,8 @@ def _check_start(path: TemperingPath, state: PathState) -> None:
     """Refuse a start with no point inside the support, saying what is in the way."""
     if np.any(state.increment > -np.inf):
         return
-    explain = getattr(path.target, "explain", None)
-    said = explain(state.x[:1]) if explain is not None else ""
-    reason = f": {said[0] if isinstance(said, list) else said}" if said else ""
+    said = explain_point(path.target, state.x[0])
+    reason = f": {said}" if said else ""
     raise ModelError(
         f"{path.target.label}: the log density is -inf or NaN at all {len(state.x)} starting points "
         f"drawn from the {path.description}{reason}; check the data against the model's support"

@@ -99,6 +99,10 @@ def as_target(
         raise ModelError(f"unknown option {next(iter(options))!r}; a target takes none")
     if isinstance(model, BaseTarget):
         return model
+    if _is_instance(model, "ppl_backends", "Factors"):
+        from ppl_backends.targets.factors import FactorsTarget
+
+        return FactorsTarget(model)
     if hasattr(model, "dim") and (hasattr(model, "evaluate") or hasattr(model, "log_density")):
         return AdaptedTarget(model)
     raise ModelError(

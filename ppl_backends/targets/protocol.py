@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 
-__all__ = ["BaseTarget", "Evaluation", "JointEvaluation", "Observations", "Target", "as_points", "sanitize"]
+__all__ = [
+    "BaseTarget",
+    "Evaluation",
+    "JointEvaluation",
+    "Observations",
+    "Target",
+    "as_points",
+    "explain_point",
+    "sanitize",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -218,6 +227,13 @@ class BaseTarget:
     def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
         """The same target on new data, without recompiling where the backend allows it."""
         raise ModelError(f"{self.label}: the data cannot be exchanged")
+
+
+def explain_point(target: Any, x: Array) -> str:
+    """Why the log density is not finite at one point ``(dim,)``, in the target's own words; empty where it has none."""
+    explain = getattr(target, "explain", None)
+    said = explain(x[None]) if explain is not None else ""
+    return str((said[0] if isinstance(said, list) else said) or "")
 
 
 def _part(evaluation: Evaluation | JointEvaluation, part: str) -> Array:
