@@ -3,5 +3,6 @@
 from ppl_backends.approximations.from_draws import from_draws
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import fit_laplace
+from ppl_backends.approximations.mixture import MixtureApproximation
 
-__all__ = ["GaussianApproximation", "fit_laplace", "from_draws"]
+__all__ = ["GaussianApproximation", "MixtureApproximation", "fit_laplace", "from_draws"]

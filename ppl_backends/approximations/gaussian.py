@@ -218,31 +218,36 @@ class GaussianApproximation:
         arviz.InferenceData or xarray.DataTree
             ``posterior`` has the attributes ``method``, ``accuracy``, ``converged`` and, where known, ``log_evidence``.
         """
-        from ppl_backends.results import build_inference_data
-
-        if draws < 1 or chains < 1:
-            raise ModelError(f"draws={draws}, chains={chains}: both must be at least 1")
-        started = time.perf_counter()
-        rng, generated = spawn_generators(random_seed, 2)
-        target = self.target if self.target is not None else _unnamed_target(self.names)
-        return build_inference_data(
-            target,
-            self.sample(chains * draws, rng).reshape(chains, draws, self.dim),
-            method=self.method,
-            accuracy=self.accuracy,
-            sampling_time=time.perf_counter() - started,
-            rng=generated,
-            attrs={
-                "converged": int(self.converged),
-                "log_evidence": self.log_evidence if np.isfinite(self.log_evidence) else None,
-            },
-        )
+        return draws_in_model_space(self, draws, chains, random_seed)
 
     def __repr__(self) -> str:
         return (
             f"GaussianApproximation(dim={self.dim}, representation={self.representation!r}, method={self.method!r}, "
             f"converged={self.converged}, log_evidence={self.log_evidence:.6g})"
         )
+
+
+def draws_in_model_space(approximation: Any, draws: int, chains: int, random_seed: SeedLike) -> Any:
+    """Independent draws of an approximation as InferenceData."""
+    from ppl_backends.results import build_inference_data
+
+    if draws < 1 or chains < 1:
+        raise ModelError(f"draws={draws}, chains={chains}: both must be at least 1")
+    started = time.perf_counter()
+    rng, generated = spawn_generators(random_seed, 2)
+    target = approximation.target if approximation.target is not None else _unnamed_target(approximation.names)
+    return build_inference_data(
+        target,
+        approximation.sample(chains * draws, rng).reshape(chains, draws, approximation.dim),
+        method=approximation.method,
+        accuracy=approximation.accuracy,
+        sampling_time=time.perf_counter() - started,
+        rng=generated,
+        attrs={
+            "converged": int(approximation.converged),
+            "log_evidence": approximation.log_evidence if np.isfinite(approximation.log_evidence) else None,
+        },
+    )
 
 
 def _covariance_factor(dim: int, cov: Any, precision: Any, factor: Any) -> Array:

@@ -7,6 +7,7 @@
 ``reduction``      the kernel form for fewer sites than coordinates
 ``evidence``       log evidence and its gradient in hyper-parameters
 ``marginals``      marginals beyond Gaussian
+``hyper``          integration over hyper-parameters, on a ``design`` of them
 ``fit``            ``fit_ep``, what users call
 =================  ====================================================================================
 
@@ -15,6 +16,7 @@ The factors themselves, and known families of sites, are in :mod:`ppl_backends.t
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
+from ppl_backends.approximations.ep.hyper import EPMixture, HyperParameters
 from ppl_backends.approximations.ep.marginals import Marginals
 from ppl_backends.approximations.ep.result import EPApproximation, EPSites, LeaveOneOut
 from ppl_backends.approximations.ep.shards import ArrayShard, FileShard
@@ -38,11 +40,13 @@ from ppl_backends.targets.factors import (
 __all__ = [
     "ArrayShard",
     "EPApproximation",
+    "EPMixture",
     "EPSites",
     "Factors",
     "FactorsTarget",
     "FileShard",
     "FunctionSites",
+    "HyperParameters",
     "Laplace",
     "LeaveOneOut",
     "Logit",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
+from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out
@@ -43,8 +44,12 @@ def fit_ep(
     random_seed: SeedLike = None,
     progressbar: bool = True,
     **target_options: Any,
-) -> EPApproximation:
+) -> EPApproximation | EPMixture:
     """Expectation propagation: a Gaussian whose sites match the moments of the factors they stand for.
+
+    Hyper-parameters that the factors depend on (scales, dispersions, length-scales; at most six) are integrated over: EP
+    runs at every point of a design of them, and the Gaussians are mixed; see
+    :mod:`ppl_backends.approximations.ep.hyper`.
 
     Parameters
     ----------
@@ -76,7 +81,8 @@ def fit_ep(
     Returns
     -------
     EPApproximation
-        With ``log_evidence``, ``sites``, ``loo`` and :meth:`~EPApproximation.marginals`.
+        With ``log_evidence``, ``sites``, ``loo`` and :meth:`~EPApproximation.marginals`. Where there are
+        hyper-parameters a mixture over all coordinates, whose ``hyper.summary`` says what was done.
 
     Raises
     ------
@@ -104,12 +110,20 @@ def fit_ep(
     """
     options = _checked_options(power, schedule, damping, tolerance, max_sweeps)
     factors, target = _factors_of(model, data, target_options)
-    sites, reduction = working_sites(factors, n_shards, executor)
-    state = None if start is None else _state_of(start, factors.n_sites)
-    run = SCHEDULES[schedule](sites, options, state)
-    result = _approximation(run, sites, reduction, factors, target, options)
-    _warn(result)
-    return result
+
+    def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
+        sites, reduction = working_sites(factors, n_shards, executor)
+        state = None if start is None else _state_of(start, factors.n_sites)
+        run = SCHEDULES[schedule](sites, options, state)
+        return _approximation(run, sites, reduction, factors, target or FactorsTarget(factors), options)
+
+    if isinstance(factors, Factors):
+        result = fit(factors, start, target)
+        _warn(result)
+        return result
+    mixture = integrate(factors, target, fit)
+    _warn_mixture(mixture)
+    return mixture
 
 
 def fit_ep_sharded(
@@ -167,8 +181,8 @@ def _checked_options(power: float, schedule: str, damping: float, tolerance: flo
     return Options(float(power), float(damping), float(tolerance), int(max_sweeps))
 
 
-def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Factors, BaseTarget]:
-    """The factors of a model, and the target that takes draws to its own space."""
+def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Any, BaseTarget]:
+    """The factors of a model, as a function of hyper-parameters where it has any, and the target of its own space."""
     if isinstance(model, Factors):
         return model, FactorsTarget(model)
     if not isinstance(model, BaseTarget):
@@ -181,11 +195,7 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
             f"{model.label}: no factors with one linear predictor each are known, so EP does not apply; "
             "use fit_laplace or sample_smc"
         )
-    if not isinstance(factors, Factors):
-        if len(factors.hyper_names):
-            raise ModelError(
-                f"{model.label}: factors depend on {', '.join(factors.hyper_names)}; fit them at fixed values"
-            )
+    if not isinstance(factors, Factors) and not len(factors.hyper_names):
         factors = factors.at(np.empty(0))
     return factors, model
 
@@ -265,6 +275,16 @@ def _assemble(
     log_density = np.where(whole.failed, -np.inf, whole.log_z)
     result.loo = leave_one_out(log_density if observed is None else log_density[observed])
     return result
+
+
+def _warn_mixture(result: EPMixture) -> None:
+    if not result.converged:
+        warnings.warn(
+            f"{result.hyper.summary}; {100 * result.diagnostics['unconverged_share']:.2g} % of the weight is on EP runs that "
+            "did not converge; try power=0.5, or sample_smc",
+            ApproximationWarning,
+            stacklevel=3,
+        )
 
 
 def _warn(result: GaussianApproximation) -> None:

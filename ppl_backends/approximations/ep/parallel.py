@@ -183,13 +183,13 @@ def _advance(
 
 def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Array, Array, Global]:
     """Sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
-    starts = [start] if start is not None else []
-    laplace = laplace_start(sites)
     zeros = np.zeros(sites.n_sites)
     flat = SiteState(zeros, zeros, np.zeros(sites.n_sites, dtype=np.int8))
-    starts += [laplace] if laplace is not None else []
-    starts += [flat, flat._replace(tau=np.full(sites.n_sites, START_PRECISION))]
-    for candidate in starts:
+    weak = flat._replace(tau=np.full(sites.n_sites, START_PRECISION))
+    for make in (lambda: start, lambda: laplace_start(sites), lambda: flat, lambda: weak):
+        candidate = make()
+        if candidate is None:
+            continue
         precision, shift = sites.sums(candidate)
         q = sites.factorise(precision, shift)
         if q is not None:

@@ -1,0 +1,289 @@
+"""EP given hyper-parameters, and integration over them.
+
+Given φ, EP yields log p(y | φ), and with the prior of φ its log posterior up to a constant. Steps: climb to its mode by the
+gradient of the evidence; take the curvature there; place a design of φ around the mode; run EP at each, from the
+neighbour's sites; mix the Gaussians by the posterior of φ. This is the scheme of INLA with EP in the place of Laplace
+(Rue, Martino & Chopin 2009, section 3; Rasmussen & Williams 2006, section 5.5 for the evidence of EP).
+
+Every Gaussian of the mixture is over φ and θ jointly: φ is a normal kernel around its design point, and the mean of θ moves
+with φ along the slope between neighbours. The kernels' centres are pulled in, so that they do not inflate the spread of
+φ (West 1993; Liu & West 2001).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError
+from scipy.optimize import minimize
+
+from ppl_backends.approximations.ep.design import lattice, net
+from ppl_backends.approximations.ep.evidence import evidence_gradient
+from ppl_backends.approximations.ep.marginals import Marginals
+from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import Factors
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+__all__ = ["EPMixture", "HyperParameters", "Node", "integrate"]
+
+Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
+
+GRID_DIM = 2  # a lattice up to here, a net of random points above
+SMALLEST_SHARE = 1e-6  # of the weights; nodes below are left out of the mixture
+CURVATURE_STEP = 0.1
+RANGE = 15.0  # how far from its start φ is looked for
+
+
+class Node(NamedTuple):
+    """EP at one φ, with log p(y | φ) + log p(φ)."""
+
+    phi: Array
+    log_posterior: float
+    fit: EPApproximation
+
+
+class HyperParameters(NamedTuple):
+    """What was integrated over, and how.
+
+    Attributes
+    ----------
+    names : tuple of str
+    mode : ndarray (p,)
+        Of the posterior of φ.
+    points : ndarray (k, p)
+        The design.
+    weights : ndarray (k,)
+        Posterior weights of its points.
+    log_posterior : ndarray (k,)
+        Log p(y | φ) + log p(φ) there.
+    summary : str
+        One line that says what was done.
+    """
+
+    names: tuple[str, ...]
+    mode: Array
+    points: Array
+    weights: Array
+    log_posterior: Array
+    summary: str
+
+
+class EPMixture(MixtureApproximation):
+    """EP integrated over hyper-parameters: a mixture over all unconstrained coordinates.
+
+    Attributes
+    ----------
+    hyper : HyperParameters
+    loo : LeaveOneOut
+        1/p(yᵢ | y₋ᵢ) is the posterior mean over φ of 1/p(yᵢ | y₋ᵢ, φ).
+    at_mode : EPApproximation
+        EP given the most probable φ.
+    """
+
+    hyper: HyperParameters
+    loo: LeaveOneOut
+    at_mode: EPApproximation
+
+    def marginals(self, coordinates: Any = None, points: int = 401) -> Marginals:
+        """Marginal densities of the mixture on grids of ±7 standard deviations."""
+        chosen = range(self.dim) if coordinates is None else np.atleast_1d(coordinates)
+        index = np.array([self.names.index(c) if isinstance(c, str) else int(c) for c in chosen])
+        z = np.linspace(-7.0, 7.0, points)
+        mean, sd = self.mean[index], self.sd[index]
+        grid = mean[:, None] + sd[:, None] * z
+        means, sds = self.means[:, index, None], self.component_sds()[:, index, None]
+        parts = np.exp(-0.5 * ((grid - means) / sds) ** 2) / (np.sqrt(2 * np.pi) * sds)
+        density = np.einsum("k,kim->im", self.weights, parts)
+        apart = means[..., 0] - mean
+        third = self.weights @ (apart**3 + 3 * apart * sds[..., 0] ** 2)
+        return Marginals(tuple(self.names[j] for j in index), grid, density, mean, sd, third / sd**3)
+
+
+class _Posterior:
+    """Log posterior of φ, an EP run a point; None where there is no proper approximation."""
+
+    def __init__(self, factors: Any, fit: Fit) -> None:
+        self._factors, self._fit = factors, fit
+        self.runs = 0
+
+    def node(self, phi: Array, start: EPApproximation | None = None) -> Node | None:
+        """EP at ``phi``, from the sites of a neighbour where one is given."""
+        self.runs += 1
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                factors = self._factors.at(phi)
+                same = start is not None and len(start.sites.tau) == factors.n_sites
+                fit = self._fit(factors, start if same else None)
+        except (ModelError, LinAlgError, FloatingPointError):
+            return None
+        value = fit.log_evidence + self._factors.log_hyper_prior(phi)
+        return Node(phi, float(value), fit) if np.isfinite(value) else None
+
+    def gradient(self, node: Node) -> Array | None:
+        """Gradient of the log posterior at a node; None where EP did not converge."""
+        if not node.fit.converged:
+            return None
+        steps = 1e-4 * np.eye(len(node.phi))
+        prior = [
+            self._factors.log_hyper_prior(node.phi + s) - self._factors.log_hyper_prior(node.phi - s) for s in steps
+        ]
+        try:
+            return evidence_gradient(self._factors.at, node.phi, node.fit) + np.array(prior) / 2e-4
+        except (ModelError, LinAlgError):
+            return None
+
+
+def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
+    """EP over θ and φ.
+
+    Parameters
+    ----------
+    factors : object
+        With ``at(phi)``, ``log_hyper_prior(phi)``, ``hyper_names``, ``hyper_coordinates``, ``coordinates``, ``start``.
+    target : BaseTarget
+        Over all coordinates.
+    fit : callable
+        EP for given factors, from the sites of another fit or None.
+
+    Raises
+    ------
+    ModelError
+        If EP fails where φ starts.
+    """
+    posterior = _Posterior(factors, fit)
+    mode = _climb(posterior, np.asarray(factors.start, dtype=np.float64))
+    scale = _scale(posterior, mode)
+    if len(mode.phi) <= GRID_DIM:
+        nodes, log_weights, log_evidence, spread = lattice(posterior.node, mode, scale)
+        kind = "lattice"
+    else:
+        nodes, log_weights, log_evidence, spread = net(posterior.node, mode, scale)
+        kind = "weighted net"
+    return _mix(factors, target, mode, nodes, log_weights, log_evidence, spread, kind, posterior.runs)
+
+
+def _climb(posterior: _Posterior, start: Array) -> Node:
+    """The mode of φ by a quasi-Newton method on EP's evidence."""
+    best = posterior.node(start)
+    if best is None:
+        raise ModelError(f"EP has no proper approximation at the hyper-parameters {start.round(3)}; use fit_laplace")
+    found = [best]
+
+    def negative(phi: Array) -> tuple[float, Array]:
+        node = posterior.node(phi, found[-1].fit)
+        gradient = None if node is None else posterior.gradient(node)
+        if node is None or gradient is None:
+            return 1e10, np.zeros_like(phi)
+        if node.log_posterior >= found[-1].log_posterior:
+            found.append(node)
+        return -node.log_posterior, -gradient
+
+    bounds = list(zip(start - RANGE, start + RANGE, strict=True))
+    minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 50, "gtol": 1e-3})
+    return found[-1]
+
+
+def _scale(posterior: _Posterior, mode: Node) -> Array:
+    """A matrix S with φ = mode + S z about standard normal near the mode, from differences of gradients."""
+    p = len(mode.phi)
+    precision = np.eye(p)
+    for j in range(p):
+        shift = CURVATURE_STEP * np.eye(p)[j]
+        sides = [posterior.node(mode.phi + s, mode.fit) for s in (shift, -shift)]
+        slopes = [None if node is None else posterior.gradient(node) for node in sides]
+        if slopes[0] is not None and slopes[1] is not None:
+            precision[j] = (slopes[1] - slopes[0]) / (2 * CURVATURE_STEP)
+    values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
+    return vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions: a spread of about 3 to begin with
+
+
+def _mix(
+    factors: Any,
+    target: BaseTarget,
+    mode: Node,
+    nodes: list[Node],
+    log_weights: Array,
+    log_evidence: float,
+    spread: float,
+    kind: str,
+    runs: int,
+) -> EPMixture:
+    """Joint Gaussians over φ and θ, mixed."""
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    kept = np.flatnonzero(weights > SMALLEST_SHARE)
+    nodes, weights = [nodes[k] for k in kept], weights[kept] / weights[kept].sum()
+    phi, theta = np.stack([node.phi for node in nodes]), np.stack([node.fit.mean for node in nodes])
+    means, covs = _joint(factors, target.dim, phi, theta, [node.fit.cov for node in nodes], weights, spread)
+    unconverged = float(weights[[not node.fit.converged for node in nodes]].sum())
+    effective = float(1 / (weights @ weights))
+    result = EPMixture(
+        weights,
+        means,
+        covs,
+        names=target.names,
+        target=target,
+        method="ep",
+        converged=unconverged < 0.01 and (kind == "lattice" or effective > 10),
+        log_evidence=log_evidence,
+        diagnostics={
+            "ep_runs": float(runs),
+            "design_points": float(len(nodes)),
+            "effective_points": effective,
+            "unconverged_share": unconverged,
+        },
+    )
+    names = tuple(factors.hyper_names)
+    summary = f"EP integrated over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
+    order = np.array([node.log_posterior for node in nodes])
+    result.hyper = HyperParameters(names, mode.phi, phi, weights, order, summary)
+    held_out = np.stack([node.fit.loo.log_density for node in nodes])
+    with np.errstate(over="ignore", divide="ignore"):
+        top = -held_out.min(axis=0, initial=0.0)
+        result.loo = leave_one_out(-top - np.log(weights @ np.exp(-held_out - top)))
+    result.at_mode = mode.fit
+    return result
+
+
+def _joint(
+    factors: Any, dim: int, phi: Array, theta: Array, covs: list[Array], weights: Array, spread: float
+) -> tuple[Array, Array]:
+    """Means and covariances over all coordinates; ``spread`` is the kernels' sd relative to the posterior's of φ."""
+    hyper, latent = factors.hyper_coordinates, factors.coordinates
+    centre = weights @ phi
+    apart = phi - centre
+    cov_phi = (weights * apart.T) @ apart
+    cov_phi += 1e-10 * np.eye(len(centre)) * max(1e-6, float(np.trace(cov_phi)))
+    slopes = _slopes(phi, theta, cov_phi, max(0.5, 2 * spread))  # (k, p, d)
+    kernel = spread**2 * cov_phi
+    pulled = centre + np.sqrt(1 - spread**2) * apart
+    means, joint = np.empty((len(phi), dim)), np.zeros((len(phi), dim, dim))
+    means[:, hyper] = pulled
+    means[:, latent] = theta + np.einsum("kp,kpd->kd", pulled - phi, slopes)
+    for k, cov in enumerate(covs):
+        cross = kernel @ slopes[k]
+        joint[k][np.ix_(hyper, hyper)] = kernel
+        joint[k][np.ix_(hyper, latent)] = cross
+        joint[k][np.ix_(latent, hyper)] = cross.T
+        joint[k][np.ix_(latent, latent)] = cov + slopes[k].T @ cross
+    return means, joint
+
+
+def _slopes(phi: Array, theta: Array, cov_phi: Array, bandwidth: float) -> Array:
+    """∂E(θ)/∂φ at every point ``(k, p, d)``, by local linear regression on the other points."""
+    root = np.linalg.cholesky(cov_phi)
+    z = np.linalg.solve(root, phi.T).T
+    steps: NDArray[np.float64] = z[None] - z[:, None]  # (k, j, p)
+    distance = np.einsum("kjp,kjp->kj", steps, steps)
+    near = np.exp(-0.5 * distance / bandwidth**2)
+    gram = np.einsum("kj,kjp,kjq->kpq", near, steps, steps, optimize=True) + 1e-6 * np.eye(phi.shape[1])
+    moved = theta[None] - theta[:, None]
+    cross = np.einsum("kj,kjp,kjd->kpd", near, steps, moved, optimize=True)
+    return np.linalg.solve(root.T[None], np.linalg.solve(gram, cross))
