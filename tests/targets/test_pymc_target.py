@@ -154,7 +154,8 @@ def test_backends_agree(backend):
     got = target.evaluate(x, gradient=True)
     for one, other in zip(got, expected.evaluate(x, gradient=True), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(target.hessian(x[:2]), expected.hessian(x[:2]), atol=1e-7)
+    if backend == "c":  # both take differences of the same gradient; Numba compiles it for long
+        np.testing.assert_allclose(target.hessian(x[:2]), expected.hessian(x[:2]), atol=1e-7)
     more = target.with_data({"design": np.ones((4, 3)), "y_obs": [1, 0, 0, 1]})
     eta = x.sum(1)
     np.testing.assert_allclose(
@@ -162,6 +163,8 @@ def test_backends_agree(backend):
         -2 * np.logaddexp(0, -eta) - 2 * np.logaddexp(0, eta),
         atol=1e-10,
     )
+    assert more._compiled is target._compiled
+    assert more.observations.n == 4
 
 
 class NoJax(pt.Op):
@@ -175,7 +178,6 @@ class NoJax(pt.Op):
 
     def L_op(self, inputs, outputs, gradients):
         return [2 * inputs[0] * gradients[0]]
-
 
 
 def model_without_jax():

@@ -142,18 +142,22 @@ class CompiledGraph:
         for node in io_toposort([], [graph.log_prior, graph.log_likelihood]):
             if any(v in moving for v in node.inputs):
                 moving.update(node.outputs)
-                shapes = [getattr(v.type, "shape", (None,)) for v in node.outputs]
+                shapes: list[Any] = [getattr(v.type, "shape", (None,)) for v in node.outputs]
                 largest = max([largest, *[int(np.prod(shape)) for shape in shapes if None not in shape]])
         return 8 * largest
 
-    @cached_property
-    def n_observations(self) -> int:
+    def n_observations(self, data: DataValues) -> int:
         """Number of elements of the pointwise log likelihood."""
-        graph = self._static
+        graph = self._dynamic
         sizes = [term.size for term in graph.observed.values()]
         with no_c_compiler():
             function = pytensor.function([graph.point, *graph.data], sizes, mode=PYTHON_MODE, on_unused_input="ignore")
-        return int(sum(function(np.zeros(self.dim), *self._data.values())))
+            return int(sum(function(np.zeros(self.dim), *data.values())))
+
+    def serves(self, data: DataValues) -> bool:
+        """Whether the functions can be called with these data: JAX compiles for fixed shapes."""
+        same = all(np.shape(value) == np.shape(data[shared]) for shared, value in self._data.items())
+        return same or "jax" not in self.backends
 
     def compile(self, kind: str, compilers: Any, static: bool) -> Callable[..., Sequence[Array]]:
         """The function of that kind by one backend."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -112,15 +113,14 @@ class PyMCTarget(BaseTarget):
         if not gradient:
             prior, likelihood = self._call("value", x)
             return Evaluation(sanitize(prior)[0], sanitize(likelihood)[0])
-        prior, likelihood, prior_gradient, likelihood_gradient = self._call("gradient", x)
-        prior, prior_gradient = sanitize(prior, prior_gradient)
-        likelihood, likelihood_gradient = sanitize(likelihood, likelihood_gradient)
+        values = self._call("gradient", x)
+        prior, prior_gradient = sanitize(values[0], values[2])
+        likelihood, likelihood_gradient = sanitize(values[1], values[3])
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """The Potentials' share of ``log_likelihood`` ``(n,)`` and its gradient ``(n, dim)``, or None."""
-        value, slope = self._call("potentials", as_points(x, self.dim))
-        value, slope = sanitize(value, slope)
+        value, slope = sanitize(*self._call("potentials", as_points(x, self.dim)))
         return value, slope if gradient else None
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
@@ -251,7 +251,7 @@ class PyMCTarget(BaseTarget):
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
         """The same target with other values of its ``pm.Data`` containers.
 
-        Nothing is recompiled where shapes stay the same.
+        Nothing is recompiled where shapes stay the same, and with Numba or C not even where they change.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class PyMCTarget(BaseTarget):
 
     def _on(self, data: DataValues) -> PyMCTarget:
         other = PyMCTarget(self.model, backend=self.backend, cores=self._cores_asked, data=data)
-        if [v.shape for v in data.values()] == [v.shape for v in self._data.values()]:
+        if self._compiled.serves(data) and other._shapes == self._shapes:
             other._compiled = self._compiled
         if other.dim != self.dim:
             raise ModelError("the new data change the number of free coordinates: make a new target of the model")
@@ -304,10 +304,10 @@ class PyMCObservations:
     def __init__(self, target: PyMCTarget) -> None:
         self._target = target
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Number of observations."""
-        return self._target._compiled.n_observations
+        return self._target._compiled.n_observations(self._target._data)
 
     def log_likelihood(self, x: Array, index: np.ndarray | None = None) -> Array:
         """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point.
