@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+from numpy.linalg import LinAlgError
+
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -30,8 +33,8 @@ def resolve_approximation(target: BaseTarget, approximation: Any = "auto", rando
     ----------
     target : BaseTarget
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
-        ``"auto"`` is EP where the target has factors, else Laplace. An object with only ``mean`` and ``cov`` becomes a
-        :class:`GaussianApproximation`.
+        ``"auto"`` is EP where the target has factors and EP converges, else Laplace. An object with only ``mean`` and
+        ``cov`` becomes a :class:`GaussianApproximation`.
     random_seed : int or numpy.random.Generator, optional
 
     Raises
@@ -57,7 +60,7 @@ def resolve_approximation(target: BaseTarget, approximation: Any = "auto", rando
 
 def _fit(target: BaseTarget, name: str, random_seed: SeedLike) -> Any:
     if name == "auto":
-        name = "ep" if target.factors is not None and _fitter("ep") is not None else "laplace"
+        return _ep_where_it_works(target) or _fit(target, "laplace", random_seed)
     if name not in _FITTERS:
         raise ModelError(f"approximation={name!r}: expected 'auto', 'laplace', 'ep', 'vi' or an approximation")
     fit = _fitter(name)
@@ -66,6 +69,21 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike) -> Any:
     known = inspect.signature(fit).parameters  # deterministic methods take no seed
     options = {"random_seed": random_seed, "progressbar": False}
     return fit(target, **{name: value for name, value in options.items() if name in known})
+
+
+def _ep_where_it_works(target: BaseTarget) -> Any:
+    """EP of a target with factors, if it converges; None otherwise, without a warning: nobody asked for EP."""
+    from ppl_backends.approximations.ep import fit_ep
+
+    try:
+        if target.factors is None:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ApproximationWarning)
+            approximation = fit_ep(target)
+    except (ModelError, LinAlgError):
+        return None
+    return approximation if approximation.converged else None
 
 
 def _fitter(name: str) -> Callable[..., Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ Evaluate = Callable[..., Any]  # φ and a neighbour's fit to a node, or None
 
 SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
 DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
-MAX_NODES = 150
+MAX_NODES = 200
+MAX_SHARE = 0.2  # Σ w² at which a lattice is too coarse for the posterior and its spacing is halved
 NET_POINTS = {3: 128, 4: 128, 5: 256, 6: 256}
 NET_DF = 8.0
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
@@ -46,30 +48,39 @@ def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
         Its columns are standard deviations along principal axes.
     """
     p = len(mode.phi)
-    spacing = SPACING[p]
-    found: dict[tuple[int, ...], Any] = {(0,) * p: mode}
-    steps = [s for s in product((-1, 0, 1), repeat=p) if sum(map(abs, s)) == 1]
-    queue = [(0,) * p]
-    top = mode.log_posterior
-    for here in queue:  # grows while it is walked
-        parent = found[here]
-        if parent is None or parent.log_posterior < top - DROP[p]:
-            continue
-        for step in steps:
-            there = tuple(int(a + b) for a, b in zip(here, step, strict=True))
-            if there not in found and len(found) < MAX_NODES:
-                found[there] = evaluate(mode.phi + scale @ (spacing * np.array(there)), parent.fit)
-                queue.append(there)
-                top = max(top, found[there].log_posterior if found[there] is not None else top)
-    kept = {z: node for z, node in found.items() if node is not None}
-    log_weights = np.array([node.log_posterior for node in kept.values()])
-    cell = p * np.log(spacing) + np.linalg.slogdet(scale)[1]
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    z = spacing * np.array(list(kept), dtype=float)
+    for spacing in SPACING[p] * 0.5 ** np.arange(4):
+        found = _flood(evaluate, mode, spacing * scale)
+        log_posterior = np.array([node.log_posterior for node in found.values()])
+        weights = np.exp(log_posterior - logsumexp(log_posterior))
+        if weights @ weights < MAX_SHARE:
+            break
+    log_cell = p * np.log(spacing) + np.linalg.slogdet(scale)[1]
+    z = spacing * np.array(list(found), dtype=float)
     apart = z - weights @ z
     smallest = np.sqrt(max(1e-12, float(np.linalg.eigvalsh((weights * apart.T) @ apart)[0])))
     spread = float(np.clip(KERNEL * spacing / smallest, 0.1, 0.7))
-    return Design(list(kept.values()), log_weights, float(logsumexp(log_weights) + cell), spread)
+    return Design(list(found.values()), log_posterior, float(logsumexp(log_posterior) + log_cell), spread)
+
+
+def _flood(evaluate: Evaluate, mode: Any, step: Array) -> dict[tuple[int, ...], Any]:
+    """Points of the lattice mode + step · k, those next to the densest first."""
+    p = len(mode.phi)
+    origin = (0,) * p
+    found: dict[tuple[int, ...], Any] = {origin: mode}
+    queue, top = [(-mode.log_posterior, origin)], mode.log_posterior
+    while queue:
+        negative, here = heappop(queue)
+        if -negative < top - DROP[p] or len(found) >= MAX_NODES:
+            break
+        for axis, sign in product(range(p), (-1, 1)):
+            there = tuple(k + sign * (j == axis) for j, k in enumerate(here))
+            if there in found:
+                continue
+            found[there] = node = evaluate(mode.phi + step @ np.array(there), found[here].fit)
+            if node is not None:
+                heappush(queue, (-node.log_posterior, there))
+                top = max(top, node.log_posterior)
+    return {k: node for k, node in found.items() if node is not None}
 
 
 def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:

@@ -37,7 +37,7 @@ Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
 GRID_DIM = 2  # a lattice up to here, a net of random points above
 SMALLEST_SHARE = 1e-6  # of the weights; nodes below are left out of the mixture
 CURVATURE_STEP = 0.1
-RANGE = 15.0  # how far from its start φ is looked for
+BOX, MAX_BOXES = 1.5, 12  # half width of the boxes that the mode is looked for in, and how many
 
 
 class Node(NamedTuple):
@@ -158,7 +158,8 @@ def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
         If EP fails where φ starts.
     """
     posterior = _Posterior(factors, fit)
-    mode = _climb(posterior, np.asarray(factors.start, dtype=np.float64))
+    # Not quite the start itself, which can be a saddle between two modes.
+    mode = _climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)
     scale = _scale(posterior, mode)
     if len(mode.phi) <= GRID_DIM:
         nodes, log_weights, log_evidence, spread = lattice(posterior.node, mode, scale)
@@ -185,8 +186,12 @@ def _climb(posterior: _Posterior, start: Array) -> Node:
             found.append(node)
         return -node.log_posterior, -gradient
 
-    bounds = list(zip(start - RANGE, start + RANGE, strict=True))
-    minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 50, "gtol": 1e-3})
+    for _ in range(MAX_BOXES):  # far from the mode EP is slow and may fail: no step leaves a box around the last centre
+        centre = found[-1].phi
+        bounds = list(zip(centre - BOX, centre + BOX, strict=True))
+        minimize(negative, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30, "gtol": 1e-2})
+        if np.all(np.abs(found[-1].phi - centre) < 0.99 * BOX):
+            break
     return found[-1]
 
 

@@ -15,13 +15,35 @@ from ppl_backends.targets.blocks import block_cap, pad_rows
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc import jax_backend, pytensor_backend
 from ppl_backends.targets.pymc.compile import BACKENDS
+from ppl_backends.targets.pymc.factors.graph import BatchedGraph
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import ancestors, no_c_compiler
 from ppl_backends.targets.pymc.rewrites import simplify
 
 __all__ = ["CompiledSites", "SiteGraph"]
 
-COMPILERS: dict[str, Any] = {"jax": jax_backend, "numba": pytensor_backend.NUMBA, "c": pytensor_backend.C}
+
+class Interpreter:
+    """Graphs interpreted by Python: slower, but there is nothing to compile."""
+
+    @staticmethod
+    def as_argument(value: Array) -> Array:
+        """``value`` itself."""
+        return value
+
+    @staticmethod
+    def compile_batched(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Any:
+        """``(block (n, dim), *data) -> [output (n, ...), ...]``."""
+        evaluate = BatchedGraph([point], data, outputs)
+        return lambda block, *data: evaluate([block], data)
+
+
+COMPILERS: dict[str, Any] = {
+    "jax": jax_backend,
+    "numba": pytensor_backend.NUMBA,
+    "c": pytensor_backend.C,
+    "python": Interpreter,
+}
 LARGE = 16  # constants with more elements become arguments: compilers try to fold them
 
 
@@ -33,12 +55,12 @@ class SiteGraph:
     Parameters
     ----------
     term : SiteTerm
-    backend : {"auto", "jax", "numba", "c"}
+    backend : {"auto", "jax", "numba", "c", "python"}
     """
 
     def __init__(self, term: SiteTerm, backend: str = "auto") -> None:
         assert term.grouping is not None
-        self.backends = BACKENDS[backend]
+        self.backends = {**BACKENDS, "python": ("python",)}[backend]
         n, m = term.n_sites, len(term.grouping.site_of_cut)
         self.scalars = pt.tensor("s", dtype="float64", shape=(n,))
         slope, intercept = (pt.tensor(name, dtype="float64", shape=(m,)) for name in ("slope", "intercept"))

@@ -36,8 +36,8 @@ class PyMCFactors:
     data : dict
         Values of the shared variables.
     shapes : ModelShapes
-    backend : {"auto", "jax", "numba", "c"}
-        What compiles the sites that belong to no known family.
+    backend : {"auto", "jax", "numba", "c", "python"}
+        What compiles the sites that belong to no known family; ``"python"`` interprets them.
 
     Attributes
     ----------

@@ -1,0 +1,285 @@
+"""Factors found on PyMC models: what is found, given and refused, and that the factors are the model's density."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.stats import multivariate_t
+
+from ppl_backends.approximations.ep import fit_ep
+from ppl_backends.approximations.resolve import resolve_approximation
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import Factors, Laplace, Logit, Normal, Poisson, Probit
+from ppl_backends.targets.pymc import PyMCTarget
+from ppl_backends.targets.pymc.factors import PyMCFactors
+from ppl_backends.targets.pymc.factors.graph import RAW_MODE
+
+RNG = np.random.default_rng(0)
+N, D = 60, 3
+X = RNG.normal(size=(N, D))
+ETA = X @ np.array([0.8, -0.5, 0.3])
+BINARY = (RNG.random(N) < 1 / (1 + np.exp(-ETA))).astype(int)
+COUNT = RNG.poisson(np.exp(ETA))
+REAL = ETA + 0.5 * RNG.standard_t(3, size=N)
+ORDERED = np.digitize(ETA + RNG.logistic(size=N), [-1, 1])
+GROUP = np.arange(N) % 6
+TRIALS = RNG.integers(1, 8, size=N)
+SUCCESSES = RNG.binomial(TRIALS, 1 / (1 + np.exp(-ETA)))
+TIME = np.linspace(0, 3, 20)
+
+
+def b():
+    return pm.Normal("b", 0, 2, shape=D)
+
+
+def bernoulli(coefficients, design=X):
+    pm.Bernoulli("y", logit_p=design @ coefficients, observed=BINARY[: len(design)])
+
+
+def gaussian_process():
+    kernel = np.exp(-0.5 * (TIME[:, None] - TIME) ** 2) + 1e-6 * np.eye(20)
+    bernoulli(pm.Normal("z", 0, 1, shape=20), np.linalg.cholesky(kernel))
+
+
+def mixture_of_two():
+    eta = X @ b()
+    parts = [pm.Normal.dist(eta, 0.5), pm.StudentT.dist(nu=2, mu=eta, sigma=2.0)]
+    pm.Mixture("y", w=[0.8, 0.2], comp_dists=parts, observed=REAL)
+
+
+def free_tau(centred):
+    tau = pm.HalfNormal("tau")
+    z = pm.Normal("z", 0, tau if centred else 1, shape=6)
+    pm.Poisson("y", pm.math.exp(X @ b() + (z if centred else tau * z)[GROUP]), observed=COUNT)
+
+
+def student_with_scale():
+    pm.StudentT("y", nu=4, mu=X @ b(), sigma=pm.HalfNormal("sigma"), observed=REAL)
+
+
+def two_scales():
+    z, tau, sigma = pm.Normal("z", 0, 1, shape=6), pm.HalfNormal("tau"), pm.HalfNormal("sigma")
+    pm.Laplace("y", pm.Normal("a", 0, 1) + (tau * z)[GROUP], sigma, observed=REAL)
+
+
+def user_density():
+    coefficients = pm.CustomDist("b", logp=lambda v: pt.log(pt.log1p(2 / v**2)), shape=D)  # a horseshoe of fixed scale
+    bernoulli(coefficients)
+
+
+def summed_potential():
+    eta = X @ b()
+    pm.Potential("y", pm.logp(pm.Poisson.dist(pm.math.exp(eta)), COUNT).sum())
+
+
+def through_data():
+    eta = pm.Normal("a", 0, 3) + pm.math.dot(pm.Data("X", X), b())
+    pm.Bernoulli("y", logit_p=eta, observed=BINARY)
+
+
+def random_walk():
+    w = pm.GaussianRandomWalk("w", sigma=0.3, init_dist=pm.Normal.dist(0, 1), shape=N)
+    pm.Poisson("y", pm.math.exp(w), observed=COUNT)
+
+
+# Name → what makes the model, hyper-parameters, number of sites, families of the sites (None: not a known one).
+MODELS = {
+    "logit": (lambda: bernoulli(b()), [], N, [Logit]),
+    "logit by hand": (lambda: pm.Bernoulli("y", p=1 / (1 + pm.math.exp(-X @ b())), observed=BINARY), [], N, [Logit]),
+    "through data": (through_data, [], N, [Logit]),
+    "clipped": (lambda: pm.Bernoulli("y", logit_p=pt.clip(X @ b(), -12, 12), observed=BINARY), [], N, [None]),
+    "probit": (lambda: pm.Bernoulli("y", p=pm.math.invprobit(X @ b()), observed=BINARY), [], N, [Probit]),
+    "probit by erf": (
+        lambda: pm.Bernoulli("y", p=0.5 * (1 + pt.erf(X @ b() / np.sqrt(2))), observed=BINARY), [], N, [Probit]
+    ),
+    "cloglog": (lambda: pm.Bernoulli("y", p=1 - pm.math.exp(-pm.math.exp(X @ b())), observed=BINARY), [], N, [None]),
+    "binomial": (
+        lambda: pm.Binomial("y", n=TRIALS, p=pm.math.sigmoid(X @ b()), observed=SUCCESSES), [], N, [Logit]
+    ),
+    "exposure": (
+        lambda: pm.Poisson("y", mu=TRIALS * pm.math.exp(X @ b()), observed=COUNT), [], N, [Poisson]
+    ),
+    "negative binomial": (
+        lambda: pm.NegativeBinomial("y", mu=pm.math.exp(X @ b()), alpha=3.0, observed=COUNT), [], N, [None]
+    ),
+    "zero-inflated": (
+        lambda: pm.ZeroInflatedPoisson("y", psi=0.7, mu=pm.math.exp(X @ b()), observed=COUNT), [], N, [None]
+    ),
+    "student": (lambda: pm.StudentT("y", nu=4, mu=X @ b(), sigma=0.5, observed=REAL), [], N, [None]),
+    "laplace": (lambda: pm.Laplace("y", mu=X @ b(), b=0.5, observed=REAL), [], N, [Laplace]),
+    "normal": (lambda: pm.Normal("y", mu=X @ b(), sigma=0.5, observed=REAL), [], N, [Normal]),
+    "correlated errors": (
+        lambda: pm.MvNormal("y", mu=X @ b(), cov=0.25 * np.eye(N) + 0.1, observed=REAL), [], 1, [None]
+    ),
+    "groups": (lambda: pm.Poisson("y", pm.math.exp(pm.Normal("z", 0, 1, shape=6)[GROUP]), observed=COUNT), [], N, [Poisson]),
+    "shared probabilities": (
+        lambda: pm.Bernoulli("y", p=pm.math.sigmoid(pm.Normal("z", 0, 1, shape=6))[GROUP], observed=BINARY), [], 6, [Logit]
+    ),
+    "ordered": (lambda: pm.OrderedLogistic("y", eta=X @ b(), cutpoints=[-1, 1], observed=ORDERED), [], N, [None]),
+    "gaussian process": (gaussian_process, [], 20, [Logit]),
+    "random walk": (random_walk, [], N, [Poisson]),
+    "cauchy prior": (lambda: bernoulli(pm.Cauchy("b", 0, 1, shape=D)), [], N + D, [Logit, None]),
+    "laplace prior": (lambda: bernoulli(pm.Laplace("b", 0, 1, shape=D)), [], N + D, [Logit, Laplace]),
+    "spike and slab": (
+        lambda: bernoulli(pm.NormalMixture("b", w=[0.5, 0.5], mu=[0, 0], sigma=[0.1, 2.0], shape=D)), [], N + D, [Logit, None]
+    ),
+    "correlated prior": (
+        lambda: bernoulli(pm.MvNormal("b", np.ones(D), cov=np.eye(D) + 0.5, shape=D)), [], N, [Logit]
+    ),
+    "user density": (user_density, [], N + D, [Logit, None]),
+    "mixture": (mixture_of_two, [], N, [None]),
+    "censored": (
+        lambda: pm.Censored("y", pm.Normal.dist(X @ b(), 0.5), lower=None, upper=1.0, observed=np.minimum(REAL, 1.0)),
+        [], N, [None],
+    ),
+    "truncated": (
+        lambda: pm.Truncated("y", pm.Normal.dist(X @ b(), 0.5), lower=-9, upper=None, observed=REAL), [], N, [None]
+    ),
+    "summed potential": (summed_potential, [], N, [Poisson]),
+    "matrix of outcomes": (
+        lambda: pm.Bernoulli("y", logit_p=X @ pm.Normal("b", 0, 1, shape=(D, 2)), observed=np.c_[BINARY, 1 - BINARY]),
+        [], 2 * N, [Logit],
+    ),
+    "free tau, centred": (lambda: free_tau(True), ["tau_log__"], N, [Poisson]),
+    "free tau": (lambda: free_tau(False), ["tau_log__"], N, [Poisson]),
+    "free scale": (student_with_scale, ["sigma_log__"], N, [None]),
+    "two scales": (two_scales, ["tau_log__", "sigma_log__"], N, [Laplace]),
+}  # fmt: skip
+
+WIDE = np.c_[X, X**2, np.sin(X)]
+REFUSED = {
+    "positive coefficients": (lambda: bernoulli(pm.HalfNormal("b", shape=9), WIDE), "'y'.*b_log__"),
+    "sine of coefficients": (lambda: bernoulli(pm.math.sin(pm.Normal("b", shape=9)), WIDE), "'y'.* of b"),
+    "softmax": (
+        lambda: pm.Categorical("y", logit_p=X @ pm.Normal("W", 0, 1, shape=(D, 3)), observed=ORDERED), "3 scalars.*of W"
+    ),
+}  # fmt: skip
+
+
+def build(make):
+    with pm.Model() as model:
+        make()
+    return model
+
+
+def factors_of(make):
+    target = PyMCTarget(build(make))
+    return target, PyMCFactors(target.model, target._data, target._shapes, backend="python")
+
+
+def log_density_as_written(target, x):
+    model = target.model
+    function = pytensor.function(model.value_vars, model.logp(), mode=RAW_MODE, on_unused_input="ignore")
+    shapes = list(target._shapes.value.values())
+    ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])[:-1]
+    points = [[p.reshape(s) for p, s in zip(np.split(row, ends), shapes, strict=True)] for row in x]
+    return np.array([float(function(*values)) for values in points])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_factors_are_the_density_of_the_model(name):
+    make, hyper_names, n_sites, families = MODELS[name]
+    target, found = factors_of(make)
+    assert list(found.hyper_names) == hyper_names
+    rng = np.random.default_rng(1)
+    for phi in (found.start, found.start - 0.7)[: 1 + len(hyper_names)]:
+        factors = found.at(phi)
+        assert factors.n_sites == n_sites
+        parts = [getattr(part, "family", part) for part in factors.sites.families]
+        for part, family in zip(parts, families, strict=True):
+            assert (type(part) in (Logit, Probit, Poisson, Laplace, Normal)) == (family is not None)
+            assert family is None or isinstance(part, family)
+        x = 0.7 * rng.normal(size=(5, target.dim))
+        x[:, found.hyper_coordinates] = phi
+        value = factors.log_density(x[:, found.coordinates]) + found.log_hyper_prior(phi)
+        np.testing.assert_allclose(value, log_density_as_written(target, x), rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_factorise_is_refused_by_name(name):
+    make, message = REFUSED[name]
+    target = PyMCTarget(build(make))
+    for _ in range(2):  # the refusal is remembered
+        with pytest.raises(ModelError, match=message + ".*fit_laplace"):
+            target.factors
+
+
+def test_probit_holds_far_out():
+    _, found = factors_of(MODELS["probit"][0])
+    factors = found.at()
+    s = np.array([-800.0, -40.0, 40.0, 800.0])[:, None] * np.ones(N)
+    value = factors.log_site(s)
+    assert np.isfinite(value).all()
+    np.testing.assert_allclose(
+        np.minimum(value[0], value[3]), -0.5 * 800**2 - np.log(800 * np.sqrt(2 * np.pi)), rtol=1e-6
+    )
+
+
+def test_an_outcome_of_no_probability_stays_so():
+    """A check of parameters is part of the density, although the site function cannot raise."""
+    _, found = factors_of(
+        lambda: pm.Bernoulli("y", p=0.5 + 0.1 * X @ pm.Normal("b", 0, 1, shape=D), observed=np.ones(N, dtype=int))
+    )
+    assert (
+        np.isneginf(found.at().log_site(np.full((1, N), 1e3))).all()
+        | np.isneginf(found.at().log_site(np.full((1, N), -1e3))).all()
+    )
+
+
+def reference(target, q, n=2**14):
+    """Log evidence, means and sds by importance sampling from a Student t about ``q``."""
+    rng = np.random.default_rng(5)
+    scale = np.linalg.cholesky(1.2 * q.cov)
+    g = rng.chisquare(6, size=n) / 6
+    z = rng.standard_normal((n, target.dim)) / np.sqrt(g)[:, None]
+    x = q.mean + z @ scale.T
+    log_w = target.log_density(x) - multivariate_t(q.mean, 1.2 * q.cov, df=6).logpdf(x)
+    w = np.exp(log_w - log_w.max())
+    log_z = np.log(w.mean()) + log_w.max()
+    w /= w.sum()
+    mean = w @ x
+    return log_z, mean, np.sqrt(w @ (x - mean) ** 2), 1 / (w @ w)
+
+
+@pytest.mark.parametrize("name", ["probit", "cauchy prior", "groups", "free tau", "free scale"])
+def test_ep_of_a_model_against_importance_sampling(name):
+    target = PyMCTarget(build(MODELS[name][0]))
+    q = fit_ep(target)
+    assert q.converged
+    assert q.names == target.names
+    log_z, mean, sd, effective = reference(target, q)
+    assert effective > 1500
+    noise = 5 / np.sqrt(effective)
+    assert np.abs((q.mean - mean) / sd).max() < 0.03 + noise
+    np.testing.assert_allclose(q.sd / sd, 1.0, atol=0.03 + noise)
+    assert abs(q.log_evidence - log_z) < 0.03 + noise
+
+
+def test_centred_and_non_centred_hierarchies_agree():
+    """The same posterior in two parametrisations: the same evidence and the same tau, its left tail included."""
+    fits = [fit_ep(PyMCTarget(build(MODELS[name][0]))) for name in ("free tau, centred", "free tau")]
+    columns = [q.names.index("tau_log__") for q in fits]
+    assert fits[0].log_evidence == pytest.approx(fits[1].log_evidence, abs=1e-5)
+    for member in ("mean", "sd"):
+        values = [getattr(q, member)[c] for q, c in zip(fits, columns, strict=True)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+    lowest = fits[0].hyper.points.min()
+    assert lowest < fits[0].hyper.mode[0] - 6  # the tail is covered
+    assert "tau_log__" in fits[0].hyper.summary
+
+
+def test_auto_takes_ep_where_it_applies_and_laplace_elsewhere():
+    found = resolve_approximation(PyMCTarget(build(MODELS["probit"][0])), "auto")
+    assert found.method == "ep"
+    refused = PyMCTarget(build(REFUSED["softmax"][0]))
+    assert resolve_approximation(refused, "auto").method == "laplace"
+    with pytest.raises(ModelError, match="fit_laplace"):
+        resolve_approximation(refused, "ep")
+
+
+def test_new_data_give_new_factors():
+    target = PyMCTarget(build(MODELS["through data"][0]))
+    doubled = target.with_data({"X": 2 * X})
+    np.testing.assert_allclose(doubled.factors.at().design[:, 1:], 2 * target.factors.at().design[:, 1:])
+    assert isinstance(doubled.factors.at(), Factors)
