@@ -22,7 +22,7 @@ SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
 DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
 MAX_NODES = 200
 MAX_SHARE = 0.2  # Σ w² at which a lattice is too coarse for the posterior and its spacing is halved
-NET_POINTS = {3: 128, 4: 128, 5: 256, 6: 256}
+NET_POINTS = {3: 256, 4: 256, 5: 256, 6: 256}
 NET_DF = 8.0
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
 
