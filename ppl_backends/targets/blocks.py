@@ -2,8 +2,8 @@
 
 A compiled backend sees one program per shape. Points are therefore cut into blocks of ``cap`` rows, ``cap`` a power of
 two chosen from a byte budget, and the last block is padded to a power of eight or to ``cap``, so that at most
-``log8(cap) + 2`` shapes ever occur. Compiling a shape costs more than a few idle rows in one block. The cuts depend on the number of points alone, never on the number of threads, so
-results are the same bits whatever ``cores`` is.
+``log8(cap) + 2`` shapes ever occur: compiling a shape costs more than a few idle rows in one block. The cuts depend on
+the number of points alone, never on the number of threads, so results are the same bits whatever ``cores`` is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
@@ -112,7 +114,7 @@ def pad_rows(x: Array, rows: int) -> Array:
     return padded
 
 
-def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int = 1) -> list[Array]:
+def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int = 1, *, pad: bool = True) -> list[Array]:
     """Apply a batched function to the rows of ``x`` block by block, on ``cores`` threads.
 
     Parameters
@@ -123,7 +125,9 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
     cap : int
         Most rows of a block, a power of two.
     cores : int
-        Number of threads.
+        Number of threads. BLAS gets one thread in each, so that the two do not multiply.
+    pad : bool
+        Whether ``function`` needs blocks of few sizes; one that is not compiled for a size does not.
 
     Returns
     -------
@@ -139,13 +143,21 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
     blocks = partition(len(x), cap)
 
     def run(block: Block) -> Sequence[Array]:
-        outputs = function(pad_rows(x[block.start : block.stop], block.padded))
+        rows = block.padded if pad else max(1, block.stop - block.start)
+        outputs = function(pad_rows(x[block.start : block.stop], rows))
         return [np.asarray(output)[: block.stop - block.start] for output in outputs]
 
     if len(blocks) == 1:
         return list(run(blocks[0]))
-    parts = map(run, blocks) if cores == 1 else _pool(cores).map(run, blocks)
+    with _blas().limit(limits=1, user_api="blas"):
+        parts = list(map(run, blocks) if cores == 1 else _pool(cores).map(run, blocks))
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries that are loaded."""
+    return ThreadpoolController()
 
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}

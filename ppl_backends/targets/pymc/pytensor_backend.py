@@ -15,7 +15,6 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
-from threadpoolctl import ThreadpoolController
 
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.graph import no_c_compiler
@@ -105,18 +104,11 @@ def _one_at_a_time(function: Callable) -> Callable:
 
 
 def _without_gil(function: Any, n_arguments: int) -> Callable:
-    """The machine code of a Numba function, called without the GIL and with one BLAS thread for each caller."""
+    """The machine code of a Numba function, called without the GIL."""
     import numba
 
     jitted = function.vm.jit_fn
     names = ", ".join(f"a{i}" for i in range(n_arguments))
     namespace: dict[str, Any] = {"jitted": jitted}
     exec(f"def run({names}):\n    return jitted({names})\n", namespace)
-    run = numba.njit(nogil=True)(namespace["run"])
-    controller = ThreadpoolController()
-
-    def call(*arguments: Array) -> Sequence[Array]:
-        with controller.limit(limits=1, user_api="blas"):
-            return run(*arguments)
-
-    return call
+    return numba.njit(nogil=True)(namespace["run"])

@@ -105,7 +105,9 @@ class PyMCTarget(BaseTarget):
     def _call(self, kind: str, x: Array) -> list[Array]:
         """The compiled function ``kind`` at the rows of ``x``."""
         function = self._compiled.function(kind)
-        return evaluate_in_blocks(lambda block: function(block, self._arguments), x, function.cap, self.cores)
+        return evaluate_in_blocks(
+            lambda block: function(block, self._arguments), x, function.cap, self.cores, pad=function.backend == "jax"
+        )
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Log prior and log likelihood ``(n,)``, with their gradients ``(n, dim)`` on request, in one pass."""
