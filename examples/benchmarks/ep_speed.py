@@ -41,7 +41,9 @@ def scenarios(X, y):
 
 def small_data():
     """EP and Newton on the data sets of the paper."""
-    print(f"{'data':18s} {'n':>5s} {'d':>4s} {'scenario':16s} {'EP ms':>8s} {'Newton ms':>10s} {'ratio':>6s} {'sweeps':>7s}")
+    print(
+        f"{'data':18s} {'n':>5s} {'d':>4s} {'scenario':16s} {'EP ms':>8s} {'Newton ms':>10s} {'ratio':>6s} {'sweeps':>7s}"
+    )
     for name in ("plasma", "pima", "breast_wisconsin", "australian", "german_credit", "sonar", "musk"):
         X, y, *_ = load_binary_regression(name, scaling="gelman")
         for scenario, factors in scenarios(X, y):
