@@ -61,9 +61,20 @@ def run_pymc(model, seed):
     with model:
         idata = pm.sample_smc(kernel=TimedIMH, chains=2, cores=1, random_seed=seed, progressbar=False)
     seconds = time.perf_counter() - clock - TimedIMH.setup_seconds
-    final = [float(np.asarray(chain)[-1]) for chain in group(idata, "sample_stats")["log_marginal_likelihood"].values]
+    final = [_last(chain) for chain in group(idata, "sample_stats")["log_marginal_likelihood"].values]
     log_evidence = np.logaddexp.reduce(final) - np.log(len(final))
-    return log_evidence, group(idata, "posterior")["beta"].values.reshape(-1, model["beta"].eval().size).mean(0), seconds
+    return (
+        log_evidence,
+        group(idata, "posterior")["beta"].values.reshape(-1, model["beta"].eval().size).mean(0),
+        seconds,
+    )
+
+
+def _last(nested):
+    """The last number of PyMC's nested, ragged lists of stages."""
+    while isinstance(nested, (list, np.ndarray)):
+        nested = nested[-1]
+    return float(nested)
 
 
 def run_ours(target, start, seed):
@@ -79,7 +90,9 @@ def run_ours(target, start, seed):
 def make_reference(model):
     """Long runs: evidence by SMC, means by NUTS."""
     target = pb.as_target(model)
-    smc = group(pb.sample_smc(target, initial="laplace", draws=20_000, chains=8, random_seed=1, progressbar=False), "posterior")
+    smc = group(
+        pb.sample_smc(target, initial="laplace", draws=20_000, chains=8, random_seed=1, progressbar=False), "posterior"
+    )
     with model:
         nuts = pm.sample(10_000, tune=2_000, chains=4, cores=1, random_seed=1, progressbar=False, nuts_sampler="nutpie")
     beta = group(nuts, "posterior")["beta"].values
@@ -142,6 +155,8 @@ if __name__ == "__main__":
             print(name, known[name]["log_evidence"], known[name]["log_evidence_se"], flush=True)
             REFERENCES.write_text(json.dumps(known, indent=1) + "\n")
     else:
-        print(f"{'model':9}{'start':9}{'seconds':>8}{'MSE log Z':>12}{'MSE means':>12}  ratio log Z [95 %]   ratio means [95 %]")
+        print(
+            f"{'model':9}{'start':9}{'seconds':>8}{'MSE log Z':>12}{'MSE means':>12}  ratio log Z [95 %]   ratio means [95 %]"
+        )
         for name in arguments.models:
             compare(name)

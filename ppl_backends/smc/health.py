@@ -11,7 +11,7 @@ from ppl_backends.smc.sampler import SMCRun
 
 __all__ = ["distrust", "warn_if_distrusted"]
 
-_MEMORY_LEFT = 0.3  # correlation with the particles before the moves, above which a stage did not mix
+_MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 _FEW_LINEAGES = 20
 
 
@@ -22,7 +22,7 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
     if incomplete:
         reached = min(run.stages[-1].exponent for run in incomplete)
         reasons.append(f"{len(incomplete)} of {len(runs)} chains stopped before exponent 1 (at {reached:.3g})")
-    moves = [stage.moves for run in runs for stage in run.stages if stage.moves is not None]
+    moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
     if moves:
         worst = max(moves, key=lambda move: move.correlation)
         if worst.correlation > _MEMORY_LEFT:

@@ -137,7 +137,7 @@ class SampledPriorPath(PriorPath):
         drawn = run(self.prior, n, rng)
         if not drawn.complete:
             raise PriorSamplingError(f"{self.target.label}: the prior was not reached in time; use initial='laplace'")
-        return Start(drawn.x, drawn.log_evidence, drawn.lineage)
+        return Start(drawn.x, drawn.log_evidence, drawn.lineage, drawn.stages)
 
 
 class BridgePath:

@@ -9,7 +9,7 @@ the first step reaches λ = 1, the run *is* importance sampling: no move is made
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,8 @@ class SMCRun:
     lineage : LineageVariance
         Initial particle each descends from, and the variance of the log evidence that follows.
     stages : list of Stage
+    start_stages : sequence of Stage
+        Ladder of the run that drew the start, where one did.
     log_evidence : float
         Includes ``log_normalizer``.
     log_normalizer : float
@@ -86,6 +88,7 @@ class SMCRun:
     log_density: Array
     lineage: LineageVariance = field(repr=False)
     stages: list[Stage] = field(repr=False)
+    start_stages: Sequence[Stage] = field(repr=False)
     log_evidence: float
     log_normalizer: float
     weighted: tuple[Array, Array] | None
@@ -158,6 +161,7 @@ def run_tempering(
         log_density=state.log_density,
         lineage=lineage,
         stages=stages,
+        start_stages=start.stages,
         log_evidence=log_evidence,
         log_normalizer=start.log_normalizer,
         weighted=weighted,

@@ -9,7 +9,9 @@ lower bound, and so on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,11 +34,14 @@ class Start:
         Log of the integral of the path's base; 0 for a normalised one.
     lineage : LineageVariance
         Carries the error of ``log_normalizer`` on into the run.
+    stages : sequence of Stage
+        Of the run that drew the particles, where one did.
     """
 
     x: Array
     log_normalizer: float
     lineage: LineageVariance
+    stages: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -73,31 +78,40 @@ class IndependentCauchy:
 
 
 _GRID = np.sinh(np.linspace(-10.0, 10.0, 121))  # from -11013 to 11013, finest around zero
-_SWEEPS = 3
+_CENTRES = 9
+_SWEEPS = 2
 
 
 def cauchy_around(target: BaseTarget) -> IndependentCauchy:
     """Independent Cauchy variables with the medians and widths of a density's slices along the axes.
 
-    Each coordinate's slice through the present centre is put on a grid and normalised; its median moves the centre and
-    half the distance between its 16 % and 84 % quantiles is the width. A few sweeps settle both.
+    A slice through a point is put on a grid and normalised; its median and half the distance between its 16 % and 84 %
+    quantiles are kept. Slices go through a few random points, from which medians are taken, since through a single one
+    they can be degenerate (a hierarchical prior is a pole where all its members are equal). A second sweep takes its
+    points from where the first one found the density.
     """
-    centre, width = np.zeros(target.dim), np.ones(target.dim)
+    rng = np.random.default_rng(0)  # the same start in every run
+    location, scale = np.zeros(target.dim), np.ones(target.dim)
     for _ in range(_SWEEPS):
-        nodes = centre[:, None] + width[:, None] * _GRID  # (dim, grid)
-        points = np.repeat(centre[None, :], nodes.size, axis=0)
-        points[np.arange(nodes.size), np.repeat(np.arange(target.dim), len(_GRID))] = nodes.ravel()
+        centres = location + scale * rng.standard_normal((_CENTRES, target.dim))
+        slices = np.array([_slices(target, centre, scale) for centre in centres])  # (centres, 2, dim)
+        location, scale = np.median(slices, axis=0)
+    return IndependentCauchy(location, scale)
+
+
+def _slices(target: BaseTarget, centre: Array, scale: Array) -> tuple[Array, Array]:
+    """Medians and widths ``(dim,)`` of the density's slices through ``centre``; those given where a slice is empty."""
+    nodes = centre[:, None] + scale[:, None] * _GRID  # (dim, grid)
+    points = np.repeat(centre[None, :], nodes.size, axis=0)
+    points[np.arange(nodes.size), np.repeat(np.arange(target.dim), len(_GRID))] = nodes.ravel()
+    with np.errstate(all="ignore"):
         log_density = target.log_density(points).reshape(nodes.shape)
-        if not np.isfinite(log_density).any(axis=1).all():
-            break  # the centre itself is outside the support: keep what the last sweep gave
-        mass = np.exp(log_density - log_density.max(axis=1, keepdims=True)) * np.gradient(nodes, axis=1)
-        cumulative = np.cumsum(mass, axis=1) / mass.sum(axis=1, keepdims=True)
-        low, centre, high = (
-            np.array([np.interp(level, share, node) for share, node in zip(cumulative, nodes, strict=True)])
-            for level in (0.158655, 0.5, 0.841345)
-        )
-        width = np.maximum(0.5 * (high - low), 1e-8)
-    return IndependentCauchy(centre, width)
+    median, width = centre.copy(), scale.copy()
+    for j in np.flatnonzero(np.isfinite(log_density).any(axis=1)):
+        mass = np.exp(log_density[j] - log_density[j].max()) * np.gradient(nodes[j])
+        low, median[j], high = np.interp([0.158655, 0.5, 0.841345], np.cumsum(mass) / mass.sum(), nodes[j])
+        width[j] = max(0.5 * (high - low), 1e-8)
+    return median, width
 
 
 def check_proper(target: BaseTarget) -> None:
