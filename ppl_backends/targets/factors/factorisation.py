@@ -24,7 +24,8 @@ BLOCK_BYTES = 2**26
 class Factors:
     """The factors of a posterior whose every non-Gaussian term sees one linear predictor.
 
-    p(θ, y) = exp(``log_constant``) · N(θ; ``prior_mean``, ``prior_precision``⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ)
+    p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ), with c the ``log_constant``, m₀ the ``prior_mean`` and Q₀ the
+    ``prior_precision``.
 
     Parameters
     ----------
