@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+from scipy import sparse
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, ScaledSites, SiteFamily
@@ -21,7 +22,9 @@ from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names
 
 __all__ = ["PyMCFactors"]
 
-PROOF_POINTS = 12  # at each scale
+PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few where there are many sites to see a fault
+MANY_SITES = 10_000
+LARGE_DESIGN, SPARSE_SHARE = 200_000, 0.1  # elements, and the share of them below which a design is kept sparse
 PROOF_SCALES = (0.3, 3.0, 30.0)
 
 
@@ -68,18 +71,24 @@ class PyMCFactors:
         self._gaussian = QuadraticTerms(self._graph, self._structure.gaussian, held)
         self._constants, self._hyper_priors = _constant_functions(self._graph, self._structure)
         self._compiled = {id(term): SiteGraph(term, backend) for term in self._structure.sites}
+        self._latest: tuple[Array, Factors] | None = None
         self._prove(rng)
 
     def at(self, phi: Any = ()) -> Factors:
         """The factors of θ given φ ``(len(hyper_names),)``."""
         x = self._point(phi)
+        if self._latest is None or not np.array_equal(self._latest[0], x):
+            self._latest = x, self._factors(x)
+        return self._latest[1]
+
+    def _factors(self, x: Array) -> Factors:
         gaussian = self._gaussian.at(x)
         log_constant = gaussian.log_constant + self._sum(self._constants, x)
         designs, offsets, families, observed = [], [], [], []
         for term in self._structure.sites:
             geometry = term.geometry(x)
             family, scale, shift = self._family(term, x, geometry)
-            designs.append(geometry.design * np.reshape(scale, (-1, 1)))
+            designs.append(_compact(geometry.design * np.reshape(scale, (-1, 1))))
             offsets.append(geometry.offset * scale + shift)
             families.append(family)
             observed.append(np.full(term.n_sites, term.term.prior_of is None))
@@ -131,13 +140,15 @@ class PyMCFactors:
 
     def _prove(self, rng: np.random.Generator) -> None:
         """Compare every factor with the terms as written, at two φ and over the range of every site."""
+        many = sum(term.n_sites for term in self._structure.sites) > MANY_SITES
+        each = FEW_PROOF_POINTS if many else PROOF_POINTS
         for jitter in (0.0, 0.5) if len(self.start) else (0.0,):
             x = self._point(self.start + jitter * rng.normal(size=len(self.start)))
             part = self._gaussian.at(x)
             gaussian = GaussianPrior(part.mean, part.precision, len(self.coordinates))
-            theta = [scale * rng.normal(size=(PROOF_POINTS, len(self.coordinates))) for scale in PROOF_SCALES]
+            theta = [scale * rng.normal(size=(each, len(self.coordinates))) for scale in PROOF_SCALES]
             if gaussian.proper:
-                theta.append(gaussian.sample(2 * PROOF_POINTS, rng))
+                theta.append(gaussian.sample(2 * each, rng))
             points = np.tile(x, (sum(map(len, theta)), 1))
             points[:, self.coordinates] = values = np.concatenate(theta)
             density = gaussian.log_density(values) + part.log_constant
@@ -147,6 +158,13 @@ class PyMCFactors:
             _refuse_if(error, ", ".join(term.name for term in self._structure.gaussian))
             for term in self._structure.sites:
                 _refuse_if(sites_error(term, points, term.geometry(x), rng), term.term.name)
+
+
+def _compact(design: Array) -> Any:
+    """A large design with few numbers other than zero as a sparse matrix."""
+    if design.size > LARGE_DESIGN and np.count_nonzero(design) < SPARSE_SHARE * design.size:
+        return sparse.csr_matrix(design)
+    return design
 
 
 def _apply(precision: Array, rows: Array) -> Array:
