@@ -16,6 +16,7 @@ _LAZY = {
     "Factors": "ppl_backends.targets.factors",
     "FunctionTarget": "ppl_backends.targets",
     "GaussianApproximation": "ppl_backends.approximations",
+    "MixtureApproximation": "ppl_backends.approximations",
     "Target": "ppl_backends.targets",
     "as_target": "ppl_backends.targets.convert",
     "fit_ep": "ppl_backends.approximations.ep",

@@ -72,6 +72,11 @@ def three_scales():
     pm.Normal("y", pm.Normal("a", 0, 1) + X @ b() + z[GROUP] + w[np.arange(N) % 5], sigma, observed=REAL)
 
 
+def spike_and_slab_regression():
+    coefficients = pm.NormalMixture("b", w=[0.5, 0.5], mu=[0, 0], sigma=[0.1, 2.0], shape=D)
+    pm.Normal("y", X @ coefficients, 1.0, observed=REAL)
+
+
 def user_density():
     coefficients = pm.CustomDist("b", logp=lambda v: pt.log(pt.log1p(2 / v**2)), shape=D)  # a horseshoe of fixed scale
     bernoulli(coefficients)
@@ -133,6 +138,7 @@ MODELS = {
     "spike and slab": (
         lambda: bernoulli(pm.NormalMixture("b", w=[0.5, 0.5], mu=[0, 0], sigma=[0.1, 2.0], shape=D)), [], N + D, [Logit, None]
     ),
+    "spike and slab regression": (spike_and_slab_regression, [], D, [None]),
     "correlated prior": (
         lambda: bernoulli(pm.MvNormal("b", np.ones(D), cov=np.eye(D) + 0.5, shape=D)), [], N, [Logit]
     ),
@@ -265,7 +271,9 @@ def reference(target, q, n=2**14):
     return log_z, mean, np.sqrt(w @ (x - mean) ** 2), 1 / (w @ w)
 
 
-@pytest.mark.parametrize("name", ["probit", "cauchy prior", "groups", "free tau", "free scale", "three scales"])
+@pytest.mark.parametrize(
+    "name", ["probit", "cauchy prior", "spike and slab regression", "groups", "free tau", "free scale", "three scales"]
+)
 def test_ep_of_a_model_against_importance_sampling(name):
     target = PyMCTarget(build(MODELS[name][0]))
     q = fit_ep(target)

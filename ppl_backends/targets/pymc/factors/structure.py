@@ -92,6 +92,7 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
         return Refusal(graph.terms[-1].name, tuple(graph.values), 0)
     labels, moving = label(graph, held, rng), graph.moving(held)
     structure = Structure(held, [], [], [])
+    quadratic = [term for term, yes in zip(graph.terms, labels.quadratic, strict=True) if yes]
     # The likelihood first: that is where most models are refused.
     for k in sorted(range(len(graph.terms)), key=lambda k: graph.terms[k].prior_of is not None):
         term = graph.terms[k]
@@ -107,7 +108,19 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
                 structure.gaussian.append(term)
             else:
                 return sites
-    return structure
+    return _with_gaussian_likelihood(structure, quadratic)
+
+
+def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> Structure:
+    """Quadratic terms of the likelihood are sites where all sites are quadratic: EP is exact, and leaves each out.
+
+    Beside other sites they join the Gaussian part: a site of negative precision could make their cavities improper.
+    """
+    normal = [sites for sites in structure.sites if any(sites.term.value is term.value for term in quadratic)]
+    if len(normal) == len(structure.sites):
+        return structure
+    others = [sites for sites in structure.sites if sites not in normal]
+    return structure._replace(gaussian=[*structure.gaussian, *(sites.term for sites in normal)], sites=others)
 
 
 def _sites(
