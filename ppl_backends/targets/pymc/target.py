@@ -151,6 +151,9 @@ class PyMCTarget(BaseTarget):
                     self._factors = PyMCFactors(self.model, self._data, self._shapes, self.backend)
                 except ModelError as refusal:
                     self._factors = refusal
+                except Exception as error:  # an operation that cannot be batched, say: the model has no known factors
+                    reason = " ".join(str(error).split())[:200]
+                    self._factors = ModelError(f"the search for factors failed ({type(error).__name__}: {reason})")
         if isinstance(self._factors, ModelError):
             raise ModelError(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
         return self._factors
