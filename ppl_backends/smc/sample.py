@@ -66,8 +66,8 @@ def sample_smc(
     initial : {"prior", "auto", "laplace", "ep", "vi"} or approximation
         Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^λ, and falls back to ``"laplace"`` with a
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ.
-    kernel : {"auto", "mala", "random_walk"}
-        ``"auto"`` takes MALA where the target has gradients.
+    kernel : {"auto", "hmc", "mala", "random_walk"}
+        ``"auto"`` takes HMC where the target has gradients, else the random walk.
     ess_threshold : float
         Share of the particles that the ESS of every reweighting keeps; it sets the ladder.
     min_moves, max_moves : int
@@ -240,9 +240,9 @@ def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
 
 
 def choose_kernel(name: str, target: BaseTarget) -> Kernel:
-    """The kernel asked for; ``"auto"`` is MALA where the target has gradients, else random walk."""
+    """The kernel asked for; ``"auto"`` is HMC where the target has gradients, else random walk."""
     if name == "auto":
-        return make_kernel("mala" if target.has_gradient else "random_walk")
+        return make_kernel("hmc" if target.has_gradient else "random_walk")
     chosen = make_kernel(name)
     if chosen.uses_gradient and not target.has_gradient:
         raise ModelError(f"kernel={name!r} needs gradients and {target.label} has none; use kernel='random_walk'")

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import KERNELS, Mala, RandomWalk, make_kernel
+from ppl_backends.mcmc.kernels import KERNELS, Hmc, Mala, RandomWalk, make_kernel
 from ppl_backends.mcmc.metric import Metric, cross_fitted_metric, metric_from_points
 
 # Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
@@ -72,7 +72,16 @@ class RandomWalkWithDrift(RandomWalk):
         return state.where(accepted, proposal), None
 
 
-@pytest.mark.parametrize("broken", [MalaWithoutReverseDensity(), RandomWalkWithDrift()])
+class HmcAcceptingEverything(Hmc):
+    """Leapfrog without its correction."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        start = rng.standard_normal(state.x.shape)
+        momentum = start + 0.5 * scale * metric.whiten_gradient(state.gradient)
+        return evaluate(state.x + metric.colour(scale * momentum)), None
+
+
+@pytest.mark.parametrize("broken", [MalaWithoutReverseDensity(), RandomWalkWithDrift(), HmcAcceptingEverything()])
 def test_broken_twin_is_caught(broken):
     assert min(p_values(broken, 1.4)) < LEVEL
 

@@ -22,7 +22,7 @@ def rough_start(known):
     return GaussianApproximation(known.mean + 0.5 * known.sd, np.diag((1.5 * known.sd) ** 2))
 
 
-@pytest.mark.parametrize("kernel", ["mala", "random_walk"])
+@pytest.mark.parametrize("kernel", ["hmc", "mala", "random_walk"])
 @pytest.mark.parametrize("start", ["prior", "gaussian"])
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_evidence_means_and_sds_are_right(name, start, kernel):
@@ -44,7 +44,7 @@ def test_evidence_means_and_sds_are_right(name, start, kernel):
 def test_single_run_error_bar_matches_the_spread_over_150_seeds(name, start):
     known = KNOWN[name]
     path = PriorPath(known.target) if start == "prior" else BridgePath(known.target, rough_start(known))
-    runs = [run_tempering(path, make_kernel("mala"), 400, np.random.default_rng([11, seed])) for seed in range(150)]
+    runs = [run_tempering(path, make_kernel("hmc"), 400, np.random.default_rng([11, seed])) for seed in range(150)]
     log_evidence = np.array([run.log_evidence for run in runs])
     ratio = np.mean([run.lineage.variance**0.5 for run in runs]) / log_evidence.std(ddof=1)
     # The sd of 150 values is known to 6 %; the bar is 0.8 to 1.5.
