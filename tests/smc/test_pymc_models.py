@@ -8,6 +8,8 @@ import sys
 import textwrap
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import arviz as az
@@ -105,3 +107,16 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path):
     assert "KeyboardInterrupt" in stderr
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_spawned_workers_give_the_same_bits():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=3)
+        pm.Poisson("y", pm.math.exp(x), observed=[1, 0, 4])
+    target = pb.as_target(model)
+    options = {"draws": 300, "chains": 2, "initial": "laplace", "random_seed": 5, "progressbar": False}
+    alone = pb.sample_smc(target, **options)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        elsewhere = pb.sample_smc(target, executor=executor, **options)
+    np.testing.assert_array_equal(group(alone, "posterior")["x"], group(elsewhere, "posterior")["x"])
+    assert group(alone, "posterior").attrs["log_evidence"] == group(elsewhere, "posterior").attrs["log_evidence"]
