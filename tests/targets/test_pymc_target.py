@@ -10,6 +10,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from scipy import stats
+from scipy.special import expit
 
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
 from ppl_backends.targets import PyMCTarget
@@ -118,16 +119,19 @@ def test_the_number_of_threads_does_not_change_a_bit():
             np.testing.assert_array_equal(got, expected)
 
 
-def test_softplus_rewrites_hold_far_out():
+@pytest.mark.parametrize("backend", ["jax", "numba", "c"])
+def test_logistic_likelihoods_hold_far_out(backend):
     with pm.Model() as model:
         eta = pm.Normal("eta", 0, 100)
         pm.Bernoulli("y", logit_p=pt.stack([eta, -eta]), observed=[1, 0])
-    eta = np.array([-800.0, -40.0, 0.0, 40.0, 800.0])[:, None]
-    evaluation = PyMCTarget(model).evaluate(eta, gradient=True)
-    np.testing.assert_allclose(evaluation.log_likelihood, -2 * np.logaddexp(0, -eta[:, 0]), rtol=1e-14)
-    np.testing.assert_allclose(
-        evaluation.log_likelihood_gradient, 2 / (1 + np.exp(np.minimum(eta, 700))), rtol=1e-12, atol=1e-300
-    )
+    eta = np.array([-800.0, -40.0, -1.0, 0.0, 1e-3, 17.0, 40.0, 800.0])[:, None]
+    target = PyMCTarget(model, backend=backend)
+    evaluation = target.evaluate(eta, gradient=True)
+    np.testing.assert_allclose(evaluation.log_likelihood, -2 * np.logaddexp(0, -eta[:, 0]), rtol=1e-12)
+    np.testing.assert_allclose(evaluation.log_likelihood_gradient, 2 * expit(-eta), rtol=1e-12, atol=1e-300)
+    if backend == "jax":
+        hessian = target.hessian(eta, "likelihood")
+        np.testing.assert_allclose(hessian[:, 0], -2 * expit(eta) * expit(-eta), rtol=1e-12, atol=1e-16)
 
 
 def test_points_outside_have_density_zero_and_spoil_nothing():

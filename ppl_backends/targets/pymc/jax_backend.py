@@ -17,8 +17,8 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
+from ppl_backends.targets.pymc import normal_tails, softplus
 from ppl_backends.targets.pymc.graph import no_c_compiler
-from ppl_backends.targets.pymc.normal_tails import register_jax
 
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
 
@@ -58,19 +58,12 @@ def check_process() -> None:
 def _complete_dispatch(jax: Any) -> None:
     """Give PyTensor's translation what it lacks.
 
-    ``softplus``: its derivative there overflows to NaN beyond 709; this one holds everywhere, to any order, and needs
-    one exponential instead of three. ``erfcx`` and ``erfcinv``, of truncated and censored densities, where PyTensor
-    would need TensorFlow Probability.
+    Own operations; and ``erfcx`` and ``erfcinv``, of truncated and censored densities, where PyTensor would need
+    TensorFlow Probability.
     """
     import jax.numpy as jnp
     from pytensor.link.jax.dispatch import jax_funcify
-    from pytensor.scalar.math import Erfcinv, Erfcx, Softplus
-
-    @jax.custom_jvp
-    def softplus(x):
-        return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-    softplus.defjvp(lambda x, dx: (softplus(*x), jax.nn.sigmoid(*x) * dx[0]))
+    from pytensor.scalar.math import Erfcinv, Erfcx
 
     def erfcx(x):
         # exp(x^2) erfc(x) below 10; above, the asymptotic series 1 - 1/(2x^2) + 1*3/(2x^2)^2 - ...
@@ -84,8 +77,8 @@ def _complete_dispatch(jax: Any) -> None:
     def erfcinv(p):
         return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
 
-    jax_funcify.register(Softplus, lambda op, **_: softplus)
-    register_jax(jax_funcify)
+    softplus.register_jax(jax_funcify)
+    normal_tails.register_jax(jax_funcify)
     if find_spec("tensorflow_probability") is None:
         jax_funcify.register(Erfcx, lambda op, **_: erfcx)
         jax_funcify.register(Erfcinv, lambda op, **_: erfcinv)

@@ -21,6 +21,8 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from scipy.special import log_ndtr as scipy_log_ndtr
 
+from ppl_backends.targets.pymc.numba_scalar import register_numba_scalar
+
 __all__ = ["NORMAL_TAIL_REWRITES", "LogNdtr", "log_ndtr", "register_jax", "register_numba"]
 
 _SQRT_2 = math.sqrt(2.0)
@@ -61,10 +63,9 @@ def register_jax(jax_funcify: Any) -> None:
 def register_numba() -> None:
     """Tell PyTensor's translation to Numba."""
     import numba
-    from pytensor.link.numba.dispatch import numba_funcify
 
     @numba.njit(cache=False)
-    def value(x):
+    def log_ndtr_1(x):
         if x > -10.0:
             if x > 0.0:
                 return math.log1p(-0.5 * math.erfc(x / math.sqrt(2.0)))
@@ -75,7 +76,7 @@ def register_numba() -> None:
             series = series + term
         return -0.5 * x * x - math.log(-x) - 0.5 * math.log(2 * math.pi) + math.log(series)
 
-    numba_funcify.register(LogNdtr, lambda op, *_, **__: value)
+    register_numba_scalar(LogNdtr, log_ndtr_1)
 
 
 @node_rewriter([Elemwise])

@@ -17,8 +17,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc import normal_tails, softplus
 from ppl_backends.targets.pymc.graph import no_c_compiler
-from ppl_backends.targets.pymc.normal_tails import register_numba
 
 __all__ = ["NUMBA", "C", "PyTensorBackend"]
 
@@ -34,7 +34,8 @@ class PyTensorBackend:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         if mode == "NUMBA":
-            register_numba()
+            softplus.register_numba()
+            normal_tails.register_numba()
 
     @staticmethod
     def as_argument(value: np.ndarray) -> np.ndarray:

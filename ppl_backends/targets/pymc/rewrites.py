@@ -22,6 +22,7 @@ from pytensor.tensor.math import All
 from pytensor.tensor.variable import TensorConstant
 
 from ppl_backends.targets.pymc.normal_tails import NORMAL_TAIL_REWRITES
+from ppl_backends.targets.pymc.softplus import softplus_to_fast
 
 try:
     from pytensor.graph.traversal import ancestors
@@ -119,7 +120,7 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
         in2out(rewrite).rewrite(tails)
     stable = rewrite_graph(list(tails.outputs), include=("canonicalize", "stabilize"), clone=False)
     fgraph = FunctionGraph(outputs=list(stable), clone=False)
-    for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside):
+    for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside, softplus_to_fast):
         in2out(rewrite).rewrite(fgraph)
     return _in_double(list(fgraph.outputs))
 
