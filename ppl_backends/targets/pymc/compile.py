@@ -82,8 +82,11 @@ class CompiledFunction:
             if backend == "jax":
                 _check_fork()
             try:
-                function = self._graph.compile(self._kind, _compilers(backend), static=backend == "jax")
-                outputs = function(block, *data.of(backend))
+                with warnings.catch_warnings():
+                    # Numba's advice on the code that PyTensor writes is of no use to whoever wrote the model.
+                    warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
+                    function = self._graph.compile(self._kind, _compilers(backend), static=backend == "jax")
+                    outputs = function(block, *data.of(backend))
             except ModelError:
                 raise
             except Exception as error:
