@@ -70,6 +70,7 @@ def test_round_trip_through_model_space(zoo, zoo_points):
     np.testing.assert_allclose(zoo.unconstrain(values), zoo_points, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_prior_draws_obey_steins_identities(zoo):
     # E[grad log p] = 0 and E[x grad log p] = -1 hold for every density that vanishes at the ends: the first sees a
     # shift or a wrong dependence, the second a scale or a Jacobian. 60 statements at 5 standard errors fail by chance
