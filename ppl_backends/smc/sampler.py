@@ -3,7 +3,8 @@
 Del Moral, Doucet & Jasra (2006); the adaptive ladder and its use from a fast approximation follow Chopin & Ridgway (2017,
 Algorithm 4) and Buchholz (2018, Algorithm 12). Each stage reweights to the next exponent, resamples, and moves at the new
 exponent, so the last particles have been moved at λ = 1 and are equally weighted. Where the start is already so good that
-the first step reaches λ = 1, the run *is* importance sampling: no move is made and the weighted points are kept.
+the first step reaches λ = 1 with weights of light tail, the run *is* importance sampling: no move is made and the weighted
+points are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.weights import effective_sample_size, normalised_weights, systematic_resampling
+from ppl_backends.importance.weights import (
+    effective_sample_size,
+    normalised_weights,
+    pareto_k,
+    systematic_resampling,
+    tail_share,
+)
 from ppl_backends.mcmc.kernels import Kernel
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, move_particles
@@ -27,6 +34,8 @@ from ppl_backends.targets.protocol import Array, explain_point
 __all__ = ["SMCRun", "Stage", "run_tempering"]
 
 _MAX_STAGES = 1000
+_LIGHT_TAIL = 0.5  # Pareto k below which the weights have a variance
+_NEGLIGIBLE_TAIL = 0.02
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ def run_tempering(
         ancestors = systematic_resampling(weights, n, rng)
         lineage.resample(ancestors)
         summary = None
-        if exponent == 1.0 and not stages:
+        if exponent == 1.0 and not stages and _weights_are_enough(log_weights):
             weighted = (state.x, log_weights)
             state = state.take(ancestors).at(exponent)
         else:
@@ -168,6 +177,14 @@ def run_tempering(
         seconds=time.perf_counter() - clock,
         complete=state.exponent == 1.0,
     )
+
+
+def _weights_are_enough(log_weights: Array) -> bool:
+    """Whether one importance step needs no move after it: its weights have a light tail, or next to nothing in it.
+
+    The ESS alone does not tell: where weights are heavy-tailed it looks best in the very runs that missed the tail.
+    """
+    return pareto_k(log_weights) <= _LIGHT_TAIL or tail_share(log_weights) <= _NEGLIGIBLE_TAIL
 
 
 def _moments(x: Array, weights: Array) -> tuple[Array, Array]:
