@@ -108,7 +108,7 @@ def first_call(problem: str, backend: str) -> dict[str, float]:
 
 def in_fresh_process(*arguments: str, cache: str | None = None) -> dict[str, float]:
     """Run this script in a process of its own and read what it measured."""
-    environment = dict(os.environ)
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # on a busy machine BLAS threads wait for each other
     if cache is not None:
         environment["PYTENSOR_FLAGS"] = f"base_compiledir={cache}"
         environment["NUMBA_CACHE_DIR"] = cache
