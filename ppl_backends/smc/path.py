@@ -107,8 +107,9 @@ class PriorPath:
         self.target = target
 
     def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
-        """Independent draws of the prior."""
-        return Start(self.target.sample_prior(n, rng), 0.0, LineageVariance(n))
+        """Independent draws of the prior; its density as written may integrate to less than one (``ordered``: 1/K!)."""
+        log_normalizer = float(getattr(self.target, "log_prior_normalizer", 0.0))
+        return Start(self.target.sample_prior(n, rng), log_normalizer, LineageVariance(n))
 
     def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
         """Base log p(θ), increment log L(θ)."""
