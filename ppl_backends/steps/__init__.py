@@ -1,0 +1,5 @@
+"""Step methods for ``pm.sample(step=...)`` and :func:`ppl_backends.sample_mcmc`."""
+
+from ppl_backends.steps.specification import Step
+
+__all__ = ["Step"]

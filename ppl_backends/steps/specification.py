@@ -1,0 +1,54 @@
+"""What all step methods of ``pb.steps`` share: options now, a target later."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = ["Step"]
+
+
+class Step:
+    """Base of the step methods: a class with its options, which :meth:`bind` turns into an algorithm.
+
+    Inside a ``pm.Model`` context, or with ``model=``, the call ``X(vars, ...)`` returns a PyMC step method for
+    ``pm.sample(step=...)``. Elsewhere it returns the options themselves, which
+    :func:`~ppl_backends.mcmc.sample.sample_mcmc` binds to its target.
+
+    Subclasses define ``__init__(self, vars=None, *, ..., model=None)``, which keeps its options, and :meth:`bind`.
+
+    """
+
+    def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:
+        """The options, or a PyMC step method where there is a model."""
+        specification = object.__new__(cls)
+        model = model if model is not None else _model_on_context()
+        if model is None:
+            return specification
+        from ppl_backends.steps.adapter import pymc_step
+
+        specification.__init__(vars, model=model, **options)  # type: ignore[misc]
+        return pymc_step(specification, vars, model)
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``, which may be a conditional one."""
+        raise NotImplementedError(f"{type(self).__name__} must define bind(target)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Options alone, also where a model is on the context stack."""
+        return _restore, (type(self), self.__dict__)
+
+
+def _restore(kind: type[Step], options: dict[str, Any]) -> Step:
+    step: Step = object.__new__(kind)
+    step.__dict__.update(options)
+    return step
+
+
+def _model_on_context() -> Any:
+    """The innermost ``pm.Model`` context, None outside of any."""
+    pymc = sys.modules.get("pymc")
+    return None if pymc is None else pymc.Model.get_context(error_if_none=False)
