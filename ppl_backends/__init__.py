@@ -22,14 +22,21 @@ _LAZY = {
     "fit_ep": "ppl_backends.approximations.ep",
     "fit_laplace": "ppl_backends.approximations",
     "from_draws": "ppl_backends.approximations",
+    "plot_ladder": "ppl_backends.plots",
+    "plot_smc_run": "ppl_backends.plots",
     "sample_importance": "ppl_backends.importance",
+    "sample_mcmc": "ppl_backends.mcmc.sample",
     "sample_smc": "ppl_backends.smc",
 }
 
-__all__ = ["__version__", *_LAZY]
+_ROOMS = ("steps",)
+
+__all__ = ["__version__", *_LAZY, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"ppl_backends.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'ppl_backends' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,5 @@
+"""Pictures of runs, by matplotlib alone; every function returns its axes."""
+
+from ppl_backends.plots.smc import plot_ladder, plot_smc_run
+
+__all__ = ["plot_ladder", "plot_smc_run"]

@@ -1,0 +1,227 @@
+"""Pictures of a tempering SMC run: how it went stage by stage, and the particles along the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.stats import t as student_t
+
+from ppl_backends.errors import ModelError
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["plot_ladder", "plot_smc_run"]
+
+_COVERAGE = 0.95
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_MOST_PANELS = 6  # parameters that plot_ladder draws by default
+
+
+def plot_smc_run(idata: Any, axes: Any = None) -> Any:
+    """Draw a run of tempering SMC: temperature, ESS, acceptance, the tuned kernel, and the evidence, for every chain.
+
+    Chains that lie on each other agree; an acceptance rate that falls to zero, or a chain whose evidence lies off the band,
+    is what to look for.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        Result of :func:`~ppl_backends.sample_smc`.
+    axes : sequence of matplotlib.axes.Axes, optional
+        Six axes to draw on; a new figure by default.
+
+    Returns
+    -------
+    ndarray of matplotlib.axes.Axes (6,)
+        Temperature, ESS, acceptance, kernel, running log evidence, and each chain's log evidence with its 95 % interval
+        beside the band of all chains together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_backends as pb
+    >>> target = pb.FunctionTarget(
+    ...     1,
+    ...     lambda x: (-50 * (x[:, 0] - 1) ** 2, 100 * (1 - x)),
+    ...     lambda x: (-0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), -x),
+    ...     sample_prior=lambda n, rng: rng.standard_normal((n, 1)),
+    ... )
+    >>> idata = pb.sample_smc(target, draws=500, chains=2, random_seed=1, progressbar=False)
+    >>> axes = pb.plot_smc_run(idata)
+    >>> [axis.get_title() for axis in axes][0]
+    'temperature λ'
+    """
+    stats = _stages(idata)
+    axes = _axes(axes, 6)
+    for axis, (name, title) in zip(axes, _panels(stats), strict=False):
+        _per_chain(axis, stats[name], title)
+    axes[0].set_yscale("log")
+    axes[1].set_ylim(bottom=0)
+    axes[2].set_ylim(0, 1)
+    if "n_steps" in stats:
+        _per_chain(axes[3].twinx(), stats["n_steps"], "", linestyle=":")
+        axes[3].set_title("step size ε (solid) and steps L (dotted)")
+    _evidences(axes[5], idata)
+    return axes
+
+
+def _panels(stats: xr.Dataset) -> list[tuple[str, str]]:
+    """Variable and title of every panel that has a line per chain."""
+    kernel = ("step_size", "step size ε") if "step_size" in stats else ("scale", "scale of the kernel")
+    return [
+        ("beta", "temperature λ"),
+        ("ess", "effective sample size"),
+        ("accept_rate", "acceptance rate"),
+        kernel,
+        ("log_marginal_likelihood", "running log evidence"),
+    ]
+
+
+def _per_chain(axis: Any, values: xr.DataArray, title: str, linestyle: str = "-") -> None:
+    """One line a chain over the stages."""
+    stages = np.arange(1, values.sizes["stage"] + 1)
+    for chain, line in enumerate(values.transpose("chain", "stage").values):
+        axis.plot(stages, line, linestyle=linestyle, marker="o", markersize=3, color=f"C{chain % 10}", alpha=0.8)
+    if title:
+        axis.set(title=title, xlabel="stage")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _evidences(axis: Any, idata: Any) -> None:
+    """Log evidence of every chain with its interval, and the band of all together."""
+    stats, attrs = group(idata, "sample_stats"), group(idata, "posterior").attrs
+    single, error = stats["log_evidence_single_run"].values, stats["log_evidence_single_run_se"].values
+    chains = np.arange(len(single))
+    reach = float(student_t.isf((1 - _COVERAGE) / 2, 1e6)) * error
+    for chain in chains:
+        axis.errorbar(chain, single[chain], reach[chain], fmt="o", markersize=4, capsize=3, color=f"C{chain % 10}")
+    if "log_evidence" in attrs:
+        half = float(student_t.isf((1 - _COVERAGE) / 2, attrs["log_evidence_df"])) * attrs["log_evidence_se"]
+        axis.axhspan(attrs["log_evidence"] - half, attrs["log_evidence"] + half, color="0.85", zorder=0)
+        axis.axhline(attrs["log_evidence"], color="0.5", linewidth=1, zorder=0)
+    trusted = bool(attrs.get("log_evidence_trusted", 1))
+    axis.set(title="log evidence" if trusted else "log evidence, not to be trusted", xlabel="chain", xticks=chains)
+    axis.ticklabel_format(axis="y", useOffset=False)
+
+
+def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, exponent: str = "log", axes: Any = None) -> Any:
+    """Draw the particles along the ladder: how each parameter narrows from the start of the path to the posterior.
+
+    From the prior every rung is the posterior under a power λ of the likelihood, so this is also a picture of how the
+    parameters depend on a learning rate.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        Result of :func:`~ppl_backends.sample_smc`. With ``keep_ladder=True`` lines are medians of the particles and bands
+        hold 50 % and 90 % of them; without, lines are means and bands one and two standard deviations.
+    parameters : sequence of str, optional
+        Unconstrained names, such as ``"beta[0]"``; the first six by default.
+    exponent : {"log", "linear"}
+        Scale of the λ axis.
+    axes : sequence of matplotlib.axes.Axes, optional
+        One for each parameter.
+
+    Returns
+    -------
+    ndarray of matplotlib.axes.Axes (len(parameters),)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_backends as pb
+    >>> target = pb.FunctionTarget(
+    ...     1,
+    ...     lambda x: (-50 * (x[:, 0] - 1) ** 2, 100 * (1 - x)),
+    ...     lambda x: (-0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), -x),
+    ...     sample_prior=lambda n, rng: rng.standard_normal((n, 1)),
+    ...     names=["theta"],
+    ... )
+    >>> idata = pb.sample_smc(target, draws=500, chains=2, random_seed=1, progressbar=False)
+    >>> [axis.get_title() for axis in pb.plot_ladder(idata)]
+    ['theta']
+    """
+    stats = _stages(idata)
+    known = [str(name) for name in stats["unconstrained_parameter"].values]
+    chosen = known[:_MOST_PANELS] if parameters is None else list(parameters)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ModelError(f"parameters: {unknown[0]!r} is none of the unconstrained parameters ({', '.join(known[:8])})")
+    axes = _axes(axes, len(chosen))
+    for axis, name in zip(axes, chosen, strict=True):
+        for chain in range(stats.sizes["chain"]):
+            reached, curves = _summary(idata, stats, chain, known.index(name))
+            shown = reached > 0 if exponent == "log" else reached >= 0
+            _band(axis, reached[shown], curves[:, shown], color=f"C{chain % 10}")
+        axis.set(title=name, xlabel="λ", xscale=exponent)
+    return axes
+
+
+def _summary(idata: Any, stats: xr.Dataset, chain: int, parameter: int) -> tuple[Array, Array]:
+    """λ ``(stages,)`` and five curves ``(5, stages)``: outer, inner, centre, inner, outer."""
+    try:
+        ladder = group(idata, "ladder").isel(chain=chain, unconstrained_parameter=parameter)
+    except KeyError:
+        moments = stats.isel(chain=chain, unconstrained_parameter=parameter)
+        reached = np.isfinite(moments["beta"].values)
+        mean, sd = moments["ladder_mean"].values[reached], moments["ladder_sd"].values[reached]
+        return moments["beta"].values[reached], mean + np.array([-2, -1, 0, 1, 2])[:, None] * sd
+    reached = np.isfinite(ladder["beta"].values)
+    curves = [
+        _weighted_quantiles(x, np.exp(log_weight))
+        for x, log_weight in zip(ladder["x"].values[reached], ladder["log_weight"].values[reached], strict=True)
+    ]
+    return ladder["beta"].values[reached], np.stack(curves, axis=1)
+
+
+def _weighted_quantiles(x: Array, weight: Array) -> Array:
+    """5 %, 25 %, 50 %, 75 % and 95 % quantiles of weighted points ``(n,)``."""
+    order = np.argsort(x)
+    position = (np.cumsum(weight[order]) - 0.5 * weight[order]) / weight.sum()
+    return np.interp(_QUANTILES, position, x[order])
+
+
+def _band(axis: Any, exponent: Array, curves: Array, color: str) -> None:
+    """Two nested bands and the line in their middle."""
+    axis.fill_between(exponent, curves[0], curves[4], color=color, alpha=0.08, linewidth=0)
+    axis.fill_between(exponent, curves[1], curves[3], color=color, alpha=0.15, linewidth=0)
+    axis.plot(exponent, curves[2], color=color, marker="o", markersize=3)
+
+
+def _stages(idata: Any) -> xr.Dataset:
+    """The figures per stage.
+
+    Raises
+    ------
+    ModelError
+        If this is no result of tempering SMC.
+    """
+    try:
+        stats = group(idata, "sample_stats")
+    except KeyError:
+        stats = xr.Dataset()
+    if "beta" not in stats or "stage" not in stats["beta"].dims:
+        raise ModelError(
+            "expected a result of ppl_backends.sample_smc: its sample_stats hold the figures of every stage"
+        )
+    return stats
+
+
+def _axes(axes: Any, number: int) -> Any:
+    """The axes given, as a flat array, or those of a new figure."""
+    if axes is not None:
+        flat = np.ravel(np.asarray(axes, dtype=object))
+        if len(flat) < number:
+            raise ModelError(f"axes: {len(flat)} given, {number} needed")
+        return flat[:number]
+    import matplotlib.pyplot as plt
+
+    columns = min(number, 3)
+    rows = -(-number // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(4.0 * columns, 2.9 * rows), layout="constrained", squeeze=False)
+    for spare in grid.ravel()[number:]:
+        figure.delaxes(spare)
+    return grid.ravel()[:number]
