@@ -6,6 +6,12 @@
 ((532, 8), 177, ('intercept', 'npreg', 'glu'))
 """
 
-from ppl_backends.datasets.load import BINARY_REGRESSIONS, BinaryRegression, load_binary_regression, load_finpines
+from ppl_backends.datasets.load import (
+    BINARY_REGRESSIONS,
+    BinaryRegression,
+    load_binary_regression,
+    load_finpines,
+    load_florentine,
+)
 
-__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines"]
+__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines", "load_florentine"]

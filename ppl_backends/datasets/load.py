@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines"]
+__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines", "load_florentine"]
 
 
 class BinaryRegression(NamedTuple):
@@ -139,6 +139,21 @@ def load_finpines() -> NDArray[np.float64]:
     """
     _, rows = _read("finpines")
     return np.array([row[1:] for row in rows], dtype=np.float64)
+
+
+def load_florentine() -> NDArray[np.int8]:
+    """Business ties among 16 Florentine families, a symmetric matrix of 0 and 1; for random graph models.
+
+    Families come in alphabetical order, from Acciaiuoli to Tornabuoni.
+
+    Examples
+    --------
+    >>> network = load_florentine()
+    >>> network.shape, int(network.sum()) // 2
+    ((16, 16), 15)
+    """
+    _, rows = _read("florentine")
+    return np.array([row[1:] for row in rows], dtype=np.int8)
 
 
 def _scale(values: NDArray[np.float64], scaling: str) -> NDArray[np.float64]:

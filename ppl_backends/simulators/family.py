@@ -1,0 +1,75 @@
+"""Exponential families p(y | θ) = exp(θᵀs(y)) / Z(θ) over finite sets: all that a method asks of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError
+
+__all__ = ["ExponentialFamily"]
+
+Array = NDArray[np.float64]
+
+
+class ExponentialFamily:
+    """Base of the ready simulators.
+
+    The statistics s(y) are all that inference sees of a data set, so that methods work with them alone. Subclasses
+    define :meth:`_count`, :meth:`simulate` and :meth:`simulate_statistics`.
+
+    Attributes
+    ----------
+    statistic_names : tuple of str
+        One per parameter.
+    shape : tuple of int
+        Of one data set.
+    exact : bool
+        Whether draws follow p(· | θ) exactly. A Markov chain run for a while is not exact.
+    """
+
+    statistic_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    exact: bool = False
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters, and of statistics."""
+        return len(self.statistic_names)
+
+    def statistics(self, data: Any) -> Array:
+        """Statistics ``(n_parameters,)`` of one data set, or ``(n, n_parameters)`` of ``n`` of them."""
+        data = np.asarray(data)
+        if data.shape[data.ndim - len(self.shape) :] != self.shape or data.ndim > len(self.shape) + 1:
+            raise ModelError(f"data have shape {data.shape}; expected {self.shape}, or (n, *{self.shape})")
+        self._check(data)
+        counts = self._count(data.reshape(-1, *self.shape))
+        return counts if data.ndim > len(self.shape) else counts[0]
+
+    def simulate(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
+        """``n`` data sets ``(n, *shape)`` from p(· | θ)."""
+        raise NotImplementedError
+
+    def simulate_statistics(self, theta: Any, n: int, rng: np.random.Generator) -> Array:
+        """Statistics ``(n, n_parameters)`` of ``n`` data sets from p(· | θ)."""
+        raise NotImplementedError
+
+    def log_unnormalized(self, theta: Any, statistics: Any) -> Array:
+        """θᵀs: the log density but for log Z(θ), for every row of statistics."""
+        return np.asarray(statistics, dtype=np.float64) @ self._parameters(theta)
+
+    def _check(self, data: NDArray) -> None:
+        """Refuse what is no data set of this family."""
+
+    def _count(self, data: NDArray) -> Array:
+        """Statistics of checked data sets ``(n, *shape)``."""
+        raise NotImplementedError
+
+    def _parameters(self, theta: Any) -> Array:
+        theta = np.ascontiguousarray(theta, dtype=np.float64).reshape(-1)
+        if theta.shape != (self.n_parameters,):
+            names = ", ".join(self.statistic_names)
+            raise ModelError(f"theta has {theta.size} elements; expected {self.n_parameters} ({names})")
+        return theta
