@@ -23,6 +23,7 @@ MEMBERS = (
     "constrain",
     "dims",
     "evaluate_potentials",
+    "evaluate_prior",
     "explain",
     "factors",
     "has_potentials",

@@ -238,6 +238,11 @@ class _SiteObservations:
     def sum(self, x: Array, index: NDArray[np.integer], weights: Array | None = None, gradient: bool = False) -> Any:
         """Sum over ``index`` of (weighted) log likelihoods ``(n_points,)``, and its gradient ``(n_points, dim)``."""
         factors, x = self._factors, as_points(x, self._factors.dim)
+        if np.ndim(index) == 1 and weights is None:
+            shared = factors.design[index]
+            s = np.asarray((shared @ x.T).T) + factors.offset[index]
+            total = factors.log_site(s, index).sum(axis=1)
+            return (total, np.asarray(factors.site_derivatives(s, index)[0] @ shared)) if gradient else total
         index = np.broadcast_to(index, (len(x), np.shape(index)[-1]))
         value = self.log_likelihood(x, index)
         weights = np.ones_like(value) if weights is None else np.broadcast_to(weights, value.shape)

@@ -102,8 +102,8 @@ class CompiledFunction:
 class CompiledGraph:
     """The functions of a model for data of given shapes, each compiled at its first use.
 
-    Kinds: ``value`` and ``gradient`` (log prior and log likelihood), ``potentials`` (with gradient), ``hessian of the
-    joint``, ``hessian of the likelihood``, ``pointwise``, ``terms`` (all elementwise terms), ``constrain``,
+    Kinds: ``value`` and ``gradient`` (log prior and log likelihood), ``prior`` and ``potentials`` (with gradients),
+    ``hessian of the joint``, ``hessian of the likelihood``, ``pointwise``, ``terms`` (all elementwise terms), ``constrain``,
     ``unconstrain``.
     """
 
@@ -170,7 +170,9 @@ class CompiledGraph:
             outputs = simplify(_outputs(graph, kind))
         if kind.startswith("hessian"):
             return compilers.compile_hessian(point, graph.data, outputs[0])
-        compile_kind = compilers.compile_gradient if kind in ("gradient", "potentials") else compilers.compile_batched
+        compile_kind = (
+            compilers.compile_gradient if kind in ("gradient", "prior", "potentials") else compilers.compile_batched
+        )
         return compile_kind(point, graph.data, outputs)
 
     def note_fallback(self, backend: str, reasons: Sequence[str]) -> None:
@@ -185,6 +187,8 @@ def _outputs(graph: ModelGraph, kind: str) -> list[Variable]:
     """The graphs that a function computes."""
     if kind in ("value", "gradient"):
         return [graph.log_prior, graph.log_likelihood]
+    if kind == "prior":
+        return [graph.log_prior]
     if kind == "potentials":
         return [graph.log_potentials]
     if kind == "hessian of the joint":

@@ -120,6 +120,11 @@ class PyMCTarget(BaseTarget):
         likelihood, likelihood_gradient = sanitize(values[1], values[3])
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
 
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, at no cost that grows with the data."""
+        value, slope = sanitize(*self._call("prior", as_points(x, self.dim)))
+        return value, slope if gradient else None
+
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """The Potentials' share of ``log_likelihood`` ``(n,)`` and its gradient ``(n, dim)``, or None."""
         value, slope = sanitize(*self._call("potentials", as_points(x, self.dim)))
@@ -252,6 +257,11 @@ class PyMCTarget(BaseTarget):
         return "; ".join(lines) if lines else "all terms of the log density are finite"
 
     # -- data ------------------------------------------------------------------------------------------------------
+
+    @property
+    def data_containers(self) -> dict[str, np.ndarray]:
+        """Values of the model's ``pm.Data`` containers, by name."""
+        return {shared.name: value for shared, value in self._data.items() if shared in self.model.data_vars}
 
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
         """The same target with other values of its ``pm.Data`` containers.

@@ -39,6 +39,16 @@ class Rows:
         chosen = {name: np.take(arrays[name], index, axis=axis) for name, axis in self.axes.items()}
         return {**data, **chosen, self.count: len(index)}
 
+    def append(self, data: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """Data with the rows of ``new`` behind their own."""
+        arrays, more = to_arrays(data), to_arrays(new)
+        joined = {name: np.concatenate([arrays[name], more[name]], axis=axis) for name, axis in self.axes.items()}
+        lengths = {joined[name].shape[axis] for name, axis in self.axes.items()}
+        if len(lengths) > 1:
+            raise ModelError(f"the new rows of {', '.join(self.axes)} differ in number")
+        others = {name: value for name, value in new.items() if name not in self.axes}
+        return {**data, **others, **joined, self.count: lengths.pop()}
+
 
 def read_rows(rows: Mapping[str, Sequence[str]], data: Mapping[str, Any], label: str) -> Rows:
     """Check ``rows=`` against the data.
@@ -105,6 +115,11 @@ class RowObservations:
     def n(self) -> int:
         """Number of observations."""
         return self._rows.n
+
+    @property
+    def rows(self) -> Rows:
+        """Which data are rows."""
+        return self._rows
 
     def _subset(self, index: Index) -> BatchedModel:
         model = self._data.model(index)

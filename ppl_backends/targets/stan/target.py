@@ -201,6 +201,13 @@ class StanTarget(BaseTarget):
             return Evaluation(prior, likelihood)
         return Evaluation(prior, likelihood, prior_slope, np.where(np.isfinite(joint)[:, None], slope - prior_slope, 0))
 
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, where prior and likelihood are known apart."""
+        part = self._prior_part
+        if part is None:
+            raise ModelError(str(self.split_problem))
+        return part.model.evaluate(as_points(x, self.dim), gradient, self.cores)
+
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN where the program throws."""
         x = as_points(x, self.dim)
