@@ -16,6 +16,7 @@ _LAZY = {
     "Factors": "ppl_backends.targets.factors",
     "FunctionTarget": "ppl_backends.targets",
     "GaussianApproximation": "ppl_backends.approximations",
+    "GibbsPosterior": "ppl_backends.gibbs.posterior",
     "MixtureApproximation": "ppl_backends.approximations",
     "Target": "ppl_backends.targets",
     "as_target": "ppl_backends.targets.convert",
@@ -24,12 +25,15 @@ _LAZY = {
     "from_draws": "ppl_backends.approximations",
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",
+    "reweight": "ppl_backends.smc.ladder",
     "sample_importance": "ppl_backends.importance",
     "sample_mcmc": "ppl_backends.mcmc.sample",
     "sample_smc": "ppl_backends.smc",
+    "update_smc": "ppl_backends.smc.sequential",
+    "thermodynamic_integration": "ppl_backends.smc.ladder",
 }
 
-_ROOMS = ("steps",)
+_ROOMS = ("gibbs", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

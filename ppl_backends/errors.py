@@ -5,11 +5,13 @@ from __future__ import annotations
 __all__ = [
     "ApproximationWarning",
     "BackendWarning",
+    "CheckpointError",
     "CompilationError",
     "ModelError",
     "PPLBackendsWarning",
     "PriorSamplingError",
     "SamplerWarning",
+    "WorkerError",
 ]
 
 
@@ -23,6 +25,14 @@ class PriorSamplingError(ModelError):
 
 class CompilationError(ModelError):
     """A model that could not be translated or compiled; the message is the compiler's own."""
+
+
+class CheckpointError(OSError):
+    """A checkpoint that could not be written; the one before is still there."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process that died."""
 
 
 class PPLBackendsWarning(UserWarning):

@@ -21,6 +21,7 @@ __all__ = [
     "estimate_evidence",
     "normalised_weights",
     "pareto_k",
+    "smoothed_weights",
     "systematic_resampling",
     "tail_share",
 ]
@@ -66,14 +67,37 @@ def pareto_k(log_weights: Array) -> float:
     largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) - 1 :]
     if np.ptp(largest) < 1e-9:
         return 0.0
+    return _psis(weights)[1]
+
+
+def smoothed_weights(log_weights: Array) -> tuple[Array, float]:
+    """Log weights with the largest replaced by quantiles of the tail fitted to them, and the shape k of that tail.
+
+    Parameters
+    ----------
+    log_weights : ndarray (n,)
+    """
+    k = pareto_k(log_weights)
+    if not 0.0 < k < np.inf:
+        return log_weights, k
+    finite = np.isfinite(log_weights)
+    smoothed = np.full(len(log_weights), -np.inf)
+    smoothed[finite] = _psis(log_weights[finite])[0]
+    return smoothed, k
+
+
+def _psis(log_weights: Array) -> tuple[Array, float]:
+    """ArviZ's Pareto-smoothed importance sampling: smoothed log weights, and k."""
     with np.errstate(all="ignore"):  # ArviZ's fit overflows on its way
         if ARVIZ_MAJOR == 0:
             from arviz import psislw
 
-            return float(psislw(weights)[1])
-        from arviz_stats.base import array_stats
+            smoothed, k = psislw(log_weights)
+        else:
+            from arviz_stats.base import array_stats
 
-        return float(array_stats.psislw(-weights)[1])  # takes log likelihoods, the negative log weights of LOO
+            smoothed, k = array_stats.psislw(-log_weights)  # takes log likelihoods, the negative log weights of LOO
+    return np.asarray(smoothed), float(k)
 
 
 def tail_share(log_weights: Array) -> float:

@@ -7,6 +7,11 @@ the contributions U_e = Σ_t Σ_{i: E_t^i = e} (G_t^i − 1) give the variance N
 poorly leaves. Systematic resampling adds no noise of its own to first order, so its term is left out; what it adds shows in
 the counts of each lineage.
 
+A cross-check. Path sampling writes log Z as the integral over λ of E_λ[increment] (Gelman & Meng 1998). Between two exponents
+the integrand is estimated from the particles of the nearer one, reweighted; the integral is then
+log mean_t{exp(Δ·increment/2)} − log mean_{t+1}{exp(−Δ·increment/2)}, whose second half rests on the particles *after* they
+moved. Its difference from log Ẑ has mean zero where the moves do what they should, and a variance from the same lineages.
+
 Several runs. The evidence is the mean of the runs' evidences. Its error pools the single-run variances with the spread of
 the runs; where the spread is too large to be the single-run error (an F test), the spread alone speaks, with its few degrees
 of freedom.
@@ -20,9 +25,10 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import f as f_distribution
 
+from ppl_backends.importance.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["EvidenceEstimate", "LineageVariance", "combine_evidence"]
+__all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence"]
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
@@ -46,7 +52,11 @@ class LineageVariance:
 
     def reweight(self, weights: Array) -> None:
         """Add a stage with normalised weights ``(n,)``: G = n·W."""
-        self.contribution += np.bincount(self.eve, self.n * weights - 1.0, minlength=self.n)
+        self.contribution += self.by_founder(self.n * weights - 1.0)
+
+    def by_founder(self, values: Array) -> Array:
+        """Sums ``(n,)`` of the particles' values over the descendants of each initial particle."""
+        return np.bincount(self.eve, values, minlength=self.n).astype(np.float64)
 
     def resample(self, ancestors: Index) -> None:
         """Carry the initial ancestors to the new particles."""
@@ -67,6 +77,40 @@ class LineageVariance:
         """Degrees of freedom of :attr:`variance`: 3(ΣU²)²/ΣU⁴, which is their number for n equal Gaussian terms."""
         fourth = float((self.contribution**4).sum())
         return 1.0 if fourth == 0 else 3.0 * float((self.contribution**2).sum()) ** 2 / fourth
+
+
+class PathSampling:
+    """Log evidence of one run by path sampling, beside the one from the weights.
+
+    Parameters
+    ----------
+    n : int
+        Number of particles.
+    log_evidence : float
+        Where it begins: the log normaliser of the start.
+    """
+
+    def __init__(self, n: int, log_evidence: float) -> None:
+        self.log_evidence = log_evidence
+        self._difference = np.zeros(n)
+
+    def forward(self, log_weights: Array, lineage: LineageVariance) -> None:
+        """Add the half of a step that the particles before it give; ``log_weights`` are those of the whole step."""
+        whole, _ = normalised_weights(log_weights)
+        half, log_mean = normalised_weights(0.5 * log_weights)
+        self.log_evidence += log_mean
+        self._difference += lineage.by_founder(lineage.n * (whole - half))
+
+    def backward(self, log_weights: Array, lineage: LineageVariance) -> None:
+        """Add the half that the moved particles give, with the step's weights read at them."""
+        half, log_mean = normalised_weights(-0.5 * log_weights)
+        self.log_evidence -= log_mean
+        self._difference += lineage.by_founder(lineage.n * half - 1.0)
+
+    @property
+    def variance_of_difference(self) -> float:
+        """Estimated variance of log Ẑ less this log evidence."""
+        return float((self._difference**2).sum() / len(self._difference) ** 2)
 
 
 class EvidenceEstimate(NamedTuple):

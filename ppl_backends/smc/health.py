@@ -5,23 +5,37 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
+
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.sampler import SMCRun
 
-__all__ = ["distrust", "warn_if_distrusted"]
+__all__ = ["distrust", "split_finished", "warn_if_distrusted"]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 _FEW_LINEAGES = 20
+_DISAGREEMENT = 4.0  # standard errors between the two evidences of the same runs
+
+
+def split_finished(runs: Sequence[SMCRun], chains: int, interrupted: bool) -> tuple[list[SMCRun], str]:
+    """The runs to return, and what to say of the others.
+
+    Chains at λ = 1 are kept by themselves; where there are none, the unfinished ones are all there is.
+    """
+    finished = [run for run in runs if run.complete]
+    if len(finished) == chains:
+        return finished, ""
+    reached = [run.stages[-1].exponent for run in runs if not run.complete]
+    why = "interrupted: " if interrupted else ""
+    if finished:
+        return finished, f"{why}{chains - len(finished)} of {chains} chains stopped before exponent 1 and are left out"
+    return list(runs), f"{why}all chains stopped before exponent 1 (at {min(reached):.3g})"
 
 
 def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
     """Reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result."""
     reasons = []
-    incomplete = [run for run in runs if not run.complete]
-    if incomplete:
-        reached = min(run.stages[-1].exponent for run in incomplete)
-        reasons.append(f"{len(incomplete)} of {len(runs)} chains stopped before exponent 1 (at {reached:.3g})")
     moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
     if moves:
         worst = max(moves, key=lambda move: move.correlation)
@@ -40,11 +54,27 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
             "reports"
         )
+    reasons += _disagreement_with_path_sampling(runs)
     return reasons
 
 
-def warn_if_distrusted(reasons: Sequence[str]) -> None:
-    """One :class:`SamplerWarning` with all the reasons."""
+def _disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
+    """The weights see particles before they move, path sampling half of them after: it is off where moves were not enough."""
+    differences = [run.log_evidence - run.path_sampling.log_evidence for run in runs]
+    error = np.sqrt(np.mean([run.path_sampling.variance_of_difference for run in runs]) / len(runs))
+    difference = float(np.mean(differences))
+    if abs(difference) <= _DISAGREEMENT * error + 1e-6:
+        return []
+    return [
+        f"path sampling gives a log evidence {abs(difference):.2f} {'below' if difference > 0 else 'above'} this one, "
+        f"{abs(difference) / error:.0f} times the error of the difference"
+    ]
+
+
+def warn_if_distrusted(unfinished: str, reasons: Sequence[str]) -> None:
+    """One :class:`SamplerWarning` with all there is to say."""
+    said = [unfinished] if unfinished else []
     if reasons:
-        text = "tempering SMC: do not trust this evidence yet: " + "; ".join(reasons)
-        warnings.warn(text, SamplerWarning, stacklevel=3)
+        said.append("do not trust this evidence yet: " + "; ".join(reasons))
+    if said:
+        warnings.warn(f"tempering SMC: {'; '.join(said)}", SamplerWarning, stacklevel=3)

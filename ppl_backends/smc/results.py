@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import PriorPath, TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage
 from ppl_backends.targets.propriety import improper_note
@@ -24,6 +25,7 @@ def smc_inference_data(
     runs: Sequence[SMCRun],
     evidence: EvidenceEstimate,
     reasons: Sequence[str],
+    unfinished: str,
     *,
     rng: np.random.Generator,
     sampling_time: float,
@@ -31,14 +33,16 @@ def smc_inference_data(
     log_prior: bool,
 ) -> Any:
     """Assemble what :func:`~ppl_backends.sample_smc` returns."""
-    complete = all(run.complete for run in runs)
+    reached = all(run.complete for run in runs)
+    path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
     attrs = {
-        "log_evidence": evidence.log_evidence if complete else None,
-        "log_evidence_se": evidence.standard_error if complete else None,
-        "log_evidence_df": evidence.df if complete else None,
-        "log_evidence_trusted": int(not reasons),
-        "warnings": "; ".join(reasons),
-        "complete": int(complete),
+        "log_evidence": evidence.log_evidence if reached else None,
+        "log_evidence_se": evidence.standard_error if reached else None,
+        "log_evidence_df": evidence.df if reached else None,
+        "log_evidence_path_sampling": float(path_sampling) if reached else None,
+        "log_evidence_trusted": int(reached and not reasons),
+        "warnings": "; ".join([unfinished, *reasons] if unfinished else reasons),
+        "complete": int(not unfinished),
         "initial": path.description,
         "kernel": kernel_name,
         "log_evidence_note": improper_note(path.target),
@@ -48,12 +52,12 @@ def smc_inference_data(
         path.target,
         np.stack([run.x for run in runs]),
         method="tempering SMC",
-        accuracy="exact" if complete else "approximate",
+        accuracy="exact" if reached else "approximate",
         sampling_time=sampling_time,
         rng=rng,
         attrs=attrs,
         sample_stats=_sample_stats(runs),
-        extra_groups=_weighted_points(path, runs, rng),
+        extra_groups=_weighted_points(runs) | _ladder(runs),
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
@@ -98,6 +102,10 @@ def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Ar
         stats[f"ladder_{name}"] = (("chain", "stage", "unconstrained_parameter"), ladder)
     stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
     stats["log_evidence_single_run_se"] = (("chain",), np.array([run.lineage.variance**0.5 for run in runs]))
+    stats["log_evidence_path_sampling"] = (
+        ("chain",),
+        np.array([run.path_sampling.log_evidence for run in runs]),
+    )
     stats["sampling_seconds"] = (("chain",), np.array([run.seconds for run in runs]))
     ess = np.stack([lineage_ess(run.x, run.lineage.eve) for run in runs])
     stats["lineage_ess"] = (("chain", "unconstrained_parameter"), ess)
@@ -120,16 +128,21 @@ def lineage_ess(x: Array, ancestor: Index) -> Array:
     return np.minimum(n, x.var(axis=0) / np.maximum(variance_of_mean, 1e-300))
 
 
-def _weighted_points(path: TemperingPath, runs: Sequence[SMCRun], rng: np.random.Generator) -> dict | None:
+def _weighted_points(runs: Sequence[SMCRun]) -> dict[str, dict]:
     """Group ``proposal`` with the weighted points where every run was one importance step."""
-    if any(run.weighted is None for run in runs):
-        return None
-    points = np.stack([run.weighted[0] for run in runs])  # type: ignore[index]
-    log_weights = np.stack([run.weighted[1] for run in runs])  # type: ignore[index]
+    weighted = [run.weighted for run in runs if run.weighted is not None]
+    if len(weighted) < len(runs):
+        return {}
     dims = ("chain", "point")
     return {
         "proposal": {
-            "x": ((*dims, "unconstrained_parameter"), points),
-            "log_weight": (dims, log_weights),
+            "x": ((*dims, "unconstrained_parameter"), np.stack([points for points, _ in weighted])),
+            "log_weight": (dims, np.stack([log_weights for _, log_weights in weighted])),
         }
     }
+
+
+def _ladder(runs: Sequence[SMCRun]) -> dict[str, dict]:
+    """Group ``ladder`` with the particles of every temperature, where they were kept."""
+    ladders = [run.ladder for run in runs if run.ladder is not None]
+    return {"ladder": ladder_group(ladders)} if ladders else {}

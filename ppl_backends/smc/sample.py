@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.mcmc.kernels import Kernel, make_kernel
-from ppl_backends.parallel import map_independent
-from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
+from ppl_backends.smc.chains import run_chains
+from ppl_backends.smc.checkpoint import Checkpoint, fingerprint
 from ppl_backends.smc.evidence import combine_evidence
-from ppl_backends.smc.health import distrust, warn_if_distrusted
+from ppl_backends.smc.health import distrust, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.results import smc_inference_data
-from ppl_backends.smc.sampler import SMCRun, Stage, run_tempering
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import BaseTarget
@@ -36,6 +34,7 @@ def sample_smc(
     draws: int = 2000,
     chains: int = 4,
     initial: Any = "prior",
+    path: str = "tempering",
     kernel: str = "auto",
     ess_threshold: float = 0.5,
     min_moves: int = 1,
@@ -45,6 +44,8 @@ def sample_smc(
     cores: int | None = None,
     executor: Executor | None = None,
     max_time: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    keep_ladder: bool = False,
     random_seed: Any = None,
     progressbar: bool = True,
     log_likelihood: bool = False,
@@ -66,6 +67,9 @@ def sample_smc(
     initial : {"prior", "auto", "laplace", "ep", "vi"} or approximation
         Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^λ, and falls back to ``"laplace"`` with a
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ.
+    path : {"tempering", "data"}
+        Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
+        continues when there are more; the latter starts from the prior.
     kernel : {"auto", "hmc", "mala", "random_walk"}
         ``"auto"`` takes HMC where the target has gradients, else the random walk.
     ess_threshold : float
@@ -80,6 +84,11 @@ def sample_smc(
         Runs the chains elsewhere, e.g. in spawned processes; the result is the same.
     max_time : float, optional
         Seconds per chain; a chain that meets it returns what it has, marked incomplete.
+    checkpoint : path, optional
+        File in which the run is kept after every temperature (with one more per chain beside it). Called again with the
+        same file, an unfinished run goes on from there, with the result it would have had.
+    keep_ladder : bool
+        Whether to keep the particles of every temperature, in group ``ladder``; see :func:`~ppl_backends.reweight`.
     random_seed : int or Generator, optional
     progressbar : bool
     log_likelihood, log_prior : bool
@@ -120,21 +129,53 @@ def sample_smc(
     """
     _check_options(draws, chains, ess_threshold, min_moves, max_moves)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
+    if _over_data(path, initial, checkpoint, keep_ladder):
+        from ppl_backends.smc.sequential import sample_data_path
+
+        return sample_data_path(
+            target,
+            draws=draws,
+            chains=chains,
+            kernel=kernel,
+            ess_threshold=ess_threshold,
+            moves=MoveSettings(min_moves, max_moves),
+            executor=executor,
+            max_time=max_time,
+            random_seed=random_seed,
+            progressbar=progressbar,
+            log_likelihood=log_likelihood,
+            log_prior=log_prior,
+        )
     clock = time.perf_counter()
-    *generators, result_rng, initial_rng = spawn_generators(random_seed, chains + 2)
-    path = choose_path(target, initial, initial_rng)
     chosen = choose_kernel(kernel, target)
-    settings = _Settings(draws, ess_threshold, MoveSettings(min_moves, max_moves), max_time)
-    runs = _run_chains(path, chosen, settings, generators, executor, progressbar)
+    options = {"ess_fraction": ess_threshold, "moves": MoveSettings(min_moves, max_moves), "keep_ladder": keep_ladder}
+    identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **options, "power": power}
+    saved = None if checkpoint is None else _open_checkpoint(checkpoint, target, initial, identity, random_seed)
+    *generators, result_rng, initial_rng = spawn_generators(saved.seed if saved else random_seed, chains + 2)
+    route = choose_path(target, saved.initial if saved else initial, initial_rng)
+    if saved:
+        saved.begin(getattr(route, "approximation", None))
+    runs, interrupted = run_chains(
+        route,
+        chosen,
+        draws,
+        generators,
+        options | {"max_time": max_time},
+        executor=executor,
+        checkpoint=saved,
+        progressbar=progressbar,
+    )
+    runs, unfinished = split_finished(runs, chains, interrupted)
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
     reasons = distrust(runs, estimate)
-    warn_if_distrusted(reasons)
+    warn_if_distrusted(unfinished, reasons)
     return smc_inference_data(
-        path,
+        route,
         chosen.name,
         runs,
         estimate,
         reasons,
+        unfinished,
         rng=result_rng,
         sampling_time=time.perf_counter() - clock,
         log_likelihood=log_likelihood,
@@ -142,71 +183,26 @@ def sample_smc(
     )
 
 
-class _Settings(NamedTuple):
-    """What every chain is run with."""
-
-    draws: int
-    ess_fraction: float
-    moves: MoveSettings
-    max_time: float | None
-
-
-class _Job(NamedTuple):
-    """One chain, complete, so that it can be sent elsewhere."""
-
-    path: TemperingPath
-    kernel: Kernel
-    settings: _Settings
-    rng: np.random.Generator
-    report: Callable[[Stage], None] | None
+def _over_data(path: str, initial: Any, checkpoint: Any, keep_ladder: bool) -> bool:
+    """Whether the path runs over the data, with which some options do not go."""
+    if path not in ("tempering", "data"):
+        raise ModelError(f"path={path!r}: expected 'tempering' or 'data'")
+    if path == "data" and not (isinstance(initial, str) and initial == "prior"):
+        raise ModelError("path='data' starts from the prior: leave initial= out")
+    if path == "data" and (checkpoint is not None or keep_ladder):
+        raise ModelError(
+            "checkpoint= and keep_ladder= need path='tempering'; what path='data' returns can itself go on"
+        )
+    return path == "data"
 
 
-def _run(job: _Job) -> SMCRun:
-    settings = job.settings
-    return run_tempering(
-        job.path,
-        job.kernel,
-        settings.draws,
-        job.rng,
-        ess_fraction=settings.ess_fraction,
-        moves=settings.moves,
-        max_time=settings.max_time,
-        report=job.report,
-    )
-
-
-def _run_chains(
-    path: TemperingPath,
-    kernel: Kernel,
-    settings: _Settings,
-    generators: Sequence[np.random.Generator],
-    executor: Executor | None,
-    progressbar: bool,
-) -> list[SMCRun]:
-    """All chains, in order, with their progress."""
-    fields = ("λ", "ESS", "acceptance", "moves", "log Z")
-    with ChainProgress("SMC", len(generators), fields, enabled=progressbar) as progress:
-        jobs = [
-            _Job(path, kernel, settings, rng, None if executor else partial(_show, progress, chain))
-            for chain, rng in enumerate(generators)
-        ]
-        runs = map_independent(_run, jobs, executor)
-        for chain, run in enumerate(runs):
-            _show(progress, chain, run.stages[-1])
-    return runs
-
-
-def _show(progress: ChainProgress, chain: int, stage: Stage) -> None:
-    moves = stage.moves
-    figures: dict[str, float | str] = {
-        "λ": stage.exponent,
-        "ESS": f"{stage.ess:.0f}",
-        "log Z": f"{stage.log_evidence:.2f}",
-    }
-    if moves is not None:
-        figures |= {"acceptance": moves.acceptance, "moves": f"{moves.n_moves}"}
-    # The ladder is roughly geometric, so a root of λ runs more evenly than λ itself.
-    progress.update(chain, stage.exponent**0.25, **figures)
+def _open_checkpoint(
+    path: str | os.PathLike, target: BaseTarget, initial: Any, identity: dict[str, Any], random_seed: Any
+) -> Checkpoint:
+    """The checkpoint of this call; a call is known by its settings and by what it makes of fixed points."""
+    given = [] if isinstance(initial, str) else [initial]
+    settings = identity | {"initial": "approximation" if given else initial} | fingerprint(target, *given)
+    return Checkpoint.open(path, settings, initial, random_seed)
 
 
 def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> TemperingPath:

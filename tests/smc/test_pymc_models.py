@@ -104,7 +104,9 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path):
     time.sleep(5)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in stderr
+    assert (
+        "KeyboardInterrupt" in stderr or "tempering SMC: interrupted" in stderr
+    )  # before, or after, a first temperature
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 

@@ -1,0 +1,265 @@
+r"""The ladder of a run, kept: every temperature's particles, for other powers and priors, and for the path's integral.
+
+The particles at λ are a sample of π_λ(θ) ∝ base(θ) exp{λ·increment(θ)}. A sample of another density γ follows by weights
+γ / π_λ from whichever temperature they are most even at, smoothed by Pareto-smoothed importance sampling (Vehtari et al.
+2024), whose shape k says whether they can be used.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from scipy.special import logsumexp
+
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.importance.weights import effective_sample_size, normalised_weights, smoothed_weights
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets.power import with_power
+from ppl_backends.targets.protocol import Array
+
+if TYPE_CHECKING:
+    from ppl_backends.smc.path import PathState
+
+__all__ = ["Reweighted", "Rung", "ladder_group", "reweight", "thermodynamic_integration"]
+
+_UNRELIABLE_K = 0.7
+
+
+class Rung(NamedTuple):
+    """Particles at one exponent.
+
+    Attributes
+    ----------
+    exponent : float
+    log_evidence : float
+        Running log evidence there.
+    x : ndarray (n, dim)
+    log_density, increment : ndarray (n,)
+        log γ_λ, and its derivative in λ.
+    log_weight : ndarray (n,)
+        Normalised; 0 for particles of equal weight.
+    """
+
+    exponent: float
+    log_evidence: float
+    x: Array
+    log_density: Array
+    increment: Array
+    log_weight: Array
+
+    @classmethod
+    def of(cls, state: PathState, log_evidence: float, log_weight: Array | None = None) -> Rung:
+        """The rung that a state stands on; ``log_weight`` normalised to sum one, equal by default."""
+        n = len(state.x)
+        weight = np.zeros(n) if log_weight is None else log_weight + np.log(n)
+        return cls(state.exponent, log_evidence, state.x, state.log_density, state.increment, weight)
+
+
+def ladder_group(ladders: Sequence[Sequence[Rung]]) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """The chains' ladders as variables with dims (chain, stage, particle), NaN where a chain has fewer temperatures."""
+    longest = max(len(ladder) for ladder in ladders)
+    n, dim = ladders[0][0].x.shape
+    scalar = np.full((2, len(ladders), longest), np.nan)
+    vector = np.full((3, len(ladders), longest, n), np.nan)
+    x = np.full((len(ladders), longest, n, dim), np.nan)
+    for chain, ladder in enumerate(ladders):
+        for stage, rung in enumerate(ladder):
+            scalar[:, chain, stage] = rung.exponent, rung.log_evidence
+            vector[:, chain, stage] = rung.log_density, rung.increment, rung.log_weight
+            x[chain, stage] = rung.x
+    on_stage, on_particle = ("chain", "stage"), ("chain", "stage", "particle")
+    return {
+        "x": ((*on_particle, "unconstrained_parameter"), x),
+        **dict(zip(("beta", "log_marginal_likelihood"), ((on_stage, table) for table in scalar), strict=True)),
+        **dict(
+            zip(("log_density", "increment", "log_weight"), ((on_particle, table) for table in vector), strict=True)
+        ),
+    }
+
+
+class Reweighted(NamedTuple):
+    """A weighted sample of another density.
+
+    Attributes
+    ----------
+    x : ndarray (n, dim)
+        Points on the unconstrained space, of all chains.
+    log_weight : ndarray (n,)
+        Smoothed, normalised to sum one.
+    pareto_k : float
+        Above 0.7 the weights cannot be relied on.
+    ess : float
+        Effective sample size of the weights.
+    log_evidence : float
+        Of the new density.
+    exponents : ndarray (chains,)
+        Where the points come from.
+    """
+
+    x: Array
+    log_weight: Array
+    pareto_k: float
+    ess: float
+    log_evidence: float
+    exponents: Array
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """``n`` points drawn in proportion to their weights ``(n, dim)``."""
+        return self.x[rng.choice(len(self.x), size=n, p=np.exp(self.log_weight))]
+
+    def mean(self, values: Array | None = None) -> Array:
+        """Weighted mean of ``values`` ``(n, ...)``, by default of the points."""
+        return np.tensordot(np.exp(self.log_weight), self.x if values is None else values, axes=1)
+
+
+def reweight(idata: Any, *, power: float | None = None, model: Any = None, data: Any = None) -> Reweighted:
+    """The posterior under another power of the likelihood, or under another model of the same parameters.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        From :func:`~ppl_backends.sample_smc` with ``keep_ladder=True``.
+    power : float, optional
+        α of p(θ)L(θ)^α; without ``model`` the run must have started from the prior.
+    model : pymc.Model, Stan program or Target, optional
+        With the same unconstrained coordinates, such as the model with another prior.
+    data : dict or path, optional
+        Data of a Stan program.
+
+    Returns
+    -------
+    Reweighted
+        With a :class:`~ppl_backends.errors.SamplerWarning` where Pareto k is above 0.7.
+
+    Raises
+    ------
+    ModelError
+        If no ladder was kept, or neither ``power`` nor ``model`` is given.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> target = pb.FunctionTarget(
+    ...     1,
+    ...     lambda x: (-2 * (x[:, 0] - 1) ** 2, -4 * (x - 1)),
+    ...     lambda x: (-0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), -x),
+    ...     sample_prior=lambda n, rng: rng.standard_normal((n, 1)),
+    ... )
+    >>> idata = pb.sample_smc(target, draws=1000, keep_ladder=True, random_seed=1, progressbar=False)
+    >>> half = pb.reweight(idata, power=0.5)
+    >>> bool(abs(half.mean()[0] - 2 / 3) < 0.1)
+    True
+    """
+    if power is None and model is None:
+        raise ModelError("reweight: give power=, model= or both")
+    ladder = _ladder(idata)
+    if model is None:
+        if group(idata, "posterior").attrs["initial"] != "prior":
+            raise ModelError("reweight: power= alone needs a run from the prior; give the model as well (model=)")
+        new = None
+    else:
+        from ppl_backends.targets.convert import as_target
+
+        new = with_power(as_target(model, data), 1.0 if power is None else power)
+        if new.dim != ladder.sizes["unconstrained_parameter"]:
+            raise ModelError(
+                f"reweight: the model has dimension {new.dim}, the ladder {ladder.sizes['unconstrained_parameter']}"
+            )
+    points, weights, exponents = [], [], []
+    for chain in range(ladder.sizes["chain"]):
+        rungs = ladder.isel(chain=chain)
+        candidates = []
+        for stage in np.flatnonzero(np.isfinite(rungs["beta"].values)):
+            rung = {str(name): rungs[name].values[stage] for name in rungs.data_vars}
+            candidates.append((rung, _log_weights(rung, power, new)))
+        sizes = [effective_sample_size(log_weights) for _, log_weights in candidates]
+        rung, log_weights = candidates[int(np.argmax(sizes))]
+        points.append(rung["x"])
+        weights.append(log_weights)
+        exponents.append(float(rung["beta"]))
+    log_weights = np.concatenate(weights)
+    log_evidence = float(logsumexp(log_weights) - np.log(len(log_weights)))
+    smoothed, pareto_k = smoothed_weights(log_weights)
+    log_weight = smoothed - logsumexp(smoothed)
+    if pareto_k > _UNRELIABLE_K:
+        message = (
+            f"reweight: Pareto k is {pareto_k:.2f} (above 0.7 the weights cannot be relied on); run the model itself"
+        )
+        warnings.warn(message, SamplerWarning, stacklevel=2)
+    ess = effective_sample_size(smoothed)
+    return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(exponents))
+
+
+def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array:
+    """Log γ(x) − log π_λ(x), with π_λ normalised by the running evidence."""
+    given = rung["log_weight"] + rung["log_marginal_likelihood"]
+    if new is not None:
+        return given + new.log_density(rung["x"]) - rung["log_density"]
+    assert power is not None
+    if power == rung["beta"]:
+        return given
+    return given + (power - rung["beta"]) * rung["increment"]
+
+
+def thermodynamic_integration(idata: Any) -> xr.Dataset:
+    r"""The mean increment along the path, and the log evidence as its integral.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        From :func:`~ppl_backends.sample_smc` with ``keep_ladder=True``.
+
+    Returns
+    -------
+    xarray.Dataset
+        With dims (chain, stage): ``beta``; ``increment_mean`` and ``increment_sd``, the moments of the increment (of the log
+        likelihood, from the prior) at λ; and ``log_evidence``, the integral of the mean from 0 to λ, each step being
+        integrated in closed form over particles reweighted from its nearer end.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> target = pb.FunctionTarget(
+    ...     1,
+    ...     lambda x: (-2 * (x[:, 0] - 1) ** 2, -4 * (x - 1)),
+    ...     lambda x: (-0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), -x),
+    ...     sample_prior=lambda n, rng: rng.standard_normal((n, 1)),
+    ... )
+    >>> idata = pb.sample_smc(target, draws=1000, keep_ladder=True, random_seed=1, progressbar=False)
+    >>> curve = pb.thermodynamic_integration(idata)
+    >>> bool(abs(curve["log_evidence"].isel(stage=-1).mean() - (-0.5 * np.log(5) - 0.4)) < 0.1)
+    True
+    """
+    ladder = _ladder(idata)
+    beta, increment = ladder["beta"].values, ladder["increment"].values
+    log_weight = ladder["log_weight"].values
+    mean, sd, total = (np.full(beta.shape, np.nan) for _ in range(3))
+    for chain in range(len(beta)):
+        total[chain, 0] = ladder["log_marginal_likelihood"].values[chain, 0]
+        for stage in np.flatnonzero(np.isfinite(beta[chain])):
+            weights, _ = normalised_weights(log_weight[chain, stage])
+            inside = np.isfinite(increment[chain, stage])
+            share, values = weights[inside] / weights[inside].sum(), increment[chain, stage][inside]
+            mean[chain, stage] = share @ values
+            sd[chain, stage] = np.sqrt(share @ (values - mean[chain, stage]) ** 2)
+            if stage > 0:
+                half = 0.5 * (beta[chain, stage] - beta[chain, stage - 1])
+                ends = [
+                    logsumexp(log_weight[chain, at] + sign * half * increment[chain, at])
+                    for at, sign in ((stage - 1, 1.0), (stage, -1.0))
+                ]
+                total[chain, stage] = total[chain, stage - 1] + ends[0] - ends[1]
+    on = ("chain", "stage")
+    figures = {"beta": beta, "increment_mean": mean, "increment_sd": sd, "log_evidence": total}
+    return xr.Dataset({name: (on, values) for name, values in figures.items()}, coords={dim: ladder[dim] for dim in on})
+
+
+def _ladder(idata: Any) -> xr.Dataset:
+    try:
+        return group(idata, "ladder")
+    except KeyError:
+        raise ModelError("the particles of the ladder were not kept; call sample_smc(..., keep_ladder=True)") from None

@@ -1,0 +1,263 @@
+"""Runs that are killed, interrupted, out of disk or out of workers, and what is left of them."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError, SamplerWarning, WorkerError
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.checkpoint import write_atomically
+from ppl_backends.smc.sampler import SMCRun
+from ppl_backends.targets import FunctionTarget
+from tests.toys import conjugate_gaussian
+
+OPTIONS = {"draws": 200, "chains": 3, "random_seed": 4, "progressbar": False}
+
+
+class Hooked(FunctionTarget):
+    """The conjugate Gaussian, with something happening at every evaluation."""
+
+    def __init__(self, hook=None, dim=5):
+        known = conjugate_gaussian(dim)
+        self.known, self.hook, self.calls = known, hook, 0
+        vars(self).update({name: value for name, value in vars(known.target).items() if name not in vars(self)})
+
+    def __reduce__(self):
+        return Hooked, (self.hook, self.dim)
+
+    def evaluate(self, x, gradient=False):
+        self.calls += 1
+        if self.hook is not None:
+            self.hook(self.calls)
+        return self.known.target.evaluate(x, gradient)
+
+
+def same(one, other):
+    np.testing.assert_array_equal(group(one, "posterior")["x"], group(other, "posterior")["x"])
+    for name in ("beta", "log_marginal_likelihood", "scale", "ancestor", "log_evidence_path_sampling"):
+        np.testing.assert_array_equal(group(one, "sample_stats")[name], group(other, "sample_stats")[name])
+    for name in ("log_evidence", "log_evidence_se", "complete", "log_evidence_trusted"):
+        assert group(one, "posterior").attrs[name] == group(other, "posterior").attrs[name]
+
+
+SCRIPT = """
+import sys, time
+import ppl_backends as pb
+from tests.smc.test_long_runs import OPTIONS, Hooked
+pb.sample_smc(Hooked(lambda calls: time.sleep(0.01)), checkpoint=sys.argv[1], **OPTIONS)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    path = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], cwd=os.getcwd())
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run.chain1").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert pickle.loads((tmp_path / "run.chain1").read_bytes())["progress"].state.exponent < 1
+    target = Hooked()
+    resumed = pb.sample_smc(target, checkpoint=path, **OPTIONS)
+    whole = Hooked()
+    same(resumed, pb.sample_smc(whole, **OPTIONS))
+    assert target.calls < whole.calls
+
+
+def test_a_finished_checkpoint_answers_at_once_and_gives_the_seed(tmp_path):
+    first = pb.sample_smc(Hooked(), checkpoint=tmp_path / "run", initial="laplace", **OPTIONS)
+    target = Hooked()
+    again = pb.sample_smc(target, checkpoint=tmp_path / "run", initial="laplace", **(OPTIONS | {"random_seed": None}))
+    same(first, again)
+    assert target.calls < 10
+
+
+def test_running_out_of_time_and_resuming_gives_the_whole(tmp_path):
+    options = OPTIONS | {"keep_ladder": True, "checkpoint": tmp_path / "run"}
+    for _ in range(3):
+        with pytest.warns(SamplerWarning, match="stopped before exponent 1"):
+            pb.sample_smc(Hooked(), max_time=1e-9, **options)
+    resumed = pb.sample_smc(Hooked(), **options)
+    whole = pb.sample_smc(Hooked(), keep_ladder=True, **OPTIONS)
+    same(resumed, whole)
+    np.testing.assert_array_equal(group(resumed, "ladder")["x"], group(whole, "ladder")["x"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"draws": 100}, "draws"),
+        ({"random_seed": 5}, "random_seed"),
+        ({"initial": "laplace"}, "initial"),
+        ({"max_moves": 3}, "moves"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path, change, named):
+    options = OPTIONS | {"draws": 20, "chains": 1}
+    with pytest.warns(SamplerWarning):
+        pb.sample_smc(Hooked(), checkpoint=tmp_path / "run", max_time=1e-9, **options)
+    with pytest.raises(ModelError, match=f"belongs to another run.*{named}") as caught:
+        pb.sample_smc(Hooked(), checkpoint=tmp_path / "run", **(options | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_model_and_a_file_that_is_none_are_refused(tmp_path):
+    options = OPTIONS | {"draws": 20, "chains": 1}
+    with pytest.warns(SamplerWarning):
+        pb.sample_smc(Hooked(), checkpoint=tmp_path / "run", max_time=1e-9, **options)
+    with pytest.raises(ModelError, match="log density"):
+        pb.sample_smc(conjugate_gaussian(5, seed=1).target, checkpoint=tmp_path / "run", **options)
+    with pytest.raises(ModelError, match="names of the parameters"):
+        pb.sample_smc(conjugate_gaussian(4).target, checkpoint=tmp_path / "run", **options)
+    (tmp_path / "notes").write_text("something else")
+    with pytest.raises(ModelError, match="is no checkpoint"):
+        pb.sample_smc(Hooked(), checkpoint=tmp_path / "notes", **options)
+
+
+FULL_DISK = """
+import resource, sys, warnings
+import ppl_backends as pb
+from ppl_backends.errors import CheckpointError
+from tests.smc.test_long_runs import OPTIONS, Hooked
+warnings.simplefilter("ignore")
+path, most = sys.argv[1], int(sys.argv[2])
+pb.sample_smc(Hooked(), checkpoint=path, max_time=1e-9, **OPTIONS)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+try:
+    pb.sample_smc(Hooked(), checkpoint=path, **OPTIONS)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_is_whole(tmp_path):
+    path = tmp_path / "run"
+    output = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path), "4000"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "could not be written" in output
+    assert output.count("\n") == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "run.chain0", "run.chain1", "run.chain2"]
+    same(pb.sample_smc(Hooked(), checkpoint=path, **OPTIONS), pb.sample_smc(Hooked(), **OPTIONS))
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+    write_atomically(tmp_path / "file", b"first")
+    with pytest.raises(TypeError):
+        write_atomically(tmp_path / "file", "not bytes")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def interrupt_at(count):
+    def hook(calls):
+        if calls == count:
+            raise KeyboardInterrupt
+
+    return hook
+
+
+def calls_per_chain():
+    counting = Hooked()
+    pb.sample_smc(counting, **(OPTIONS | {"chains": 1}))
+    return counting.calls
+
+
+def test_ctrl_c_keeps_the_chains_that_finished():
+    target = Hooked(interrupt_at(int(1.5 * calls_per_chain())))
+    with pytest.warns(SamplerWarning, match="interrupted: 2 of 3 chains stopped before exponent 1 and are left out"):
+        idata = pb.sample_smc(target, **OPTIONS)
+    posterior = group(idata, "posterior")
+    assert posterior.sizes["chain"] == 1
+    assert posterior.attrs["complete"] == 0
+    whole = pb.sample_smc(Hooked(), **OPTIONS)
+    np.testing.assert_array_equal(posterior["x"], group(whole, "posterior")["x"][:1])
+    known = target.known.log_evidence
+    assert abs(posterior.attrs["log_evidence"] - known) < 5 * posterior.attrs["log_evidence_se"]
+
+
+def test_ctrl_c_in_the_first_chain_returns_the_temperature_reached():
+    with pytest.warns(SamplerWarning, match="interrupted: all chains stopped before exponent 1"):
+        idata = pb.sample_smc(Hooked(interrupt_at(calls_per_chain() // 2)), **OPTIONS)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["complete"] == 0
+    assert attrs["accuracy"] == "approximate"
+    assert "log_evidence" not in attrs
+    assert attrs["log_evidence_trusted"] == 0
+
+
+def test_ctrl_c_before_anything_is_there_is_raised():
+    with pytest.raises(KeyboardInterrupt):
+        pb.sample_smc(Hooked(interrupt_at(3)), **OPTIONS)
+
+
+def die_on_third_call(calls):
+    if calls == 3:
+        os._exit(1)
+
+
+def test_a_worker_that_dies_says_how_to_go_on(tmp_path):
+    message = r"checkpoint=.*run.* to go on"
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor,
+        pytest.raises(WorkerError, match=message) as caught,
+    ):
+        pb.sample_smc(Hooked(die_on_third_call), executor=executor, checkpoint=tmp_path / "run", **OPTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dask_cluster_gives_the_same_bits():
+    distributed = pytest.importorskip("distributed")
+    alone = pb.sample_smc(Hooked(), **OPTIONS)
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        elsewhere = pb.sample_smc(Hooked(), executor=client.get_executor(), **OPTIONS)
+    same(alone, elsewhere)
+
+
+def test_a_target_that_is_nan_here_and_there_still_works():
+    """NaN on a set of a twentieth of the points: the posterior is the one restricted to the rest."""
+    known = conjugate_gaussian(2)
+    hole = 0.05
+
+    def log_likelihood(x):
+        value, gradient = known.target.evaluate(x, True).log_likelihood, None
+        gradient = known.target.evaluate(x, True).log_likelihood_gradient
+        share = np.modf(np.abs(1e4 * x[:, 0]))[0]
+        return np.where(share < hole, np.nan, value), gradient
+
+    def log_prior(x):
+        parts = known.target.evaluate(x, True)
+        return parts.log_prior, parts.log_prior_gradient
+
+    target = FunctionTarget(2, log_likelihood, log_prior, known.target.sample_prior)
+    idata = pb.sample_smc(target, draws=1000, chains=4, random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert abs(attrs["log_evidence"] - known.log_evidence - np.log1p(-hole)) < 5 * attrs["log_evidence_se"]
+    x = group(idata, "posterior")["x"].values
+    spread = x.mean(axis=1).std(axis=0, ddof=1) / 2
+    assert (np.abs(x.mean(axis=(0, 1)) - known.mean) < 6 * spread + 0.02 * known.sd).all()
+    assert (np.modf(np.abs(1e4 * x[..., 0]))[0] >= hole).all()
+
+
+def test_runs_are_whole_values():
+    from ppl_backends.mcmc.kernels import make_kernel
+    from ppl_backends.smc.path import PriorPath
+    from ppl_backends.smc.sampler import run_tempering
+
+    run = run_tempering(PriorPath(Hooked().known.target), make_kernel("hmc"), 50, np.random.default_rng(0))
+    copy = pickle.loads(pickle.dumps(run))
+    assert isinstance(copy, SMCRun)
+    np.testing.assert_array_equal(copy.x, run.x)
+    assert copy.rng.random() == run.rng.random()
