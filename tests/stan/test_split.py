@@ -351,6 +351,16 @@ SHAPES = {
         ["v ~", "for (", "v * w"],
         ["a ~"],
     ),
+    "constraints in declarations": (
+        whole(
+            "a ~ normal(s[1], r[1, 1]); b ~ normal(q, 1); y ~ normal(a, 1);",
+            transformed="vector<lower=0>[2] s; array[2] vector<lower=0, upper=9>[1] r; s[1] = sigma; r[1, 1] = b;"
+            "real<lower=0> q = 2 + sigma;",
+        ),
+        "y",
+        ["y ~"],
+        ["vector<lower=0>[2] s;", "s[1] = sigma;", "r[1, 1] = b;", "real<lower=0> q = 2 + sigma;"],
+    ),
     "count observed": (
         whole("a ~ normal(0, 1); M ~ poisson_log(a);", data="data { int<lower=0> M; real prior_sd; }"),
         "M",

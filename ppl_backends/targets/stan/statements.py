@@ -183,7 +183,7 @@ class _Reader:
         self.position += 1
         text = self.text[tokens[0].start : tokens[-1].end] + ";"
         statement = Statement(number, "call", text, tokens[0].start, _words(tokens))
-        flat = list(_outside_brackets(tokens))
+        flat = list(_outside_constraints(_outside_brackets(tokens)))
         sign = next((i for i, token in flat if token.text in _ASSIGNMENTS), None)
         if tokens[0].text in ("target", "jacobian") and sign == 1:
             statement.kind = "increment"
@@ -227,6 +227,17 @@ def _outside_brackets(tokens: list[Token]) -> Iterator[tuple[int, Token]]:
         if depth == 0 and token.text not in _CLOSE:
             yield index, token
         depth += token.text in _OPEN
+
+
+def _outside_constraints(flat: Iterable[tuple[int, Token]]) -> Iterator[tuple[int, Token]]:
+    """The words without the ``<lower=0>`` that may follow a type; no comparison can stand inside one."""
+    inside, last = False, ""
+    for index, token in flat:
+        inside = inside or (token.text == "<" and _TYPES.fullmatch(last) is not None)
+        if not inside:
+            yield index, token
+        inside = inside and token.text != ">"
+        last = token.text
 
 
 def _words(tokens: Iterable[Token]) -> frozenset[str]:
