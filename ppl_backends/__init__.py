@@ -22,6 +22,7 @@ _LAZY = {
     "as_target": "ppl_backends.targets.convert",
     "fit_ep": "ppl_backends.approximations.ep",
     "fit_laplace": "ppl_backends.approximations",
+    "fit_vi": "ppl_backends.approximations.variational",
     "from_draws": "ppl_backends.approximations",
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",

@@ -69,3 +69,15 @@ def test_what_is_no_run_and_unknown_names_are_refused(run):
     )
     with pytest.raises(ModelError, match="expected a result of"):
         pb.plot_smc_run(importance)
+
+
+def test_ladder_that_was_kept_shows_quantiles_of_its_particles():
+    idata = pb.sample_smc(
+        conjugate_gaussian(2).target, draws=300, chains=2, keep_ladder=True, random_seed=1, progressbar=False
+    )
+    axis = pb.plot_ladder(idata, exponent="linear")[0]
+    ladder = group(idata, "ladder").isel(chain=0, unconstrained_parameter=0)
+    reached, medians = axis.lines[0].get_data()
+    assert reached[0] == 0.0
+    assert reached[-1] == 1.0
+    assert medians[-1] == pytest.approx(float(np.median(ladder["x"].values[len(reached) - 1])), abs=1e-9)
