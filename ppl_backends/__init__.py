@@ -19,6 +19,7 @@ _LAZY = {
     "GibbsPosterior": "ppl_backends.gibbs.posterior",
     "MixtureApproximation": "ppl_backends.approximations",
     "Target": "ppl_backends.targets",
+    "Unnormalized": "ppl_backends.targets.unnormalized",
     "as_target": "ppl_backends.targets.convert",
     "fit_ep": "ppl_backends.approximations.ep",
     "fit_laplace": "ppl_backends.approximations",
@@ -34,7 +35,7 @@ _LAZY = {
     "thermodynamic_integration": "ppl_backends.smc.ladder",
 }
 
-_ROOMS = ("gibbs", "steps")
+_ROOMS = ("gibbs", "simulators", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

@@ -56,6 +56,13 @@ class PowerTarget(BaseTarget):
         return Evaluation(parts.log_prior, likelihood, parts.log_prior_gradient, slope)
 
     @property
+    def evidence_note(self) -> str:
+        """What the normalising constant of a tempered posterior is."""
+        return (
+            f"pseudo-evidence: the normalising constant of the prior times the likelihood to the power {self.power:g}"
+        )
+
+    @property
     def has_potentials(self) -> bool:
         """Whether the wrapped target has terms that are neither prior nor observed."""
         return bool(getattr(self.target, "has_potentials", False))
@@ -82,5 +89,8 @@ def _scaled(power: float, value: Array) -> Array:
 
 
 def with_power(target: BaseTarget, power: float, power_potentials: bool = False) -> BaseTarget:
-    """The target itself for power one, else a :class:`PowerTarget`."""
-    return target if power == 1 else PowerTarget(target, power, power_potentials)
+    """The target itself for power one, else a :class:`PowerTarget`, or what the target has of its own (Gibbs posteriors)."""
+    if power == 1:
+        return target
+    tempered = getattr(target, "tempered", None)
+    return PowerTarget(target, power, power_potentials) if tempered is None else tempered(power)

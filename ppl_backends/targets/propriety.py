@@ -45,6 +45,13 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
 
 
 def improper_note(target: BaseTarget) -> str | None:
-    """What has to be said of an evidence under this target's prior: that it is known up to a constant only, or nothing."""
+    """What has to be said of this target's evidence, or nothing.
+
+    That it is known up to a constant only, under an improper prior, and what the target itself says in ``evidence_note``:
+    that there is a loss or a tempered likelihood where a probability of the data would be.
+    """
     name = improper_coordinate(target) if target.has_split else None
-    return None if name is None else f"up to a constant: the prior is improper along {name}"
+    notes = [getattr(target, "evidence_note", None)]
+    if name is not None:
+        notes.append(f"up to a constant: the prior is improper along {name}")
+    return "; ".join(note for note in notes if note) or None

@@ -1,0 +1,45 @@
+r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}: a loss in place of a likelihood.
+
+==================  =========================================================================================
+``posterior``       the posterior as a target: every sampler and approximation applies
+``losses``          losses, their sites for EP, and their expectations under a Gaussian score
+``auc``             risks of pairs in O(n log n)
+``expression``      risks as PyTensor expressions, and Gibbs posteriors inside a PyMC model
+``linear_scores``   Gaussian variational approximations with exact expectations
+``annealing``       deterministic annealing along λ, for losses that are not convex
+``certificates``    PAC-Bayes bounds on the risk of an approximation
+``learning_rate``   choosing λ, and the scale of the prior
+==================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_LAZY = {
+    "FunctionLoss": "losses",
+    "GibbsPosterior": "posterior",
+    "Hinge": "losses",
+    "Logistic": "losses",
+    "Loss": "losses",
+    "PairLoss": "losses",
+    "Quantile": "losses",
+    "Squared": "losses",
+    "Tuning": "posterior",
+    "ZeroOne": "losses",
+    "auc_risk": "auc",
+    "gibbs_potential": "expression",
+}
+
+__all__ = [*_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ppl_backends.gibbs' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ppl_backends.gibbs.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,427 @@
+"""Losses ℓ(s, y) of a score s: values, derivatives, sites exp(−c ℓ) for EP, and expectations under a Gaussian score.
+
+A Gaussian approximation of θ makes every linear score s = xᵀθ Gaussian, so that the expected risk of the approximation is a
+sum of one-dimensional integrals. For the losses here they have closed forms (quadrature for the logistic one), and by the
+heat equation ∂E/∂v = ½ ∂²E/∂μ² three numbers a score are all that an optimiser needs.
+
+A pair loss is a loss of the difference of two scores, sᵢ − sⱼ with yᵢ > yⱼ, and its label is always +1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit, log_ndtr, ndtr
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import FunctionSites, Normal, ScaledSites, SiteFamily, Step
+from ppl_backends.targets.factors.families import _truncated_variance, mills, signs
+from ppl_backends.targets.factors.sites import LOG_2PI, Array, Rows, TiltedMoments
+
+__all__ = [
+    "LOSSES",
+    "Expectation",
+    "FunctionLoss",
+    "Hinge",
+    "Logistic",
+    "Loss",
+    "PairLoss",
+    "Quantile",
+    "Squared",
+    "TwoSlopes",
+    "ZeroOne",
+    "resolve_loss",
+]
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+class Expectation(NamedTuple):
+    """Expected losses under N(μ, v), and their first and second derivative in μ; ∂/∂v is half the second one.
+
+    Attributes
+    ----------
+    value, slope, curvature : ndarray
+    """
+
+    value: Array
+    slope: Array
+    curvature: Array
+
+
+class Loss:
+    """A loss of a score and an outcome; all functions are vectorised over points × observations.
+
+    Attributes
+    ----------
+    name : str
+    bound : float or None
+        Largest value, where there is one; PAC-Bayes certificates need it.
+    smooth : bool
+        Whether a second derivative exists everywhere (Laplace needs it).
+    has_gradient : bool
+        False for steps, whose slope is zero wherever it exists.
+    convex : bool
+    classification : bool
+        Whether outcomes are two classes, coded −1 and +1 here.
+    """
+
+    name: str = "loss"
+    bound: float | None = None
+    smooth: bool = False
+    has_gradient: bool = True
+    convex: bool = True
+    classification: bool = True
+
+    def prepare(self, y: Any) -> Array:
+        """Outcomes as the loss reads them: −1 and +1 for classes (0/1, booleans and ±1 are taken), else numbers."""
+        if self.classification:
+            return signs(y)
+        y = np.asarray(y, dtype=np.float64)
+        if not np.isfinite(y).all():
+            raise ModelError(f"{self.name} loss: y has values that are not finite")
+        return y
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        raise NotImplementedError(f"{type(self).__name__} must define value(s, y)")
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative in s."""
+        raise NotImplementedError(f"{type(self).__name__} must define slope(s, y)")
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        """Second derivative in s, zero at kinks."""
+        return np.zeros_like(s)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Sites exp(−weight · ℓ(s, yᵢ))."""
+        raise NotImplementedError(f"{type(self).__name__} must define sites(y, weight)")
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        """Expected losses under N(mean, variance); by 40-node quadrature unless overridden."""
+        sd = np.sqrt(np.maximum(variance, 1e-300))
+        s = mean[..., None] + sd[..., None] * _NODES
+        value = self.value(s, np.broadcast_to(y, mean.shape)[..., None])
+        moments = [value @ _WEIGHTS, value @ (_WEIGHTS * _NODES) / sd, value @ (_WEIGHTS * (_NODES**2 - 1)) / sd**2]
+        return Expectation(*moments)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class ZeroOne(Loss):
+    """1 where y s ≤ 0: misclassification, a score of zero counted as an error."""
+
+    name, bound, has_gradient, convex = "zero_one", 1.0, False, False
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        return (y * s <= 0).astype(np.float64)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Zero, as it is almost everywhere."""
+        return np.zeros_like(s)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Steps, with closed-form moments."""
+        return Step(y, weight)
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        """Φ(−y μ/√v)."""
+        sd = np.sqrt(np.maximum(variance, 1e-300))
+        z = y * mean / sd
+        density = _normal_density(z)
+        return Expectation(ndtr(-z), -y * density / sd, z * density / sd**2)
+
+
+class Hinge(Loss):
+    """(1 − y s)₊."""
+
+    name = "hinge"
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        return np.maximum(1 - y * s, 0.0)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative in s."""
+        return np.where(y * s < 1, -y, 0.0)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Exponential on one side of the margin, with closed-form moments."""
+        return TwoSlopes(y, weight * (y > 0), weight * (y < 0))
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        """Closed form, x Φ(x/√v) + √v φ(x/√v) with x = 1 − y μ."""
+        sd = np.sqrt(np.maximum(variance, 1e-300))
+        x = 1 - y * mean
+        z = x / sd
+        density, mass = _normal_density(z), ndtr(z)
+        return Expectation(x * mass + sd * density, -y * mass, density / sd)
+
+
+class Logistic(Loss):
+    """log(1 + e^{−y s}); with λ = n the Gibbs posterior is logistic regression."""
+
+    name, smooth = "logistic", True
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        return np.logaddexp(0.0, -y * s)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative in s."""
+        return -y * expit(-y * s)
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        """Second derivative in s."""
+        return expit(s) * expit(-s)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Powers of the logistic function, by quadrature."""
+        return _loss_sites(self, y, weight)
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        """By quadrature of the loss and of its derivatives."""
+        s = mean[..., None] + np.sqrt(variance)[..., None] * _NODES
+        y = np.broadcast_to(y, mean.shape)[..., None]
+        return Expectation(*(part(s, y) @ _WEIGHTS for part in (self.value, self.slope, self.curvature)))
+
+
+class Squared(Loss):
+    """(y − s)²."""
+
+    name, smooth, classification = "squared", True, False
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        return (y - s) ** 2
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative in s."""
+        return 2 * (s - y)
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        """Second derivative in s."""
+        return np.full_like(s, 2.0)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Gaussian sites, with which EP is exact."""
+        sd = (2 * weight) ** -0.5
+        return ScaledSites(Normal(y, sd), np.full(len(y), 0.5 * LOG_2PI + np.log(sd)))
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        """(y − μ)² + v."""
+        return Expectation((y - mean) ** 2 + variance, 2 * (mean - y), np.full_like(mean, 2.0))
+
+
+class Quantile(Loss):
+    """Check loss of the quantile ``tau``, times ``scale``: scale · (tau (y − s)₊ + (1 − tau)(s − y)₊).
+
+    ``tau=0.5`` with ``scale=2`` is the absolute loss.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Quantile(0.9).value(np.array([0.0]), np.array([1.0]))
+    array([0.9])
+    """
+
+    name, classification = "quantile", False
+
+    def __init__(self, tau: float = 0.5, scale: float = 1.0) -> None:
+        if not 0 < tau < 1 or scale <= 0:
+            raise ModelError(f"Quantile(tau={tau}, scale={scale}): tau lies between 0 and 1, scale is positive")
+        self.tau, self.scale = float(tau), float(scale)
+        if tau == 0.5 and scale == 2.0:
+            self.name = "absolute"
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        return self.scale * (self.tau * (y - s) + np.maximum(s - y, 0.0))
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative in s."""
+        return self.scale * ((s > y).astype(np.float64) - self.tau)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Asymmetric Laplace sites, with closed-form moments."""
+        rate = weight * self.scale
+        return TwoSlopes(y, np.full(len(y), rate * self.tau), np.full(len(y), rate * (1 - self.tau)))
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        """Closed form."""
+        sd = np.sqrt(np.maximum(variance, 1e-300))
+        z = (mean - y) / sd
+        density, mass = _normal_density(z), ndtr(z)
+        value = self.tau * (y - mean) + (mean - y) * mass + sd * density
+        return Expectation(self.scale * value, self.scale * (mass - self.tau), self.scale * density / sd)
+
+    def __repr__(self) -> str:
+        return f"Quantile(tau={self.tau}, scale={self.scale})"
+
+
+class FunctionLoss(Loss):
+    """A loss given as a function ``value(s, y)``, vectorised with broadcasting.
+
+    Parameters
+    ----------
+    value : callable
+    slope, curvature : callable, optional
+        Its derivatives in s. Without ``slope`` the posterior is sampled without gradients.
+    bound : float, optional
+        Largest value; certificates need it, and take your word.
+    convex : bool
+    classification : bool
+        Whether y is two classes, handed over as −1 and +1.
+
+    Examples
+    --------
+    The ramp loss, which is bounded.
+
+    >>> import numpy as np
+    >>> ramp = FunctionLoss(lambda s, y: np.clip(1 - y * s, 0, 1), bound=1.0, classification=True)
+    >>> ramp.value(np.array([0.5, 3.0]), np.array([1.0, 1.0]))
+    array([0.5, 0. ])
+    """
+
+    name = "function"
+
+    def __init__(
+        self,
+        value: Callable[[Array, Array], Array],
+        slope: Callable[[Array, Array], Array] | None = None,
+        curvature: Callable[[Array, Array], Array] | None = None,
+        *,
+        bound: float | None = None,
+        convex: bool = False,
+        classification: bool = False,
+    ) -> None:
+        self._value, self._slope, self._curvature = value, slope, curvature
+        self.bound, self.convex, self.classification = bound, convex, classification
+        self.has_gradient, self.smooth = slope is not None, curvature is not None
+
+    def value(self, s: Array, y: Array) -> Array:
+        """Losses, shaped as ``s``."""
+        return np.asarray(self._value(s, y), dtype=np.float64)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative in s; zero where none was given."""
+        return np.zeros_like(s) if self._slope is None else np.asarray(self._slope(s, y), dtype=np.float64)
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        """Second derivative in s."""
+        return np.zeros_like(s) if self._curvature is None else np.asarray(self._curvature(s, y), dtype=np.float64)
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """By quadrature."""
+        return _loss_sites(self, y, weight)
+
+
+class PairLoss(Loss):
+    """A loss of the difference sᵢ − sⱼ of two scores whose outcomes are ordered, yᵢ > yⱼ.
+
+    The empirical risk is the mean over the n(n − 1) ordered pairs, so that each pair of the two classes counts twice.
+
+    Parameters
+    ----------
+    inner : Loss
+        Its label is +1 for every pair.
+
+    Examples
+    --------
+    >>> PairLoss(ZeroOne()).name
+    'auc'
+    """
+
+    def __init__(self, inner: Loss) -> None:
+        self.inner = inner
+        self.name = {"zero_one": "auc", "hinge": "auc_hinge"}.get(inner.name, f"pairwise {inner.name}")
+        self.bound, self.smooth, self.convex = inner.bound, inner.smooth, inner.convex
+        self.has_gradient = inner.has_gradient
+
+    def __repr__(self) -> str:
+        return f"PairLoss({self.inner!r})"
+
+
+class TwoSlopes(SiteFamily):
+    """exp(−left·(knot − s)₊ − right·(s − knot)₊): hinge, absolute and quantile losses as sites; closed-form moments."""
+
+    knot: Array
+    left: Array
+    right: Array
+
+    def __init__(self, knot: Any, left: Any, right: Any) -> None:
+        super().__init__(knot=knot, left=left, right=right)
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        knot, left, right = self._at(rows, "knot", "left", "right")
+        return -left * np.maximum(knot - s, 0.0) - right * np.maximum(s - knot, 0.0)
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        knot, left, right = self._at(rows, "knot", "left", "right")
+        return np.where(s < knot, left, 0.0) - np.where(s > knot, right, 0.0), np.zeros_like(s)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Two truncated normal distributions, each tilted by its slope."""
+        knot, left, right = self._at(rows, "knot", "left", "right")
+        left, right, sd, centred = power * left, power * right, np.sqrt(variance), mean - knot
+        above, below = (centred - right * variance) / sd, (-centred - left * variance) / sd
+        log_above = log_ndtr(above) - right * centred + 0.5 * right**2 * variance
+        log_below = log_ndtr(below) + left * centred + 0.5 * left**2 * variance
+        log_z = np.logaddexp(log_above, log_below)
+        share = np.exp(log_above - log_z)
+        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, less the knot
+        centre = share * high + (1 - share) * low
+        within = variance * (share * _truncated_variance(above) + (1 - share) * _truncated_variance(below))
+        return TiltedMoments(log_z, knot + centre, within + share * (1 - share) * (high - low) ** 2)
+
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "zero_one": ZeroOne,
+    "hinge": Hinge,
+    "logistic": Logistic,
+    "squared": Squared,
+    "absolute": lambda: Quantile(0.5, 2.0),
+    "quantile": Quantile,
+    "auc": lambda: PairLoss(ZeroOne()),
+    "auc_hinge": lambda: PairLoss(Hinge()),
+}
+
+
+def resolve_loss(loss: Any) -> Loss:
+    """A loss by name, or as an object.
+
+    Raises
+    ------
+    ModelError
+        If it is neither.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str) and loss in LOSSES:
+        return LOSSES[loss]()
+    raise ModelError(f"loss={loss!r}: expected one of {', '.join(LOSSES)}, a Loss, a function or a PyTensor expression")
+
+
+def _normal_density(z: Array) -> Array:
+    return np.exp(-0.5 * z**2 - 0.5 * LOG_2PI)
+
+
+def _loss_sites(loss: Loss, y: Array, weight: float) -> SiteFamily:
+    """Sites of any loss, their moments left to quadrature."""
+
+    def log_site(s: Array, rows: Rows) -> Array:
+        return -weight * loss.value(s, y if rows is None else y[rows])
+
+    def derivatives(s: Array, rows: Rows) -> tuple[Array, Array]:
+        at = y if rows is None else y[rows]
+        return -weight * loss.slope(s, at), -weight * loss.curvature(s, at)
+
+    return FunctionSites(log_site, len(y), True, derivatives if loss.has_gradient else None)

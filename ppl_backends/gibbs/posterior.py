@@ -1,0 +1,418 @@
+"""``GibbsPosterior``: exp{−λ r_n(θ)} π(θ) as a target.
+
+The learning rate λ multiplies the *mean* loss. With observations (Xᵢ, yᵢ) that is r_n(θ) = n⁻¹ Σ ℓ(xᵢᵀθ, yᵢ), so that one
+observation weighs η = λ/n; for pairs it is the mean over the n(n − 1) ordered pairs (i, j), i ≠ j, of which each pair of the
+two classes gives two, so that a pair weighs 2λ/(n(n − 1)), and λ is n(n − 1)/(2n₊n₋) times the rate of the form that
+averages over the n₊n₋ pairs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.gibbs.losses import FunctionLoss, Loss, PairLoss, resolve_loss
+from ppl_backends.gibbs.priors import GaussianPriorTarget, coefficient_columns, resolve_prior
+from ppl_backends.gibbs.risks import FunctionRisk, LinearRisk, LossObservations
+from ppl_backends.targets.factors import Factors, SiteFamily
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
+
+__all__ = ["GibbsPosterior", "Tuning"]
+
+MAX_PAIR_BYTES = 2**29
+"""Budget of the design of pairs, n₊n₋ rows, that EP works on."""
+
+
+class Tuning(NamedTuple):
+    """A choice that was made with the same data.
+
+    Attributes
+    ----------
+    what : str
+        ``"learning rate"`` or ``"prior"``.
+    how : str
+        The method.
+    candidates : int or None
+        Size of the grid it was chosen from, fixed before the data were seen; None where there was no such grid.
+    """
+
+    what: str
+    how: str
+    candidates: int | None
+
+
+class GibbsPosterior(BaseTarget):
+    r"""A posterior with a loss in place of a likelihood, exp{−λ r_n(θ)} π(θ), as a target for every method.
+
+    Parameters
+    ----------
+    prior : tuple (mean, cov), pm.Model, Stan program, approximation, or target
+        A Gaussian (numbers, vectors, or a covariance matrix), a model without likelihood, or a Stan program, of which the
+        prior is taken.
+    loss : str, Loss, function or PyTensor expression
+        ``"zero_one"``, ``"hinge"``, ``"logistic"``, ``"squared"``, ``"absolute"``, ``"quantile"`` (a median;
+        ``Quantile(0.9)`` for others), ``"auc"``, ``"auc_hinge"``, or an object of
+        :mod:`ppl_backends.gibbs.losses`. A function takes ``(scores, y)`` where ``X`` is given, and otherwise a dict of
+        values in model space, ``(n_points, *shape)`` each, of which it returns losses ``(n_points, m)``, one column an
+        observation or a pair. An expression is of the variables of the prior, a ``pm.Model``, one element an observation
+        or a pair.
+    X, y : array (n, p) and (n,), optional
+        Data of a linear score Xθ. There is no intercept but a column of ones.
+    learning_rate : float
+        λ, which multiplies the mean loss.
+    offset : float or array (n,)
+        Added to the scores.
+    coefficients : str or sequence of str, optional
+        Variables of the prior that are θ; needed where several could be.
+    n : int, optional
+        Number of observations, where a function or expression returns pairs.
+    labels : sequence of str, optional
+        Names of the columns of X.
+    data : dict or path, optional
+        Of a Stan program.
+    **options
+        Passed on to :func:`ppl_backends.as_target` for the prior.
+
+    Attributes
+    ----------
+    learning_rate, eta : float
+        λ, and λ/n.
+    n : int
+    pair_rate : float
+        λ · 2n₊n₋/(n(n − 1)), the learning rate of the mean over pairs of the two classes; NaN for other losses.
+    loss : Loss or None
+    X, y : ndarray or None
+    tuning : tuple of Tuning
+        Choices made with the same data, which certificates have to pay for.
+
+    Raises
+    ------
+    ModelError
+        If the prior has a likelihood, the data do not fit, or λ is not positive.
+
+    Notes
+    -----
+    Its evidence is the normalising constant ∫ exp{−λ r_n} dπ: a pseudo-evidence, which ranks priors for one loss and one λ
+    but is no probability of the data. Results say so.
+
+    References
+    ----------
+    Alquier, Ridgway & Chopin (2016), On the properties of variational approximations of Gibbs posteriors. JMLR 17.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=60.0)
+    >>> posterior
+    GibbsPosterior(loss='hinge', dim=2, n=60, learning_rate=60, eta=1)
+    >>> posterior.risk([[1.0, -1.0]]).round(2)
+    array([0.32])
+    """
+
+    has_split = True
+    label = "Gibbs posterior"
+    evidence_note = "pseudo-evidence: the normalising constant of a Gibbs posterior"
+
+    def __init__(
+        self,
+        prior: Any,
+        loss: Any,
+        X: Any = None,
+        y: Any = None,
+        *,
+        learning_rate: float,
+        offset: Any = 0.0,
+        coefficients: str | Sequence[str] | None = None,
+        n: int | None = None,
+        labels: Sequence[str] | None = None,
+        data: Any = None,
+        **options: Any,
+    ) -> None:
+        self.learning_rate = _checked_rate(learning_rate)
+        self.tuning: tuple[Tuning, ...] = ()
+        self.loss: Loss | None = None
+        self.X = self.y = None
+        self._gaussian_factors: Factors | None = None
+        if _is_expression(loss):
+            from ppl_backends.gibbs.expression import ExpressionRisk
+
+            _refuse_data(X, y)
+            self._risk: Any = ExpressionRisk(prior, loss, n, options)
+            self.prior: BaseTarget = self._risk.target
+        elif X is None:
+            if not callable(loss) or isinstance(loss, Loss):
+                raise ModelError(f"loss={loss!r} needs X and y; without them the loss is a function or an expression")
+            _refuse_data(X, y)
+            self.prior = resolve_prior(prior, None, data, labels, options)
+            point = self.prior.initial_points(1, np.random.default_rng(0))
+            self._risk = FunctionRisk(loss, self.prior.constrain, point, n)
+        else:
+            if labels is None and hasattr(X, "columns"):
+                labels = [str(column) for column in X.columns]
+            self.loss = FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
+            self.X, self.y, offset = _checked_data(self.loss, X, y, offset)
+            self.prior = resolve_prior(prior, self.X.shape[1], data, labels, options)
+            if isinstance(self.prior, GaussianPriorTarget):
+                columns: Index = np.arange(self.prior.dim)
+            else:
+                columns = coefficient_columns(self.prior, coefficients, self.X.shape[1])
+            self._risk = LinearRisk(self.loss, self.X, self.y, offset, columns, self.prior.dim)
+        self._adopt_prior()
+
+    def _adopt_prior(self) -> None:
+        """Take over coordinates and names of the prior."""
+        self.dim, self.names = self.prior.dim, self.prior.names
+        self.coords, self.dims = self.prior.coords, self.prior.dims
+        self.constant_data = dict(self.prior.constant_data)
+        if self.X is not None and self.y is not None:
+            self.constant_data |= {"X": self.X}
+            self.observed_data = {"y": self.y}
+        self.n = self._risk.n
+        self.has_gradient = bool(self._risk.has_gradient and self.prior.has_gradient)
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+
+    @property
+    def eta(self) -> float:
+        """λ/n, the weight of one observation."""
+        return self.learning_rate / self.n
+
+    @property
+    def paired(self) -> bool:
+        """Whether the loss is of pairs."""
+        return isinstance(self.loss, PairLoss)
+
+    @property
+    def pair_rate(self) -> float:
+        """λ · 2n₊n₋/(n(n − 1)); NaN for losses of single observations."""
+        if not self.paired or self.y is None:
+            return float("nan")
+        positive = int((self.y > 0).sum())
+        return self.learning_rate * 2 * positive * (self.n - positive) / (self.n * (self.n - 1))
+
+    @property
+    def site_weight(self) -> float:
+        """What one loss is multiplied by: λ/n, or 2λ/(n(n − 1)) a pair."""
+        return 2 * self.learning_rate / (self.n * (self.n - 1)) if self.paired else self.eta
+
+    @property
+    def gaussian_prior(self) -> GaussianPriorTarget | None:
+        """The prior where it is a Gaussian on the coefficients, else None."""
+        return self.prior if isinstance(self.prior, GaussianPriorTarget) else None
+
+    def risk(self, x: Any) -> Array:
+        """Empirical risk r_n ``(k,)`` at points ``(k, dim)`` of the unconstrained space."""
+        return self._risk.evaluate(as_points(x, self.dim))[0]
+
+    def scores(self, x: Any, X: Any = None) -> Array:
+        """Linear scores ``(k, n)`` of the data, or of other rows ``X``, at points ``(k, dim)``."""
+        risk = self._linear("scores")
+        theta = as_points(x, self.dim)[:, risk.columns]
+        return risk.scores(theta) if X is None else theta @ np.asarray(X, dtype=np.float64).T
+
+    # -- relatives -------------------------------------------------------------------------------------------------
+
+    def with_learning_rate(self, learning_rate: float) -> GibbsPosterior:
+        """The same posterior at another λ; nothing is compiled again."""
+        other = copy.copy(self)
+        other.learning_rate = _checked_rate(learning_rate)
+        other._gaussian_factors = None
+        return other
+
+    def tempered(self, power: float) -> GibbsPosterior:
+        """exp{−λ r_n} to a power: the learning rate is multiplied."""
+        return self.with_learning_rate(power * self.learning_rate)
+
+    def with_prior(self, prior: Any, **options: Any) -> GibbsPosterior:
+        """The same loss and data under another Gaussian prior."""
+        risk = self._linear("with_prior")
+        return GibbsPosterior(
+            prior, risk.loss, self.X, self.y, learning_rate=self.learning_rate, offset=risk.offset, **options
+        )._tuned(*self.tuning)
+
+    def subset(self, rows: Any) -> GibbsPosterior:
+        """The posterior given some observations only, with the same weight η of each."""
+        risk = self._linear("subset")
+        rows = np.arange(self.n)[rows]
+        other = copy.copy(self)
+        other.X, other.y = risk.X[rows], risk.y[rows]
+        other._risk = LinearRisk(risk.loss, other.X, other.y, risk.offset[rows], risk.columns, self.dim)
+        other._gaussian_factors = None
+        other._adopt_prior()
+        return other.with_learning_rate(self.eta * len(rows))
+
+    def with_data(self, new: Mapping[str, Any]) -> GibbsPosterior:
+        """The same posterior on other data ``{"X": …, "y": …}``, with the same λ."""
+        risk = self._linear("with_data")
+        if set(new) != {"X", "y"}:
+            raise ModelError(f"new data {sorted(new)}: expected X and y")
+        other = copy.copy(self)
+        assert self.loss is not None
+        other.X, other.y, offset = _checked_data(self.loss, new["X"], new["y"], 0.0)
+        other._risk = LinearRisk(risk.loss, other.X, other.y, offset, risk.columns, self.dim)
+        other._gaussian_factors = None
+        other._adopt_prior()
+        return other
+
+    def _tuned(self, *tuning: Tuning) -> GibbsPosterior:
+        """A copy that says how it was chosen."""
+        other = copy.copy(self)
+        other.tuning = tuple(tuning)
+        return other
+
+    def _linear(self, wanted: str) -> LinearRisk:
+        if not isinstance(self._risk, LinearRisk):
+            raise ModelError(f"{wanted}: the loss is a function or an expression, not one of linear scores")
+        return self._risk
+
+    # -- the target protocol ---------------------------------------------------------------------------------------
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
+        """Log prior, and −λ r_n as the log likelihood."""
+        x = as_points(x, self.dim)
+        prior = self.prior.evaluate(x, gradient)
+        joint_prior = prior.log_density if prior.log_prior is None else prior.log_prior
+        risk, slope = self._risk.evaluate(x, gradient)
+        value, slope = sanitize(-self.learning_rate * risk, None if slope is None else -self.learning_rate * slope)
+        if not gradient:
+            return Evaluation(joint_prior, value)
+        prior_slope = prior.gradient if prior.log_prior is None else prior.log_prior_gradient
+        return Evaluation(joint_prior, value, prior_slope, slope)
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """Hessian ``(k, dim, dim)``, for losses that have one."""
+        if part not in ("joint", "likelihood"):
+            raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
+        x = as_points(x, self.dim)
+        if isinstance(self._risk, LinearRisk) and not self.paired:
+            if not self._risk.loss.smooth:
+                raise ModelError(f"the {self._risk.loss.name} loss has no second derivative; use fit_ep or sample_smc")
+            likelihood = -self.learning_rate * self._risk.hessian(x)
+            if part == "likelihood":
+                return likelihood
+            both = self.prior.hessian(x, "joint")
+            return both + likelihood
+        if not self.has_gradient or self.paired:
+            raise ModelError(f"{self._name} has no second derivative; use sample_smc, or fit_ep where it applies")
+        return super().hessian(x, part)
+
+    @property
+    def _name(self) -> str:
+        return f"the {self.loss.name} loss" if self.loss is not None else "the loss"
+
+    @property
+    def factors(self) -> Factors | None:
+        """A Gaussian prior times one site an observation or a pair, with closed-form moments for all but the logistic.
+
+        Raises
+        ------
+        ModelError
+            If there are too many pairs for a design in memory.
+        """
+        if self.gaussian_prior is None or self.loss is None:
+            return None
+        if self._gaussian_factors is None:
+            design, offset, sites = self._sites()
+            gaussian = self.gaussian_prior.gaussian
+            self._gaussian_factors = Factors(
+                design, offset, sites, gaussian.mean, gaussian.precision, names=self.prior.names
+            )
+        return self._gaussian_factors
+
+    def _sites(self) -> tuple[Array, Array, SiteFamily]:
+        risk = self._linear("factors")
+        if not isinstance(risk.loss, PairLoss):
+            return risk.X, risk.offset, risk.loss.sites(risk.y, self.site_weight)
+        above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
+        size = 8 * len(above) * len(below) * risk.X.shape[1]
+        if size > MAX_PAIR_BYTES:
+            raise ModelError(
+                f"EP on {len(above) * len(below)} pairs takes a design of {size / 2**30:.1f} GiB; use "
+                "ppl_backends.gibbs.fit_pair_ep, which makes it in pieces, fit_gibbs_vi or sample_smc"
+            )
+        i, j = (index.ravel() for index in np.meshgrid(above, below, indexing="ij"))
+        sites = risk.loss.inner.sites(np.ones(len(i)), self.site_weight)
+        return risk.X[i] - risk.X[j], risk.offset[i] - risk.offset[j], sites
+
+    @property
+    def observations(self) -> LossObservations | None:  # type: ignore[override]
+        """−(λ/n) ℓᵢ row by row, for losses of single observations of a linear score."""
+        if not isinstance(self._risk, LinearRisk) or self.paired:
+            return None
+        return LossObservations(self._risk, self.eta)
+
+    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        """−(λ/n) ℓᵢ of every observation."""
+        if self.observations is None:
+            raise ModelError(f"{self._name} is not a sum over observations")
+        return {"y": self.observations.log_likelihood(x)}
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws of the prior on the unconstrained space."""
+        return self.prior.sample_prior(n, rng)
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        """Dispersed points of finite prior density."""
+        return self.prior.initial_points(n, rng)
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """Points in the model space of the prior."""
+        return self.prior.constrain(x, rng)
+
+    def unconstrain(self, values: Mapping[str, Array]) -> Array:
+        """Inverse of :meth:`constrain` on the parameters."""
+        return self.prior.unconstrain(values)
+
+    @property
+    def log_prior_normalizer(self) -> float:
+        """Of the prior; 0 for a normalised one."""
+        return float(getattr(self.prior, "log_prior_normalizer", 0.0))
+
+    def prior_target(self) -> BaseTarget:
+        """The prior alone, which is sampled by a run of its own where it cannot be drawn from (Stan)."""
+        return self.prior
+
+    def __repr__(self) -> str:
+        name = self.loss.name if self.loss is not None else "expression"
+        return (
+            f"GibbsPosterior(loss={name!r}, dim={self.dim}, n={self.n}, learning_rate={self.learning_rate:.6g}, "
+            f"eta={self.eta:.4g})"
+        )
+
+
+def _checked_rate(learning_rate: Any) -> float:
+    rate = float(learning_rate)
+    if not (np.isfinite(rate) and rate > 0):
+        raise ModelError(f"learning_rate={learning_rate!r}: expected a positive number, λ of exp(−λ · mean loss)")
+    return rate
+
+
+def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array, Array]:
+    X = np.ascontiguousarray(X, dtype=np.float64)
+    if X.ndim != 2 or 0 in X.shape or not np.isfinite(X).all():
+        raise ModelError(f"X has shape {X.shape}; expected (n, p), with finite values")
+    if y is None or np.shape(y) != (len(X),):
+        raise ModelError(f"y has shape {np.shape(y)}; expected ({len(X)},), one outcome a row of X")
+    y = loss.prepare(y)
+    if isinstance(loss, PairLoss) and not 0 < (y > 0).sum() < len(y):
+        raise ModelError("y has one class only, so that there are no pairs to rank")
+    offset = np.broadcast_to(np.asarray(offset, dtype=np.float64), (len(X),))
+    if not np.isfinite(offset).all():
+        raise ModelError("offset has values that are not finite")
+    return X, y, offset
+
+
+def _is_expression(loss: Any) -> bool:
+    return type(loss).__module__.startswith("pytensor") or type(loss).__name__ == "TensorVariable"
+
+
+def _refuse_data(X: Any, y: Any) -> None:
+    if X is not None or y is not None:
+        raise ModelError("X and y belong to losses of linear scores; a function or an expression holds its own data")

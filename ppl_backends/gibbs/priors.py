@@ -1,0 +1,167 @@
+"""The prior of a Gibbs posterior as a target: a Gaussian, a PyMC model without likelihood, or a Stan program's prior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import GaussianPrior
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points
+
+__all__ = ["GaussianPriorTarget", "coefficient_columns", "resolve_prior"]
+
+
+class GaussianPriorTarget(BaseTarget):
+    """N(mean, cov) of a vector ``theta`` as a target without data.
+
+    Parameters
+    ----------
+    mean : float or array (dim,)
+    cov : float, array (dim,) of variances, or array (dim, dim)
+    dim : int
+    labels : sequence of str, optional
+        Of the coefficients.
+    """
+
+    has_split = True
+    label = "Gaussian prior"
+
+    def __init__(self, mean: Any, cov: Any, dim: int, labels: Sequence[str] | None = None) -> None:
+        cov = np.asarray(cov, dtype=np.float64)
+        if cov.ndim > 2 or not np.isfinite(cov).all() or np.any((cov if cov.ndim < 2 else np.diag(cov)) <= 0):
+            raise ModelError("prior=(mean, cov): cov must be a positive number, a vector of variances, or a covariance")
+        try:
+            precision = 1 / cov if cov.ndim < 2 else np.linalg.inv(cov)
+        except np.linalg.LinAlgError:
+            raise ModelError("prior=(mean, cov): cov is singular") from None
+        self.gaussian = GaussianPrior(mean, precision, dim)
+        self.cov = cov
+        self.dim, self.names = dim, tuple(f"theta[{j}]" for j in range(dim))
+        self.dims = {"theta": ["coefficient"]}
+        self.coords = {"coefficient": list(labels) if labels is not None else list(range(dim))}
+
+    @property
+    def covariance(self) -> Array:
+        """``(dim, dim)``."""
+        return self.cov if self.cov.ndim == 2 else np.diag(np.broadcast_to(self.cov, (self.dim,)))
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
+        """The log prior; there is no likelihood."""
+        x = as_points(x, self.dim)
+        value = self.gaussian.log_density(x)
+        if not gradient:
+            return Evaluation(value, np.zeros(len(x)))
+        return Evaluation(value, np.zeros(len(x)), -self.gaussian.apply(x - self.gaussian.mean), np.zeros_like(x))
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """−Q₀ at every point."""
+        return np.tile(-self.gaussian.add_to(np.zeros((self.dim, self.dim))), (len(x), 1, 1))
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """Independent draws."""
+        return self.gaussian.sample(n, rng)
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws of the prior."""
+        return self.sample_prior(n, rng)
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """The vector θ."""
+        return {"theta": as_points(x, self.dim)}
+
+    def unconstrain(self, values: Any) -> Array:
+        """Inverse of :meth:`constrain`."""
+        return as_points(values["theta"], self.dim)
+
+
+def resolve_prior(prior: Any, p: int | None, data: Any, labels: Sequence[str] | None, options: Any) -> BaseTarget:
+    """The prior that a user handed in, as a target whose ``log_prior`` (or joint density) it is.
+
+    Parameters
+    ----------
+    prior : tuple (mean, cov), object with mean and cov, pm.Model, Stan program, or target
+    p : int or None
+        Columns of the design, where there is one.
+    data, options
+        Of a Stan program or PyMC model.
+    """
+    if isinstance(prior, tuple) and len(prior) == 2:
+        mean, cov = prior
+    elif hasattr(prior, "mean") and hasattr(prior, "cov") and not hasattr(prior, "evaluate"):
+        mean, cov = prior.mean, prior.cov
+    else:
+        return _model_prior(prior, data, options)
+    sizes = [len(np.atleast_1d(part)) for part in (mean, cov) if np.ndim(part)]
+    dim = p if p is not None else max(sizes, default=1)
+    return GaussianPriorTarget(mean, cov, dim, labels)
+
+
+def _model_prior(prior: Any, data: Any, options: Any) -> BaseTarget:
+    from ppl_backends.targets.convert import as_target
+
+    target = as_target(prior, data, **options)
+    if hasattr(target, "split_problem"):
+        return _stan_prior(target)
+    observed = getattr(getattr(target, "model", None), "observed_RVs", [])
+    if observed:
+        names = ", ".join(repr(rv.name) for rv in observed)
+        raise ModelError(f"the prior has a likelihood, of {names}: a Gibbs posterior has a loss in its place")
+    if not target.has_split:
+        raise ModelError(f"{target.label}: prior and likelihood are not known apart, so it cannot be a prior")
+    return target
+
+
+def _stan_prior(target: Any) -> BaseTarget:
+    """The prior part of a Stan program, or the whole of a program that has no likelihood."""
+    if target.has_split:
+        return target.prior_target()
+    if "there is no likelihood" in target.split_problem:
+        return target
+    raise ModelError(f"{target.split_problem}; a Gibbs posterior takes the prior alone")
+
+
+def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
+    """Which unconstrained coordinates are the ``p`` coefficients of a linear score.
+
+    Parameters
+    ----------
+    prior : BaseTarget
+    names : str, sequence of str, or None
+        Variables, in the order of the columns of X; found where only one fits.
+    p : int
+
+    Raises
+    ------
+    ModelError
+        If they are not ``p`` real coordinates.
+    """
+    base = [name.split("[")[0] for name in prior.names]
+    if names is None:
+        fitting = [name for name in dict.fromkeys(base) if base.count(name) == p and not name.endswith("__")]
+        if len(fitting) != 1:
+            found = ", ".join(f"{name} ({base.count(name)})" for name in dict.fromkeys(base))
+            raise ModelError(f"which of {found} are the {p} coefficients? say coefficients='name' or a list of names")
+        names = fitting
+    wanted = [names] if isinstance(names, str) else list(names)
+    columns = [j for name in wanted for j, own in enumerate(base) if _is_of(own, name)]
+    if len(columns) != p:
+        raise ModelError(f"coefficients={wanted!r} are {len(columns)} real coordinates and X has {p} columns")
+    point = 0.7 * np.sin(np.arange(1.0, prior.dim + 1))[None]
+    values = prior.constrain(point)
+    unknown = [name for name in wanted if name not in values]
+    if unknown:
+        raise ModelError(f"coefficients={wanted!r}: the prior has no {unknown[0]!r} but {', '.join(values)}")
+    given = np.concatenate([np.ravel(values[name]) for name in wanted])
+    if given.shape != (p,) or not np.allclose(given, point[0, columns]):
+        raise ModelError(
+            f"coefficients={wanted!r} are constrained; a linear score takes real ones (write the risk as an expression)"
+        )
+    return np.array(columns)
+
+
+def _is_of(coordinate: str, variable: str) -> bool:
+    """Whether an unconstrained coordinate (``tau_log__`` where it is transformed) is of a variable."""
+    return coordinate == variable or (coordinate.startswith(f"{variable}_") and coordinate.endswith("__"))
