@@ -52,10 +52,17 @@ class Algorithm(Protocol):
         the step), ``approximate`` (int, 0 or 1) and ``tune`` (bool).
     """
 
-    name: str
-    dim: int
-    approximate: bool
-    stats: Mapping[str, type]
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def dim(self) -> int: ...  # noqa: D102
+
+    @property
+    def approximate(self) -> bool: ...  # noqa: D102
+
+    @property
+    def stats(self) -> Mapping[str, type]: ...  # noqa: D102
 
     def initial_point(self, rng: np.random.Generator) -> Array | None:
         """A point ``(dim,)`` for a chain to start from where the caller has none, or None to leave it to the target."""

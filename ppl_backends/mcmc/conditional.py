@@ -61,7 +61,8 @@ class ConditionalTarget(BaseTarget):
         if isinstance(found, JointEvaluation):
             assert found.gradient is not None
             return found._replace(gradient=found.gradient[:, self.free])
-        assert found.log_prior_gradient is not None and found.log_likelihood_gradient is not None
+        assert found.log_prior_gradient is not None
+        assert found.log_likelihood_gradient is not None
         return found._replace(
             log_prior_gradient=found.log_prior_gradient[:, self.free],
             log_likelihood_gradient=found.log_likelihood_gradient[:, self.free],

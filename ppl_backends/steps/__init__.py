@@ -1,5 +1,6 @@
 """Step methods for ``pm.sample(step=...)`` and :func:`ppl_backends.sample_mcmc`."""
 
+from ppl_backends.steps.calibrated import HMC, MALA, Independent, RandomWalk
 from ppl_backends.steps.specification import Step
 
-__all__ = ["Step"]
+__all__ = ["HMC", "MALA", "Independent", "RandomWalk", "Step"]

@@ -19,7 +19,6 @@ class Step:
     :func:`~ppl_backends.mcmc.sample.sample_mcmc` binds to its target.
 
     Subclasses define ``__init__(self, vars=None, *, ..., model=None)``, which keeps its options, and :meth:`bind`.
-
     """
 
     def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:
@@ -36,6 +35,12 @@ class Step:
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``, which may be a conditional one."""
         raise NotImplementedError(f"{type(self).__name__} must define bind(target)")
+
+    def make_target(self, model: Any) -> BaseTarget:
+        """The target of a ``pm.Model``, in a form that runs in forked workers."""
+        from ppl_backends.steps.adapter import forkable_target
+
+        return forkable_target(model)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Options alone, also where a model is on the context stack."""

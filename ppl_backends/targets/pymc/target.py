@@ -82,6 +82,7 @@ class PyMCTarget(BaseTarget):
         check_model(model)
         self.model, self.backend, self._cores_asked = model, backend, cores
         self.cores = available_cores(cores)
+        self._variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
         self._data = dict(data) if data is not None else data_values(model)
         with no_c_compiler():
             self._shapes = shapes_of(model, self._data)
@@ -283,6 +284,14 @@ class PyMCTarget(BaseTarget):
             data[named[name]] = _checked(name, named[name], value)
         _resize_dims(self.model, data)
         return PyMCTarget._on(self, data)
+
+    def is_of(self, model: pm.Model) -> bool:
+        """Whether this is the target of ``model`` as it is now: the same variables, and the same values of its data."""
+        variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
+        if model is not self.model or variables != self._variables:
+            return False
+        now = data_values(model)
+        return now.keys() == self._data.keys() and all(np.array_equal(now[v], self._data[v]) for v in now)
 
     def _on(self, data: DataValues) -> PyMCTarget:
         other = PyMCTarget(self.model, backend=self.backend, cores=self._cores_asked, data=data)

@@ -1,0 +1,69 @@
+"""Step sizes adapted to an acceptance rate while a chain tunes, with an adaptation that vanishes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["DualAveraging"]
+
+GAMMA, T0, KAPPA = 0.05, 10.0, 0.75
+
+
+class DualAveraging(NamedTuple):
+    """Nesterov's dual averaging of a log step size (Hoffman & Gelman 2014, section 3.2).
+
+    Attributes
+    ----------
+    target : float
+        Acceptance rate to reach.
+    centre : float
+        Log of ten times the initial step size, which early steps shrink towards.
+    log_scale : float
+        Of the next step.
+    log_average : float
+        Of the steps after tuning.
+    error : float
+        Running mean of target − acceptance.
+    steps : int
+
+    Examples
+    --------
+    >>> scale = DualAveraging.begin(1.0, target=0.65)
+    >>> bool(scale.update(0.1).scale < 1.0)
+    True
+    """
+
+    target: float
+    centre: float
+    log_scale: float
+    log_average: float
+    error: float
+    steps: int
+
+    @classmethod
+    def begin(cls, scale: float, target: float) -> DualAveraging:
+        """Start from a calibrated ``scale``, which stays in use if nothing is adapted."""
+        log_scale = float(np.log(scale))
+        return cls(target, log_scale, log_scale, log_scale, 0.0, 0)
+
+    @property
+    def scale(self) -> float:
+        """Of the next step while tuning."""
+        return float(np.exp(self.log_scale))
+
+    @property
+    def average(self) -> float:
+        """Of the steps after tuning."""
+        return float(np.exp(self.log_average))
+
+    def update(self, acceptance: float) -> DualAveraging:
+        """After a step of that acceptance probability."""
+        count = self.steps + 1
+        weight = 1.0 / (count + T0)
+        error = (1 - weight) * self.error + weight * (self.target - acceptance)
+        log_scale = self.centre - np.sqrt(count) / GAMMA * error
+        share = count**-KAPPA
+        log_average = share * log_scale + (1 - share) * self.log_average
+        return self._replace(error=error, steps=count, log_scale=float(log_scale), log_average=float(log_average))

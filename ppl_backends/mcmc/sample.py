@@ -1,0 +1,261 @@
+"""``sample_mcmc``: any step method on any model, without PyMC's loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.parallel import map_independent
+from ppl_backends.progress import ChainProgress
+from ppl_backends.random import spawn_generators
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import Array, BaseTarget, as_points
+
+__all__ = ["sample_mcmc"]
+
+REPORTS = 50  # a chain
+
+
+class Run(NamedTuple):
+    """Draws ``(draws, dim)`` of one chain and their statistics, name → ``(draws,)``; fewer where it was interrupted."""
+
+    x: Array
+    stats: dict[str, np.ndarray]
+
+
+class _Job(NamedTuple):
+    """One chain, complete, so that it can be sent elsewhere."""
+
+    algorithm: Algorithm
+    start: Array
+    draws: int
+    tune: int
+    rng: np.random.Generator
+    report: Any
+    stop: Any
+
+
+def sample_mcmc(
+    model: Any = None,
+    *,
+    data: Any = None,
+    step: Any = None,
+    draws: int = 1000,
+    tune: int = 1000,
+    chains: int = 4,
+    cores: int | None = 1,
+    executor: Executor | None = None,
+    initvals: Any = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+    log_likelihood: bool = False,
+    **target_options: Any,
+) -> Any:
+    """Posterior draws by a step method of ``pb.steps``.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan program or Target, optional
+        The PyMC model on the context stack by default.
+    data : dict or path, optional
+        Data of a Stan program.
+    step : Step, optional
+        E.g. ``pb.steps.RandomWalk()``; Hamiltonian Monte Carlo calibrated by Laplace by default.
+    draws, tune, chains : int
+        Draws kept per chain, and draws before them that adapt the step and are dropped.
+    cores : int, optional
+        Chains that run at a time, in threads: steps spend their time in compiled code, and share the data. Not used with
+        ``executor``.
+    executor : concurrent.futures.Executor, optional
+        Runs the chains elsewhere; the result is the same.
+    initvals : dict, list of dict, or array (dim,) or (chains, dim), optional
+        Where chains start: values of all variables in model space, or points on the unconstrained space. By default
+        draws of the step's approximation, else dispersed points.
+    random_seed : int or Generator, optional
+    progressbar : bool
+    log_likelihood : bool
+        Whether to store the pointwise log likelihood.
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        ``sample_stats`` holds the step's statistics. An interrupted run (Ctrl-C) returns the draws that all chains have.
+
+    Raises
+    ------
+    ModelError
+        If an option is out of range, or the step does not apply to the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends import FunctionTarget, sample_mcmc, steps
+    >>> target = FunctionTarget(1, lambda x: (-0.5 * (x[:, 0] - 3) ** 2, 3 - x))
+    >>> idata = sample_mcmc(target, step=steps.Independent(), draws=500, chains=2, random_seed=1, progressbar=False)
+    >>> bool(abs(float(idata.posterior["x"].mean()) - 3) < 0.2)
+    True
+    """
+    _check_options(draws, tune, chains)
+    clock = time.perf_counter()
+    target, algorithm = _bind(model, data, step, target_options)
+    *generators, start_rng, result_rng = spawn_generators(random_seed, chains + 2)
+    starts = _starts(target, algorithm, initvals, chains, start_rng)
+    runs = _run_chains(algorithm, starts, draws, tune, generators, cores, executor, progressbar)
+    return _inference_data(target, algorithm, runs, draws, result_rng, clock, log_likelihood)
+
+
+def _bind(model: Any, data: Any, step: Any, options: Mapping[str, Any]) -> tuple[BaseTarget, Algorithm]:
+    """The target, and the algorithm on it."""
+    from ppl_backends.steps import HMC, Step
+
+    if hasattr(step, "algorithm") and hasattr(step, "target"):  # built inside of a model context
+        if isinstance(step.target, ConditionalTarget):
+            raise ModelError("the step moves some variables only: use it in pm.sample(step=[...]) beside others")
+        return step.target, step.algorithm
+    if isinstance(step, type) and issubclass(step, Step):
+        raise ModelError(f"step={step.__name__} is a class: write step={step.__name__}()")
+    if step is not None and not isinstance(step, Step):
+        raise ModelError(f"step is of type {type(step).__name__}: expected one of ppl_backends.steps")
+    specification = _without_model(HMC) if step is None else step
+    target = as_target(model, data, **options)
+    return target, specification.bind(target)
+
+
+def _without_model(kind: Any) -> Any:
+    """A step with its defaults, whatever model is on the context stack."""
+    specification = object.__new__(kind)
+    specification.__init__()
+    return specification
+
+
+def _starts(target: BaseTarget, algorithm: Algorithm, initvals: Any, chains: int, rng: np.random.Generator) -> Array:
+    """Starting points ``(chains, dim)``."""
+    if initvals is None:
+        drawn = [algorithm.initial_point(rng) for _ in range(chains)]
+        if any(x is None for x in drawn):
+            return target.initial_points(chains, rng)
+        return np.array(drawn)
+    if isinstance(initvals, Mapping):
+        initvals = [initvals] * chains
+    if isinstance(initvals, Sequence) and initvals and isinstance(initvals[0], Mapping):
+        x = np.concatenate([target.unconstrain({k: np.asarray(v)[None] for k, v in one.items()}) for one in initvals])
+    else:
+        x = as_points(initvals, target.dim)
+        x = np.tile(x, (chains, 1)) if len(x) == 1 else x
+    if len(x) != chains:
+        raise ModelError(f"initvals gives {len(x)} points for {chains} chains")
+    return x
+
+
+def _run(job: _Job) -> Run:
+    """One chain; what it has so far where it is interrupted."""
+    algorithm, rng, total = job.algorithm, job.rng, job.tune + job.draws
+    x = np.empty((job.draws, algorithm.dim))
+    stats: dict[str, Any] = {name: np.zeros(job.draws, dtype=kind) for name, kind in algorithm.stats.items()}
+    kept = 0
+    try:
+        state = algorithm.start(job.start, rng)
+        every = max(1, total // REPORTS)
+        for iteration in range(total):
+            if job.stop is not None and job.stop.is_set():
+                break
+            state, figures = algorithm.step(state, rng, iteration < job.tune)
+            if iteration >= job.tune:
+                x[kept] = state.x
+                for name, value in figures.items():
+                    stats[name][kept] = value
+                kept += 1
+            if job.report is not None and iteration % every == every - 1:
+                job.report((iteration + 1) / total, figures["accept"])
+    except KeyboardInterrupt:
+        if job.stop is not None:
+            job.stop.set()
+    return Run(x[:kept], {name: values[:kept] for name, values in stats.items()})
+
+
+def _run_chains(
+    algorithm: Algorithm,
+    starts: Array,
+    draws: int,
+    tune: int,
+    generators: Sequence[np.random.Generator],
+    cores: int | None,
+    executor: Executor | None,
+    progressbar: bool,
+) -> list[Run]:
+    """All chains, in order, with their progress."""
+    local, stop = executor is None, threading.Event()
+    with ChainProgress(algorithm.name, len(starts), ("acceptance",), enabled=progressbar) as progress:
+
+        def report(chain: int, done: float, acceptance: float) -> None:
+            progress.update(chain, done, acceptance=acceptance)
+
+        jobs = [
+            _Job(algorithm, x, draws, tune, rng, partial(report, chain) if local else None, stop if local else None)
+            for chain, (x, rng) in enumerate(zip(starts, generators, strict=True))
+        ]
+        workers = min(len(starts), cores or len(starts))
+        if not local or workers == 1:
+            return map_independent(_run, jobs, executor)
+        with ThreadPoolExecutor(workers) as threads:
+            futures = [threads.submit(_run, job) for job in jobs]
+            try:
+                return [future.result() for future in futures]
+            except KeyboardInterrupt:
+                stop.set()
+                return [future.result() for future in futures]
+
+
+def _inference_data(
+    target: BaseTarget,
+    algorithm: Algorithm,
+    runs: list[Run],
+    draws: int,
+    rng: np.random.Generator,
+    clock: float,
+    log_likelihood: bool,
+) -> Any:
+    from ppl_backends.results import build_inference_data
+
+    begun = [run for run in runs if len(run.x)]
+    if not begun:
+        raise KeyboardInterrupt("interrupted before the first draw")
+    length = min(len(run.x) for run in begun)
+    if length < draws or len(begun) < len(runs):
+        message = f"interrupted: {length} of {draws} draws of {len(begun)} of {len(runs)} chains are returned"
+        warnings.warn(message, SamplerWarning, stacklevel=3)
+    on = ("chain", "draw")
+    stats: dict[str, Any] = {
+        name: (on, np.array([run.stats[name][:length] for run in begun]).astype(kind if kind is not bool else int))
+        for name, kind in algorithm.stats.items()
+        if name != "tune"
+    }
+    return build_inference_data(
+        target,
+        np.array([run.x[:length] for run in begun]),
+        method=algorithm.name,
+        accuracy="approximate" if algorithm.approximate else "exact",
+        sampling_time=time.perf_counter() - clock,
+        rng=rng,
+        attrs=dict(getattr(algorithm, "attributes", {})),
+        sample_stats=stats,
+        log_likelihood=log_likelihood,
+    )
+
+
+def _check_options(draws: int, tune: int, chains: int) -> None:
+    for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("chains", chains, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ModelError(f"{name}={value!r}: expected an integer of at least {least}")

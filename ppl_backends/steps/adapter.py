@@ -1,0 +1,179 @@
+"""The one adapter between our algorithms and PyMC's step methods, for both lines of PyMC.
+
+PyMC 5 hands a chain its random generator by ``set_rng``, PyMC 6 by ``setup_chain(rng, tune, draws)``. Either begins a new
+chain here: whatever the algorithm adapted or kept beside its point belongs to the state, and is made anew. Workers are
+forked by default and share the compiled functions and the data with their parent; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pymc as pm
+from numpy.typing import NDArray
+from pymc.step_methods.compound import BlockedStep
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
+
+from ppl_backends.errors import CompilationError, ModelError
+from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.steps.specification import Step
+from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.pymc import PyMCTarget
+from ppl_backends.targets.pymc.graph import free_variables
+
+__all__ = ["PyMCStep", "forkable_target", "pymc_step"]
+
+Point = Mapping[str, NDArray]
+
+
+def pymc_step(specification: Step, vars: Any, model: pm.Model) -> PyMCStep:
+    """A PyMC step method that runs ``specification`` on the variables ``vars`` of ``model`` (all by default)."""
+    value_names = [model.rvs_to_values[rv].name for rv in free_variables(model)]
+    chosen = _value_variables(vars, model)
+    target = specification.make_target(model)
+    start = {name: np.asarray(value) for name, value in model.initial_point(random_seed=0).items()}
+    layout = {name: start[name].shape for name in value_names}
+    x = _ravel(start, layout)
+    block: BaseTarget = target
+    if len(chosen) < len(value_names):
+        names = {variable.name for variable in chosen}
+        ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for shape in layout.values())])
+        pieces = [np.arange(a, b) for name, a, b in zip(layout, ends, ends[1:], strict=False) if name in names]
+        block = ConditionalTarget(target, np.concatenate(pieces), x)
+    return PyMCStep(specification.bind(block), block, chosen, layout, x)
+
+
+def forkable_target(model: pm.Model) -> BaseTarget:
+    """A PyMC model compiled by Numba, or by C where Numba lacks an operation: JAX does not run in forked workers."""
+    recent = _recent.get(id(model))
+    if recent is not None and recent.is_of(model):
+        return recent
+    target = PyMCTarget(model, backend="numba", cores=1)
+    try:
+        target.log_density(np.zeros((1, target.dim)))
+    except CompilationError:
+        target = PyMCTarget(model, backend="c", cores=1)
+    _recent[id(model)] = target
+    return target
+
+
+_recent: WeakValueDictionary[int, PyMCTarget] = WeakValueDictionary()
+"""Targets that some step still uses: steps on blocks of one model share the compiled functions and the data."""
+
+
+class PyMCStep(BlockedStep):
+    """An :class:`~ppl_backends.mcmc.algorithm.Algorithm` as a PyMC step method.
+
+    A chain that starts at the model's default initial point starts at a draw of the algorithm's approximation instead;
+    other initial values, those of ``initvals`` among them, are kept.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    target : BaseTarget
+        The one that ``algorithm`` is bound to; a conditional one gets the other variables' values before each step.
+    vars : list of value variables
+    layout : mapping of str to shape
+        The value variables of the whole model, in the order of the target's coordinates.
+    default : ndarray (full dim,)
+        The model's default initial point.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> PyMCStep:
+        """Plain construction: variables and model have been sorted out by :func:`pymc_step`."""
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        target: BaseTarget,
+        vars: list,
+        layout: Mapping[str, tuple[int, ...]],
+        default: Array,
+    ) -> None:
+        self.algorithm, self.target, self.vars = algorithm, target, vars
+        self.name = algorithm.name
+        self.stats_dtypes = [dict(algorithm.stats)]
+        self.stats_dtypes_shapes: dict[str, Any] = {name: (kind, []) for name, kind in algorithm.stats.items()}
+        self.tune = True
+        self.rng = np.random.default_rng()
+        self._layout = dict(layout)
+        self._conditional = target if isinstance(target, ConditionalTarget) else None
+        self._default = default
+        mine = {variable.name for variable in vars}
+        ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for shape in layout.values())])
+        self._pieces = []
+        begin = 0
+        for (name, shape), a, b in zip(self._layout.items(), ends, ends[1:], strict=False):
+            if name in mine:
+                self._pieces.append((name, shape, begin, begin + int(b - a)))
+                begin += int(b - a)
+        self._dtypes = {variable.name: variable.type.dtype for variable in vars}
+        self._state: Any = None
+
+    def __getnewargs_ex__(self) -> tuple[tuple, dict]:
+        """No arguments: the attributes say all."""
+        return (), {}
+
+    def set_rng(self, rng: Any) -> None:
+        """Begin a chain (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._state = None
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Begin a chain (PyMC 6)."""
+        self.set_rng(rng)
+
+    def reset_tuning(self) -> None:
+        """Begin anew: what was adapted belongs to the state."""
+        self._state = None
+
+    def step(self, point: Point) -> tuple[dict[str, NDArray], list[dict[str, Any]]]:
+        """One step of the algorithm from ``point``, the values of all variables."""
+        state = self._ready(point)
+        self._state, stats = self.algorithm.step(state, self.rng, self.tune)
+        x = self._state.x
+        moved = dict(point)
+        for name, shape, begin, end in self._pieces:
+            moved[name] = x[begin:end].reshape(shape).astype(self._dtypes[name])
+        return moved, [stats]
+
+    def _ready(self, point: Point) -> Any:
+        """The state at ``point``."""
+        moved = self._conditional is not None and self._conditional.set_others(_ravel(point, self._layout))
+        state = self._state
+        if state is not None and all(
+            np.array_equal(point[name].ravel(), state.x[begin:end]) for name, _, begin, end in self._pieces
+        ):
+            return self.algorithm.refresh(state, self.rng) if moved else state
+        x = np.concatenate([np.ravel(point[name]) for name, _, _, _ in self._pieces]).astype(np.float64)
+        if state is None and np.array_equal(x, self._mine(self._default)):
+            drawn = self.algorithm.initial_point(self.rng)
+            x = x if drawn is None else drawn
+        return self.algorithm.start(x, self.rng)
+
+    def _mine(self, full: Array) -> Array:
+        return full if self._conditional is None else full[self._conditional.free]
+
+
+def _value_variables(vars: Any, model: pm.Model) -> list:
+    """The value variables that the user means, by variable or by name."""
+    if vars is None:
+        return [model.rvs_to_values[rv] for rv in free_variables(model)]
+    given = list(vars) if isinstance(vars, Sequence) and not isinstance(vars, str) else [vars]
+    named = [model[name] if isinstance(name, str) else name for name in given]
+    chosen = list(dict.fromkeys(get_value_vars_from_user_vars(named, model)))
+    if not chosen:
+        raise ModelError("vars is empty: name the variables that the step method moves")
+    for variable in chosen:
+        if not variable.type.dtype.startswith("float"):
+            raise ModelError(f"variable '{variable.name}' is discrete: this step method moves continuous ones")
+    return chosen
+
+
+def _ravel(point: Point, layout: Mapping[str, tuple[int, ...]]) -> Array:
+    return np.concatenate([np.ravel(point[name]) for name in layout]).astype(np.float64)

@@ -1,0 +1,164 @@
+"""Calibrated steps in ``pm.sample`` and ``sample_mcmc``: known posteriors, blocks, workers, pickling, honest stats."""
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.results.inference_data import group
+from tests.toys import conjugate_gaussian, gamma_poisson
+
+STEPS = [pb.steps.RandomWalk, pb.steps.MALA, pb.steps.HMC, pb.steps.Independent]
+QUIET = {"progressbar": False, "random_seed": 1}
+
+
+def effective(draws):
+    """ESS of the mean and of the square, the smaller one: tolerances come from it."""
+    import arviz as az
+
+    return min(float(az.ess(draws)), float(az.ess((draws - draws.mean()) ** 2)))
+
+
+def check_moments(draws, mean, sd, sigmas=4.5):
+    ess = effective(draws)
+    assert ess > 50
+    assert abs(draws.mean() - mean) < sigmas * sd / np.sqrt(ess)
+    assert abs(draws.std() - sd) < sigmas * sd * 1.3 / np.sqrt(ess)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_skewed_and_correlated_targets_have_their_moments(kind):
+    for known in (gamma_poisson(), conjugate_gaussian(3)):
+        idata = pb.sample_mcmc(known.target, step=kind(), draws=2500, tune=400, chains=2, **QUIET)
+        x = group(idata, "posterior")["x"].values
+        for j in range(known.target.dim):
+            check_moments(x[..., j], known.mean[j], known.sd[j])
+        assert (group(idata, "sample_stats")["approximate"] == 0).all()
+        assert idata["posterior"].attrs["accuracy"] == "exact"
+
+
+@pytest.fixture(scope="module")
+def line():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=40)
+    y = 1 + 2 * z + 0.5 * rng.normal(size=40)
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 3)
+        b = pm.Normal("b", 0, 3)
+        sigma = pm.HalfNormal("sigma", 2)
+        pm.Normal("y", a + b * z, sigma, observed=y)
+        step = pb.steps.HMC()  # kept, so that all tests share what it compiled
+    yield model
+    assert step.name == "hmc"
+
+
+@pytest.fixture(scope="module")
+def reference(line):
+    with line:
+        return pb.sample_mcmc(step=pb.steps.HMC(), draws=4000, chains=2, **QUIET)
+
+
+def test_steps_of_one_model_share_their_target_until_its_data_change():
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        y = pm.Data("y", [0.5, 1.5])
+        pm.Normal("obs", mu, 1, observed=y)
+        first, second = pb.steps.Independent(), pb.steps.RandomWalk()
+        assert first.target is second.target
+        pm.set_data({"y": [3.0, 5.0]})
+        assert pb.steps.Independent().target is not first.target
+    assert model is first.target.model
+
+
+def compare(idata, reference, names=("a", "b", "sigma")):
+    for name in names:
+        ours, theirs = (group(i, "posterior")[name].values for i in (idata, reference))
+        error = theirs.std() * np.sqrt(1 / effective(ours) + 1 / effective(theirs))
+        assert abs(ours.mean() - theirs.mean()) < 4.5 * error
+        assert abs(ours.std() - theirs.std()) < 4.5 * 1.3 * error
+
+
+def test_blocks_mix_with_nuts_in_two_forked_workers(line, reference):
+    with line:
+        step = [pb.steps.RandomWalk([line["a"], "b"]), pm.NUTS([line["sigma"]])]
+        idata = pm.sample(step=step, draws=1500, tune=500, chains=2, cores=2, compute_convergence_checks=False, **QUIET)
+    compare(idata, reference)
+
+
+def test_independent_blocks_given_each_other_are_exact(line, reference):
+    with line:
+        step = [pb.steps.Independent(["a"]), pb.steps.Independent(["b", "sigma"])]
+        idata = pm.sample(step=step, draws=2000, tune=10, chains=2, cores=1, compute_convergence_checks=False, **QUIET)
+    compare(idata, reference)
+    stats = group(idata, "sample_stats")
+    assert (stats["approximate"] == 0).all()
+    assert float(stats["accept"].mean()) > 0.5
+
+
+def test_initvals_are_kept_and_the_default_start_is_a_draw_of_q(line):
+    def first(**options):
+        with line:
+            step = pb.steps.RandomWalk(scale=1e-6)
+            idata = pm.sample(
+                step=step, draws=2, tune=0, chains=1, cores=1, compute_convergence_checks=False, **QUIET, **options
+            )
+        return float(group(idata, "posterior")["a"][0, 0])
+
+    assert abs(first(initvals={"a": -7.0}) + 7.0) < 1e-3
+    assert 0.5 < first() < 1.5  # PyMC's own start is 0
+
+
+def test_result_goes_to_disk_and_is_the_same_in_threads_and_after_pickling(line, tmp_path):
+    with line:
+        step = pb.steps.HMC()
+    copy = cloudpickle.loads(cloudpickle.dumps(step))
+    options = {"draws": 30, "tune": 20, "chains": 2, **QUIET}
+    first = pb.sample_mcmc(line, step=step, **options)
+    second = pb.sample_mcmc(line, step=copy, cores=2, **options)
+    np.testing.assert_array_equal(group(first, "posterior")["a"], group(second, "posterior")["a"])
+    first.to_netcdf(str(tmp_path / "run.nc"))
+
+
+def test_an_interrupt_returns_what_there_is():
+    target = conjugate_gaussian(2).target
+    calls = 0
+
+    class Interrupted(pb.FunctionTarget):
+        def log_density(self, x):
+            nonlocal calls
+            calls += 1
+            if calls == 200:
+                raise KeyboardInterrupt
+            return target.log_density(x)
+
+    q = pb.fit_laplace(target, progressbar=False)
+    stopping = Interrupted(2, target._log_likelihood, target._log_prior)
+    with pytest.warns(UserWarning, match="interrupted"):
+        idata = pb.sample_mcmc(
+            stopping, step=pb.steps.RandomWalk(approximation=q), draws=500, tune=10, chains=2, **QUIET
+        )
+    assert 100 < group(idata, "posterior").sizes["draw"] < 200
+
+
+def test_wrong_use_is_explained(line):
+    target = conjugate_gaussian(2).target
+    with pytest.raises(ModelError, match="is a class"):
+        pb.sample_mcmc(target, step=pb.steps.HMC)
+    with pytest.raises(ModelError, match="expected one of"):
+        pb.sample_mcmc(target, step="hmc")
+    with pytest.raises(ModelError, match="3 chains"):
+        pb.sample_mcmc(target, step=pb.steps.HMC(), chains=3, initvals=np.zeros((2, 2)))
+    with pytest.raises(ModelError, match="draws"):
+        pb.sample_mcmc(target, step=pb.steps.HMC(), draws=0)
+    with pytest.raises(ModelError, match="strictly between"):
+        pb.steps.HMC(target_accept=1.5)
+    with line, pytest.raises(ModelError, match="some variables only"):
+        pb.sample_mcmc(step=pb.steps.RandomWalk(["a"]), draws=2)
+    with pm.Model() as model:
+        pm.Poisson("k", 3)
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1, observed=[0.0])
+    with model, pytest.raises(ModelError, match="discrete"):
+        pb.steps.RandomWalk()
