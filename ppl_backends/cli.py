@@ -121,6 +121,24 @@ def laplace(
 
 
 @app.command()
+def vi(
+    model: Program,
+    data: Data = None,
+    output: Output = None,
+    draws: Draws = 1000,
+    family: Annotated[str, typer.Option(help="auto, mean_field, low_rank or full_rank.")] = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Gaussian variational approximation of a Stan program's posterior."""
+    import ppl_backends as pb
+
+    with _one_line_errors():
+        approximation = pb.fit_vi(str(model), data=_data(data), family=family, random_seed=seed, progressbar=not quiet)
+        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output)
+
+
+@app.command()
 def importance(
     model: Program,
     data: Data = None,
@@ -177,9 +195,10 @@ def _finish(idata: Any, output: Path | None) -> None:
 
     _print_summary(idata)
     attrs = group(idata, "posterior").attrs
-    evidence = f"log evidence {float(attrs['log_evidence']):.3f}"
-    if "log_evidence_se" in attrs:
-        evidence += f", standard error {float(attrs['log_evidence_se']):.4f}"
+    kind, label = ("elbo", "lower bound of the log evidence") if "elbo" in attrs else ("log_evidence", "log evidence")
+    evidence = f"{label} {float(attrs.get(kind, float('nan'))):.3f}"
+    if f"{kind}_se" in attrs:
+        evidence += f", standard error {float(attrs[f'{kind}_se']):.4f}"
     console.print(f"{evidence} ({attrs['accuracy']})", highlight=False)
     if output is not None:
         _write(idata, output)

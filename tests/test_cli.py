@@ -42,7 +42,7 @@ def printed_evidence(output):
 def test_help_names_every_command():
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("demo", "doctor", "laplace", "importance", "smc"):
+    for command in ("demo", "doctor", "laplace", "vi", "importance", "smc"):
         assert command in result.output
 
 
@@ -76,6 +76,11 @@ def test_stan_commands(stan_files, tmp_path):
         assert printed_evidence(result.output) == pytest.approx(LOG_EVIDENCE, abs=tolerance)
         with xr.open_dataset(output, group="posterior", engine="h5netcdf") as posterior:
             assert float(posterior["mu"].mean()) == pytest.approx(sum(Y) / 5, abs=5 * np.sqrt(1 / 5 / 1000))
+    result = invoke("vi", *stan_files, "--seed", 1, "--quiet")
+    assert "lower bound of the log evidence" in result.output
+    assert float(result.output.rpartition("lower bound of the log evidence ")[2].split(",")[0]) == pytest.approx(
+        LOG_EVIDENCE, abs=1e-3
+    )
     result = invoke("smc", stan_files[0], "--quiet")  # no data
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1

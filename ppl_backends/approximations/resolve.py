@@ -21,7 +21,7 @@ __all__ = ["resolve_approximation"]
 _FITTERS = {
     "laplace": ("ppl_backends.approximations.laplace", "fit_laplace"),
     "ep": ("ppl_backends.approximations.ep", "fit_ep"),
-    "vi": ("ppl_backends.approximations.vi", "fit_vi"),
+    "vi": ("ppl_backends.approximations.variational", "fit_vi"),
 }
 _MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
 

@@ -1,0 +1,81 @@
+"""Deterministic annealing: the fit is carried along a ladder of temperatures, from the prior to the posterior.
+
+At λ the target is p(θ) L(θ)^λ, or p(θ, y)^λ where prior and likelihood are not known apart: flat at first, so that an
+optimum found early is a broad one, and each fit starts from the last (Rose 1998; Alquier, Ridgway & Chopin 2016).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.targets.power import with_power
+from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation
+
+__all__ = ["HotTarget", "ladder", "prior_gaussian", "tempered"]
+
+PRIOR_DRAWS = 2000
+
+
+class HotTarget(BaseTarget):
+    """A joint log density times λ.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    power : float
+        λ.
+    """
+
+    def __init__(self, target: BaseTarget, power: float) -> None:
+        self.target, self.power = target, power
+        self.dim, self.names, self.label = target.dim, target.names, target.label
+        self.has_gradient = target.has_gradient
+
+    def evaluate(self, x: Array, gradient: bool = False) -> JointEvaluation:
+        """λ log p."""
+        if not gradient:
+            return JointEvaluation(self.power * self.target.log_density(x))
+        value, slope = self.target.log_density_and_gradient(x)
+        return JointEvaluation(self.power * value, self.power * slope)
+
+
+def ladder(annealing: int | Sequence[float]) -> Array:
+    """Powers λ between 0 and 1, without the 1 itself.
+
+    Examples
+    --------
+    >>> ladder(4)
+    array([0.015625, 0.125   , 0.421875])
+    """
+    if np.ndim(annealing) == 0:
+        steps = int(annealing)  # type: ignore[arg-type]
+        if steps < 1:
+            raise ModelError(f"annealing={annealing!r}: expected a number of temperatures, or their powers")
+        return (np.arange(1, steps) / steps) ** 3
+    powers = np.asarray(annealing, dtype=np.float64)
+    if powers.ndim != 1 or not ((powers > 0) & (powers <= 1)).all() or (np.diff(powers) <= 0).any():
+        raise ModelError(f"annealing={annealing!r}: expected increasing powers in (0, 1]")
+    return powers[powers < 1]
+
+
+def tempered(target: BaseTarget, power: float) -> BaseTarget:
+    """P(θ) L(θ)^λ where the split is known, else p(θ, y)^λ."""
+    return with_power(target, power) if target.has_split else HotTarget(target, power)
+
+
+def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Any:
+    """The Gaussian with the medians and robust widths of prior draws; a standard normal where there are none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x = target.sample_prior(PRIOR_DRAWS, rng)
+    except PriorSamplingError:
+        return GaussianApproximation(np.zeros(target.dim), np.ones(target.dim), target=target)
+    low, middle, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
+    return GaussianApproximation(middle, cholesky=np.maximum(0.5 * (high - low), 1e-6), target=target)

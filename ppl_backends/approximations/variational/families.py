@@ -1,0 +1,307 @@
+r"""Gaussian families as maps of standard normal noise, x = m + F z, with F square: diagonal, low rank or triangular.
+
+    mean_field   F = diag(s)                             2d parameters
+    low_rank     F = diag(s) (I + B Bᵀ), B of r columns  (2 + r) d
+    full_rank    F lower triangular                      d + d (d + 1) / 2
+
+Parameters are measured from a base Gaussian (Laplace's, or the fit at the last sample size), in units of its own
+widths: m = m₀ + W a, log s = log s₀ + ρ, F = L₀ T. Were the posterior the base, the Hessian of the negative evidence lower
+bound would be the identity, up to a factor 2 on log scales; so quasi-Newton and gradient steps need no tuning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from ppl_backends.approximations.gaussian import LOG_2PI
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["Family", "FullRank", "Location", "LowRank", "MeanField", "make_family", "widen_inverse", "widened_norms"]
+
+
+class Family(Protocol):
+    """What the optimisers ask of a family; ``p`` is its flat parameter vector, zero at the base."""
+
+    name: str
+    dim: int
+
+    def start(self) -> Array:
+        """Parameters of the base."""
+        ...
+
+    def points(self, p: Array, z: Array) -> Array:
+        """X = m + F z, ``(n, dim)``."""
+        ...
+
+    def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
+        """Gradient in ``p`` of the mean over n points of f(x(z)), given the slopes ∇f ``(n, dim)``."""
+        ...
+
+    def score(self, p: Array, z: Array) -> Array:
+        """∇ₓ log q at the points, −F⁻ᵀ z, ``(n, dim)``."""
+        ...
+
+    def entropy(self, p: Array) -> tuple[float, Array]:
+        """Entropy of q and its gradient in ``p``."""
+        ...
+
+    def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
+        """Mean and marginal standard deviations ``(dim,)``."""
+        ...
+
+    def factor(self, p: Array) -> tuple[Array, Array | None]:
+        """F as ``(scales (dim,) or triangle (dim, dim), B (dim, r) or None)``."""
+        ...
+
+    def rebased(self, p: Array) -> Family:
+        """The same family measured from its member ``p``."""
+        ...
+
+
+class Location:
+    """The mean m₀ + W a; W is a matrix ``(dim, dim)`` or scales ``(dim,)``."""
+
+    def __init__(self, mean: Array, whitener: Array) -> None:
+        self.mean, self.whitener = mean, whitener
+
+    def at(self, a: Array) -> Array:
+        """The mean ``(dim,)``."""
+        return self.mean + (self.whitener @ a if self.whitener.ndim == 2 else self.whitener * a)
+
+    def pull_back(self, slope: Array) -> Array:
+        """Gradient in a from the gradient in m."""
+        return self.whitener.T @ slope if self.whitener.ndim == 2 else self.whitener * slope
+
+
+class MeanField:
+    """Independent coordinates.
+
+    Parameters
+    ----------
+    location : Location
+    scales : ndarray (dim,)
+        s₀.
+    """
+
+    name = "mean_field"
+
+    def __init__(self, location: Location, scales: Array) -> None:
+        self.location, self.scales, self.dim = location, scales, len(scales)
+
+    def start(self) -> Array:
+        """Parameters of the base."""
+        return np.zeros(2 * self.dim)
+
+    def _parts(self, p: Array) -> tuple[Array, Array]:
+        return self.location.at(p[: self.dim]), self.scales * np.exp(p[self.dim :])
+
+    def points(self, p: Array, z: Array) -> Array:
+        """X = m + s z."""
+        mean, scales = self._parts(p)
+        return mean + scales * z
+
+    def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
+        """Gradient of a mean over points."""
+        _, scales = self._parts(p)
+        return np.concatenate([self.location.pull_back(slopes.mean(axis=0)), scales * (slopes * z).mean(axis=0)])
+
+    def score(self, p: Array, z: Array) -> Array:
+        """−z / s."""
+        return -z / self._parts(p)[1]
+
+    def entropy(self, p: Array) -> tuple[float, Array]:
+        """Σ log s + (d/2)(1 + log 2π)."""
+        value = float(np.log(self.scales).sum() + p[self.dim :].sum())
+        return value + 0.5 * self.dim * (1 + LOG_2PI), np.repeat([0.0, 1.0], self.dim)
+
+    def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
+        """Mean and standard deviations."""
+        return self._parts(p)
+
+    def factor(self, p: Array) -> tuple[Array, Array | None]:
+        """The scales."""
+        return self._parts(p)[1], None
+
+    def rebased(self, p: Array) -> MeanField:
+        """Measured from another member; the whitening of the mean stays."""
+        mean, scales = self._parts(p)
+        return MeanField(Location(mean, self.location.whitener), scales)
+
+
+class LowRank:
+    """Independent coordinates, widened along r directions.
+
+    Parameters
+    ----------
+    location : Location
+    scales : ndarray (dim,)
+        s₀.
+    directions : ndarray (dim, r)
+        B₀. Zero is a saddle point of the bound, so it should not be.
+    """
+
+    name = "low_rank"
+
+    def __init__(self, location: Location, scales: Array, directions: Array) -> None:
+        self.location, self.scales, self.directions, self.dim = location, scales, directions, len(scales)
+
+    def start(self) -> Array:
+        """Parameters of the base."""
+        return np.zeros(2 * self.dim + self.directions.size)
+
+    def _parts(self, p: Array) -> tuple[Array, Array, Array]:
+        d = self.dim
+        directions = self.directions + p[2 * d :].reshape(self.directions.shape)
+        return self.location.at(p[:d]), self.scales * np.exp(p[d : 2 * d]), directions
+
+    def points(self, p: Array, z: Array) -> Array:
+        """X = m + s (z + B Bᵀ z)."""
+        mean, scales, b = self._parts(p)
+        return mean + scales * (z + (z @ b) @ b.T)
+
+    def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
+        """Gradient of a mean over points."""
+        _, scales, b = self._parts(p)
+        zb, scaled = z @ b, slopes * scales
+        of_scales = (scaled * (z + zb @ b.T)).mean(axis=0)
+        of_directions = (scaled.T @ zb + z.T @ (scaled @ b)) / len(z)
+        return np.concatenate([self.location.pull_back(slopes.mean(axis=0)), of_scales, of_directions.ravel()])
+
+    def score(self, p: Array, z: Array) -> Array:
+        """−s⁻¹ (I + B Bᵀ)⁻¹ z."""
+        _, scales, b = self._parts(p)
+        return -widen_inverse(z, b) / scales
+
+    def entropy(self, p: Array) -> tuple[float, Array]:
+        """Σ log s + log |I + BᵀB| + (d/2)(1 + log 2π)."""
+        d = self.dim
+        _, scales, b = self._parts(p)
+        inner = np.eye(b.shape[1]) + b.T @ b
+        value = float(np.log(scales).sum() + np.linalg.slogdet(inner)[1]) + 0.5 * d * (1 + LOG_2PI)
+        return value, np.concatenate([np.zeros(d), np.ones(d), (2 * np.linalg.solve(inner, b.T).T).ravel()])
+
+    def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
+        """Mean and marginal standard deviations."""
+        mean, scales, b = self._parts(p)
+        return mean, scales * widened_norms(b)
+
+    def factor(self, p: Array) -> tuple[Array, Array | None]:
+        """The scales and B."""
+        return self._parts(p)[1:]
+
+    def rebased(self, p: Array) -> LowRank:
+        """Measured from another member; the whitening of the mean stays."""
+        mean, scales, b = self._parts(p)
+        return LowRank(Location(mean, self.location.whitener), scales, b)
+
+
+class FullRank:
+    """Any Gaussian, by a lower triangular factor F = L₀ T.
+
+    Parameters
+    ----------
+    mean : ndarray (dim,)
+        m₀.
+    cholesky : ndarray (dim, dim)
+        L₀, which whitens the mean too.
+    """
+
+    name = "full_rank"
+
+    def __init__(self, mean: Array, cholesky: Array) -> None:
+        self.mean, self.cholesky, self.dim = mean, cholesky, len(mean)
+        self._rows, self._columns = np.tril_indices(self.dim)
+        self._diagonal = np.flatnonzero(self._rows == self._columns)
+        self._base_log_determinant = float(np.log(np.diagonal(cholesky)).sum())
+
+    def start(self) -> Array:
+        """Parameters of the base."""
+        return np.zeros(self.dim + len(self._rows))
+
+    def _triangle(self, p: Array) -> Array:
+        """T; its diagonal is the exponential of the parameters there."""
+        t = p[self.dim :].copy()
+        t[self._diagonal] = np.exp(t[self._diagonal])
+        triangle = np.zeros((self.dim, self.dim))
+        triangle[self._rows, self._columns] = t
+        return triangle
+
+    def _parts(self, p: Array) -> tuple[Array, Array]:
+        return self.mean + self.cholesky @ p[: self.dim], self.cholesky @ self._triangle(p)
+
+    def points(self, p: Array, z: Array) -> Array:
+        """X = m + F z."""
+        mean, factor = self._parts(p)
+        return mean + z @ factor.T
+
+    def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
+        """Gradient of a mean over points."""
+        white = slopes @ self.cholesky
+        outer = (white.T @ z)[self._rows, self._columns] / len(z)
+        outer[self._diagonal] *= np.exp(p[self.dim :][self._diagonal])
+        return np.concatenate([white.mean(axis=0), outer])
+
+    def score(self, p: Array, z: Array) -> Array:
+        """−F⁻ᵀ z."""
+        return -solve_triangular(self._parts(p)[1], z.T, lower=True, trans="T", check_finite=False).T
+
+    def entropy(self, p: Array) -> tuple[float, Array]:
+        """Log |F| + (d/2)(1 + log 2π)."""
+        gradient = np.zeros(len(p))
+        gradient[self.dim + self._diagonal] = 1.0
+        value = self._base_log_determinant + float(p[self.dim :][self._diagonal].sum())
+        return value + 0.5 * self.dim * (1 + LOG_2PI), gradient
+
+    def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
+        """Mean and marginal standard deviations."""
+        mean, factor = self._parts(p)
+        return mean, np.sqrt((factor**2).sum(axis=1))
+
+    def factor(self, p: Array) -> tuple[Array, Array | None]:
+        """The triangle."""
+        return self._parts(p)[1], None
+
+    def rebased(self, p: Array) -> FullRank:
+        """Measured from another member."""
+        return FullRank(*self._parts(p))
+
+
+def widen_inverse(z: Array, b: Array) -> Array:
+    """Rows (I + B Bᵀ)⁻¹ z, by Woodbury's identity."""
+    return z - np.linalg.solve(np.eye(b.shape[1]) + b.T @ b, (z @ b).T).T @ b.T
+
+
+def widened_norms(b: Array) -> Array:
+    """Norms of the rows of I + B Bᵀ ``(dim,)``."""
+    return np.sqrt(1 + 2 * (b**2).sum(axis=1) + np.einsum("jr,rs,js->j", b, b.T @ b, b))
+
+
+def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.random.Generator) -> Any:
+    """The family of that name around a Gaussian given by its factor, a triangle or standard deviations.
+
+    Mean-field starts from the conditional standard deviations, which are optimal where the posterior is Gaussian; low
+    rank from the same and the widest directions of what is left.
+    """
+    dim = len(mean)
+    if name == "full_rank":
+        return FullRank(mean, cholesky if cholesky.ndim == 2 else np.diag(cholesky))
+    if cholesky.ndim == 1:
+        location, scales = Location(mean, cholesky), cholesky
+        directions = 0.1 * rng.standard_normal((dim, rank)) / np.sqrt(dim)
+    else:
+        inverse = solve_triangular(cholesky, np.eye(dim), lower=True, check_finite=False)
+        scales = 1 / np.sqrt((inverse**2).sum(axis=0))
+        location = Location(mean, cholesky)
+        directions = _widest(cholesky / scales[:, None], rank) if name == "low_rank" else np.zeros((dim, 0))
+    if name == "mean_field":
+        return MeanField(location, scales)
+    return LowRank(location, scales, directions)
+
+
+def _widest(root: Array, rank: int) -> Array:
+    """B such that (I + B Bᵀ)² has the ``rank`` largest eigenvalues of the matrix root rootᵀ, no less than one."""
+    vectors, singular, _ = np.linalg.svd(root)
+    return vectors[:, :rank] * np.sqrt(np.maximum(singular[:rank] - 1, 1e-4))

@@ -1,0 +1,373 @@
+r"""Gaussian variational inference: the Gaussian closest to the posterior in KL(q ‖ p), for any target.
+
+By default the bound is maximised on a fixed sample of scrambled Sobol noise by quasi-Newton steps that start from Laplace's
+Gaussian, in its units, and the sample doubles until the answer stops changing; see :mod:`.second_order`. Stochastic
+gradients serve minibatches, score functions targets without gradients. In every case the bound is then estimated on
+fresh points, which says how good the Gaussian is, not how well the optimiser did on its own sample.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.laplace import fit_laplace
+from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
+from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
+from ppl_backends.approximations.variational.families import make_family
+from ppl_backends.approximations.variational.result import VariationalApproximation
+from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
+from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
+from ppl_backends.approximations.variational.second_order import fit_fixed_samples
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.progress import ChainProgress
+from ppl_backends.random import SeedLike, spawn_generators
+from ppl_backends.targets.power import with_power
+from ppl_backends.targets.propriety import improper_note
+from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
+
+__all__ = ["fit_vi"]
+
+FAMILIES = ("auto", "mean_field", "low_rank", "full_rank")
+AUTO_FULL_RANK_DIM = 150
+AUTO_LOW_RANK_DIM = 2000  # Laplace's Gaussian is dense up to here, and gives the directions to start from
+DEFAULT_RANK = 10
+LARGEST_PARETO_K = 0.7
+NEGLIGIBLE_TAIL = 0.02  # share of the weight
+BOUND_DRAWS = 2048
+PILOT_DRAWS = 32
+HALVINGS = 40
+ANNEALED_ITERATIONS = 50
+SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed from
+
+
+def fit_vi(
+    model: Any = None,
+    *,
+    data: Any = None,
+    family: str = "auto",
+    rank: int | None = None,
+    method: str = "auto",
+    gradient: str = "auto",
+    start: Any = "auto",
+    annealing: int | Sequence[float] | None = None,
+    minibatch: int | None = None,
+    draws: int | None = None,
+    max_draws: int | None = None,
+    tolerance: float = 0.02,
+    max_iterations: int | None = None,
+    elbo_draws: int = BOUND_DRAWS,
+    qmc: bool = True,
+    power: float = 1.0,
+    power_potentials: bool = False,
+    random_seed: SeedLike = None,
+    progressbar: bool = True,
+    **target_options: Any,
+) -> VariationalApproximation:
+    """Gaussian variational approximation of a posterior on the unconstrained space.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan model or target, optional
+        The PyMC model on the context stack by default.
+    data : dict or path, optional
+        Data of a Stan model.
+    family : {"auto", "mean_field", "low_rank", "full_rank"}
+        Covariance: diagonal, diagonal widened along ``rank`` directions, or any. ``"auto"`` is full rank up to 150
+        coordinates, low rank up to 2,000 and mean-field above. A mean-field fit has standard deviations near the
+        *conditional* ones, too small wherever coordinates are correlated.
+    rank : int, optional
+        10 by default.
+    method : {"auto", "fixed", "stochastic"}
+        ``"fixed"`` keeps the noise fixed and takes quasi-Newton steps; ``"stochastic"`` takes gradient steps with fresh
+        noise. ``"auto"`` is fixed, unless ``minibatch`` is given.
+    gradient : {"auto", "reparameterised", "score"}
+        ``"score"`` needs values of the log density only; ``"auto"`` chooses it where the target has no gradient.
+    start : {"auto", "laplace", "prior"}, approximation or array (dim,)
+        Where the fit begins, and the units it is measured in. ``"auto"`` is Laplace (the prior with ``annealing``, and
+        for score gradients a standard normal around the mean of ``initial_points``).
+    annealing : int or sequence of float, optional
+        Number of temperatures, or their powers λ: the fit is carried from the prior to the posterior. For targets with
+        several modes or no useful one.
+    minibatch : int, optional
+        Rows of data per step, through ``target.observations``.
+    draws, max_draws : int, optional
+        Points of the first sample (8 a step with ``method="stochastic"``) and of the largest.
+    tolerance : float
+        Root mean square change of means, in posterior standard deviations, and of log standard deviations, between the
+        last two samples (or phases).
+    max_iterations : int, optional
+        Per sample (500), or in all with stochastic gradients (20,000) and scores (100).
+    elbo_draws : int
+        Fresh points for the bound, its standard error and Pareto k.
+    qmc : bool
+        Scrambled Sobol noise, else random.
+    power : float
+        α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
+    power_potentials : bool
+    random_seed : int or numpy.random.Generator, optional
+    progressbar : bool
+    **target_options
+        Passed on to :func:`ppl_backends.as_target`.
+
+    Returns
+    -------
+    VariationalApproximation
+        A Gaussian with ``elbo``, ``elbo_se``, ``pareto_k``, ``family``, ``history`` and ``diagnostics``: ``change`` (see
+        ``tolerance``), ``optimism`` (by how much the bound on the fit's own sample exceeds the one on fresh points),
+        ``draws`` and ``samples``.
+
+    Raises
+    ------
+    ModelError
+        If an option is out of range, or no start has a finite bound.
+
+    Warns
+    -----
+    ApproximationWarning
+        If the fit did not settle within ``max_draws`` and ``max_iterations``, if Pareto k is above 0.7, or if the posterior
+        density is zero at some points of the Gaussian, so that there is no bound.
+
+    References
+    ----------
+    Buchholz, A., Wenzel, F. and Mandt, S. (2018). Quasi-Monte Carlo variational inference. *ICML*.
+    Giordano, R., Ingram, M. and Broderick, T. (2024). Black box variational inference with a deterministic objective:
+    faster, more accurate, and even more black box. *JMLR* 25.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.targets import FunctionTarget
+    >>> target = FunctionTarget(2, lambda x: (-0.5 * ((x - 3) ** 2).sum(1), 3 - x))
+    >>> q = fit_vi(target, random_seed=1, progressbar=False)
+    >>> q.mean.round(6), bool(np.isclose(q.elbo, np.log(2 * np.pi)))
+    (array([3., 3.]), True)
+    """
+    from ppl_backends.targets.convert import as_target
+
+    target = with_power(as_target(model, data, **target_options), power, power_potentials)
+    family, method, gradient = _choices(target, family, method, gradient, minibatch)
+    _check_numbers(tolerance=tolerance, draws=draws, max_draws=max_draws, rank=rank, elbo_draws=elbo_draws)
+    fit_rng, bound_rng = spawn_generators(random_seed, 2)
+    largest_rank = min(DEFAULT_RANK if rank is None else rank, target.dim)
+
+    with ChainProgress("Variational inference", 1, ("draws", "ELBO", "change"), enabled=progressbar) as progress:
+        base = _usable(target, _base(target, start, annealing, gradient, minibatch, fit_rng), fit_rng)
+        member = make_family(family, base.mean, base.cholesky, largest_rank, fit_rng)
+        first = draws or _first_draws(method, gradient, family, target.dim)
+        run = _runner(
+            method, gradient, minibatch, first, max_draws or _most_draws(method, first), tolerance, max_iterations, qmc
+        )
+        if annealing is not None:
+            member = _anneal(target, member, ladder(annealing), first, tolerance, gradient, fit_rng, qmc, progress)
+        fit = run(target, member, fit_rng, _reporter(progress, tolerance))
+        progress.update(0, 1.0)
+    q = _result(target, fit)
+    bound = estimate_bound(target, q, elbo_draws, bound_rng, qmc)
+    _describe(q, fit, bound)
+    q.evidence_note = improper_note(target)
+    troubles = "; ".join(_troubles(q, fit, bound, tolerance))
+    if troubles:
+        warnings.warn(f"variational inference, {q.family} family: {troubles}", ApproximationWarning, stacklevel=2)
+    return q
+
+
+def _choices(
+    target: BaseTarget, family: str, method: str, gradient: str, minibatch: int | None
+) -> tuple[str, str, str]:
+    """Family, method and gradient with every "auto" decided."""
+    for name, value, known in (
+        ("family", family, FAMILIES),
+        ("method", method, ("auto", "fixed", "stochastic")),
+        ("gradient", gradient, ("auto", "reparameterised", "score")),
+    ):
+        if value not in known:
+            raise ModelError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
+    if gradient == "auto":
+        gradient = "reparameterised" if target.has_gradient else "score"
+    if gradient == "score" and minibatch is not None:
+        raise ModelError("minibatch= needs gradients: gradient='score' evaluates all data")
+    if method == "fixed" and minibatch is not None:
+        raise ModelError("method='fixed' evaluates all data; minibatch= goes with method='stochastic'")
+    if minibatch is not None:
+        check_minibatch(target, minibatch)
+    if method == "auto":
+        method = "fixed" if minibatch is None else "stochastic"
+    if family == "auto":
+        dense = LARGEST_FULL_RANK_DIM if gradient == "score" else AUTO_FULL_RANK_DIM
+        family = "full_rank" if target.dim <= dense else "low_rank" if target.dim <= AUTO_LOW_RANK_DIM else "mean_field"
+        if gradient == "score" and family == "low_rank":
+            family = "mean_field"
+    return family, method, gradient
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if value is not None and not (np.isfinite(value) and value > 0):
+            raise ModelError(f"{name}={value!r}: expected a positive number")
+
+
+def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
+    """A full-rank factor needs more points than coordinates: else the bound of the sample has no maximum."""
+    if method == "stochastic":
+        return 8
+    least = 8 * dim if family == "full_rank" and gradient != "score" else 256 if family == "low_rank" else 64
+    return 2 ** int(np.ceil(np.log2(max(64, least))))
+
+
+def _most_draws(method: str, first: int) -> int:
+    return max(4096, 16 * first) if method == "fixed" else 512
+
+
+def _runner(
+    method: str,
+    gradient: str,
+    minibatch: int | None,
+    draws: int,
+    max_draws: int,
+    tolerance: float,
+    max_iterations: int | None,
+    qmc: bool,
+) -> Callable[..., Any]:
+    """The optimiser chosen, as a function of target, family, generator and reporter."""
+
+    def run(target: BaseTarget, member: Any, rng: np.random.Generator, report: Any) -> Any:
+        if gradient == "score":
+            return fit_by_scores(
+                target, member, draws, max_draws, tolerance, max_iterations or 100, rng, qmc, report=report
+            )
+        if method == "stochastic":
+            return fit_stochastic(
+                target, member, draws, max_draws, tolerance, max_iterations or 20_000, rng, qmc, minibatch, report
+            )
+        return fit_fixed_samples(
+            target, member, 2 * -(-draws // 2), max_draws, tolerance, max_iterations or 500, rng, qmc, report
+        )
+
+    return run
+
+
+def _base(
+    target: BaseTarget, start: Any, annealing: Any, gradient: str, minibatch: int | None, rng: np.random.Generator
+) -> Any:
+    """The Gaussian that the fit starts from."""
+    if isinstance(start, str):
+        if start not in ("auto", "laplace", "prior"):
+            raise ModelError(f"start={start!r}: expected 'auto', 'laplace', 'prior', an approximation or an array")
+        if start == "prior" or (start == "auto" and annealing is not None):
+            return prior_gaussian(target, rng)
+        if start == "auto" and gradient == "score":
+            mean = np.mean(target.initial_points(PILOT_DRAWS, rng), axis=0)
+            return GaussianApproximation(mean, np.ones(target.dim), target=target)
+        if minibatch is not None:
+            rows = rng.integers(target.observations.n, size=SUBSET_BATCHES * minibatch)  # type: ignore[union-attr]
+            target = SubsetTarget(target, rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ApproximationWarning)  # a start need not be a good approximation
+            return fit_laplace(target, random_seed=rng, progressbar=False)
+    if hasattr(start, "mean") and hasattr(start, "cov"):
+        if len(start.mean) != target.dim:
+            raise ModelError(f"start has {len(start.mean)} coordinates, {target.label} has {target.dim}")
+        return start if hasattr(start, "cholesky") else GaussianApproximation(start.mean, start.cov)
+    mean = np.asarray(start, dtype=np.float64)
+    if mean.shape != (target.dim,):
+        raise ModelError(f"start has shape {mean.shape}; expected ({target.dim},)")
+    return GaussianApproximation(mean, np.ones(target.dim), target=target)
+
+
+def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> GaussianApproximation:
+    """The base, narrowed until the density is finite at all of a few of its points."""
+    z = rng.standard_normal((PILOT_DRAWS, target.dim))
+    factor = base.cholesky
+    for _ in range(HALVINGS):
+        x = base.mean + (z @ factor.T if factor.ndim == 2 else z * factor)
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(target.log_density(x))
+        if finite.all():
+            return GaussianApproximation(base.mean, cholesky=factor, target=target)
+        factor = 0.5 * factor
+    reason = explain_point(target, base.mean) or "give another start="
+    raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")
+
+
+def _anneal(
+    target: BaseTarget,
+    member: Any,
+    powers: Array,
+    draws: int,
+    tolerance: float,
+    gradient: str,
+    rng: np.random.Generator,
+    qmc: bool,
+    progress: ChainProgress,
+) -> Any:
+    """The family based at the fit of the last temperature, each from the one before on a sample of its own."""
+    for step, power in enumerate(powers):
+        hot = tempered(target, float(power))
+        if gradient == "score":
+            member = fit_by_scores(hot, member, draws, draws, tolerance, 10, rng, qmc).family
+        else:
+            run = fit_fixed_samples(hot, member, max(draws, 64), 1, tolerance, ANNEALED_ITERATIONS, rng, qmc)
+            member = run.family
+        progress.update(0, 0.5 * (step + 1) / len(powers), draws=draws, ELBO="", change=f"λ {power:.3g}")
+    return member
+
+
+def _reporter(progress: ChainProgress, tolerance: float) -> Callable[[int, float, float], None]:
+    """Shows a sample's figures; the share done is guessed from the change."""
+
+    def report(draws: int, bound: float, change: float) -> None:
+        done = 0.5 + 0.5 * min(1.0, tolerance / max(change, 1e-12)) ** 0.5
+        progress.update(0, done, draws=draws, ELBO=f"{bound:.3f}", change=change)
+
+    return report
+
+
+def _result(target: BaseTarget, fit: Any) -> VariationalApproximation:
+    p = fit.family.start()
+    mean, _ = fit.family.mean_and_sd(p)
+    factor, directions = fit.family.factor(p)
+    return VariationalApproximation(mean, factor, directions, target=target, converged=fit.converged)
+
+
+def _describe(q: VariationalApproximation, fit: Any, bound: BoundEstimate) -> None:
+    """Put the figures of the fit where users find them."""
+    q.elbo, q.elbo_se, q.pareto_k = bound.elbo, bound.standard_error, bound.pareto_k
+    columns = zip(*fit.history, strict=True)
+    q.history = {
+        name: np.asarray(column)
+        for name, column in zip(("draws", "elbo", "iterations", "change"), columns, strict=True)
+    }
+    q.converged = fit.converged and bool(np.isfinite(bound.elbo))
+    q.diagnostics = {
+        "change": float(fit.change),
+        "optimism": float(fit.history[-1][1]) - bound.elbo,
+        "draws": float(fit.draws),
+        "samples": float(len(fit.history)),
+        "tail_share": bound.tail_share,
+        "outside": bound.outside,
+    }
+
+
+def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str]:
+    """What has to be said of the fit, with figures."""
+    said = []
+    if bound.outside > 0:
+        said.append(
+            f"the posterior density is zero at {bound.outside:.2%} of the Gaussian's points, so there is no lower bound"
+        )
+    if not fit.converged:
+        said.append(
+            f"not converged: means or log scales still change by {fit.change:.2g} (tolerance {tolerance:g}) at "
+            f"{fit.draws} points; raise max_draws or max_iterations, or use annealing="
+        )
+    if q.pareto_k > LARGEST_PARETO_K and bound.tail_share > NEGLIGIBLE_TAIL:
+        said.append(
+            f"Pareto k {q.pareto_k:.2f} > {LARGEST_PARETO_K}: the Gaussian is far from the posterior and its standard "
+            "deviations may be too small; sample_smc corrects it"
+        )
+    return said

@@ -1,0 +1,213 @@
+r"""Stochastic gradients with fresh noise at every step: constant steps on growing samples, and minibatches of the data.
+
+Constant-step gradient ascent stops at a distance that the variance of its gradients sets. With samples that grow as
+N_t = N₀ + ⌈τᵗ⌉ the distance goes to zero geometrically, and with scrambled nets, whose variance falls faster than 1/N,
+at a faster rate than with random points (Buchholz, Wenzel & Mandt 2018, theorem 7). Two control variates come along: the
+score of q, which removes the variance that q's own shape causes (Roeder, Wu & Duvenaud 2017), and with minibatches the
+gradient at an anchor, known for all data (Johnson & Zhang 2013).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.approximations.variational.elbo import normal_noise
+from ppl_backends.approximations.variational.families import Family
+from ppl_backends.approximations.variational.second_order import moved
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
+
+__all__ = ["Minibatches", "StochasticFit", "SubsetTarget", "check_minibatch", "fit_stochastic", "growing_sizes"]
+
+STEP = 0.25  # the Hessian of the bound is about 1, and 2 on log scales, in the base's units
+GROWTH = 1.02
+FIRST_PHASE = 50
+
+
+def growing_sizes(smallest: int, growth: float, largest: int) -> Iterator[int]:
+    """N_t = ``smallest`` + ⌈``growth``ᵗ⌉, no more than ``largest``.
+
+    Examples
+    --------
+    >>> sizes = growing_sizes(4, 2.0, 30)
+    >>> [next(sizes) for _ in range(6)]
+    [5, 6, 8, 12, 20, 30]
+    """
+    power = 1.0
+    while True:
+        yield int(min(smallest + np.ceil(power), largest))
+        power = min(power * growth, 1e12)
+
+
+class SubsetTarget(BaseTarget):
+    """The posterior with its likelihood estimated from fixed rows, each standing for n/m of the n.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    rows : ndarray of int (m,)
+    """
+
+    def __init__(self, target: BaseTarget, rows: Any) -> None:
+        self.target, self.rows = target, rows
+        self.dim, self.names, self.label = target.dim, target.names, target.label
+        observations: Any = target.observations
+        self._weights = np.full(len(rows), observations.n / len(rows))
+
+    def evaluate(self, x: Array, gradient: bool = False) -> JointEvaluation:
+        """Log prior plus the scaled log likelihood of the rows."""
+        prior, prior_slope = evaluate_prior(self.target, x, gradient)
+        observations: Any = self.target.observations
+        if not gradient:
+            return JointEvaluation(prior + observations.sum(x, self.rows, self._weights))
+        value, slope = observations.sum(x, self.rows, self._weights, gradient=True)
+        return JointEvaluation(prior + value, np.asarray(prior_slope) + slope)
+
+
+def evaluate_prior(target: BaseTarget, x: Array, gradient: bool) -> tuple[Array, Array | None]:
+    """Log prior and gradient: from the target's own ``evaluate_prior`` where it has one, else from a full evaluation."""
+    alone = getattr(target, "evaluate_prior", None)
+    if alone is not None:
+        return alone(x, gradient)
+    both = target.evaluate(x, gradient)
+    if not isinstance(both, Evaluation):
+        raise ModelError(f"{target.label}: minibatch= needs prior and likelihood apart, and no split of them is known")
+    return both.log_prior, both.log_prior_gradient
+
+
+def check_minibatch(target: BaseTarget, size: int) -> Any:
+    """The target's observations, if subsets of them of that size can be summed."""
+    observations: Any = target.observations
+    if observations is None or not hasattr(observations, "sum"):
+        raise ModelError(f"{target.label}: minibatch= needs observations that can be summed over subsets of rows")
+    if not 1 <= size <= observations.n:
+        raise ModelError(f"minibatch={size}: expected between 1 and the number of observations, {observations.n}")
+    return observations
+
+
+class Minibatches:
+    """Unbiased gradients of the log density from ``size`` random rows, around an anchor where it is known exactly.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        With ``observations`` whose ``sum`` gives gradients.
+    size : int
+    """
+
+    def __init__(self, target: BaseTarget, size: int) -> None:
+        observations = check_minibatch(target, size)
+        self.target, self.size, self.n = target, size, observations.n
+        self._sum = observations.sum
+
+    def move_anchor(self, x: Array) -> None:
+        """Evaluate the log likelihood and its gradient of all data at one point ``(dim,)``."""
+        self._anchor = x[None]
+        joint = self.target.evaluate(self._anchor, gradient=True)
+        if not isinstance(joint, Evaluation):
+            raise ModelError(f"{self.target.label}: minibatch= needs prior and likelihood apart")
+        self._value, self._slope = joint.log_likelihood, np.asarray(joint.log_likelihood_gradient)
+
+    def log_density_and_gradient(self, x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Unbiased estimates at points ``(n, dim)``, all from the same rows."""
+        rows = rng.integers(self.n, size=self.size)
+        weights = np.full(self.size, self.n / self.size)
+        value, slope = self._sum(np.concatenate([x, self._anchor]), rows, weights, gradient=True)
+        prior, prior_slope = evaluate_prior(self.target, x, True)
+        value = prior + value[:-1] - value[-1] + self._value
+        return value, np.asarray(prior_slope) + slope[:-1] - slope[-1] + self._slope
+
+
+class StochasticFit(NamedTuple):
+    """Where stochastic ascent ended.
+
+    Attributes
+    ----------
+    family : Family
+        Based at the averaged iterates.
+    change : float
+        Between the averages of the last two phases, as in :func:`moved`.
+    draws : int
+        Points of the last step.
+    converged : bool
+    history : list of tuple
+        Per phase: draws, mean bound, iterations, change.
+    """
+
+    family: Family
+    change: float
+    draws: int
+    converged: bool
+    history: list[tuple[int, float, int, float]]
+
+
+def fit_stochastic(
+    target: BaseTarget,
+    family: Family,
+    draws: int,
+    max_draws: int,
+    tolerance: float,
+    max_iterations: int,
+    rng: np.random.Generator,
+    qmc: bool = True,
+    minibatch: int | None = None,
+    report: Callable[[int, float, float], None] | None = None,
+) -> StochasticFit:
+    """Gradient ascent with constant steps in phases of doubling length, until the phases' averages agree."""
+    batches = None if minibatch is None else Minibatches(target, minibatch)
+    sizes = growing_sizes(draws, GROWTH if batches is None else 1.0, max_draws)
+    step, length, done = STEP, FIRST_PHASE, 0
+    history: list[tuple[int, float, int, float]] = []
+    while True:
+        if batches is not None:
+            batches.move_anchor(family.mean_and_sd(family.start())[0])
+        average, bounds, size = _phase(target, family, batches, sizes, length, step, rng, qmc)
+        done += length
+        bound = float(np.mean(bounds[len(bounds) // 2 :]))
+        change = moved(family, average)
+        history.append((size, bound, length, change))
+        if report is not None:
+            report(size, bound, change)
+        lost = not np.isfinite(bound) or bound < bounds[0] - 0.1 * abs(bounds[0]) - family.dim
+        if lost and np.isfinite(bounds[0]):
+            step *= 0.25  # the ascent ran away from a start that was good: the steps were too long
+        else:
+            family = family.rebased(average)
+            length *= 2
+        settled = not lost and change < tolerance
+        if settled or done + length > max_iterations:
+            return StochasticFit(family, change, size, settled, history)
+
+
+def _phase(
+    target: BaseTarget,
+    family: Family,
+    batches: Minibatches | None,
+    sizes: Iterator[int],
+    length: int,
+    step: float,
+    rng: np.random.Generator,
+    qmc: bool,
+) -> tuple[Array, list[float], int]:
+    """``length`` steps from the base: the average of the second half, the bounds seen, the last sample's size."""
+    p, total, bounds, size = family.start(), np.zeros_like(family.start()), [], 0
+    for iteration in range(length):
+        size = next(sizes)
+        z = normal_noise(size, family.dim, rng, qmc)
+        with np.errstate(all="ignore"):
+            x = family.points(p, z)
+            if batches is None:
+                value, slopes = target.log_density_and_gradient(x)
+            else:
+                value, slopes = batches.log_density_and_gradient(x, rng)
+            gradient = family.gradient(p, z, slopes - family.score(p, z))
+            bounds.append(float(value.mean()) + family.entropy(p)[0])
+        size_of_step = float(np.sqrt(np.mean(gradient**2)))
+        if np.isfinite(size_of_step):
+            p = p + step * gradient / max(1.0, size_of_step)
+        if iteration >= length // 2:
+            total += p
+    return total / (length - length // 2), bounds, size

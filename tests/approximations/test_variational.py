@@ -1,0 +1,307 @@
+"""Gaussian variational inference against closed forms, evidences and its own invariants."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, log_expit
+
+import ppl_backends as pb
+from ppl_backends.approximations.variational import VariationalApproximation
+from ppl_backends.approximations.variational.annealing import ladder
+from ppl_backends.approximations.variational.elbo import SampleAverage, normal_noise, standardised_noise
+from ppl_backends.approximations.variational.families import make_family
+from ppl_backends.approximations.variational.schedules import growing_sizes
+from ppl_backends.approximations.variational.second_order import maximise
+from ppl_backends.datasets import load_binary_regression
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.importance.weights import effective_sample_size
+from ppl_backends.targets import FunctionTarget
+from ppl_backends.targets.factors import Factors, Logit
+from tests.toys import bimodal, conjugate_gaussian, gamma_poisson
+
+QUIET = {"random_seed": 1, "progressbar": False}
+FAMILIES = ("mean_field", "low_rank", "full_rank")
+
+
+def _member(name, dim=4, seed=0):
+    rng = np.random.default_rng(seed)
+    root = np.linalg.cholesky(np.cov(rng.normal(size=(3 * dim, dim)), rowvar=False))
+    return make_family(name, rng.normal(size=dim), root, 2, rng), rng
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradient_of_sample_average_is_that_of_its_value(name):
+    family, rng = _member(name)
+    objective = SampleAverage(gamma_target(4), family, standardised_noise(32, 4, rng))
+    p = 0.3 * rng.standard_normal(len(family.start()))
+    _, gradient = objective(p)
+    steps = 1e-5 * np.eye(len(p))
+    differences = [(objective(p + step)[0] - objective(p - step)[0]) / 2e-5 for step in steps]
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-7)
+
+
+def gamma_target(dim):
+    """Independent log-gamma coordinates, coupled by a quadratic: smooth and skewed."""
+    coupling = np.eye(dim) + 0.3
+
+    def density(x):
+        return (2 * x - np.exp(x)).sum(1) - 0.5 * np.einsum("ni,ij,nj->n", x, coupling, x), 2 - np.exp(x) - x @ coupling
+
+    return FunctionTarget(dim, density)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_members_agree_with_their_density(name):
+    family, rng = _member(name)
+    p = 0.3 * rng.standard_normal(len(family.start()))
+    z = rng.standard_normal((5, 4))
+    mean, sd = family.mean_and_sd(p)
+    q = VariationalApproximation(mean, *family.factor(p))
+    x = family.points(p, z)
+    np.testing.assert_allclose(q.color(z), x)
+    np.testing.assert_allclose(q.whiten(x), z, atol=1e-10)
+    np.testing.assert_allclose(q.sd, sd)
+    np.testing.assert_allclose(np.sqrt(np.diag(q.cov)), sd)
+    value, slope = q.log_density_and_gradient(x)
+    dense = pb.GaussianApproximation(mean, q.cov)
+    np.testing.assert_allclose(value, dense.log_density(x))
+    np.testing.assert_allclose(slope, family.score(p, z))
+    np.testing.assert_allclose(slope, dense.log_density_and_gradient(x)[1])
+    entropy, _ = family.entropy(p)
+    assert np.isclose(entropy, 0.5 * dense.log_determinant + 2 * (1 + np.log(2 * np.pi)))
+    rebased = family.rebased(p)
+    np.testing.assert_allclose(rebased.points(rebased.start(), z), x)
+    np.testing.assert_allclose(q.marginal([2, 0]).cov, q.cov[np.ix_([2, 0], [2, 0])])
+    np.testing.assert_allclose(q.conditional([1], [0.3]).mean, dense.conditional([1], [0.3]).mean)
+
+
+def test_standardised_noise_has_exact_moments():
+    z = standardised_noise(64, 5, np.random.default_rng(0))
+    np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-14)
+    np.testing.assert_allclose(z.T @ z / 64, np.eye(5), atol=1e-12)
+    few = standardised_noise(8, 5, np.random.default_rng(0))
+    np.testing.assert_allclose((few**2).mean(axis=0), 1)
+
+
+def test_noise_beyond_sobol_points():
+    z = normal_noise(4, 4_200, np.random.default_rng(0))
+    assert z.shape == (4, 4_200)
+    assert abs(z.mean()) < 4 / np.sqrt(z.size)
+
+
+def test_noise_is_unbiased_and_better_than_random():
+    rng = np.random.default_rng(0)
+    errors = np.array([normal_noise(64, 3, rng).mean(axis=0) for _ in range(200)])
+    assert np.abs(errors.mean(axis=0)).max() < 4 * errors.std() / np.sqrt(200)
+    assert errors.std() < 0.2 / np.sqrt(64)
+
+
+def test_maximise_survives_points_outside_the_support():
+    def objective(x):
+        if x[0] <= 0:
+            return -np.inf, np.zeros(2)
+        return np.log(x[0]) - x[0] - 50 * (x[1] - x[0]) ** 2, np.array(
+            [1 / x[0] - 1 + 100 * (x[1] - x[0]), -100 * (x[1] - x[0])]
+        )
+
+    found = maximise(objective, np.array([5.0, -3.0]), 1e-12, 200)
+    assert found.converged
+    np.testing.assert_allclose(found.x, [1, 1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"method": "stochastic"}, {"gradient": "score"}, {"annealing": 4}, {"start": "prior"}, {"qmc": False}],
+)
+def test_full_rank_is_exact_on_a_gaussian(options):
+    known = conjugate_gaussian()
+    q = pb.fit_vi(known.target, family="full_rank", **options, **QUIET)
+    assert q.converged
+    np.testing.assert_allclose(q.mean, known.mean, atol=0.02 * known.sd.min())
+    np.testing.assert_allclose(q.sd, known.sd, rtol=0.02)
+    assert abs(q.elbo - known.log_evidence) < 0.02
+    assert q.elbo_se < 0.02
+    assert np.isnan(q.log_evidence)
+
+
+@pytest.mark.filterwarnings("ignore:.*Pareto k")
+def test_mean_field_finds_conditional_sds_of_a_gaussian():
+    known = conjugate_gaussian()
+    precision = -known.target.hessian(np.zeros((1, 5)))[0]
+    q = pb.fit_vi(known.target, family="mean_field", draws=512, **QUIET)
+    np.testing.assert_allclose(q.sd, np.diag(precision) ** -0.5, rtol=0.03)
+    np.testing.assert_allclose(q.mean, known.mean, atol=0.01)
+    exact = known.log_evidence + 0.5 * np.log(np.linalg.det(precision) / np.diag(precision).prod())
+    assert abs(q.elbo - exact) < 4 * q.elbo_se + 0.02
+
+
+def test_low_rank_finds_a_covariance_of_that_rank():
+    rng = np.random.default_rng(3)
+    scales, b = np.exp(rng.normal(size=40)), rng.normal(size=(40, 2)) / 3
+    root = scales[:, None] * (np.eye(40) + b @ b.T)
+    precision = np.linalg.inv(root @ root.T)
+    target = FunctionTarget(
+        40, lambda x: (-0.5 * np.einsum("ni,ij,nj->n", x - 1, precision, x - 1), (1 - x) @ precision)
+    )
+    q = pb.fit_vi(target, family="low_rank", rank=2, draws=512, **QUIET)
+    assert q.directions.shape == (40, 2)
+    np.testing.assert_allclose(q.mean, 1, atol=0.02 * scales.max())
+    np.testing.assert_allclose(q.sd, np.sqrt((root**2).sum(axis=1)), rtol=0.03)
+    exact = 20 * np.log(2 * np.pi) + np.linalg.slogdet(root)[1]
+    assert abs(q.elbo - exact) < 0.05
+
+
+def test_skewed_target_reaches_the_best_gaussian():
+    known = gamma_poisson()
+    q = pb.fit_vi(known.target, tolerance=0.002, **QUIET)
+    # E[7.5x - 4.5 exp(x)] + entropy has its maximum where s² = 1/7.5 and exp(m + s²/2) = 7.5/4.5
+    np.testing.assert_allclose(q.sd, 7.5**-0.5, rtol=0.01)
+    np.testing.assert_allclose(q.mean, np.log(7.5 / 4.5) - 0.5 / 7.5, atol=0.003)
+    assert q.elbo < known.log_evidence
+    assert abs(q.diagnostics["optimism"]) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:.*mean_field.*Pareto k")
+def test_bound_lies_below_the_evidence_of_the_breast_cancer_data():
+    X, y, *_ = load_binary_regression("breast_cancer")
+    sign = 2.0 * y - 1
+
+    def log_likelihood(x):
+        s = sign * (x @ X.T)
+        return log_expit(s).sum(1), (sign * expit(-s)) @ X
+
+    def log_prior(x):
+        return -0.5 * (x**2).sum(1) - 0.5 * X.shape[1] * np.log(2 * np.pi), -x
+
+    target = FunctionTarget(X.shape[1], log_likelihood, log_prior)
+    q = pb.fit_vi(target, **QUIET)
+    assert q.family == "full_rank"
+    assert -57.2 < q.elbo < -55.22 + 3 * q.elbo_se  # iterated importance sampling: -55.22
+    x = q.color(normal_noise(2048, q.dim, np.random.default_rng(0)))
+    laplace = pb.fit_laplace(target, progressbar=False)
+    weights = [effective_sample_size(target.log_density(x) - q.log_density(x))]
+    x = laplace.color(normal_noise(2048, q.dim, np.random.default_rng(0)))
+    weights.append(effective_sample_size(target.log_density(x) - laplace.log_density(x)))
+    assert weights[0] > weights[1]
+    # q is the Gaussian of highest bound: Laplace's is lower
+    mean_field = pb.fit_vi(target, family="mean_field", **QUIET)
+    assert mean_field.elbo < q.elbo
+
+
+def _logistic(n=4000, dim=4, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, dim))
+    y = rng.random(n) < expit(X @ np.linspace(-1, 1, dim))
+    return Factors(X, None, Logit(2.0 * y - 1), np.zeros(dim), np.eye(dim))
+
+
+def test_minibatches_agree_with_all_data():
+    target = pb.as_target(_logistic())
+    full = pb.fit_vi(target, **QUIET)
+    seen = []
+    observations = target.observations
+    whole = observations.sum
+    observations.sum = lambda x, index, *rest, **options: seen.append(len(index)) or whole(x, index, *rest, **options)
+    q = pb.fit_vi(target, minibatch=200, tolerance=0.03, elbo_draws=256, **QUIET)
+    assert max(seen) <= 2000  # the subset that Laplace starts from
+    assert q.converged
+    np.testing.assert_allclose(q.mean, full.mean, atol=0.15 * full.sd.min())
+    np.testing.assert_allclose(q.sd, full.sd, rtol=0.08)
+
+
+def test_no_gradient_is_needed():
+    class Values:
+        dim = 2
+
+        def log_density(self, x):
+            return -0.5 * ((x - [1.0, -2.0]) ** 2 / [4.0, 0.25]).sum(1)
+
+    q = pb.fit_vi(Values(), **QUIET)
+    np.testing.assert_allclose(q.mean, [1, -2], atol=0.05)
+    np.testing.assert_allclose(q.sd, [2, 0.5], rtol=0.03)
+
+
+def test_annealing_finds_the_heavier_mode():
+    known = bimodal()
+    heavy = known.mean[0] < 0
+    assert heavy
+    q = pb.fit_vi(known.target, annealing=12, **QUIET)
+    assert (q.mean < 0).all()
+
+
+def test_power_is_the_tempered_posterior():
+    known = conjugate_gaussian()
+    q = pb.fit_vi(known.target, power=0.25, **QUIET)
+    likelihood = -known.target.hessian(np.zeros((1, 5)), "likelihood")[0]
+    exact = np.linalg.inv(0.25 * likelihood + np.eye(5) / 4)
+    np.testing.assert_allclose(q.cov, exact, rtol=0.02, atol=1e-3)
+
+
+def test_a_fit_cut_short_says_so():
+    known = gamma_target(3)
+    with pytest.warns(ApproximationWarning, match="not converged"):
+        q = pb.fit_vi(known, max_draws=64, **QUIET)
+    assert not q.converged
+
+
+def test_a_density_with_holes_has_no_bound():
+    target = FunctionTarget(1, lambda x: (np.where(x[:, 0] > -1, -0.5 * x[:, 0] ** 2, -np.inf), -x))
+    with pytest.warns(ApproximationWarning, match="no lower bound"):
+        q = pb.fit_vi(target, draws=4, max_draws=4, **QUIET)
+    assert q.elbo == -np.inf
+    assert not q.converged
+
+
+def test_far_from_the_posterior_is_said():
+    known = conjugate_gaussian(20)
+    with pytest.warns(ApproximationWarning, match="Pareto k"):
+        pb.fit_vi(known.target, family="mean_field", draws=512, **QUIET)
+
+
+def test_result_goes_to_inference_data_and_to_importance_sampling(tmp_path):
+    known = gamma_poisson()
+    q = pb.fit_vi(known.target, **QUIET)
+    idata = q.to_inference_data(draws=50, random_seed=1)
+    idata.to_netcdf(str(tmp_path / "vi.nc"))
+    attrs = idata.posterior.attrs
+    assert attrs["accuracy"] == "approximate"
+    assert attrs["method"] == "variational inference"
+    assert attrs["elbo"] == q.elbo
+    assert "log_evidence" not in attrs
+    corrected = pb.sample_importance(known.target, draws=512, chains=4, approximation="vi", **QUIET)
+    error = corrected.posterior.attrs["log_evidence_se"]
+    assert abs(corrected.posterior.attrs["log_evidence"] - known.log_evidence) < 6 * error + 1e-3
+
+
+def test_the_seed_decides():
+    known = gamma_poisson()
+    first, second = (pb.fit_vi(known.target, **QUIET) for _ in range(2))
+    np.testing.assert_array_equal(first.mean, second.mean)
+    assert first.elbo == second.elbo
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"family": "normal"}, "family='normal'"),
+        ({"method": "adam"}, "method='adam'"),
+        ({"gradient": "score", "family": "low_rank"}, "gradient='score' fits"),
+        ({"minibatch": 10}, "observations"),
+        ({"minibatch": 10, "method": "fixed"}, "method='fixed'"),
+        ({"annealing": [0.5, 0.2]}, "increasing powers"),
+        ({"start": np.zeros(3)}, "start has shape"),
+        ({"start": "mode"}, "start='mode'"),
+        ({"tolerance": -1}, "tolerance=-1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        pb.fit_vi(conjugate_gaussian().target, **options, **QUIET)
+
+
+def test_schedules():
+    sizes = growing_sizes(8, 1.5, 100)
+    values = [next(sizes) for _ in range(30)]
+    assert values[0] == 9
+    assert values[-1] == 100
+    assert np.all(np.diff(values) >= 0)
+    np.testing.assert_allclose(ladder([0.1, 0.5, 1.0]), [0.1, 0.5])
