@@ -325,3 +325,19 @@ def test_new_data_give_new_factors():
     doubled = target.with_data({"X": 2 * X})
     np.testing.assert_allclose(doubled.factors.at().design[:, 1:], 2 * target.factors.at().design[:, 1:])
     assert isinstance(doubled.factors.at(), Factors)
+
+
+def test_normal_observations_beside_other_sites_are_left_out_too():
+    """A Laplace prior makes the sites; given it is nearly flat, what is left out is as in ordinary regression."""
+
+    def make():
+        coefficients = pm.Laplace("b", 0, 1e4, shape=D)
+        pm.Normal("y", X @ coefficients, 0.7, observed=REAL)
+
+    q = fit_ep(PyMCTarget(build(make)))
+    hat = X @ np.linalg.inv(X.T @ X) @ X.T
+    spread = 0.7**2 / (1 - np.diag(hat))
+    residual = (REAL - hat @ REAL) / (1 - np.diag(hat))
+    np.testing.assert_allclose(
+        q.loo.log_density, -0.5 * (residual**2 / spread + np.log(2 * np.pi * spread)), rtol=1e-4, atol=1e-4
+    )

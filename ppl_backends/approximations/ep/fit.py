@@ -14,7 +14,7 @@ from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
 from ppl_backends.approximations.ep.reduction import Reduction
-from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out
+from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.sequential import run_sequential
 from ppl_backends.approximations.ep.shards import SiteState
 from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
@@ -228,6 +228,10 @@ def _approximation(
         target=target,
     )
     result.factors = factors
+    if factors.normal_rows is not None:
+        design, offset, family, log_scale = factors.normal_rows
+        normal = log_scale + leave_out_normal(design, offset, family.y, family.sd, result)
+        result.loo = leave_one_out(np.concatenate([result.loo.log_density, normal]))
     return result
 
 

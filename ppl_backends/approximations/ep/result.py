@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.approximations.ep.marginals import Marginals, corrected_marginals
-from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
@@ -115,3 +115,18 @@ def leave_one_out(log_density: Array) -> LeaveOneOut:
     finite = np.isfinite(log_density).all()
     se = float(np.sqrt(n * log_density.var(ddof=1))) if n > 1 and finite else float("inf")
     return LeaveOneOut(log_density, float(log_density.sum()), se)
+
+
+def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: GaussianApproximation) -> Array:
+    """Log p(yᵢ | y₋ᵢ) of normal observations that the Gaussian part of ``q`` contains; ``-inf`` where it is not proper."""
+    factor = q.cholesky
+    spread = np.asarray(design @ factor) if factor.ndim == 2 else np.asarray(design @ np.diag(factor))
+    mean, variance = np.asarray(design @ q.mean) + offset, np.einsum("nd,nd->n", spread, spread)
+    with np.errstate(all="ignore"):
+        without = 1 / (1 / variance - 1 / sd**2)
+        residual = (y - mean) * sd**2 / (sd**2 - variance)  # y less the mean without it
+        total = without + sd**2
+        value = -0.5 * (residual**2 / total + np.log(total) + LOG_2PI)
+    blind = variance <= 0
+    value[blind] = -0.5 * (((y - mean) / sd) ** 2 + LOG_2PI)[blind] - np.log(sd[blind])
+    return np.where(blind | (variance < sd**2), value, -np.inf)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array, FunctionSites, SiteFamily, StackedSites
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
@@ -48,6 +49,8 @@ class Factors:
         Of the coordinates of θ.
     site_bounds : pair of floats or arrays (n,), optional
         Bounds on the second and first derivative of log t; those of the family by default.
+    normal_rows : tuple of (design, offset, Normal, array of cᵢ), optional
+        Observations exp(cᵢ) N(yᵢ; aᵢᵀθ + bᵢ, sdᵢ²) that the Gaussian part contains; leave-one-out densities need them.
 
     Raises
     ------
@@ -81,6 +84,7 @@ class Factors:
         site_derivatives: Callable[..., tuple[Array, Array]] | None = None,
         names: Sequence[str] | None = None,
         site_bounds: tuple[Any, Any] | None = None,
+        normal_rows: tuple[Any, Array, Normal, Array] | None = None,
     ) -> None:
         self.design = _stacked_design(design)
         self.n_sites, self.dim = self.design.shape
@@ -101,6 +105,7 @@ class Factors:
         if len(self.names) != self.dim:
             raise ModelError(f"{len(self.names)} names for {self.dim} coordinates")
         self.site_bounds = site_bounds if site_bounds is not None else self.sites.bounds
+        self.normal_rows = normal_rows
 
     def log_site(self, s: Array, rows: NDArray[np.integer] | None = None) -> Array:
         """Log tᵢ at predictors ``s`` ``(k, n)``, or at ``(k, m)`` for the sites ``rows`` ``(m,)``."""

@@ -6,6 +6,7 @@
 ``cuts``        affine quantities through which alone a term depends on the parameters
 ``grouping``    which elements of a cut go together in one site
 ``terms``       the sites of a term: directions, offsets, values
+``linear``      the matrix of an affine function, sparse where it is
 ``gaussian``    the quadratic terms together
 ``structure``   the search for the variables that have to be given
 ``recognise``   known families among the sites

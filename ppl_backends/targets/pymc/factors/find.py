@@ -9,13 +9,13 @@ import pymc as pm
 from scipy import sparse
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, ScaledSites, SiteFamily
+from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal, ScaledSites, SiteFamily
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
 from ppl_backends.targets.pymc.factors.gaussian import QuadraticTerms
 from ppl_backends.targets.pymc.factors.graph import PointFunction, TermGraph
 from ppl_backends.targets.pymc.factors.proof import gaussian_error, sites_error
-from ppl_backends.targets.pymc.factors.recognise import recognise
+from ppl_backends.targets.pymc.factors.recognise import Recognised, recognise
 from ppl_backends.targets.pymc.factors.structure import Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names
@@ -24,7 +24,6 @@ __all__ = ["PyMCFactors"]
 
 PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few where there are many sites to see a fault
 MANY_SITES = 10_000
-LARGE_DESIGN, SPARSE_SHARE = 200_000, 0.1  # elements, and the share of them below which a design is kept sparse
 PROOF_SCALES = (0.3, 3.0, 30.0)
 
 
@@ -72,6 +71,7 @@ class PyMCFactors:
         self._constants, self._hyper_priors = _constant_functions(self._graph, self._structure)
         self._compiled = {id(term): SiteGraph(term, backend) for term in self._structure.sites}
         self._latest: tuple[Array, Factors] | None = None
+        self._families: dict[int, tuple[list[Array], Recognised | None]] = {}
         self._prove(rng)
 
     def at(self, phi: Any = ()) -> Factors:
@@ -88,7 +88,7 @@ class PyMCFactors:
         for term in self._structure.sites:
             geometry = term.geometry(x)
             family, scale, shift = self._family(term, x, geometry)
-            designs.append(_compact(geometry.design * np.reshape(scale, (-1, 1))))
+            designs.append(_scaled(geometry.design, scale))
             offsets.append(geometry.offset * scale + shift)
             families.append(family)
             observed.append(np.full(term.n_sites, term.term.prior_of is None))
@@ -108,7 +108,27 @@ class PyMCFactors:
             log_constant=log_constant,
             observed=np.concatenate(observed),
             names=self.names,
+            normal_rows=self._normal_rows(x),
         )
+
+    def _normal_rows(self, x: Array) -> tuple[Any, Array, Normal, Array] | None:
+        """Designs, offsets, data and scales of the normal observations in the Gaussian part; None where there are none."""
+        designs, offsets, y, sd, log_scale = [], [], [], [], []
+        for term in self._structure.normal:
+            geometry = term.geometry(x)
+            known = self._recognised(term, x, geometry)
+            if known is not None and isinstance(known.family, Normal):
+                designs.append(geometry.design)
+                offsets.append(geometry.offset)
+                y.append(known.family.y)
+                sd.append(known.family.sd)
+                log_scale.append(known.constant)
+        if not designs:
+            return None
+        any_sparse = any(sparse.issparse(design) for design in designs)
+        design = sparse.vstack(designs, format="csr") if any_sparse else np.vstack(designs)
+        family = Normal(np.concatenate(y), np.concatenate(sd))
+        return design, np.concatenate(offsets), family, np.concatenate(log_scale)
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
         """Log prior density of φ, with the Jacobians of its transforms."""
@@ -131,12 +151,21 @@ class PyMCFactors:
 
     def _family(self, term: SiteTerm, x: Array, geometry: Geometry) -> tuple[SiteFamily, Any, Any]:
         """The sites of a term given φ, and the scale and shift that take its scalars to the family's."""
-        known = recognise(lambda s: term.log_site(s, x, geometry), term.n_sites)
+        known = self._recognised(term, x, geometry)
         if known is not None:
             scaled = np.any(known.constant)
             return (ScaledSites(known.family, known.constant) if scaled else known.family), known.scale, known.shift
         function = CompiledSites(self._compiled[id(term)], geometry, term.hyper(x))
         return FunctionSites(function, term.n_sites), 1.0, 0.0
+
+    def _recognised(self, term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
+        """The known family of a term; that of the latest φ where nothing that its sites read has changed."""
+        reads = [geometry.slope, geometry.intercept, x[self._graph.coordinates(set(term.read))]]
+        latest = self._families.get(id(term))
+        if latest is None or not all(map(np.array_equal, latest[0], reads)):
+            latest = reads, recognise(lambda s: term.log_site(s, x, geometry), term.n_sites)
+            self._families[id(term)] = latest
+        return latest[1]
 
     def _prove(self, rng: np.random.Generator) -> None:
         """Compare every factor with the terms as written, at two φ and over the range of every site."""
@@ -160,11 +189,11 @@ class PyMCFactors:
                 _refuse_if(sites_error(term, points, term.geometry(x), rng), term.term.name)
 
 
-def _compact(design: Array) -> Any:
-    """A large design with few numbers other than zero as a sparse matrix."""
-    if design.size > LARGE_DESIGN and np.count_nonzero(design) < SPARSE_SHARE * design.size:
-        return sparse.csr_matrix(design)
-    return design
+def _scaled(design: Any, scale: Any) -> Any:
+    """The rows of a design, dense or sparse, times their scales."""
+    if np.all(np.equal(scale, 1.0)):
+        return design
+    return sparse.diags(scale) @ design if sparse.issparse(design) else design * np.reshape(scale, (-1, 1))
 
 
 def _apply(precision: Array, rows: Array) -> Array:

@@ -8,7 +8,7 @@ of points.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.link.vm import VMLinker
-from pytensor.scalar.basic import GE, GT, LE, LT, Add, Sub
+from pytensor.scalar.basic import GE, GT, LE, LT, Add, Mul, Sub
 from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All, Sum
@@ -240,9 +240,16 @@ def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequ
                 if _within(next(lengths), shape) and value.dtype.startswith("float"):
                     value = pt.switch(new.get(comparison, comparison), value, -np.inf).astype(value.dtype)
             new[node.outputs[0]] = value
+        elif _is_many(node):  # NumPy adds two at a time; PyTensor would loop over the elements in Python
+            new[node.outputs[0]] = reduce(lambda a, b: node.op.make_node(a, b).outputs[0], replaced)
         elif any(a is not b for a, b in zip(replaced, node.inputs, strict=True)):
             new.update(zip(node.outputs, node.op.make_node(*replaced).outputs, strict=True))
     return [new.get(graph, graph) for graph in graphs]
+
+
+def _is_many(node: Any) -> bool:
+    """Whether an operation is a sum or product of more than two."""
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add | Mul) and len(node.inputs) > 2
 
 
 def _comparisons(conditions: Sequence[Variable]) -> Iterator[Variable]:

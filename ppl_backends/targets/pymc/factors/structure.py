@@ -27,12 +27,15 @@ class Structure(NamedTuple):
     held : frozenset of str
     constant, gaussian : list of Term
     sites : list of SiteTerm
+    normal : list of SiteTerm
+        Normal observations among the Gaussian terms.
     """
 
     held: frozenset[str]
     constant: list[Term]
     gaussian: list[Term]
     sites: list[SiteTerm]
+    normal: list[SiteTerm]
 
 
 class Refusal(NamedTuple):
@@ -91,7 +94,7 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
     if held == frozenset(graph.values):
         return Refusal(graph.terms[-1].name, tuple(graph.values), 0)
     labels, moving = label(graph, held, rng), graph.moving(held)
-    structure = Structure(held, [], [], [])
+    structure = Structure(held, [], [], [], [])
     quadratic = [term for term, yes in zip(graph.terms, labels.quadratic, strict=True) if yes]
     # The likelihood first: that is where most models are refused.
     for k in sorted(range(len(graph.terms)), key=lambda k: graph.terms[k].prior_of is not None):
@@ -120,7 +123,8 @@ def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> St
     if len(normal) == len(structure.sites):
         return structure
     others = [sites for sites in structure.sites if sites not in normal]
-    return structure._replace(gaussian=[*structure.gaussian, *(sites.term for sites in normal)], sites=others)
+    gaussian = [*structure.gaussian, *(sites.term for sites in normal)]
+    return structure._replace(gaussian=gaussian, sites=others, normal=normal)
 
 
 def _sites(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
+from scipy import sparse
 
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import BatchedGraph, PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.factors.grouping import group
+from ppl_backends.targets.pymc.factors.linear import AffineFunction
 
 __all__ = ["Geometry", "SiteTerm"]
 
@@ -26,7 +28,7 @@ class Geometry(NamedTuple):
 
     Attributes
     ----------
-    design : ndarray (n_sites, d)
+    design : ndarray or CSR matrix (n_sites, d)
     offset : ndarray (n_sites,)
     slope, intercept : ndarray (m,)
     reference : ndarray (n_sites,) of int
@@ -35,7 +37,7 @@ class Geometry(NamedTuple):
         Largest rank of a site's rows; 1 where it is a site.
     """
 
-    design: Array
+    design: Any
     offset: Array
     slope: Array
     intercept: Array
@@ -70,7 +72,10 @@ class SiteTerm:
         [self.value] = clone_replace([term.value], replace=dict(zip(self.cut, self.inputs, strict=True)))
         self._evaluate = BatchedGraph(self.inputs, [graph.values[name] for name in self.held], [self.value])
         self._cut_of = PointFunction(graph, held, self.cut)
+        self.read = [name for name in self.held if graph.depends([self.value], {name})]
         self._moves_with_hyper = graph.depends(self.cut, held)
+        moving = np.setdiff1d(np.arange(graph.dim), graph.coordinates(held))
+        self._affine = AffineFunction(self.flat_cut, moving)
         self._fixed_geometry: Geometry | None = None
         point = self._valid_point(rng)
         self.shapes = [value.shape[1:] for value in self._cut_of(point)]
@@ -116,39 +121,36 @@ class SiteTerm:
         """Directions and offsets given the hyper-parameters in the point ``x`` ``(dim,)``."""
         if self._fixed_geometry is not None:
             return self._fixed_geometry
-        moving = np.setdiff1d(np.arange(self.graph.dim), self.graph.coordinates(set(self.held)))
-        origin = x.copy()
-        origin[moving] = 0.0
-        points = np.tile(origin, (len(moving) + 1, 1))
-        points[1 + np.arange(len(moving)), moving] = 1.0
-        values = self.flat_cut(points)
-        geometry = self._as_sites((values[1:] - values[0]).T, values[0])
+        geometry = self._as_sites(*self._affine.at(x))
         if not self._moves_with_hyper:
             self._fixed_geometry = geometry
         return geometry
 
-    def _as_sites(self, rows: Array, offsets: Array) -> Geometry:
+    def _as_sites(self, rows: Any, offsets: Array) -> Geometry:
         """Sites whose scalar is the element of their longest row; the other rows must be parallel to it."""
         assert self.grouping is not None
         site, n = self.grouping.site_of_cut, self.grouping.n_sites
         member = np.flatnonzero(site >= 0)
-        length = np.einsum("md,md->m", rows, rows)
+        length = _row_products(rows, rows)
         order = member[np.lexsort((-length[member], site[member]))]
         first = order[np.searchsorted(site[order], np.arange(n))]
-        design, offset = rows[first], offsets[first]
-        slope, intercept = np.zeros(len(rows)), offsets.copy()
-        of = site[member]
-        norm = length[first][of]
-        with np.errstate(all="ignore"):
-            slope[member] = np.where(norm > 0, np.einsum("md,md->m", rows[member], design[of]) / norm, 0.0)
-        intercept[member] = offsets[member] - slope[member] * offset[of]
+        slope, intercept = np.zeros(rows.shape[0]), offsets.copy()
         slope[first], intercept[first] = 1.0, 0.0
-        apart = rows[member] - slope[member, None] * design[of]
-        bad = of[np.abs(apart).max(axis=1, initial=0.0) > PARALLEL * np.sqrt(norm)]
+        others = np.setdiff1d(member, first, assume_unique=True)
+        leader = first[site[others]]
+        norm = length[leader]
+        with np.errstate(all="ignore"):
+            slope[others] = np.where(norm > 0, _row_products(rows[others], rows[leader]) / norm, 0.0)
+        intercept[others] = offsets[others] - slope[others] * offsets[leader]
+        apart = np.sqrt(np.maximum(_row_distances(rows[others], rows[leader], slope[others]), 0.0))
+        bad = site[others][apart > PARALLEL * np.sqrt(norm)]
         rank = 1
         for i in np.unique(bad)[:10]:
-            rank = max(rank, int(np.linalg.matrix_rank(rows[site == i], tol=PARALLEL * np.sqrt(length[first[i]]))))
-        return Geometry(design, offset, slope, intercept, first, max(rank, 2) if len(bad) else 1)
+            block = rows[site == i]
+            block = block.toarray() if sparse.issparse(block) else block
+            rank = max(rank, int(np.linalg.matrix_rank(block, tol=PARALLEL * np.sqrt(length[first[i]]))))
+        design = rows if len(first) == rows.shape[0] and np.array_equal(first, np.arange(n)) else rows[first]
+        return Geometry(design, offsets[first], slope, intercept, first, max(rank, 2) if len(bad) else 1)
 
     def element_log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
         """Elements of the term ``(k, n)`` where the scalars of the sites are ``s`` ``(k, n_sites)``, as written."""
@@ -177,3 +179,16 @@ class SiteTerm:
     def constant(self, x: Array, geometry: Geometry) -> float:
         """Sum of the elements that read no site."""
         return float(self.by_site(self.element_log_site(geometry.offset[None], x, geometry))[1][0])
+
+
+def _row_products(left: Any, right: Any) -> Array:
+    """Inner products of the rows of two matrices."""
+    if sparse.issparse(left):
+        return np.asarray(left.multiply(right).sum(axis=1), dtype=np.float64).ravel()
+    return np.einsum("md,md->m", left, right)
+
+
+def _row_distances(left: Any, right: Any, slope: Array) -> Array:
+    """Squared lengths of the rows of ``left`` − slope · ``right``."""
+    apart = left - (sparse.diags(slope) @ right if sparse.issparse(right) else slope[:, None] * right)
+    return _row_products(apart, apart)

@@ -1,0 +1,102 @@
+"""The matrix of an affine function from few evaluations of it.
+
+The first time it is read off column by column. Where most of its elements are zero it is kept sparse, and from then on
+columns that share no row are read off together (Curtis, Powell & Reid 1974): thousands of group effects take one
+evaluation. An evaluation at a random point tells whether zeros have stayed zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["AffineFunction"]
+
+BLOCK_BYTES = 2**26
+LARGE, SPARSE_SHARE = 200_000, 0.1  # elements, and the share of them below which a matrix is kept sparse
+MAX_COLORS = 64
+TOLERANCE = 1e-9
+
+
+class AffineFunction:
+    """A function that is affine in some coordinates of its argument.
+
+    Parameters
+    ----------
+    function : callable
+        Points ``(k, dim)`` to values ``(k, m)``.
+    moving : array of int
+        The coordinates that it is affine in, whatever the others are.
+    """
+
+    def __init__(self, function: Callable[[Array], Array], moving: NDArray[np.integer]) -> None:
+        self._function, self._moving = function, moving
+        self._pattern: tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]] | None = None
+
+    def at(self, x: Array) -> tuple[Any, Array]:
+        """The matrix ``(m, len(moving))``, dense or CSR, and the values ``(m,)`` at zero, given the rest of ``x``."""
+        origin = x.copy()
+        origin[self._moving] = 0.0
+        offset = self._function(origin[None])[0]
+        matrix = None if self._pattern is None else self._by_color(origin, offset)
+        if matrix is None:
+            matrix = self._by_column(origin, offset)
+            self._pattern = _coloring(matrix) if sparse.issparse(matrix) else None
+        return matrix, offset
+
+    def _by_column(self, origin: Array, offset: Array) -> Any:
+        d, m = len(self._moving), len(offset)
+        step = max(1, BLOCK_BYTES // (8 * max(m, len(origin))))
+        blocks: list[Any] = []
+        for start in range(0, d, step):
+            columns = self._moving[start : start + step]
+            points = np.tile(origin, (len(columns), 1))
+            points[np.arange(len(columns)), columns] = 1.0
+            values = self._function(points) - offset
+            thin = d * m > LARGE and np.count_nonzero(values) < SPARSE_SHARE * values.size
+            blocks.append(sparse.csr_matrix(values) if thin else values)
+        if all(sparse.issparse(block) for block in blocks) and blocks:
+            return sparse.vstack(blocks, format="csc").T.tocsr()
+        dense = [block.toarray() if sparse.issparse(block) else block for block in blocks]
+        return np.concatenate([np.empty((0, m)), *dense]).T
+
+    def _by_color(self, origin: Array, offset: Array) -> Any:
+        """The matrix by its known pattern; None where that no longer holds."""
+        assert self._pattern is not None
+        starts, columns, color = self._pattern
+        probe = np.random.default_rng(0).normal(size=len(self._moving))
+        points = np.tile(origin, (color.max(initial=0) + 2, 1))
+        points[color, self._moving] = 1.0
+        points[-1, self._moving] = probe
+        values = self._function(points) - offset
+        rows = np.repeat(np.arange(len(offset)), np.diff(starts))
+        matrix = sparse.csr_matrix((values[color[columns], rows], columns, starts), shape=(len(offset), len(color)))
+        expected = matrix @ probe
+        allowed = TOLERANCE * (1 + np.abs(offset) + abs(matrix) @ np.abs(probe))
+        return matrix if np.all(np.abs(values[-1] - expected) <= allowed) else None
+
+
+def _coloring(matrix: Any) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]] | None:
+    """Row starts, column indices, and a color for every column so that those of one color share no row.
+
+    None where that takes many colors.
+    """
+    by_column = matrix.tocsc()
+    starts, rows = by_column.indptr, by_column.indices
+    used: list[NDArray[np.bool_]] = []
+    color = np.zeros(by_column.shape[1], dtype=int)
+    for j in np.argsort(-np.diff(starts), kind="stable"):
+        own = rows[starts[j] : starts[j + 1]]
+        color[j] = next((c for c, taken in enumerate(used) if not taken[own].any()), len(used))
+        if color[j] == len(used):
+            if len(used) == MAX_COLORS:
+                return None
+            used.append(np.zeros(by_column.shape[0], dtype=bool))
+        used[color[j]][own] = True
+    return matrix.indptr, matrix.indices, color
