@@ -1,0 +1,1 @@
+"""Other samplers on the problems of the comparison, each behind one function."""

@@ -1,0 +1,81 @@
+"""Tempering SMC beside its peers: squared error × CPU time on the same problems, on one core.
+
+``peers/samplers.py`` has the samplers (ours from ``initial="auto"`` and from the prior, ``pymc.sample_smc``, blackjax,
+waste-free SMC of ``particles``, nutpie), ``peers/problems.py`` the problems. Every seed runs all samplers in turn. Results
+are lines of JSON in ``--file``, and what is in the file is not run again, so the comparison can be made in pieces. Time is
+CPU time of the process, which other work on the machine hardly touches; compilation is left out of it. ``particles`` needs an
+environment of its own, whose Python is named by PARTICLES_PYTHON.
+
+Run:   python examples/benchmarks/smc_against_peers.py --file peers.jsonl [--problems Pima ...] [--samplers auto ...]
+           [--seeds 40] [--minutes 5] [--core 0] [--device cpu]
+Print: python examples/benchmarks/peers_table.py peers.jsonl
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--file", type=Path, required=True)
+parser.add_argument("--problems", nargs="+")
+parser.add_argument("--samplers", nargs="+")
+parser.add_argument("--seeds", type=int, default=40)
+parser.add_argument("--first-seed", type=int, default=0)
+parser.add_argument("--minutes", type=float, default=float("inf"), help="CPU time after which no run is begun")
+parser.add_argument("--core", type=int)
+parser.add_argument("--device", help="platform of the accelerator that JAX uses, such as gpu; cpu by default")
+arguments = parser.parse_args()
+if arguments.core is not None and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {arguments.core})
+for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[pool] = "1"
+
+import logging  # noqa: E402
+import warnings  # noqa: E402
+
+import jax  # noqa: E402
+from models import MODELS  # noqa: E402
+from peers.samplers import SAMPLERS  # noqa: E402
+
+logging.getLogger("pymc").setLevel(logging.ERROR)
+warnings.simplefilter("ignore")
+
+
+def read(path):
+    """Keys of what has been run."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(row["problem"], row["sampler"], row["seed"]) for row in map(json.loads, lines)}
+
+
+def main():
+    """Run what is missing."""
+    if arguments.device:
+        jax.config.update("jax_default_device", jax.devices(arguments.device)[0])
+    done = read(arguments.file)
+    for problem in arguments.problems or MODELS:
+        made = {}
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            for name in arguments.samplers or SAMPLERS:
+                if (problem, name, seed) in done:
+                    continue
+                if time.process_time() > 60 * arguments.minutes:
+                    return
+                row = {"problem": problem, "sampler": name, "seed": seed}
+                try:
+                    if name not in made:
+                        made[name] = SAMPLERS[name](problem, MODELS)
+                    row |= made[name](seed)
+                except Exception as error:  # a sampler that fails is part of the comparison
+                    row |= {"error": f"{type(error).__name__}: {error}"[:200]}
+                with arguments.file.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                figures = {
+                    key: row[key] for key in ("seconds", "log_evidence", "log_evidence_se", "error") if key in row
+                }
+                print(problem, name, seed, figures, flush=True)
+
+
+if __name__ == "__main__":
+    main()
