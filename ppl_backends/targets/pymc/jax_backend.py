@@ -2,11 +2,15 @@
 
 JAX does not survive a fork: a child process that calls into it hangs. Functions here therefore refuse to run in a
 process that was forked from one where JAX has run.
+
+Two threads that execute functions with batched linear algebra (Cholesky, triangular solves) at the same time can wait for
+each other forever inside XLA's own thread pool. One function therefore runs at a time; XLA shares its work among threads.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -23,6 +27,7 @@ from ppl_backends.targets.pymc.graph import no_c_compiler
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
 
 _first_process: int | None = None  # the process in which JAX was first used
+_execution = threading.Lock()
 
 
 def _jax() -> Any:
@@ -107,7 +112,8 @@ def _batch(function: Callable, n_data: int) -> Callable:
 
     def call(block: np.ndarray, *data: Any) -> list[np.ndarray]:
         check_process()
-        return [np.asarray(output, dtype=np.float64) for output in batched(block, *data)]
+        with _execution:
+            return [np.asarray(output, dtype=np.float64) for output in batched(block, *data)]
 
     return call
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -29,6 +28,7 @@ from ppl_backends.targets.pymc.graph import (
     observed_variables,
     shapes_of,
 )
+from ppl_backends.targets.pymc.observations import PyMCObservations
 from ppl_backends.targets.pymc.priors import PriorSampler
 
 __all__ = ["PyMCTarget"]
@@ -48,7 +48,7 @@ class PyMCTarget(BaseTarget):
         What compiles the log density. ``"auto"`` takes JAX, and for a function with an operation that JAX lacks Numba,
         then C, with a warning that names the operation.
     cores : int, optional
-        Threads that evaluate blocks of points; all available cores by default.
+        Threads that evaluate blocks of points; all available cores by default. JAX keeps threads of its own.
 
     Attributes
     ----------
@@ -75,11 +75,12 @@ class PyMCTarget(BaseTarget):
 
     has_split = True
     label = "PyMC model"
+    accepts_unnormalized = False
 
     def __init__(
         self, model: pm.Model, *, backend: str = "auto", cores: int | None = None, data: DataValues | None = None
     ) -> None:
-        check_model(model)
+        check_model(model, self.accepts_unnormalized)
         self.model, self.backend, self._cores_asked = model, backend, cores
         self.cores = available_cores(cores)
         self._variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
@@ -106,8 +107,9 @@ class PyMCTarget(BaseTarget):
     def _call(self, kind: str, x: Array) -> list[Array]:
         """The compiled function ``kind`` at the rows of ``x``."""
         function = self._compiled.function(kind)
+        jax = function.backend == "jax"  # keeps its own threads, and compiles for every size of block
         return evaluate_in_blocks(
-            lambda block: function(block, self._arguments), x, function.cap, self.cores, pad=function.backend == "jax"
+            lambda block: function(block, self._arguments), x, function.cap, 1 if jax else self.cores, pad=jax
         )
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
@@ -130,6 +132,12 @@ class PyMCTarget(BaseTarget):
         """The Potentials' share of ``log_likelihood`` ``(n,)`` and its gradient ``(n, dim)``, or None."""
         value, slope = sanitize(*self._call("potentials", as_points(x, self.dim)))
         return value, slope if gradient else None
+
+    def _prior_and_gradient(self, x: Array) -> tuple[Array, Array]:
+        """Log prior ``(n,)`` and its gradient ``(n, dim)``, without a pass over the data."""
+        value, slope = sanitize(*self._call("prior", x))
+        assert slope is not None
+        return value, slope
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``."""
@@ -320,30 +328,6 @@ class PyMCTarget(BaseTarget):
 def _rebuild(recipe: bytes, backend: str, cores: int | None) -> PyMCTarget:
     model, data = pickle.loads(recipe)
     return PyMCTarget(model, backend=backend, cores=cores, data=data)
-
-
-class PyMCObservations:
-    """The elements of all observed variables, one after the other, in data order."""
-
-    def __init__(self, target: PyMCTarget) -> None:
-        self._target = target
-
-    @cached_property
-    def n(self) -> int:
-        """Number of observations."""
-        return self._target._compiled.n_observations(self._target._data)
-
-    def log_likelihood(self, x: Array, index: np.ndarray | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point.
-
-        All observations are evaluated and those asked for are picked.
-        """
-        terms = self._target.pointwise_log_likelihood(x).values()
-        pointwise = np.concatenate([term.reshape(len(term), -1) for term in terms], axis=1)
-        if index is None:
-            return pointwise
-        index = np.asarray(index)
-        return pointwise[:, index] if index.ndim == 1 else np.take_along_axis(pointwise, index, axis=1)
 
 
 def _checked(name: str, shared: Variable, value: Any) -> np.ndarray:
