@@ -1,0 +1,225 @@
+"""The comparisons of Buchholz (2018), chapter 5, with the kernels of ``sample_smc``.
+
+``gaussian``  N(0, I) to N(2, Ξ), correlation 0.7 and variances from 0.1 to 10; the log normaliser is 0.
+``student``   Student with 3 degrees of freedom to Student with 10, the same location and shape; the log normaliser is 0.
+``mixture``   N(1, 5 I) to 0.3 N(4, Ξ₁) + 0.7 N(−4, Ξ₂); the share of positive coordinates is 0.3.
+``binary``    Sonar and Musk, logit and probit, N(0, I), from expectation propagation (Table 5.2).
+``cox``       Log-Gaussian Cox process of the Finnish pines on a grid, from the prior, in the normalisation of Table 5.3:
+              without the factors of the Poisson probabilities that do not depend on the field.
+
+Every repeat is one run of 1,024 particles, as in the thesis. Load is the number of evaluations of the density (with its
+gradient, but for the random walk) per run; the adjusted variance is the variance of the log evidence, or of the mean of the
+first coordinate, times the load, here over that of the first kernel.
+
+Run: python examples/benchmarks/buchholz_chapter5.py gaussian student mixture binary cox [--dims 10 50] [--repeats 10]
+         [--kernels hmc mala random_walk]
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+from scipy.special import gammaln
+
+import ppl_backends as pb
+from ppl_backends.datasets import load_binary_regression
+from ppl_backends.errors import PPLBackendsWarning
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets.factors import Logit, Probit
+
+sys.path.insert(0, str(Path(__file__).parent))
+from peers.problems import cox_data
+
+LOG_2PI = np.log(2 * np.pi)
+
+
+def shape_matrix(dim, correlation, low, high):
+    """Equal correlations and variances spread evenly."""
+    sd = np.sqrt(np.linspace(low, high, dim))
+    return (correlation + (1 - correlation) * np.eye(dim)) * sd[:, None] * sd
+
+
+class Gaussian:
+    """A normal density with its gradient."""
+
+    def __init__(self, mean, cov):
+        self.mean, self.precision = np.asarray(mean, float), np.linalg.inv(cov)
+        self.constant = -0.5 * (np.linalg.slogdet(cov)[1] + len(cov) * LOG_2PI)
+        self.root = np.linalg.cholesky(cov)
+
+    def __call__(self, x):
+        """Log density ``(n,)`` and gradient ``(n, dim)``."""
+        slope = -(x - self.mean) @ self.precision
+        return self.constant + 0.5 * ((x - self.mean) * slope).sum(axis=1), slope
+
+    def sample(self, n, rng):
+        """Draws ``(n, dim)``."""
+        return self.mean + rng.standard_normal((n, len(self.mean))) @ self.root.T
+
+
+class Student:
+    """A multivariate Student density with its gradient."""
+
+    def __init__(self, df, location, shape):
+        self.df, self.gaussian, dim = df, Gaussian(location, shape), len(shape)
+        self.constant = (
+            gammaln((df + dim) / 2) - gammaln(df / 2) - 0.5 * (dim * np.log(df * np.pi) + np.linalg.slogdet(shape)[1])
+        )
+
+    def __call__(self, x):
+        """Log density ``(n,)`` and gradient ``(n, dim)``."""
+        dim = x.shape[1]
+        _, slope = self.gaussian(x)
+        distance = -((x - self.gaussian.mean) * slope).sum(axis=1)
+        value = self.constant - 0.5 * (self.df + dim) * np.log1p(distance / self.df)
+        return value, slope * ((self.df + dim) / (self.df + distance))[:, None]
+
+    def sample(self, n, rng):
+        """Draws ``(n, dim)``."""
+        z = self.gaussian.sample(n, rng) - self.gaussian.mean
+        return self.gaussian.mean + z / np.sqrt(rng.chisquare(self.df, size=(n, 1)) / self.df)
+
+
+class Mixture:
+    """0.3 N(4, Ξ₁) + 0.7 N(−4, Ξ₂)."""
+
+    def __init__(self, dim):
+        self.parts = [
+            (np.log(share), Gaussian(np.full(dim, mean), shape_matrix(dim, correlation, 1.0, 2.0)))
+            for share, mean, correlation in ((0.3, 4.0, 0.7), (0.7, -4.0, 0.1))
+        ]
+
+    def __call__(self, x):
+        """Log density ``(n,)`` and gradient ``(n, dim)``."""
+        values, slopes = zip(*(part(x) for _, part in self.parts), strict=True)
+        logs = np.stack([value + log_share for value, (log_share, _) in zip(values, self.parts, strict=True)])
+        total = np.logaddexp(*logs)
+        return total, sum(np.exp(log - total)[:, None] * slope for log, slope in zip(logs, slopes, strict=True))
+
+
+def bridge(start, end, dim):
+    """From one normalised density to another as prior and likelihood."""
+
+    def increment(x):
+        (low, low_slope), (high, high_slope) = start(x), end(x)
+        return high - low, high_slope - low_slope
+
+    return pb.FunctionTarget(dim, increment, start, start.sample)
+
+
+def gaussian(dim):
+    """N(0, I) to a shifted and correlated one."""
+    end = Gaussian(np.full(dim, 2.0), shape_matrix(dim, 0.7, 0.1, 10.0))
+    return bridge(Gaussian(np.zeros(dim), np.eye(dim)), end, dim), 0.0, 2.0
+
+
+def student(dim):
+    """Three to ten degrees of freedom."""
+    end = Student(10.0, np.full(dim, 2.0), shape_matrix(dim, 0.7, 0.1, 10.0))
+    return bridge(Student(3.0, np.zeros(dim), np.eye(dim)), end, dim), 0.0, 2.0
+
+
+def mixture(dim):
+    """Two modes; the mean stands in for the share of positive coordinates."""
+    return bridge(Gaussian(np.ones(dim), 5.0 * np.eye(dim)), Mixture(dim), dim), 0.0, 0.3
+
+
+def cox(cells):
+    """The field itself (not whitened), whose start is the prior."""
+    counts, mean, factor = cox_data(cells)
+    area, prior = 1.0 / len(counts), Gaussian(np.full(len(counts), mean), factor @ factor.T)
+
+    def log_likelihood(x):
+        intensity = area * np.exp(x)
+        return x @ counts - intensity.sum(axis=1), counts - intensity
+
+    return pb.FunctionTarget(len(counts), log_likelihood, prior, prior.sample), None, None
+
+
+def binary(name, sites):
+    """A binary regression with prior N(0, I)."""
+    X, y, *_ = load_binary_regression(name)
+    factors = pb.Factors(X, 0.0, sites(np.asarray(y, dtype=int)), prior_mean=0.0, prior_precision=1.0)
+    return pb.as_target(factors), None, None
+
+
+def run(target, kernel, repeats, seed, **options):
+    """Per repeat: log evidence, mean of the first coordinate, share of positive ones, load."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PPLBackendsWarning)
+        idata = pb.sample_smc(
+            target, draws=1024, chains=repeats, kernel=kernel, random_seed=seed, progressbar=False, **options
+        )
+    stats, posterior = group(idata, "sample_stats"), group(idata, "posterior")
+    x = next(iter(posterior.data_vars.values())).values
+    return {
+        "log_evidence": stats["log_evidence_single_run"].values,
+        "mean": x[:, :, 0].mean(axis=1),
+        "positive": (x > 0).mean(axis=(1, 2)),
+        "load": float(stats["n_evaluations"].sum("stage").mean()) * 1024,
+        "stages": float(stats["beta"].count("stage").mean()),
+        "trusted": posterior.attrs["log_evidence_trusted"],
+    }
+
+
+def report(label, problem, kernels, repeats, seed, **options):
+    """The rows of one problem."""
+    target, log_evidence, truth = problem
+    first = None
+    for kernel in kernels:
+        found = run(target, kernel, repeats, seed, **options)
+        adjusted = [found["load"] * np.var(found[name], ddof=1) for name in ("log_evidence", "mean")]
+        first = first or adjusted
+        z = found["log_evidence"]
+        line = f"| {label} | {kernel} | {found['stages']:.0f} | {found['load']:.3g} | {z.mean():.3f} ± {z.std(ddof=1):.3f} |"
+        line += "".join(f" {value / one:.3g} |" for value, one in zip(adjusted, first, strict=True))
+        if label.startswith("mixture"):
+            line += (
+                f" share positive {found['positive'].mean():.3f} ± {found['positive'].std(ddof=1):.3f}, truth {truth} |"
+            )
+        elif truth is not None:
+            line += (
+                f" MSE log Z {np.mean((z - log_evidence) ** 2):.3g}, mean {np.mean((found['mean'] - truth) ** 2):.3g} |"
+            )
+        else:
+            line += " |"
+        print(line, "" if found["trusted"] else "(flagged)", flush=True)
+
+
+def main():
+    """Print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=["gaussian", "student", "mixture", "binary", "cox"])
+    parser.add_argument("--dims", nargs="+", type=int, default=[10, 50, 200, 500])
+    parser.add_argument("--cells", nargs="+", type=int, default=[10, 20], help="cells along a side for cox")
+    parser.add_argument("--sets", nargs="+", default=["sonar", "musk"])
+    parser.add_argument("--links", nargs="+", default=["logit", "probit"])
+    parser.add_argument("--kernels", nargs="+", default=["hmc", "mala", "random_walk"])
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    common = (options.kernels, options.repeats, options.seed)
+    print(
+        "| problem | kernel | stages | load | log Z, mean ± sd of a run | adj. var log Z | adj. var mean | against truth |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for part in options.parts:
+        if part == "cox":
+            for cells in options.cells:
+                report(f"cox {cells * cells}", cox(cells), *common)
+        elif part == "binary":
+            for name in options.sets:
+                for link in options.links:
+                    sites = {"logit": Logit, "probit": Probit}[link]
+                    report(f"{name} {link}", binary(name, sites), *common, initial="ep")
+        else:
+            problem = {"gaussian": gaussian, "student": student, "mixture": mixture}[part]
+            threshold = {"ess_threshold": 0.9} if part == "student" else {}
+            for dim in options.dims:
+                report(f"{part} {dim}", problem(dim), *common, **threshold)
+
+
+if __name__ == "__main__":
+    main()
