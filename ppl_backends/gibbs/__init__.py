@@ -18,6 +18,7 @@ import importlib
 from typing import Any
 
 _LAZY = {
+    "Certificate": "certificates",
     "FunctionLoss": "losses",
     "GibbsPosterior": "posterior",
     "Hinge": "losses",
@@ -25,10 +26,15 @@ _LAZY = {
     "Loss": "losses",
     "PairLoss": "losses",
     "Quantile": "losses",
+    "GibbsVI": "linear_scores",
     "Squared": "losses",
     "Tuning": "posterior",
     "ZeroOne": "losses",
     "auc_risk": "auc",
+    "certify": "certificates",
+    "expected_risk": "linear_scores",
+    "fit_gibbs_vi": "annealing",
+    "fit_gibbs_vi_path": "annealing",
     "gibbs_potential": "expression",
 }
 

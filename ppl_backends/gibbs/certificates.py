@@ -1,0 +1,287 @@
+r"""PAC-Bayes certificates: bounds on the risk of an approximation that can be computed from the data.
+
+Theorem 4.1 of Alquier, Ridgway & Chopin (2016): with probability at least 1 − ε over the data, at once for all ρ,
+
+.. math:: \int R \,d\rho \le \int r_n \,d\rho + \frac{f(\lambda, n) + KL(\rho, \pi) + \log(1/\varepsilon)}{\lambda},
+
+so that ρ may be any approximation, good or bad, of the Gibbs posterior. The terms f, for a loss in [0, C]:
+
+* means over independent observations: f = C²λ²/(2n); Hoeffding's lemma with its own constant gives C²λ²/(8n) (``sharp``);
+* means over ordered pairs: f = C²λ²/(n − 1); sharp C²λ²/(8⌊n/2⌋);
+* the hinge loss, which is unbounded, under a centred Gaussian prior N(0, S) and rows that keep √(xᵀSx) ≤ κ, known in advance:
+  f = λ²/(4n) − (d/2) log(1 − κ²λ²/(2n)) for λ < √(2n)/κ.
+
+The last one corrects Lemma 3 of the paper, in print with −½ in place of −d/2 and with a bound on single entries of x: the
+Gaussian integral in its proof is over d coordinates, and |⟨θ, x⟩| ≤ ‖θ‖·‖x‖.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import cholesky
+from scipy.stats import norm
+from scipy.stats import t as student
+
+from ppl_backends.errors import ModelError
+from ppl_backends.gibbs.linear_scores import Gaussian, expected_risk, gaussian_kl
+from ppl_backends.gibbs.losses import Hinge
+from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.targets.factors.sites import Array
+
+__all__ = ["Certificate", "certify"]
+
+MONTE_CARLO_SHARE = 0.1
+"""Share of ε that is kept for the error of an estimated pseudo-evidence."""
+
+
+class Certificate(NamedTuple):
+    """An upper bound on ∫ R dρ and what it is made of.
+
+    Attributes
+    ----------
+    bound : float
+        Upper bound on the mean risk of parameters drawn from ρ; vacuous where it is above the largest loss.
+    epsilon : float
+        The bound fails with at most this probability over the data.
+    expected_risk : float
+        ∫ r_n dρ.
+    kl : float
+        KL(ρ, π).
+    deviation : float
+        f(λ, n).
+    candidates : int
+        Size of the grid that λ and the prior were chosen from; log(candidates) is part of the bound.
+    learning_rate : float
+    n : int
+    about : str
+        What ρ is.
+    predictor_bound : float
+        Upper bound on the risk of one predictor: twice ``bound`` for the majority vote over a Gaussian under the 0–1 loss
+        (the sign of the mean score), ``bound`` itself at the mean of ρ for a convex loss, else NaN.
+    assumptions : tuple of str
+        What has to be true; nothing here checks it.
+    """
+
+    bound: float
+    epsilon: float
+    expected_risk: float
+    kl: float
+    deviation: float
+    candidates: int
+    learning_rate: float
+    n: int
+    about: str
+    predictor_bound: float
+    assumptions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"With probability at least {1 - self.epsilon:g} over the data, the mean risk of {self.about} is at most "
+            f"{self.bound:.4f}",
+            f"(empirical {self.expected_risk:.4f}, KL {self.kl:.4g} nats, f {self.deviation:.4g}, "
+            f"log(candidates/ε) {np.log(self.candidates / self.epsilon):.4g}, λ {self.learning_rate:.6g}, n {self.n}).",
+            "Assumed:",
+            *(f"* {assumption}" for assumption in self.assumptions),
+        ]
+        return "\n".join(lines)
+
+
+def certify(
+    posterior: GibbsPosterior,
+    approximation: Any,
+    *,
+    epsilon: float = 0.05,
+    sharp: bool = False,
+    candidates: int | None = None,
+    feature_bound: float | None = None,
+) -> Certificate:
+    """PAC-Bayes bound on the risk of an approximation of a Gibbs posterior.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        Its λ, prior and loss enter the bound.
+    approximation : Gaussian approximation or result of :func:`~ppl_backends.sample_smc`
+        A Gaussian with ``mean`` and ``cov`` (VI, EP, Laplace on the posterior, or anything else). For an SMC result ρ is the
+        Gibbs posterior itself, for which the bound follows from the pseudo-evidence alone.
+    epsilon : float
+        Probability with which the bound may fail.
+    sharp : bool
+        Hoeffding's lemma with its own constant, a quarter of the published f or less.
+    candidates : int, optional
+        Number of pairs (λ, prior), fixed before seeing the data, that this one was chosen from on the same data: the bound
+        then holds for all of them at once. By default what the functions of this package that chose them have recorded.
+    feature_bound : float, optional
+        For the hinge loss: κ with √(xᵀSx) ≤ κ for all rows x that can occur, S the prior covariance.
+
+    Returns
+    -------
+    Certificate
+
+    Raises
+    ------
+    ModelError
+        If the theorem does not apply: an unbounded loss, a prior or λ tuned on the same data outside a fixed grid, or an
+        approximation that has no exact KL.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import fit_gibbs_vi
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(500, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=500))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "zero_one", X, y, learning_rate=100.0)
+    >>> certificate = certify(posterior, fit_gibbs_vi(posterior))
+    >>> round(certificate.expected_risk, 2), round(certificate.bound, 2)
+    (0.06, 0.22)
+    """
+    if not 0 < epsilon < 1:
+        raise ModelError(f"epsilon={epsilon}: expected a probability strictly between 0 and 1")
+    count = _candidates(posterior, candidates)
+    deviation, assumptions = _deviation(posterior, sharp, feature_bound)
+    if _is_inference_data(approximation):
+        share = 1 - MONTE_CARLO_SHARE
+        risk, kl, surplus = _from_smc(posterior, approximation, MONTE_CARLO_SHARE * epsilon)
+        assumptions += (
+            f"the estimate of the pseudo-evidence is normal or Student t about its value; {MONTE_CARLO_SHARE:.0%} of ε is "
+            "kept for its error",
+        )
+        about = "the Gibbs posterior (which the particles represent)"
+    else:
+        share, surplus = 1.0, 0.0
+        risk, kl = _from_gaussian(posterior, approximation)
+        about = f"the Gaussian ({getattr(approximation, 'method', 'given')})"
+    rate = posterior.learning_rate
+    bound = risk + (deviation + kl + surplus + np.log(count / (share * epsilon))) / rate
+    if count > 1:
+        assumptions += (f"λ and the prior were chosen from {count} candidates that were fixed before seeing the data",)
+    else:
+        assumptions += ("λ and the prior were fixed before seeing the data, and so was every scaling of X",)
+    return Certificate(
+        float(bound),
+        float(epsilon),
+        float(risk),
+        float(kl),
+        float(deviation),
+        count,
+        rate,
+        posterior.n,
+        about,
+        _of_predictor(posterior, float(bound), _is_inference_data(approximation)),
+        assumptions,
+    )
+
+
+def _candidates(posterior: GibbsPosterior, given: int | None) -> int:
+    """The size of the grid to pay for; refuses choices that no grid covers."""
+    recorded = 1
+    for choice in posterior.tuning:
+        if choice.candidates is None:
+            if given is None:
+                raise ModelError(
+                    f"the {choice.what} was chosen on the same data by {choice.how}, outside a grid fixed in advance: no "
+                    "certificate holds; choose from a grid, split the data, or fix it in advance"
+                )
+            continue
+        recorded *= choice.candidates
+    if given is not None and given < recorded:
+        raise ModelError(f"candidates={given}: the choices recorded were from {recorded}")
+    return recorded if given is None else int(given)
+
+
+def _deviation(posterior: GibbsPosterior, sharp: bool, feature_bound: float | None) -> tuple[float, tuple[str, ...]]:
+    """f(λ, n) and its assumptions."""
+    loss, n, rate = posterior.loss, posterior.n, posterior.learning_rate
+    if loss is None:
+        raise ModelError("no certificate: it is not known whether the loss of this posterior is bounded")
+    pairs = "independent and identically distributed rows"
+    if loss.bound is None:
+        if isinstance(loss, Hinge) and feature_bound is not None:
+            return _hinge_deviation(posterior, float(feature_bound))
+        hint = "; give feature_bound=, a bound on √(xᵀSx) known in advance" if isinstance(loss, Hinge) else ""
+        raise ModelError(f"no certificate: the {loss.name} loss is not bounded{hint}")
+    squared = (loss.bound * rate) ** 2
+    bounded = f"a loss between 0 and {loss.bound:g}"
+    if posterior.paired:
+        return (squared / (8 * (n // 2)) if sharp else squared / (n - 1)), (pairs, bounded)
+    return (squared / (8 * n) if sharp else squared / (2 * n)), (pairs, bounded)
+
+
+def _hinge_deviation(posterior: GibbsPosterior, kappa: float) -> tuple[float, tuple[str, ...]]:
+    prior, n, rate = posterior.gaussian_prior, posterior.n, posterior.learning_rate
+    if prior is None or np.any(prior.gaussian.mean != 0):
+        raise ModelError("the certificate of the hinge loss is for a centred Gaussian prior N(0, S)")
+    risk = posterior._linear("certify")
+    if np.any(risk.offset != 0):
+        raise ModelError("the certificate of the hinge loss is for scores without an offset")
+    largest = float(np.sqrt(np.einsum("nd,de,ne->n", risk.X, prior.covariance, risk.X)).max())
+    if largest > kappa:
+        raise ModelError(f"feature_bound={kappa:g} is below √(xᵀSx) = {largest:.4g} of one of the rows")
+    share = kappa**2 * rate**2 / (2 * n)
+    if share >= 1:
+        raise ModelError(
+            f"λ={rate:g} is too large for a certificate of the hinge loss: below {(2 * n) ** 0.5 / kappa:.4g}"
+        )
+    deviation = rate**2 / (4 * n) - 0.5 * prior.dim * np.log1p(-share)
+    return float(deviation), (
+        "independent and identically distributed rows",
+        f"√(xᵀSx) ≤ {kappa:g} for every row that can occur, S the prior covariance; known before seeing the data",
+    )
+
+
+def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
+    """Exact expected risk and KL of a Gaussian under a Gaussian prior."""
+    prior = posterior.gaussian_prior
+    if prior is None:
+        raise ModelError("the KL of a Gaussian approximation is exact under a Gaussian prior only; certify an SMC run")
+    if callable(getattr(q, "mean", None)) or not hasattr(q, "mean") or not hasattr(q, "cov"):
+        raise ModelError(f"approximation={type(q).__name__}: expected a Gaussian with mean and cov, or an SMC result")
+    if hasattr(q, "weights") or type(q).__name__ in ("MixtureApproximation", "EPMixture"):
+        raise ModelError("no exact KL is known for a mixture; certify a Gaussian or an SMC run")
+    factor = np.asarray(q.cholesky) if hasattr(q, "cholesky") else cholesky(np.asarray(q.cov), lower=True)
+    gaussian = Gaussian(np.asarray(q.mean, dtype=np.float64), factor)
+    precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
+    kl = gaussian_kl(gaussian, prior.gaussian.mean, precision, cholesky(prior.covariance, lower=True))
+    return expected_risk(posterior, gaussian), kl
+
+
+def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[float, float, float]:
+    """Expected risk, KL and what is added to −log Ẑ so that it bounds −log Z but with probability ``share``."""
+    from ppl_backends.results.inference_data import group
+
+    found = group(idata, "posterior")
+    attrs = found.attrs
+    if "log_evidence" not in attrs or not attrs.get("log_evidence_trusted", 1):
+        raise ModelError("no certificate: the run has no pseudo-evidence that can be trusted")
+    if "SMC" not in str(attrs.get("method", "")):
+        raise ModelError("draws alone have no KL; certify a Gaussian approximation, or a run of sample_smc")
+    log_z = float(attrs["log_evidence"]) - float(attrs.get("log_prior_normalizer", 0.0))
+    error, df = float(attrs["log_evidence_se"]), float(attrs.get("log_evidence_df", np.nan))
+    quantile = norm.ppf(1 - share) if not np.isfinite(df) else student.ppf(1 - share, df)
+    risk = float(posterior.risk(_points(posterior, found)).mean())
+    kl = -posterior.learning_rate * risk - log_z
+    if kl < -3 * error - 0.5:
+        raise ModelError(f"the run is not one of this posterior: λ E[r_n] + log Z = {-kl:.3g} is positive")
+    return risk, kl, float(quantile * error)
+
+
+def _points(posterior: GibbsPosterior, found: Any) -> Array:
+    values = {
+        name: found[name].values.reshape(-1, *found[name].shape[2:]).astype(np.float64) for name in found.data_vars
+    }
+    return posterior.unconstrain(values)
+
+
+def _of_predictor(posterior: GibbsPosterior, bound: float, is_smc: bool) -> float:
+    if posterior.loss is None:
+        return float("nan")
+    if posterior.loss.name == "zero_one":
+        return min(1.0, 2 * bound)
+    return bound if posterior.loss.convex else float("nan")
+
+
+def _is_inference_data(approximation: Any) -> bool:
+    return type(approximation).__name__ in ("InferenceData", "DataTree")

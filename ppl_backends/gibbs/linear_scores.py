@@ -1,0 +1,384 @@
+r"""Gaussian variational approximation of Gibbs posteriors of linear scores, with exact expectations.
+
+The approximation N(m, Σ) of a family minimises λ E_q[r_n] + KL(q, π), which is −ELBO. Under q the score xᵀθ is N(xᵀm, xᵀΣx),
+so that E_q[r_n] is a sum of one-dimensional integrals (:mod:`~ppl_backends.gibbs.losses`): there is no Monte Carlo noise, and
+the minimum is found by deterministic descent.
+
+==============  ===============  =====================================================================================
+family          Σ                solver
+==============  ===============  =====================================================================================
+``isotropic``   σ² I  (F1)       L-BFGS in (m, σ)
+``diagonal``    diag(s²)  (F2)   L-BFGS in (m, s)
+``full``        any  (F3)        natural gradient: Σ⁻¹ → Q₀ + Σᵢ cᵢ xᵢxᵢᵀ, m by a Newton step, with a line search
+==============  ===============  =====================================================================================
+
+For a convex loss the objective is convex in m and a lower triangular factor C of Σ = CCᵀ, and *strongly* so, because of
+KL(q, π) = ½‖m‖² + ½‖C‖² − Σ log Cⱼⱼ + const in coordinates that whiten the prior. Hence the distance of any iterate from the
+minimum is at most ½‖∇‖², the optimality gap that is reported. For the 0–1 loss the objective has local minima;
+:mod:`~ppl_backends.gibbs.annealing` follows one from the prior.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.gibbs.losses import Expectation, Loss, PairLoss
+from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.gibbs.risks import LinearRisk
+from ppl_backends.targets.factors.sites import Array
+
+__all__ = ["FAMILIES", "GibbsVI", "ScoreProblem", "expected_risk", "gaussian_kl", "solve"]
+
+FAMILIES = ("isotropic", "diagonal", "full")
+ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "full"}
+PAIR_BLOCK = 2**21
+MAX_PAIRS = 200_000
+"""Pairs up to which the objective is computed on all of them; above it pairs are sampled."""
+
+
+class Gaussian(NamedTuple):
+    """m and a factor of Σ: σ (a number, F1), s ``(d,)`` (F2), or a lower triangular C ``(d, d)`` (F3)."""
+
+    mean: Array
+    factor: Any
+
+    def spread(self, design: Array) -> Array:
+        """Rows whose squared norm is the variance of each score, ``(n, d)``."""
+        return design @ self.factor if self.factor.ndim == 2 else design * self.factor
+
+    def as_approximation(self, d: int) -> dict[str, Any]:
+        """What :class:`GaussianApproximation` takes."""
+        return {"cholesky": self.factor if self.factor.ndim == 2 else np.broadcast_to(self.factor, (d,)).copy()}
+
+
+class ScoreProblem:
+    """The objective λ E_q[r_n] + KL(q, π), for observations or for all pairs.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        With a Gaussian prior and a loss of linear scores.
+    """
+
+    def __init__(self, posterior: GibbsPosterior) -> None:
+        prior = posterior.gaussian_prior
+        if prior is None or posterior.loss is None:
+            raise ModelError(
+                "VI with exact expectations needs a Gaussian prior and a loss of linear scores; use fit_vi"
+            )
+        self.prior, self.prior_mean = prior, prior.gaussian.mean
+        self.precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
+        self.root = cholesky(prior.covariance, lower=True)  # L₀ with L₀L₀ᵀ = Q₀⁻¹
+        self.loss: Loss = posterior.loss.inner if isinstance(posterior.loss, PairLoss) else posterior.loss
+        self.design, self.offset, self.y = _rows(posterior)
+        self.weight = posterior.site_weight
+        self.dim = prior.dim
+
+    def with_weight(self, weight: float) -> ScoreProblem:
+        """The same data at another λ."""
+        other = object.__new__(ScoreProblem)
+        other.__dict__.update(self.__dict__, weight=weight)
+        return other
+
+    def expectation(self, q: Gaussian) -> Expectation:
+        """Expected losses of the rows."""
+        mean = self.design @ q.mean + self.offset
+        return self.loss.expectation(mean, np.einsum("nd,nd->n", *(q.spread(self.design),) * 2), self.y)
+
+    def kl(self, q: Gaussian) -> float:
+        """KL(q, π)."""
+        return gaussian_kl(q, self.prior_mean, self.precision, self.root)
+
+    def value(self, q: Gaussian) -> float:
+        """Minus the ELBO."""
+        return self.weight * float(self.expectation(q).value.sum()) + self.kl(q)
+
+    def slopes(self, found: Expectation, q: Gaussian) -> tuple[Array, Array]:
+        """Gradient in m, and the matrix H = Q₀ + w Σ cᵢ xᵢxᵢᵀ, which is Σ⁻¹ at the minimum."""
+        slope = self.weight * (self.design.T @ found.slope) + self.precision @ (q.mean - self.prior_mean)
+        weighted = self.design * (self.weight * found.curvature)[:, None]
+        return slope, self.precision + self.design.T @ weighted
+
+    def start(self, family: str) -> Gaussian:
+        """The prior, or the member of the family that is nearest to it."""
+        if family == "full":
+            return Gaussian(self.prior_mean.copy(), self.root.copy())
+        scale = np.diag(self.precision) ** -0.5
+        return Gaussian(self.prior_mean.copy(), scale if family == "diagonal" else np.mean(scale**-2.0) ** -0.5)
+
+
+class GibbsVI(GaussianApproximation):
+    """The Gaussian nearest to a Gibbs posterior within a family.
+
+    Attributes
+    ----------
+    posterior : GibbsPosterior
+    family : str
+    elbo : float
+        −λ E_q[r_n] − KL(q, π), a lower bound on the log pseudo-evidence.
+    elbo_se : float
+        0, unless pairs were sampled.
+    expected_risk : float
+        E_q[r_n], exact.
+    kl : float
+        KL(q, π).
+    optimality_gap : float
+        Upper bound on how far the ELBO is from the family's best, in nats; NaN where the objective is not convex.
+    trace : ndarray (n_iterations, 3)
+        λ, expected risk and KL along the way; with sampled pairs the risk is estimated.
+    """
+
+    posterior: GibbsPosterior
+    family: str
+    elbo: float
+    elbo_se: float
+    expected_risk: float
+    kl: float
+    optimality_gap: float
+    trace: Array
+
+    def __repr__(self) -> str:
+        return (
+            f"GibbsVI(family={self.family!r}, dim={self.dim}, elbo={self.elbo:.6g}, expected_risk={self.expected_risk:.4g}, "
+            f"kl={self.kl:.4g}, optimality_gap={self.optimality_gap:.2g}, converged={self.converged})"
+        )
+
+
+class Solution(NamedTuple):
+    """Where a solver ended.
+
+    Attributes
+    ----------
+    q : Gaussian
+    value : float
+    gap : float
+        NaN where the loss is not convex.
+    converged : bool
+    iterations : int
+    """
+
+    q: Gaussian
+    value: float
+    gap: float
+    converged: bool
+    iterations: int
+
+
+def solve(
+    problem: ScoreProblem,
+    family: str,
+    start: Gaussian | None = None,
+    tolerance: float = 1e-4,
+    max_iterations: int = 500,
+) -> Solution:
+    """Minimise the objective within a family from ``start``, the prior by default.
+
+    Parameters
+    ----------
+    tolerance : float
+        In nats: of the optimality gap where the loss is convex, else of the decrease that a step promises.
+    """
+    q = problem.start(family) if start is None else start
+    descend = _natural_gradient if family == "full" else _quasi_newton
+    return descend(problem, q, tolerance, max_iterations)
+
+
+def _natural_gradient(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int) -> Solution:
+    """Steps of Σ⁻¹ towards H, kept positive definite by a second-order term where the loss is not convex."""
+    found = problem.expectation(q)
+    value = problem.weight * float(found.value.sum()) + problem.kl(q)
+    iterations, gap, promise = 0, np.inf, np.inf
+    while iterations < max_iterations:
+        iterations += 1
+        slope, wanted = problem.slopes(found, q)
+        inverse = solve_triangular(q.factor, np.eye(problem.dim), lower=True)
+        precision = inverse.T @ inverse
+        gap, promise = _full_gap(problem, q, slope, wanted - precision), _promise(q, slope, wanted - precision)
+        if (gap if problem.loss.convex else promise) < tolerance:
+            break
+        stepped = _step(problem, q, value, slope, precision, wanted)
+        if stepped is None:
+            break
+        q, value, found = stepped
+    reached = gap if problem.loss.convex else promise
+    return Solution(q, value, gap if problem.loss.convex else np.nan, reached < 10 * tolerance, iterations)
+
+
+def _step(
+    problem: ScoreProblem, q: Gaussian, value: float, slope: Array, precision: Array, wanted: Array
+) -> tuple[Gaussian, float, Expectation] | None:
+    """The first of shrinking steps that decreases the objective; None where none does."""
+    change = wanted - precision
+    bend = change @ (q.factor @ (q.factor.T @ change))
+    for length in 0.5 ** np.arange(14):
+        trial = precision + length * change
+        if not problem.loss.convex:
+            trial = trial + 0.5 * length**2 * bend
+        try:
+            root = cholesky(trial, lower=True)
+            factor = cholesky(cho_solve((root, True), np.eye(problem.dim)), lower=True)
+        except LinAlgError:
+            continue
+        new = Gaussian(q.mean - length * cho_solve((root, True), slope), factor)
+        found = problem.expectation(new)
+        reached = problem.weight * float(found.value.sum()) + problem.kl(new)
+        if reached < value:
+            return new, reached, found
+    return None
+
+
+def _full_gap(problem: ScoreProblem, q: Gaussian, slope: Array, mismatch: Array) -> float:
+    """½‖∇‖² in coordinates that whiten the prior, where the objective is 1-strongly convex in (m, C)."""
+    root = problem.root
+    factor = solve_triangular(root, q.factor, lower=True)
+    in_factor = np.tril(root.T @ mismatch @ root @ factor)
+    return 0.5 * float(((root.T @ slope) ** 2).sum() + (in_factor**2).sum())
+
+
+def _promise(q: Gaussian, slope: Array, mismatch: Array) -> float:
+    """Decrease that a unit natural-gradient step promises to first order."""
+    whitened = q.factor.T @ mismatch @ q.factor
+    return float(((q.factor.T @ slope) ** 2).sum() + 0.5 * (whitened**2).sum())
+
+
+def _quasi_newton(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int) -> Solution:
+    """L-BFGS in (m, σ) or (m, s), on the scale of the prior."""
+    d, scale = problem.dim, np.diag(problem.precision) ** -0.5
+    squares = problem.design**2
+    many = np.ndim(q.factor) == 1
+    widths = scale if many else np.array([np.mean(scale**-2.0) ** -0.5])
+    stiffness = widths**-2.0 if many else np.array([np.trace(problem.precision)])
+
+    def unpack(z: Array) -> Gaussian:
+        factor = widths * z[d:]
+        return Gaussian(scale * z[:d], factor if many else factor[0])
+
+    def objective(z: Array) -> tuple[float, Array]:
+        at = unpack(z)
+        found = problem.expectation(at)
+        slope = problem.weight * (problem.design.T @ found.slope) + problem.precision @ (at.mean - problem.prior_mean)
+        pull = problem.weight * (squares.T @ found.curvature)
+        s = np.atleast_1d(at.factor)
+        in_width = (pull if many else pull.sum()) * s + stiffness * s - (1.0 if many else d) / s
+        value = problem.weight * float(found.value.sum()) + problem.kl(at)
+        return value, np.concatenate([scale * slope, widths * in_width])
+
+    z = np.concatenate([q.mean / scale, np.atleast_1d(q.factor) / widths])
+    bounds = [(None, None)] * d + [(1e-6, None)] * len(widths)
+    options = {"maxiter": max_iterations, "ftol": 1e-15, "gtol": 1e-2 * tolerance**0.5, "maxcor": 20}
+    result = minimize(objective, z, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    at, (value, gradient) = unpack(result.x), objective(result.x)
+    in_mean = gradient[:d] / scale
+    gap = 0.5 * float(
+        in_mean @ (problem.root @ (problem.root.T @ in_mean)) + ((gradient[d:] / widths) ** 2 / stiffness).sum()
+    )
+    converged = gap < 10 * tolerance if problem.loss.convex else bool(result.success)
+    return Solution(at, value, gap if problem.loss.convex else np.nan, converged, int(result.nit))
+
+
+def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace: Any, **figures: float) -> GibbsVI:
+    """The result for users, with the exact expected risk."""
+    q = solution.q
+    prior = posterior.gaussian_prior
+    assert prior is not None
+    risk = expected_risk(posterior, q)
+    result = GibbsVI(
+        q.mean,
+        **q.as_approximation(len(q.mean)),
+        target=posterior,
+        method="variational (exact expectations)",
+        converged=solution.converged,
+        diagnostics={"iterations": float(solution.iterations), "optimality_gap": solution.gap, **figures},
+    )
+    precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
+    result.posterior, result.family = posterior, family
+    result.expected_risk = risk
+    result.kl = gaussian_kl(q, prior.gaussian.mean, precision, cholesky(prior.covariance, lower=True))
+    result.elbo, result.elbo_se = -posterior.learning_rate * risk - result.kl, 0.0
+    result.optimality_gap = solution.gap
+    result.trace = np.array(trace, dtype=np.float64).reshape(-1, 3)
+    if not solution.converged:
+        warnings.warn(
+            f"VI stopped after {solution.iterations} iterations short of its tolerance (gap {solution.gap:.2g} nats)",
+            ApproximationWarning,
+            stacklevel=3,
+        )
+    return result
+
+
+def gaussian_kl(q: Any, mean: Array, precision: Array, root: Array) -> float:
+    """KL(N(m, CCᵀ), N(mean, Q₀⁻¹)) exactly; ``root`` is the Cholesky factor of Q₀⁻¹."""
+    d, factor = len(mean), np.asarray(q.factor)
+    shift = q.mean - mean
+    if factor.ndim == 2:
+        trace = float(np.einsum("ij,ij->", factor, precision @ factor))
+        log_scale = float(np.log(np.abs(np.diagonal(factor))).sum())
+    else:
+        s = np.broadcast_to(factor, (d,))
+        trace, log_scale = float(np.diagonal(precision) @ s**2), float(np.log(s).sum())
+    log_ratio = float(np.log(np.diagonal(root)).sum()) - log_scale
+    return 0.5 * (float(shift @ precision @ shift) + trace - d) + log_ratio
+
+
+def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
+    """E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` (or a factor) and a loss of linear scores.
+
+    Pairs are summed in blocks, so that 10⁸ of them take seconds and no memory to speak of.
+    """
+    risk = posterior._linear("expected_risk")
+    if not isinstance(q, Gaussian):
+        q = Gaussian(
+            np.asarray(q.mean), np.asarray(q.cholesky) if hasattr(q, "cholesky") else cholesky(q.cov, lower=True)
+        )
+    columns = risk.columns
+    if len(columns) < posterior.dim:
+        cov = (
+            q.factor @ q.factor.T
+            if np.ndim(q.factor) == 2
+            else np.diag(np.broadcast_to(q.factor, (posterior.dim,)) ** 2)
+        )
+        q = Gaussian(q.mean[columns], cholesky(cov[np.ix_(columns, columns)], lower=True))
+    mean, spread = risk.X @ q.mean + risk.offset, q.spread(risk.X)
+    if not isinstance(risk.loss, PairLoss):
+        variance = np.einsum("nd,nd->n", spread, spread)
+        return float(risk.loss.expectation(mean, variance, risk.y).value.mean())
+    return _expected_pair_risk(risk, mean, spread)
+
+
+def _expected_pair_risk(risk: LinearRisk, mean: Array, spread: Array) -> float:
+    inner = risk.loss.inner  # type: ignore[attr-defined]
+    variance = np.einsum("nd,nd->n", spread, spread)
+    above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
+    columns, total = np.ascontiguousarray(spread[below].T), 0.0
+    step = max(1, PAIR_BLOCK // len(below))
+    for start in range(0, len(above), step):
+        rows = above[start : start + step]
+        difference = mean[rows, None] - mean[below]
+        product = variance[rows, None] + variance[below] - 2 * (spread[rows] @ columns)
+        total += float(_pair_values(inner, difference, np.maximum(product, 0.0)).sum())
+    return 2 * total / (risk.n * (risk.n - 1))
+
+
+def _pair_values(inner: Loss, difference: Array, variance: Array) -> Array:
+    """Expected losses of pairs; those that no score can tell apart count one half under the 0–1 loss."""
+    value = inner.expectation(difference, variance, np.ones(1)).value
+    if inner.bound == 1.0 and not inner.has_gradient:
+        return np.where((difference == 0) & (variance == 0), 0.5, value)
+    return value
+
+
+def _rows(posterior: GibbsPosterior) -> tuple[Array, Array, Array]:
+    """Design, offset and labels of the observations, or of all pairs where they are few."""
+    risk = posterior._linear("VI")
+    if not isinstance(risk.loss, PairLoss):
+        return risk.X, risk.offset, risk.y
+    above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
+    i, j = (index.ravel() for index in np.meshgrid(above, below, indexing="ij"))
+    return risk.X[i] - risk.X[j], risk.offset[i] - risk.offset[j], np.ones(len(i))
