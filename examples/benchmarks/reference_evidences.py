@@ -3,8 +3,8 @@
 Two kinds of problem: logistic and probit regressions with prior N(0, I) on all coefficients (predictors as
 ``load_binary_regression`` scales them by default), and the Stan programs of ``tests/stan/posteriordb`` and ``stan_models``
 that have a proper prior. The evidence is ∫ exp(log density) of the program as written, constants and all: a half-normal
-written as a normal with a bound is not normalised by Stan, so such priors count half. Every row is a run of ``sample_smc`` of its own from
-the start named; where the first step is the last, it is importance sampling.
+written as a normal with a bound is not normalised by Stan, so such priors count half. Every row is a run of ``sample_smc`` of
+its own from the start named; where the first step is the last, it is importance sampling.
 
 Rows are appended to ``--file`` as lines of JSON, and what is there is not run again. ``--print`` prints the table.
 
