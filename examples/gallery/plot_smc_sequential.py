@@ -51,7 +51,7 @@ for name, run in runs.items():
     )
 
 # %%
-# Each chain gives its own curve. The trend model first pays for its extra parameter and then wins.
+# Each chain gives its own curve. The trend shows once the rate has risen.
 
 scores = {name: run.prequential["log_score"].values.cumsum(axis=1) for name, run in runs.items()}
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
