@@ -228,6 +228,22 @@ def test_annealing_finds_the_heavier_mode():
     assert (q.mean < 0).all()
 
 
+def test_funnel_without_a_mode_has_a_start():
+    def density(x):  # ten observations N(theta_j, 1) of theta_j ~ N(0, exp(2v)), v ~ N(0, 1): no mode, v goes to -inf
+        v, theta, y = x[:, :1], x[:, 1:], np.linspace(-1, 2, 10)
+        value = -0.5 * v[:, 0] ** 2 - 10 * v[:, 0] - 0.5 * (theta**2 * np.exp(-2 * v) + (y - theta) ** 2).sum(1)
+        slope_v = -v[:, 0] - 10 + (theta**2 * np.exp(-2 * v)).sum(1)
+        return value, np.column_stack([slope_v, -theta * np.exp(-2 * v) + y - theta])
+
+    with pytest.warns(ApproximationWarning):
+        q = pb.fit_vi(FunctionTarget(11, density), **QUIET)
+    grid = np.linspace(-4, 3, 2001)  # of v, the members integrated out
+    variance = 1 + np.exp(2 * grid)
+    log_mass = -0.5 * grid**2 - 5 * np.log(variance) - 0.5 * (np.linspace(-1, 2, 10) ** 2).sum() / variance
+    exact = np.log(np.exp(log_mass).sum() * (grid[1] - grid[0])) + 5 * np.log(2 * np.pi)
+    assert exact - 3 < q.elbo < exact
+
+
 def test_power_is_the_tempered_posterior():
     known = conjugate_gaussian()
     q = pb.fit_vi(known.target, power=0.25, **QUIET)

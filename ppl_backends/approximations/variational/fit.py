@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import fit_laplace
@@ -41,7 +42,7 @@ NEGLIGIBLE_TAIL = 0.02  # share of the weight
 BOUND_DRAWS = 2048
 PILOT_DRAWS = 32
 HALVINGS = 40
-ANNEALED_ITERATIONS = 50
+SHORT_ITERATIONS = 50
 SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed from
 
 
@@ -156,8 +157,9 @@ def fit_vi(
     largest_rank = min(DEFAULT_RANK if rank is None else rank, target.dim)
 
     with ChainProgress("Variational inference", 1, ("draws", "ELBO", "change"), enabled=progressbar) as progress:
-        base = _usable(target, _base(target, start, annealing, gradient, minibatch, fit_rng), fit_rng)
-        member = make_family(family, base.mean, base.cholesky, largest_rank, fit_rng)
+        bases = _bases(target, start, annealing, gradient, minibatch, fit_rng)
+        members = [make_family(family, base.mean, base.cholesky, largest_rank, fit_rng) for base in bases]
+        member = _best(target, members, tolerance, fit_rng)
         first = draws or _first_draws(method, gradient, family, target.dim)
         run = _runner(
             method, gradient, minibatch, first, max_draws or _most_draws(method, first), tolerance, max_iterations, qmc
@@ -251,36 +253,53 @@ def _runner(
     return run
 
 
-def _base(
+def _bases(
     target: BaseTarget, start: Any, annealing: Any, gradient: str, minibatch: int | None, rng: np.random.Generator
-) -> Any:
-    """The Gaussian that the fit starts from."""
+) -> list[GaussianApproximation]:
+    """The Gaussian that the fit starts from; where Laplace finds no mode, the prior's beside what it has."""
     if isinstance(start, str):
         if start not in ("auto", "laplace", "prior"):
             raise ModelError(f"start={start!r}: expected 'auto', 'laplace', 'prior', an approximation or an array")
         if start == "prior" or (start == "auto" and annealing is not None):
-            return prior_gaussian(target, rng)
-        if start == "auto" and gradient == "score":
+            found = [prior_gaussian(target, rng)]
+        elif start == "auto" and gradient == "score":
             mean = np.mean(target.initial_points(PILOT_DRAWS, rng), axis=0)
-            return GaussianApproximation(mean, np.ones(target.dim), target=target)
-        if minibatch is not None:
-            rows = rng.integers(target.observations.n, size=SUBSET_BATCHES * minibatch)  # type: ignore[union-attr]
-            target = SubsetTarget(target, rows)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ApproximationWarning)  # a start need not be a good approximation
-            return fit_laplace(target, random_seed=rng, progressbar=False)
-    if hasattr(start, "mean") and hasattr(start, "cov"):
+            found = [GaussianApproximation(mean, np.ones(target.dim), target=target)]
+        else:
+            found = _laplace_or_prior(target, minibatch, rng)
+    elif hasattr(start, "mean") and hasattr(start, "cov"):
         if len(start.mean) != target.dim:
             raise ModelError(f"start has {len(start.mean)} coordinates, {target.label} has {target.dim}")
-        return start if hasattr(start, "cholesky") else GaussianApproximation(start.mean, start.cov)
-    mean = np.asarray(start, dtype=np.float64)
-    if mean.shape != (target.dim,):
-        raise ModelError(f"start has shape {mean.shape}; expected ({target.dim},)")
-    return GaussianApproximation(mean, np.ones(target.dim), target=target)
+        found = [start if hasattr(start, "cholesky") else GaussianApproximation(start.mean, start.cov)]
+    else:
+        mean = np.asarray(start, dtype=np.float64)
+        if mean.shape != (target.dim,):
+            raise ModelError(f"start has shape {mean.shape}; expected ({target.dim},)")
+        found = [GaussianApproximation(mean, np.ones(target.dim), target=target)]
+    usable = [base for base in (_usable(target, base, rng) for base in found) if base is not None]
+    if not usable:
+        reason = explain_point(target, found[0].mean) or "give another start="
+        raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")
+    return usable
 
 
-def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> GaussianApproximation:
-    """The base, narrowed until the density is finite at all of a few of its points."""
+def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.Generator) -> list[Any]:
+    """Laplace's Gaussian (of a subset of the data, with minibatches); two candidates where it did not converge."""
+    seen = target
+    if minibatch is not None:
+        rows = rng.integers(target.observations.n, size=SUBSET_BATCHES * minibatch)  # type: ignore[union-attr]
+        seen = SubsetTarget(target, rows)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a start need not be a good approximation
+            laplace = fit_laplace(seen, random_seed=rng, progressbar=False)
+    except (ModelError, LinAlgError):  # no point, or no curvature, that a Gaussian could be made of
+        return [prior_gaussian(target, rng)]
+    return [laplace] if laplace.converged else [laplace, prior_gaussian(target, rng)]
+
+
+def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> GaussianApproximation | None:
+    """The base, narrowed until the density is finite at all of a few of its points; None where it never is."""
     z = rng.standard_normal((PILOT_DRAWS, target.dim))
     factor = base.cholesky
     for _ in range(HALVINGS):
@@ -290,8 +309,16 @@ def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian
         if finite.all():
             return GaussianApproximation(base.mean, cholesky=factor, target=target)
         factor = 0.5 * factor
-    reason = explain_point(target, base.mean) or "give another start="
-    raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")
+    return None
+
+
+def _best(target: BaseTarget, members: list[Any], tolerance: float, rng: np.random.Generator) -> Any:
+    """The start that a short fit on a small sample takes to the highest bound."""
+    if len(members) == 1:
+        return members[0]
+    draws = _first_draws("fixed", "reparameterised", members[0].name, target.dim)
+    fits = [fit_fixed_samples(target, member, draws, 1, tolerance, SHORT_ITERATIONS, rng) for member in members]
+    return max(fits, key=lambda fit: fit.value).family
 
 
 def _anneal(
@@ -311,7 +338,7 @@ def _anneal(
         if gradient == "score":
             member = fit_by_scores(hot, member, draws, draws, tolerance, 10, rng, qmc).family
         else:
-            run = fit_fixed_samples(hot, member, max(draws, 64), 1, tolerance, ANNEALED_ITERATIONS, rng, qmc)
+            run = fit_fixed_samples(hot, member, max(draws, 64), 1, tolerance, SHORT_ITERATIONS, rng, qmc)
             member = run.family
         progress.update(0, 0.5 * (step + 1) / len(powers), draws=draws, ELBO="", change=f"λ {power:.3g}")
     return member
@@ -362,8 +389,9 @@ def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, toler
         )
     if not fit.converged:
         said.append(
-            f"not converged: means or log scales still change by {fit.change:.2g} (tolerance {tolerance:g}) at "
-            f"{fit.draws} points; raise max_draws or max_iterations, or use annealing="
+            f"not converged: means or log scales still change by {fit.change:.2g} (tolerance {tolerance:g}) and the bound "
+            f"of the sample is off by {abs(q.diagnostics['optimism']):.2g} with {fit.draws} points; raise max_draws or "
+            "max_iterations, or use annealing="
         )
     if q.pareto_k > LARGEST_PARETO_K and bound.tail_share > NEGLIGIBLE_TAIL:
         said.append(

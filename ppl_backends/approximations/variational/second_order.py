@@ -22,6 +22,7 @@ __all__ = ["FixedSampleFit", "Maximum", "fit_fixed_samples", "maximise", "moved"
 MEMORY = 20
 ARMIJO, CURVATURE = 1e-4, 0.9
 LARGEST_LINE_SEARCH = 30
+LARGEST_OPTIMISM, OPTIMISM_PER_COORDINATE = 0.05, 0.005  # nats
 
 Objective = Callable[[Array], tuple[float, Array]]
 
@@ -33,6 +34,8 @@ class Maximum(NamedTuple):
     ----------
     x : ndarray
     value : float
+    first_value : float
+        At the start.
     expected_gain : float
         ½ gᵀHg: what a Newton step would still gain.
     iterations : int
@@ -41,6 +44,7 @@ class Maximum(NamedTuple):
 
     x: Array
     value: float
+    first_value: float
     expected_gain: float
     iterations: int
     converged: bool
@@ -54,17 +58,17 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
     x, (value, gradient) = start, objective(start)
     pairs: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)
     gains: deque[float] = deque(maxlen=10)
-    gain = np.inf
+    gain, first_value = np.inf, value
     for iteration in range(max_iterations):
         direction = _direction(gradient, pairs)
         gain = 0.5 * float(gradient @ direction)
         if not np.isfinite(value) or gain < tolerance or (len(gains) == 10 and sum(gains) < tolerance):
-            return Maximum(x, value, gain, iteration, bool(np.isfinite(value)))
+            return Maximum(x, value, first_value, gain, iteration, bool(np.isfinite(value)))
         first = 1.0 if pairs else min(1.0, 1.0 / float(np.abs(direction).max()))
         step, new_value, new_gradient = _line_search(objective, x, direction, value, gradient, first)
         if step == 0.0:  # no ascent to be had within rounding
             if not pairs:
-                return Maximum(x, value, gain, iteration, gain < 1e-6 * (1 + abs(value)))
+                return Maximum(x, value, first_value, gain, iteration, gain < 1e-6 * (1 + abs(value)))
             pairs.clear()
             continue
         moved, change = step * direction, gradient - new_gradient
@@ -72,7 +76,7 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
             pairs.append((moved, change, 1 / curvature))
         gains.append(new_value - value)
         x, value, gradient = x + moved, new_value, new_gradient
-    return Maximum(x, value, gain, max_iterations, False)
+    return Maximum(x, value, first_value, gain, max_iterations, False)
 
 
 def _direction(gradient: Array, pairs: deque[tuple[Array, Array, float]]) -> Array:
@@ -122,6 +126,8 @@ class FixedSampleFit(NamedTuple):
         Bound on the sample it was fitted to.
     change : float
         Root mean square change of means (in standard deviations) or of log scales since the sample of half the size.
+    optimism : float
+        By how much the bound of the sample of half the size exceeded that of its fit on the last sample.
     draws : int
     converged : bool
     history : list of tuple
@@ -131,6 +137,7 @@ class FixedSampleFit(NamedTuple):
     family: Family
     value: float
     change: float
+    optimism: float
     draws: int
     converged: bool
     history: list[tuple[int, float, int, float]]
@@ -147,22 +154,28 @@ def fit_fixed_samples(
     qmc: bool = True,
     report: Callable[[int, float, float], None] | None = None,
 ) -> FixedSampleFit:
-    """Maximise the bound on samples of ``draws``, 2 ``draws``, … points until it moves by less than ``tolerance``."""
+    """Maximise the bound on samples of ``draws``, 2 ``draws``, … points until the fit settles.
+
+    It has when means and log scales moved by less than ``tolerance``, and the last sample but one, seen from the last, was
+    not too optimistic about its own fit.
+    """
     history: list[tuple[int, float, int, float]] = []
     gain_tolerance = 0.05 * tolerance**2 * family.dim
+    allowed = LARGEST_OPTIMISM + OPTIMISM_PER_COORDINATE * family.dim
     while True:
         objective = SampleAverage(target, family, standardised_noise(draws, family.dim, rng, qmc))
         found = maximise(objective, family.start(), gain_tolerance, max_iterations)
         change = moved(family, found.x)
+        optimism = abs(history[-1][1] - found.first_value) if history else np.inf
         history.append((draws, found.value, found.iterations, change))
         if not np.isfinite(found.value):
-            return FixedSampleFit(family, found.value, change, draws, False, history)
+            return FixedSampleFit(family, found.value, change, optimism, draws, False, history)
         family = family.rebased(found.x)
         if report is not None:
             report(draws, found.value, change)
-        settled = found.converged and len(history) > 1 and change < tolerance
+        settled = found.converged and len(history) > 1 and change < tolerance and optimism < allowed
         if settled or 2 * draws > max_draws:
-            return FixedSampleFit(family, found.value, change, draws, settled, history)
+            return FixedSampleFit(family, found.value, change, optimism, draws, settled, history)
         draws *= 2
 
 
