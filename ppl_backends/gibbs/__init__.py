@@ -5,6 +5,7 @@ r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}: a loss in place of a likelihood.
 ``losses``          losses, their sites for EP, and their expectations under a Gaussian score
 ``auc``             risks of pairs in O(n log n)
 ``expression``      risks as PyTensor expressions, and Gibbs posteriors inside a PyMC model
+``pair_ep``         EP for losses of pairs, in pieces
 ``linear_scores``   Gaussian variational approximations with exact expectations
 ``annealing``       deterministic annealing along λ, for losses that are not convex
 ``certificates``    PAC-Bayes bounds on the risk of an approximation
@@ -32,9 +33,12 @@ _LAZY = {
     "ZeroOne": "losses",
     "auc_risk": "auc",
     "certify": "certificates",
+    "choose_learning_rate": "learning_rate",
+    "choose_prior_scale": "learning_rate",
     "expected_risk": "linear_scores",
     "fit_gibbs_vi": "annealing",
     "fit_gibbs_vi_path": "annealing",
+    "fit_pair_ep": "pair_ep",
     "gibbs_potential": "expression",
 }
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs import FunctionLoss, GibbsPosterior, PairLoss, gibbs_potential
+from ppl_backends.gibbs import FunctionLoss, GibbsPosterior, PairLoss, fit_pair_ep, gibbs_potential
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.power import with_power
 
@@ -213,3 +213,11 @@ def test_steps_have_no_laplace_approximation(data):
         pb.fit_laplace(GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=40.0), progressbar=False)
     with pytest.raises(ModelError, match="needs gradients"):
         pb.sample_smc(GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=40.0), kernel="hmc", **QUIET)
+
+
+def test_ep_of_pairs_in_pieces_is_ep_of_all_pairs(data, monkeypatch):
+    posterior = GibbsPosterior((0.0, 1.0), "auc", *data, learning_rate=40.0)
+    monkeypatch.setattr("ppl_backends.gibbs.pair_ep.SHARD_BYTES", 5000)
+    pieces, whole = fit_pair_ep(posterior), pb.fit_ep(posterior)
+    np.testing.assert_allclose(pieces.mean, whole.mean, atol=1e-5)
+    assert pieces.log_evidence == pytest.approx(whole.log_evidence, abs=1e-5)

@@ -1,0 +1,379 @@
+"""Choosing the learning rate λ of a Gibbs posterior, and the scale of its prior, from the data.
+
+=====================  =============================================================================================
+``cross-validation``   risk of predictions on held-out folds: by refitting (VI), by removing the folds' sites from one
+                       EP fit a λ, or by reweighting the particles of one SMC run from the prior to the largest λ
+``bound``              the PAC-Bayes bound itself, with log(number of candidates) added: what is chosen is certified
+``safe-bayes``         loss on every block of data, expected under the posterior given the blocks before it
+=====================  =============================================================================================
+
+All of them keep η = λ/n, the weight of one observation, when they leave data out. The pseudo-evidence cannot compare
+learning rates (it falls in λ whatever the data), but it compares priors at one λ: :func:`choose_prior_scale`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning
+from ppl_backends.gibbs.annealing import fit_gibbs_vi, fit_gibbs_vi_path
+from ppl_backends.gibbs.auc import auc_risk
+from ppl_backends.gibbs.certificates import certify
+from ppl_backends.gibbs.linear_scores import expected_risk
+from ppl_backends.gibbs.posterior import GibbsPosterior, Tuning
+from ppl_backends.random import SeedLike, spawn_generators
+from ppl_backends.targets.protocol import Array, Index
+
+__all__ = ["LearningRateChoice", "PriorScaleChoice", "choose_learning_rate", "choose_prior_scale", "default_grid"]
+
+METHODS = ("cross-validation", "bound", "safe-bayes")
+FITS = ("vi", "ep", "smc")
+
+
+class LearningRateChoice(NamedTuple):
+    """A learning rate and what it was compared with.
+
+    Attributes
+    ----------
+    posterior : GibbsPosterior
+        At the rate chosen; it remembers the choice, for which :func:`certify` charges log(number of candidates).
+    learning_rate : float
+    grid : ndarray (k,)
+    criterion : ndarray (k,)
+        Held-out risk, bound, or cumulative loss an observation; the smallest is chosen. Infinite where a fit failed.
+    standard_error : ndarray (k,)
+        Between folds or blocks; NaN for the bound.
+    pareto_k : ndarray (k,)
+        Largest Pareto k of the weights that leave a fold out, for ``fit="smc"``; NaN else.
+    method : str
+    """
+
+    posterior: GibbsPosterior
+    learning_rate: float
+    grid: Array
+    criterion: Array
+    standard_error: Array
+    pareto_k: Array
+    method: str
+
+
+class PriorScaleChoice(NamedTuple):
+    """A scale of the prior.
+
+    Attributes
+    ----------
+    posterior : GibbsPosterior
+        Under the prior N(m, scale² S).
+    scale : float
+    scales, log_evidence : ndarray (k,)
+        What was tried, and the log pseudo-evidence or its lower bound there.
+    """
+
+    posterior: GibbsPosterior
+    scale: float
+    scales: Array
+    log_evidence: Array
+
+
+def default_grid(n: int) -> Array:
+    """Eight rates from n/16 to 8n: η from 1/16 to 8, in powers of two."""
+    return np.exp2(np.arange(-4.0, 4.0)) * float(n)
+
+
+def choose_learning_rate(
+    posterior: GibbsPosterior,
+    grid: Sequence[float] | None = None,
+    *,
+    method: str = "cross-validation",
+    fit: str = "vi",
+    folds: int = 5,
+    family: str = "full",
+    random_seed: SeedLike = None,
+    draws: int = 1000,
+    **certificate: Any,
+) -> LearningRateChoice:
+    """Choose λ from a grid.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        Of linear scores; its own λ does not matter.
+    grid : sequence of float, optional
+        Increasing rates, to be fixed before seeing the data if a certificate is wanted; from n/16 to 8n by default.
+    method : {"cross-validation", "bound", "safe-bayes"}
+    fit : {"vi", "ep", "smc"}
+        ``"smc"`` for cross-validation only. VI and EP need a Gaussian prior.
+    folds : int
+        Folds of the cross-validation, or blocks of SafeBayes.
+    family : str
+        Of covariances, for ``fit="vi"``.
+    random_seed : int or numpy.random.Generator, optional
+        For the folds, and SMC.
+    draws : int
+        Particles of SMC.
+    **certificate
+        For ``method="bound"``: ``epsilon``, ``sharp``, ``feature_bound``.
+
+    Returns
+    -------
+    LearningRateChoice
+
+    Warns
+    -----
+    SamplerWarning
+        If weights that leave a fold out have a Pareto k above 0.7 at the λ chosen.
+
+    References
+    ----------
+    Grünwald (2012), The safe Bayesian. Opper & Winther (2000), Gaussian processes for classification (cavities).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(80, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.5 * rng.normal(size=80))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=80.0)
+    >>> choice = choose_learning_rate(posterior, [8.0, 80.0], random_seed=1)
+    >>> choice.posterior.tuning
+    (Tuning(what='learning rate', how='cross-validation', candidates=2),)
+    """
+    rates = default_grid(posterior.n) if grid is None else np.asarray(grid, dtype=np.float64)
+    if rates.ndim != 1 or not len(rates) or np.any(rates <= 0) or np.any(np.diff(rates) <= 0):
+        raise ModelError(f"grid={grid!r}: expected increasing positive learning rates")
+    if method not in METHODS or fit not in FITS:
+        raise ModelError(f"method={method!r}, fit={fit!r}: expected one of {METHODS} and one of {FITS}")
+    if certificate and method != "bound":
+        raise ModelError(f"{next(iter(certificate))!r} is an option of method='bound' only")
+    if fit == "smc" and method != "cross-validation":
+        raise ModelError(f"method={method!r} takes fit='vi' or 'ep'; SMC gives cross-validation")
+    fold_rng, smc_rng = spawn_generators(random_seed, 2)
+    pareto_k = np.full(len(rates), np.nan)
+    if method == "bound":
+        criterion = _bounds(posterior, rates, fit, family, certificate)
+        error = np.full(len(rates), np.nan)
+    else:
+        pieces = _folds(posterior, folds, fold_rng)
+        if method == "safe-bayes":
+            table = _safe_bayes(posterior, rates, pieces, fit, family)
+        elif fit == "smc":
+            table, pareto_k = _by_reweighting(posterior, rates, pieces, draws, smc_rng)
+        else:
+            table = (_by_cavities if fit == "ep" else _by_refits)(posterior, rates, pieces, family)
+        criterion, error = table.mean(axis=0), table.std(axis=0, ddof=1) / len(table) ** 0.5
+    criterion = np.where(np.isnan(criterion), np.inf, criterion)
+    best = int(np.argmin(criterion))
+    if not np.isfinite(criterion[best]):
+        raise ModelError(f"no learning rate of the grid could be fitted by {fit}; try fit='vi' or a smaller grid")
+    if pareto_k[best] > 0.7:
+        warnings.warn(
+            f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}; "
+            "more folds or fit='vi' are safer",
+            SamplerWarning,
+            stacklevel=2,
+        )
+    chosen = posterior.with_learning_rate(rates[best])._tuned(
+        *posterior.tuning, Tuning("learning rate", method, len(rates))
+    )
+    return LearningRateChoice(chosen, float(rates[best]), rates, criterion, error, pareto_k, method)
+
+
+def choose_prior_scale(
+    posterior: GibbsPosterior, scales: Sequence[float] | None = None, *, fit: str = "ep", family: str = "full"
+) -> PriorScaleChoice:
+    """The scale of a Gaussian prior that maximises the pseudo-evidence.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        With a prior N(m, S).
+    scales : sequence of float, optional
+        Factors of the prior's standard deviations to choose from. By default the maximum between 10⁻³ and 10³ is searched
+        for, after which no certificate holds for the same data.
+    fit : {"ep", "vi"}
+        EP's pseudo-evidence, or VI's lower bound on it.
+    family : str
+        For VI.
+
+    Returns
+    -------
+    PriorScaleChoice
+    """
+    prior = posterior.gaussian_prior
+    if prior is None or fit not in ("ep", "vi"):
+        raise ModelError(f"the scale is of a Gaussian prior, by fit='ep' or 'vi' (fit={fit!r})")
+    mean, cov = prior.gaussian.mean, prior.covariance
+    tried: list[tuple[float, float]] = []
+
+    def at(scale: float) -> GibbsPosterior:
+        return posterior.with_prior((mean, scale**2 * cov), labels=prior.coords["coefficient"])
+
+    def evidence(scale: float) -> float:
+        q = _fit(at(scale), fit, family)
+        value = q.log_evidence if fit == "ep" else q.elbo
+        tried.append((scale, float(value)))
+        return float(value)
+
+    if scales is None:
+        found = minimize_scalar(lambda u: -evidence(np.exp(u)), bounds=np.log([1e-3, 1e3]), method="bounded")
+        best, candidates = float(np.exp(found.x)), None
+    else:
+        for scale in scales:
+            evidence(float(scale))
+        best, candidates = max(tried, key=lambda pair: pair[1])[0], len(tried)
+    chosen = at(best)._tuned(*posterior.tuning, Tuning("prior", "pseudo-evidence", candidates))
+    table = np.array(sorted(tried))
+    return PriorScaleChoice(chosen, best, table[:, 0], table[:, 1])
+
+
+def _folds(posterior: GibbsPosterior, k: int, rng: np.random.Generator) -> list[Index]:
+    """Random folds, balanced in the classes where there are two."""
+    if not 2 <= k <= posterior.n:
+        raise ModelError(f"folds={k}: expected between 2 and n = {posterior.n}")
+    assert posterior.loss is not None
+    order = rng.permutation(posterior.n)
+    if posterior.loss.classification:
+        assert posterior.y is not None
+        order = order[np.argsort(posterior.y[order], kind="stable")]
+    return [np.sort(order[f::k]) for f in range(k)]
+
+
+def _without(n: int, fold: Index) -> Index:
+    return np.setdiff1d(np.arange(n), fold)
+
+
+def prediction_risk(posterior: GibbsPosterior, scores: Array) -> float:
+    """Risk of mean scores ``(n,)``: misclassification, 1 − AUC, or the mean loss."""
+    loss, y = posterior.loss, posterior.y
+    assert loss is not None
+    assert y is not None
+    if posterior.paired:
+        positive = y > 0
+        n, pairs = len(y), positive.sum() * (~positive).sum()
+        return float(auc_risk(scores[None], positive)[0] * n * (n - 1) / (2 * pairs))
+    if loss.classification:
+        return float((y * scores <= 0).mean())
+    return float(loss.value(scores, y).mean())
+
+
+def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
+    if fit == "vi":
+        return fit_gibbs_vi(posterior, family=family)
+    from ppl_backends.approximations.ep import fit_ep
+
+    return fit_ep(posterior)
+
+
+def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> list[Any]:
+    """A fit at every rate, the one before as its start; None where EP did not converge."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)
+        if fit == "vi":
+            return list(fit_gibbs_vi_path(posterior, rates.tolist(), family=family))
+        fits = [_fit(posterior.with_learning_rate(rate), "ep", family) for rate in rates]
+    return [q if q.converged else None for q in fits]
+
+
+def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
+    """Held-out risk ``(folds, rates)`` of VI on the other folds."""
+    table = []
+    for fold in folds:
+        rest = posterior.subset(_without(posterior.n, fold))
+        held_out = posterior.subset(fold)
+        fits = _path(rest, rates * rest.n / posterior.n, "vi", family)
+        table.append([prediction_risk(held_out, held_out.scores(q.mean)[0]) for q in fits])
+    return np.array(table)
+
+
+def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
+    """Held-out risk ``(folds, rates)`` of EP with the sites of a fold removed, all at once; infinite where that fails."""
+    table = np.full((len(folds), len(rates)), np.inf)
+    owners = _site_owners(posterior)
+    for column, q in enumerate(_path(posterior, rates, "ep", family)):
+        for row, fold in enumerate(folds):
+            cavity = None if q is None else _cavity(q, np.asarray(np.isin(owners, fold).any(axis=1)))
+            if cavity is not None:
+                held_out = posterior.subset(fold)
+                table[row, column] = prediction_risk(held_out, held_out.scores(cavity.mean)[0])
+    return table
+
+
+def _site_owners(posterior: GibbsPosterior) -> NDArray[np.integer]:
+    """Observations that each site is of ``(sites, 1 or 2)``."""
+    if not posterior.paired:
+        return np.arange(posterior.n)[:, None]
+    assert posterior.y is not None
+    above, below = np.flatnonzero(posterior.y > 0), np.flatnonzero(posterior.y <= 0)
+    return np.stack([index.ravel() for index in np.meshgrid(above, below, indexing="ij")], axis=1)
+
+
+def _cavity(q: Any, removed: NDArray[np.bool_]) -> GaussianApproximation | None:
+    """EP's Gaussian without some of its sites; None where that is not proper."""
+    design, prior = q.factors.design[removed], q.factors.prior
+    tau, nu = q.sites.tau[removed], q.sites.nu[removed]
+    precision = q.precision
+    shift = precision @ (q.mean - prior.mean) - design.T @ nu
+    try:
+        without = GaussianApproximation(np.zeros(q.dim), precision=precision - design.T @ (tau[:, None] * design))
+    except ModelError:
+        return None
+    return GaussianApproximation(prior.mean + without.cov @ shift, without.cov)
+
+
+def _by_reweighting(
+    posterior: GibbsPosterior, rates: Array, folds: list[Index], draws: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Held-out risk ``(folds, rates)`` and Pareto k ``(rates,)`` from one run of SMC, reweighted to every λ less a fold."""
+    from ppl_backends.smc import sample_smc
+    from ppl_backends.smc.ladder import reweight
+
+    last = posterior.with_learning_rate(rates[-1])
+    idata = sample_smc(last, draws=draws, chains=1, keep_ladder=True, random_seed=rng, progressbar=False)
+    table, pareto_k = np.empty((len(folds), len(rates))), np.zeros(len(rates))
+    for row, fold in enumerate(folds):
+        rest, held_out = posterior.subset(_without(posterior.n, fold)), posterior.subset(fold)
+        for column, rate in enumerate(rates):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SamplerWarning)
+                sample = reweight(idata, model=rest.with_learning_rate(rate * rest.n / posterior.n))
+            scores = sample.mean(held_out.scores(sample.x))
+            table[row, column] = prediction_risk(held_out, scores)
+            pareto_k[column] = max(pareto_k[column], sample.pareto_k)
+    return table, pareto_k
+
+
+def _bounds(posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any]) -> Array:
+    """The bound at every rate, each paying for all."""
+    count = len(rates) * int(np.prod([choice.candidates or 1 for choice in posterior.tuning]))
+    bounds = []
+    for rate, q in zip(rates, _path(posterior, rates, fit, family), strict=True):
+        at = posterior.with_learning_rate(rate)
+        bounds.append(np.inf if q is None else certify(at, q, candidates=count, **options).bound)
+    return np.array(bounds)
+
+
+def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str) -> Array:
+    """Mean expected loss of each block under the posterior of the blocks before it ``(blocks, rates)``."""
+    if posterior.paired:
+        raise ModelError("SafeBayes adds up the losses of observations; use cross-validation for pair losses")
+    prior = posterior.gaussian_prior
+    if prior is None:
+        raise ModelError("SafeBayes by VI or EP needs a Gaussian prior")
+    start = GaussianApproximation(prior.gaussian.mean, prior.covariance)
+    table = np.empty((len(blocks), len(rates)))
+    for row, block in enumerate(blocks):
+        if row == 0:
+            fits: list[Any] = [start] * len(rates)
+        else:
+            seen = posterior.subset(np.concatenate(blocks[:row]))
+            fits = _path(seen, rates * seen.n / posterior.n, fit, family)
+        new = posterior.subset(block)
+        table[row] = [np.inf if q is None else expected_risk(new, q) for q in fits]
+    return table

@@ -1,0 +1,99 @@
+"""Choosing λ and the scale of the prior."""
+
+import numpy as np
+import pytest
+
+from ppl_backends.approximations.ep import fit_ep
+from ppl_backends.errors import ModelError
+from ppl_backends.gibbs import GibbsPosterior, certify, choose_learning_rate, choose_prior_scale, fit_gibbs_vi
+from ppl_backends.gibbs.learning_rate import _cavity
+
+GRID = [4.0, 20.0, 100.0]
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 2))
+    return X, np.sign(X @ [1.0, -1.0] + 1.0 * rng.normal(size=100))
+
+
+@pytest.fixture(scope="module")
+def hinge(data):
+    return GibbsPosterior((0.0, 1.0), "hinge", *data, learning_rate=1.0)
+
+
+def test_cavities_reweighting_and_refits_agree(hinge):
+    by = {fit: choose_learning_rate(hinge, GRID, fit=fit, random_seed=1) for fit in ("vi", "ep", "smc")}
+    for choice in by.values():
+        assert choice.learning_rate in GRID
+        assert choice.posterior.learning_rate == choice.learning_rate
+        assert choice.posterior.tuning[-1].candidates == 3
+        # One of the hundred observations near the boundary or two may change sides.
+        np.testing.assert_allclose(choice.criterion, by["vi"].criterion, atol=0.031)
+    assert (by["smc"].pareto_k < 1).all()
+
+
+def test_a_cavity_is_the_fit_without_its_sites(data):
+    """With Gaussian sites EP is exact, and so is removing them."""
+    X, y = data
+    posterior = GibbsPosterior((0.3, 2.0), "squared", X, y, learning_rate=50.0)
+    fold = np.arange(0, 100, 5)
+    cavity = _cavity(fit_ep(posterior), np.isin(np.arange(100), fold))
+    refit = fit_ep(posterior.subset(np.setdiff1d(np.arange(100), fold)))
+    np.testing.assert_allclose(cavity.mean, refit.mean, atol=1e-8)
+    np.testing.assert_allclose(cavity.cov, refit.cov, atol=1e-8)
+
+
+def test_pairs_are_left_out_with_their_observations(data):
+    posterior = GibbsPosterior((0.0, 1.0), "auc", *data, learning_rate=1.0)
+    ep, vi = (choose_learning_rate(posterior, GRID, fit=fit, random_seed=1) for fit in ("ep", "vi"))
+    np.testing.assert_allclose(ep.criterion, vi.criterion, atol=0.02)
+
+
+def test_the_bound_pays_for_the_grid(data):
+    posterior = GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=1.0)
+    choice = choose_learning_rate(posterior, GRID, method="bound", epsilon=0.1)
+    final = certify(choice.posterior, fit_gibbs_vi(choice.posterior), epsilon=0.1)
+    assert final.candidates == 3
+    assert final.bound == pytest.approx(choice.criterion.min(), abs=1e-3)
+    with pytest.raises(ModelError, match="hinge loss is not bounded"):
+        choose_learning_rate(GibbsPosterior((0.0, 1.0), "hinge", *data, learning_rate=1.0), GRID, method="bound")
+
+
+def test_safe_bayes_prefers_small_rates_for_noise(hinge, data):
+    rng = np.random.default_rng(3)
+    noise = GibbsPosterior((0.0, 1.0), "hinge", data[0], rng.choice([-1.0, 1.0], 100), learning_rate=1.0)
+    grid = [1.0, 20.0, 400.0]
+    on_noise = choose_learning_rate(noise, grid, method="safe-bayes", random_seed=1)
+    on_signal = choose_learning_rate(hinge, grid, method="safe-bayes", random_seed=1)
+    assert on_noise.learning_rate <= on_signal.learning_rate
+    assert on_signal.learning_rate > 1.0
+    with pytest.raises(ModelError, match="use cross-validation for pair losses"):
+        choose_learning_rate(GibbsPosterior((0.0, 1.0), "auc", *data, learning_rate=1.0), GRID, method="safe-bayes")
+
+
+def test_pseudo_evidence_finds_the_scale_of_the_prior(data):
+    rng = np.random.default_rng(4)
+    X, d = rng.normal(size=(400, 40)), 40
+    theta = 0.5 * rng.normal(size=d)
+    y = X @ theta + rng.normal(size=400)  # λ = n/2 makes the squared loss the likelihood of this noise
+    posterior = GibbsPosterior((0.0, 1.0), "squared", X, y, learning_rate=200.0)
+    found = choose_prior_scale(posterior)
+    assert found.scale == pytest.approx(0.5, rel=0.4)
+    with pytest.raises(ModelError, match="chosen on the same data by pseudo-evidence"):
+        certify(choose_prior_scale(GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=20.0)).posterior, None)
+    grid = choose_prior_scale(posterior, [0.1, 0.5, 2.5], fit="vi")
+    assert grid.scale == 0.5
+    assert grid.posterior.tuning[-1].candidates == 3
+
+
+def test_options_are_checked(hinge):
+    with pytest.raises(ModelError, match="increasing positive"):
+        choose_learning_rate(hinge, [2.0, 1.0])
+    with pytest.raises(ModelError, match="option of method='bound'"):
+        choose_learning_rate(hinge, GRID, epsilon=0.1)
+    with pytest.raises(ModelError, match="SMC gives cross-validation"):
+        choose_learning_rate(hinge, GRID, method="bound", fit="smc")
+    with pytest.raises(ModelError, match="folds=1"):
+        choose_learning_rate(hinge, GRID, folds=1)
