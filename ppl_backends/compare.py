@@ -1,0 +1,286 @@
+"""Models side by side by their evidence: a table with posterior probabilities and what each figure is worth, and a picture.
+
+An evidence with an error bar (importance sampling, SMC), one without (Laplace, EP) and a lower bound (variational
+inference) are three kinds of number. Each is labelled, and a comparison across kinds is flagged: a bound that is lower
+may belong to the better model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets.propriety import improper_note
+
+__all__ = ["compare_evidence", "plot_evidence"]
+
+SIMULATIONS = 10_000
+LARGEST_PARETO_K = 0.7
+KINDS = {"exact": "evidence", "approximate": "approximate evidence", "bound": "lower bound"}
+
+
+class _Entry(NamedTuple):
+    """One model's figure: see the columns of :func:`compare_evidence`."""
+
+    value: float
+    se: float
+    df: float
+    kind: str
+    method: str
+    trusted: bool
+
+
+def compare_evidence(
+    results: Mapping[str, Any], *, prior_probabilities: Mapping[str, float] | None = None
+) -> pd.DataFrame:
+    """Evidences and posterior probabilities of models fitted to the same data.
+
+    Parameters
+    ----------
+    results : mapping of str to InferenceData or approximation
+        By model name: what ``sample_smc``, ``sample_importance``, ``fit_laplace``, ``fit_ep`` or ``fit_vi`` returned, or
+        any object with ``elbo`` or ``log_evidence``.
+    prior_probabilities : mapping of str to float, optional
+        Equal by default.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a model, the best first, with the columns
+
+        ``log_evidence``
+            Log of the evidence, of its approximation or of its lower bound, under the normalised prior.
+        ``se``
+            Its standard error; NaN where the method gives none.
+        ``difference``
+            To the best model.
+        ``probability``, ``probability_se``
+            Posterior probability of the model among these, and its standard deviation over evidences drawn within
+            their errors (Student's t where an error comes from few chains); NaN where an error is unknown.
+        ``kind``
+            ``"evidence"``, ``"approximate evidence"`` or ``"lower bound"``.
+        ``method``
+        ``trusted``
+            Whether the method's own checks passed.
+
+    Raises
+    ------
+    ModelError
+        If a result has no evidence, or its prior is improper, so that its evidence is known up to a constant only.
+
+    Warns
+    -----
+    ApproximationWarning
+        If kinds are mixed, or a result is not trusted by its own method.
+
+    References
+    ----------
+    Chérif-Abdellatif, B.-E. (2019). Consistency of ELBO maximization for model selection. *AABI*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_backends as pb
+    >>> def shifted(by):
+    ...     return pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1) + by, -x))
+    >>> fits = {name: pb.fit_laplace(shifted(by), progressbar=False) for name, by in {"A": 0.0, "B": np.log(3)}.items()}
+    >>> compare_evidence(fits)["probability"].round(3).to_dict()
+    {'B': 0.75, 'A': 0.25}
+    """
+    if not isinstance(results, Mapping) or not results:
+        raise ModelError("compare_evidence takes a dict from names to results: {'small': idata, 'large': approx}")
+    entries = {name: _entry(name, result) for name, result in results.items()}
+    values = np.array([entry.value for entry in entries.values()])
+    log_prior = np.log(_prior(list(entries), prior_probabilities))
+    probability, error = _probabilities(values + log_prior, list(entries.values()))
+    table = pd.DataFrame(
+        {
+            "log_evidence": values,
+            "se": [entry.se for entry in entries.values()],
+            "difference": values - values.max(),
+            "probability": probability,
+            "probability_se": error,
+            "kind": [entry.kind for entry in entries.values()],
+            "method": [entry.method for entry in entries.values()],
+            "trusted": [entry.trusted for entry in entries.values()],
+        },
+        index=pd.Index(list(entries), name="model"),
+    ).sort_values("log_evidence", ascending=False, kind="stable")
+    troubles = _troubles(table)
+    table.attrs["warnings"] = "; ".join(troubles)
+    for trouble in troubles:
+        warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=2)
+    return table
+
+
+def _entry(name: str, result: Any) -> _Entry:
+    """The figure of one result, whatever it is."""
+    return _of_approximation(name, result) if _is_approximation(result) else _of_draws(name, result)
+
+
+def _is_approximation(result: Any) -> bool:
+    return hasattr(result, "elbo") or isinstance(getattr(result, "log_evidence", None), (float, np.floating))
+
+
+def _of_approximation(name: str, result: Any) -> _Entry:
+    target = getattr(result, "target", None)
+    if target is not None:
+        _refuse_improper(name, improper_note(target))
+    bound = hasattr(result, "elbo")
+    value = float(result.elbo if bound else result.log_evidence)
+    if not np.isfinite(value):
+        raise ModelError(f"model {name!r}: {getattr(result, 'method', 'the approximation')} gave no evidence ({value})")
+    trusted = bool(getattr(result, "converged", True)) and not getattr(result, "pareto_k", 0.0) > LARGEST_PARETO_K
+    return _Entry(
+        value - _normaliser(name, getattr(target, "log_prior_normalizer", 0.0)),
+        float(getattr(result, "elbo_se", np.nan)),
+        np.nan,
+        KINDS["bound" if bound else "approximate"],
+        str(getattr(result, "method", type(result).__name__)),
+        trusted,
+    )
+
+
+def _of_draws(name: str, result: Any) -> _Entry:
+    try:
+        attrs = group(result, "posterior").attrs
+    except (KeyError, TypeError, AttributeError):
+        raise ModelError(
+            f"model {name!r} is of type {type(result).__name__}: expected InferenceData or an approximation"
+        ) from None
+    _refuse_improper(name, attrs.get("log_evidence_note"))
+    bound = "elbo" in attrs
+    key = "elbo" if bound else "log_evidence"
+    if not np.isfinite(float(attrs.get(key, np.nan))):
+        raise ModelError(f"model {name!r}: the result of {attrs.get('method', 'this method')} has no evidence")
+    exact = attrs.get("accuracy", "exact") == "exact"
+    trusted = bool(attrs.get("log_evidence_trusted", attrs.get("converged", 1)))
+    return _Entry(
+        float(attrs[key]) - _normaliser(name, attrs.get("log_prior_normalizer", 0.0)),
+        float(attrs.get(f"{key}_se", np.nan)),
+        float(attrs.get("log_evidence_df", np.nan)),
+        KINDS["bound" if bound else "exact" if exact else "approximate"],
+        str(attrs.get("method", "unknown")),
+        trusted and not float(attrs.get("pareto_k", 0.0) if bound else 0.0) > LARGEST_PARETO_K,
+    )
+
+
+def _refuse_improper(name: str, note: Any) -> None:
+    if note:
+        raise ModelError(f"model {name!r}: its evidence is known {note}; give it a proper prior to compare it")
+
+
+def _normaliser(name: str, value: Any) -> float:
+    normaliser = 0.0 if value is None else float(value)
+    if not np.isfinite(normaliser):
+        raise ModelError(
+            f"model {name!r}: the integral of its prior is not known; give it a proper prior to compare it"
+        )
+    return normaliser
+
+
+def _prior(names: list[str], given: Mapping[str, float] | None) -> np.ndarray:
+    if given is None:
+        return np.full(len(names), 1 / len(names))
+    if set(given) != set(names):
+        raise ModelError(f"prior_probabilities names {sorted(given)}; expected {sorted(names)}")
+    weights = np.array([given[name] for name in names], dtype=np.float64)
+    if not ((weights > 0) & np.isfinite(weights)).all():
+        raise ModelError(f"prior_probabilities={dict(given)!r}: expected positive numbers")
+    return weights / weights.sum()
+
+
+def _probabilities(values: np.ndarray, entries: list[_Entry]) -> tuple[np.ndarray, np.ndarray]:
+    """Posterior probabilities, and their standard deviations within the errors of the values."""
+    probability = _softmax(values[None])[0]
+    errors = np.array([entry.se for entry in entries])
+    if len(entries) == 1:
+        return probability, np.zeros(1)
+    if np.isnan(errors).any():
+        return probability, np.full(len(entries), np.nan)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((SIMULATIONS, len(entries)))
+    for column, entry in enumerate(entries):
+        if np.isfinite(entry.df):
+            noise[:, column] = rng.standard_t(entry.df, SIMULATIONS)
+    spread = _softmax(values + noise * errors) - probability
+    return probability, np.sqrt((spread**2).mean(axis=0))
+
+
+def _softmax(values: np.ndarray) -> np.ndarray:
+    weights = np.exp(values - values.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _troubles(table: pd.DataFrame) -> list[str]:
+    said = []
+    kinds = sorted(set(table["kind"]))
+    if len(kinds) > 1:
+        said.append(
+            f"{' and '.join(kinds)} are compared with each other: differences hold errors of unknown sign and size"
+        )
+    doubtful = list(table.index[~table["trusted"]])
+    if doubtful:
+        said.append(f"the figures of {', '.join(map(str, doubtful))} did not pass their method's own checks")
+    return said
+
+
+def plot_evidence(table: Any, *, ax: Any = None) -> Any:
+    """Evidences of models with their errors, the best on top, and posterior probabilities beside them.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame or mapping
+        Of :func:`compare_evidence`, or what that takes.
+    ax : matplotlib.axes.Axes, optional
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Lower bounds have an arrow to the right, figures that failed their method's checks are hollow.
+    """
+    import matplotlib.pyplot as plt
+
+    if not isinstance(table, pd.DataFrame):
+        table = compare_evidence(table)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(7.5, 1.2 + 0.45 * len(table)), layout="constrained")
+    colours = dict(zip(KINDS.values(), ("C0", "C1", "C2"), strict=True))
+    half_width = 1.96 * table["se"].fillna(0.0)
+    span = max(float(np.ptp(table["log_evidence"]) + half_width.max()), 1e-9)
+    for row, (_, entry) in enumerate(table.iterrows()):
+        colour, value = colours[entry["kind"]], entry["log_evidence"]
+        known = np.isfinite(entry["se"])
+        ax.errorbar(
+            value,
+            row,
+            xerr=1.96 * entry["se"] if known else None,
+            fmt="o",
+            color=colour,
+            markerfacecolor=colour if entry["trusted"] else "white",
+            capsize=3,
+            zorder=3,
+        )
+        if entry["kind"] == KINDS["bound"]:
+            arrow = {"arrowstyle": "->", "color": colour}
+            ax.annotate("", xy=(value + 0.08 * span, row), xytext=(value, row), arrowprops=arrow)
+        error = f" ± {entry['probability_se']:.2g}" if np.isfinite(entry["probability_se"]) else ""
+        share = entry["probability"]
+        text = f"{share:.3f}{error}" if share >= 5e-4 else f"{share:.0e}"
+        ax.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+    ax.annotate("probability", (1.02, 1.0), xycoords="axes fraction", fontsize="small", va="bottom")
+    for kind in dict.fromkeys(table["kind"]):
+        ax.plot([], [], "o", color=colours[kind], label=kind)
+    ax.legend(fontsize="small", loc="best")
+    ax.set_yticks(range(len(table)), [str(name) for name in table.index])
+    ax.set_ylim(len(table) - 0.5, -0.5)
+    ax.margins(x=0.12)
+    ax.set_xlabel("log evidence, with 95 % intervals")
+    ax.grid(axis="x", alpha=0.3)
+    return ax
