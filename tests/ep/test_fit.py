@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.stats import t as student_t
 
 from ppl_backends.approximations.ep import (
     Factors,
@@ -360,3 +361,37 @@ def test_models_hand_over_their_factors():
     X, _, rng = regression()
     target = FactorsTarget(Factors(X, None, Logit(rng.random(60) < 0.5), 0.0, 1.0))
     np.testing.assert_array_equal(fit_ep(target).mean, fit_ep(target.factors).mean)
+
+
+@pytest.mark.parametrize("name", ["plasma", "breast_wisconsin"])
+def test_second_order_correction_of_the_evidence(name):
+    """It removes most of EP's error; the exact value is by importance sampling from a widened Gaussian."""
+    X, y, *_ = load_binary_regression(name, scaling="gelman")
+    factors = Factors(X, None, Probit(y), 0.0, 1 / np.r_[20.0, np.full(X.shape[1] - 1, 5.0)] ** 2)
+    q = fit_ep(factors)
+    z = np.random.default_rng(4).standard_t(8, size=(100_000, factors.dim))
+    log_t = student_t.logpdf(z, 8).sum(axis=1)
+    theta = q.mean + z @ q.cholesky.T
+    log_w = factors.log_density(theta) - log_t + np.log(np.diagonal(q.cholesky)).sum()
+    w = np.exp(log_w - log_w.max())
+    exact = np.log(w.mean()) + log_w.max()
+    noise = w.std() / w.mean() / np.sqrt(len(w))
+    assert abs(q.log_evidence + q.evidence_correction() - exact) < 0.4 * abs(q.log_evidence - exact) + 4 * noise
+    assert q.diagnostics["interaction"] == 0.0
+
+
+def test_spikes_and_slabs_that_act_on_each_other_are_flagged():
+    rng = np.random.default_rng(0)
+    prior = NormalMixture([0.8, 0.2], [0.0, 0.0], [0.05, 2.0], n=4)
+    shared = rng.normal(size=(40, 1))
+    for correlation in (0.0, 0.95):
+        X = np.sqrt(1 - correlation) * rng.normal(size=(40, 4)) + np.sqrt(correlation) * shared
+        y = X[:, 0] + rng.normal(size=40)
+        mean, precision = np.linalg.solve(X.T @ X, X.T @ y), X.T @ X
+        factors = Factors(np.eye(4), None, prior, mean, precision)
+        if correlation:
+            with pytest.warns(ApproximationWarning, match="several modes act on each other"):
+                q = fit_ep(factors)
+            assert q.diagnostics["interaction"] > 0.05
+        else:
+            assert fit_ep(factors).diagnostics["interaction"] < 0.05

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.approximations.ep.correction import SecondOrder, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
@@ -26,6 +27,7 @@ from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["fit_ep", "fit_ep_sharded"]
 
+MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
@@ -92,7 +94,8 @@ def fit_ep(
     Warns
     -----
     ApproximationWarning
-        If EP did not converge, with the change it stopped at; ``converged`` is then False.
+        If EP did not converge, with the change it stopped at; ``converged`` is then False. If sites with several modes
+        act on each other, as spikes and slabs of correlated predictors do.
 
     References
     ----------
@@ -120,9 +123,11 @@ def fit_ep(
     if isinstance(factors, Factors):
         result = fit(factors, start, target)
         _warn(result)
+        _warn_of_modes(result, result)
         return result
     mixture = integrate(factors, target, fit)
     _warn_mixture(mixture)
+    _warn_of_modes(mixture, mixture.at_mode)
     return mixture
 
 
@@ -279,6 +284,24 @@ def _assemble(
     log_density = np.where(whole.failed, -np.inf, whole.log_z)
     result.loo = leave_one_out(log_density if observed is None else log_density[observed])
     return result
+
+
+def _warn_of_modes(result: EPApproximation | EPMixture, given: EPApproximation) -> None:
+    """Say so where sites with several modes act on each other: one Gaussian stands for all of them."""
+    factors = given.factors
+    if factors is None or not given.converged or given.power != 1.0:
+        return
+    pieces = factors.sites.pieces(None)
+    rows = [np.arange(factors.n_sites)[columns] for family, columns, _ in pieces if not family.log_concave]
+    found = second_order(given, np.concatenate(rows)) if rows else SecondOrder(0.0, 0.0, 0.0)
+    result.diagnostics["interaction"] = found.size if found.kurtosis > MODES_KURTOSIS else 0.0
+    if result.diagnostics["interaction"] > MAX_INTERACTION:
+        warnings.warn(
+            f"EP: sites with several modes act on each other, by {found.size:.2g} in log evidence (limit {MAX_INTERACTION}); "
+            "means and standard deviations may be off by 10 % of the latter and more: check with sample_smc",
+            ApproximationWarning,
+            stacklevel=3,
+        )
 
 
 def _warn_mixture(result: EPMixture) -> None:

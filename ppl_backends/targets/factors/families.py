@@ -50,6 +50,7 @@ class Probit(SiteFamily):
     0.5
     """
 
+    log_concave = True
     sign: Array
 
     def __init__(self, y: Any) -> None:
@@ -87,6 +88,7 @@ class Logit(SiteFamily):
     0.5
     """
 
+    log_concave = True
     successes: Array
     trials: Array
     constant: Array
@@ -161,6 +163,7 @@ def _truncated_variance(z: Array) -> Array:
 class Laplace(SiteFamily):
     """Laplace density of ``y`` about s with the given scale; as a prior, of s about y. Closed-form moments."""
 
+    log_concave = True
     y: Array
     scale: Array
 
@@ -240,6 +243,7 @@ class NormalMixture(SiteFamily):
 class Normal(SiteFamily):
     """N(y; s, sd²); closed-form moments, with which EP is exact."""
 
+    log_concave = True
     y: Array
     sd: Array
 
@@ -268,6 +272,7 @@ class Normal(SiteFamily):
 class Poisson(SiteFamily):
     """Poisson count ``y`` of mean exp(s); an exposure belongs in the offset."""
 
+    log_concave = True
     y: Array
     constant: Array
 
@@ -291,6 +296,7 @@ class Poisson(SiteFamily):
 class NegativeBinomial(SiteFamily):
     """Negative binomial count ``y`` of mean exp(s) and variance μ + μ²/alpha."""
 
+    log_concave = True
     y: Array
     alpha: Array
     constant: Array

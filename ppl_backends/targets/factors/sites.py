@@ -48,9 +48,12 @@ class SiteFamily:
     n : int
     bounds : tuple of two floats, or None
         Bounds on the second and the first derivative of log t over all s, where both exist.
+    log_concave : bool
+        Whether all sites are known to be.
     """
 
     bounds: tuple[float, float] | None = None
+    log_concave: bool = False
 
     def __init__(self, **parameters: Any) -> None:
         arrays = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
@@ -184,7 +187,7 @@ class ScaledSites(SiteFamily):
         super().__init__(log_scale=log_scale)
         if self.n != family.n:
             raise ModelError(f"ScaledSites: log_scale has length {self.n}, the family {family.n}")
-        self.family, self.bounds = family, family.bounds
+        self.family, self.bounds, self.log_concave = family, family.bounds, family.log_concave
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
         """The sites at ``rows`` as a family of their own."""
