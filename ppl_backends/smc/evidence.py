@@ -19,6 +19,7 @@ of freedom.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -50,17 +51,19 @@ class LineageVariance:
         self.contribution = np.zeros(n)
         self.eve = np.arange(n)
 
-    def reweight(self, weights: Array) -> None:
-        """Add a stage with normalised weights ``(n,)``: G = n·W."""
-        self.contribution += self.by_founder(self.n * weights - 1.0)
+    def reweight(self, weights: Array, before: Array | None = None) -> None:
+        """Add a stage that takes normalised weights ``(n,)`` from ``before``, by default equal ones, to ``weights``."""
+        self.contribution += self.by_founder(self.n * (weights - (1.0 / self.n if before is None else before)))
 
     def by_founder(self, values: Array) -> Array:
         """Sums ``(n,)`` of the particles' values over the descendants of each initial particle."""
         return np.bincount(self.eve, values, minlength=self.n).astype(np.float64)
 
-    def resample(self, ancestors: Index) -> None:
-        """Carry the initial ancestors to the new particles."""
-        self.eve = self.eve[ancestors]
+    def resampled(self, ancestors: Index) -> LineageVariance:
+        """A copy that carries the initial ancestors to the new particles."""
+        carried = copy.copy(self)
+        carried.eve = self.eve[ancestors]
+        return carried
 
     @property
     def n_lineages(self) -> int:
@@ -94,23 +97,40 @@ class PathSampling:
         self.log_evidence = log_evidence
         self._difference = np.zeros(n)
 
-    def forward(self, log_weights: Array, lineage: LineageVariance) -> None:
-        """Add the half of a step that the particles before it give; ``log_weights`` are those of the whole step."""
-        whole, _ = normalised_weights(log_weights)
-        half, log_mean = normalised_weights(0.5 * log_weights)
+    def forward(self, log_weights: Array, lineage: LineageVariance, before: Array | None = None) -> None:
+        """Add the half of a step that the particles before it give.
+
+        Parameters
+        ----------
+        log_weights : ndarray (n,)
+            Incremental ones of the whole step.
+        lineage : LineageVariance
+        before : ndarray (n,), optional
+            Normalised weights that the particles have already; equal by default.
+        """
+        whole, _ = normalised_weights(_times(log_weights, before))
+        half, log_mean = normalised_weights(_times(0.5 * log_weights, before))
         self.log_evidence += log_mean
         self._difference += lineage.by_founder(lineage.n * (whole - half))
 
-    def backward(self, log_weights: Array, lineage: LineageVariance) -> None:
-        """Add the half that the moved particles give, with the step's weights read at them."""
-        half, log_mean = normalised_weights(-0.5 * log_weights)
+    def backward(self, log_weights: Array, lineage: LineageVariance, now: Array | None = None) -> None:
+        """Add the half that the moved particles, of weights ``now``, give, with the step's weights read at them."""
+        half, log_mean = normalised_weights(_times(-0.5 * log_weights, now))
         self.log_evidence -= log_mean
-        self._difference += lineage.by_founder(lineage.n * half - 1.0)
+        self._difference += lineage.by_founder(lineage.n * (half - (1.0 / lineage.n if now is None else now)))
 
     @property
     def variance_of_difference(self) -> float:
         """Estimated variance of log Ẑ less this log evidence."""
         return float((self._difference**2).sum() / len(self._difference) ** 2)
+
+
+def _times(log_weights: Array, weights: Array | None) -> Array:
+    """Log weights of weighted particles, those weights scaled to mean one."""
+    if weights is None:
+        return log_weights
+    with np.errstate(divide="ignore"):
+        return log_weights + np.log(len(weights) * weights)
 
 
 class EvidenceEstimate(NamedTuple):

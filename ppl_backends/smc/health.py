@@ -33,18 +33,22 @@ def split_finished(runs: Sequence[SMCRun], chains: int, interrupted: bool) -> tu
     return list(runs), f"{why}all chains stopped before exponent 1 (at {min(reached):.3g})"
 
 
-def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> list[str]:
-    """Reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result."""
+def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bool = False) -> list[str]:
+    """Reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result.
+
+    ``chains_kept`` says that the moves were waste-free.
+    """
     reasons = []
     moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
     if moves:
-        worst = max(moves, key=lambda move: move.correlation)
-        if worst.correlation > _MEMORY_LEFT:
-            slow = sum(move.correlation > _MEMORY_LEFT for move in moves)
+        slow = [move for move in moves if move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)]
+        # With few chains the correlations are noisy, and one of many stages may stand out by chance.
+        if len(slow) > 0.1 * len(moves) or any(move.correlation > max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow):
+            worst = max(slow, key=lambda move: move.correlation)
             reasons.append(
-                f"the particles did not forget where they were at {slow} of {len(moves)} stages (after {worst.n_moves} "
-                f"moves a correlation of {worst.correlation:.2f} is left, acceptance {worst.acceptance:.2f}); raise "
-                "max_moves"
+                f"the particles did not forget where they were at {len(slow)} of {len(moves)} stages (after "
+                f"{worst.n_moves} moves a correlation of {worst.correlation:.2f} is left, acceptance "
+                f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
             )
         fewest = min(run.stages[-1].n_lineages for run in runs)
         if fewest < _FEW_LINEAGES:

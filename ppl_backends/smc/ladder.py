@@ -41,7 +41,7 @@ class Rung(NamedTuple):
     log_density, increment : ndarray (n,)
         log γ_λ, and its derivative in λ.
     log_weight : ndarray (n,)
-        Normalised; 0 for particles of equal weight.
+        Normalised to mean one: 0 for particles of equal weight.
     """
 
     exponent: float
@@ -53,9 +53,8 @@ class Rung(NamedTuple):
 
     @classmethod
     def of(cls, state: PathState, log_evidence: float, log_weight: Array | None = None) -> Rung:
-        """The rung that a state stands on; ``log_weight`` normalised to sum one, equal by default."""
-        n = len(state.x)
-        weight = np.zeros(n) if log_weight is None else log_weight + np.log(n)
+        """The rung that a state stands on; ``log_weight`` is normalised to mean one, equal by default."""
+        weight = np.zeros(len(state.x)) if log_weight is None else log_weight
         return cls(state.exponent, log_evidence, state.x, state.log_density, state.increment, weight)
 
 

@@ -15,17 +15,17 @@ per cent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ppl_backends.mcmc.kernels import Kernel
-from ppl_backends.mcmc.metric import cross_fitted_metric
-from ppl_backends.smc.path import PathState, TemperingPath
+from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
+from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 from ppl_backends.smc.schedule import next_exponent
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["MoveSettings", "MoveSummary", "move_particles"]
+__all__ = ["MoveSettings", "MoveSummary", "PlannedMoves", "extend_chains", "follow_plan", "move_particles"]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
 _GAIN = 1.5  # change of log scale per unit of acceptance above target; about the inverse slope of the acceptance curve
@@ -55,10 +55,12 @@ class MoveSummary:
         running product over coordinates.
     squared_jump : float
         Mean squared jumping distance per coordinate and move, in units of the posterior's variance.
-    gradients : int
-        Evaluations of the density per particle.
+    gradients : float
+        Evaluations of the density per particle kept.
     stuck : float
         Share of particles that never moved.
+    noise : float
+        Two standard errors of a correlation over so many particles.
     """
 
     n_moves: int
@@ -66,8 +68,24 @@ class MoveSummary:
     scale: float
     correlation: float
     squared_jump: float
-    gradients: int
+    gradients: float
     stuck: float
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlannedMoves:
+    """The moves of one temperature, decided beforehand.
+
+    Attributes
+    ----------
+    metric : Metric or SplitMetric
+    scales : tuple of float
+        One per move.
+    """
+
+    metric: AnyMetric
+    scales: tuple[float, ...]
 
 
 def move_particles(
@@ -77,7 +95,7 @@ def move_particles(
     scale: float,
     settings: MoveSettings,
     rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary]:
+) -> tuple[PathState, MoveSummary, tuple[float, ...]]:
     """Move every particle until the memory of where it was is gone, or the cap is met.
 
     Parameters
@@ -90,30 +108,136 @@ def move_particles(
         Of the kernel, as the last temperature left it.
     settings : MoveSettings
     rng : numpy.random.Generator
+
+    Returns
+    -------
+    state : PathState
+    summary : MoveSummary
+    scales : tuple of float
+        The scale of every move.
     """
-    metric = cross_fitted_metric(state.x)
-
-    def evaluate(x: Array) -> PathState:
-        return path.evaluate(x, state.exponent, kernel.uses_gradient)
-
-    start, memory = state.x, _WeightMemory(state)
-    product = np.ones(start.shape[1])
-    acceptance, jumps, gradients, left = [], [], 0, 1.0
-    for n_moves in range(1, settings.maximum + 1):
-        before = state.x
-        state, info = kernel.step(rng, state, evaluate, scale, metric)
-        rate = float(info.acceptance.mean())
-        scale *= float(np.exp(_GAIN * (rate - kernel.target_acceptance)))
-        acceptance.append(rate)
-        jumps.append(float((info.acceptance * info.squared_jump).mean()) / start.shape[1])
-        gradients += info.gradients
-        product *= _correlation(before, state.x)
-        left = max(float(product.max()), memory.left(state))
-        if n_moves >= settings.minimum and left < max(_CORRELATION_LEFT, memory.noise):
+    mover = _Mover(state, path, kernel, cross_fitted_metric(state.x), rng)
+    while len(mover.scales) < settings.maximum:
+        mover.move(scale)
+        scale = mover.next_scale
+        if len(mover.scales) >= settings.minimum and mover.forgotten:
             break
-    stuck = float(np.mean((state.x == start).all(axis=1)))
-    summary = MoveSummary(n_moves, float(np.mean(acceptance)), scale, left, float(np.mean(jumps)), gradients, stuck)
-    return state, summary
+    return mover.state, mover.summary(), tuple(mover.scales)
+
+
+def follow_plan(
+    state: PathState, path: TemperingPath, kernel: Kernel, plan: PlannedMoves, rng: np.random.Generator
+) -> tuple[PathState, MoveSummary]:
+    """Make the moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves."""
+    mover = _Mover(state, path, kernel, plan.metric, rng)
+    for scale in plan.scales:
+        mover.move(scale)
+    return mover.state, mover.summary()
+
+
+def extend_chains(
+    state: PathState,
+    path: TemperingPath,
+    kernel: Kernel,
+    scales: float | tuple[float, ...],
+    length: int,
+    settings: MoveSettings,
+    metric: AnyMetric,
+    rng: np.random.Generator,
+) -> tuple[PathState, MoveSummary, tuple[float, ...]]:
+    """Waste-free moves (Dau & Chopin 2022): from every particle a chain, of which ``length`` states are kept.
+
+    Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
+    until it has forgotten or the next doubling would exceed the cap.
+
+    Parameters
+    ----------
+    state : PathState
+        The first states of the chains.
+    path : TemperingPath
+    kernel : Kernel
+    scales : float or tuple of float
+        To begin with; or of every move, to be kept to.
+    length : int
+    settings : MoveSettings
+    metric : Metric or SplitMetric
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    state : PathState
+        All states kept, those of a chain adjacent.
+    summary : MoveSummary
+    scales : tuple of float
+    """
+    mover = _Mover(state, path, kernel, metric, rng)
+    planned = scales if isinstance(scales, tuple) else None
+    stride = len(planned) // (length - 1) if planned else 1
+    states = [state]
+    while True:
+        done = len(mover.scales)
+        scale = planned[done] if planned else mover.next_scale if done else scales
+        mover.move(scale)  # type: ignore[arg-type]
+        if (done + 1) % stride == 0:
+            states.append(mover.state)
+        if len(states) == length:
+            if planned or mover.forgotten or 2 * (done + 1) > settings.maximum:
+                break
+            states, stride = states[::2], 2 * stride
+    by_chain = np.arange(length * len(state.x)).reshape(length, -1).T.ravel()
+    summary = mover.summary()
+    summary = replace(summary, gradients=summary.gradients / length)
+    return concatenate(states).take(by_chain), summary, tuple(mover.scales)
+
+
+class _Mover:
+    """Moves particles, with a record of what the moves did."""
+
+    def __init__(
+        self, state: PathState, path: TemperingPath, kernel: Kernel, metric: AnyMetric, rng: np.random.Generator
+    ) -> None:
+        self.state, self.path, self.kernel, self.metric, self.rng = state, path, kernel, metric, rng
+        self.start, self.memory = state.x, _WeightMemory(state)
+        self.product = np.ones(state.x.shape[1])
+        self.scales: list[float] = []
+        self.acceptance: list[float] = []
+        self.jumps: list[float] = []
+        self.gradients, self.left, self.next_scale = 0.0, 1.0, 0.0
+
+    def _evaluate(self, x: Array) -> PathState:
+        return self.path.evaluate(x, self.state.exponent, self.kernel.uses_gradient)
+
+    def move(self, scale: float) -> None:
+        """Move every particle once; ``next_scale`` follows the acceptance rate."""
+        before = self.state
+        self.state, info = self.kernel.step(self.rng, before, self._evaluate, scale, self.metric)
+        rate = float(info.acceptance.mean())
+        self.next_scale = scale * float(np.exp(_GAIN * (rate - self.kernel.target_acceptance)))
+        self.scales.append(scale)
+        self.acceptance.append(rate)
+        self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
+        self.gradients += info.gradients
+        self.product *= _correlation(before.x, self.state.x)
+        self.left = max(float(self.product.max()), self.memory.left(self.state))
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nothing ties the particles to where they were, as far as so many of them can tell."""
+        return self.left < max(_CORRELATION_LEFT, self.memory.noise)
+
+    def summary(self) -> MoveSummary:
+        """The figures so far."""
+        stuck = float(np.mean((self.state.x == self.start).all(axis=1)))
+        return MoveSummary(
+            len(self.scales),
+            float(np.mean(self.acceptance)) if self.scales else float("nan"),
+            self.next_scale,
+            self.left,
+            float(np.mean(self.jumps)) if self.scales else 0.0,
+            self.gradients,
+            stuck,
+            self.memory.noise,
+        )
 
 
 class _WeightMemory:

@@ -7,7 +7,7 @@ mean incremental weights estimates the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 Run = Callable[..., Any]
 """Runs a path: ``(path, n, rng)`` to an object with x, log_evidence, lineage and complete."""
 
-__all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath"]
+__all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath", "concatenate"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,13 @@ class PathState:
         names = ("x", "base", "increment", "base_gradient", "increment_gradient")
         arrays = {name: getattr(self, name) for name in names}
         return {name: array for name, array in arrays.items() if array is not None}
+
+
+def concatenate(states: Sequence[PathState]) -> PathState:
+    """Points of several states at the same exponent, one after the other."""
+    names = states[0]._arrays()
+    joined: dict[str, Any] = {name: np.concatenate([state._arrays()[name] for state in states]) for name in names}
+    return replace(states[0], **joined)
 
 
 class TemperingPath(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -20,11 +21,15 @@ from ppl_backends.smc.health import distrust, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.results import smc_inference_data
+from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["sample_smc"]
+
+# Waste-free by default: so many chains, if each then has at least so many states; and none with more than so many.
+_AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 
 
 def sample_smc(
@@ -36,9 +41,12 @@ def sample_smc(
     initial: Any = "prior",
     path: str = "tempering",
     kernel: str = "auto",
+    schedule: str | Sequence[float] = "ess",
     ess_threshold: float = 0.5,
     min_moves: int = 1,
     max_moves: int = 100,
+    len_chain: int | str | None = "auto",
+    unbiased: bool = False,
     power: float = 1.0,
     power_potentials: bool = False,
     cores: int | None = None,
@@ -72,10 +80,22 @@ def sample_smc(
         continues when there are more; the latter starts from the prior.
     kernel : {"auto", "hmc", "mala", "random_walk"}
         ``"auto"`` takes HMC where the target has gradients, else the random walk.
+    schedule : {"ess", "cess"} or sequence of float
+        How the exponents λ are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
+        being resampled only where their ESS is below half; or as given, increasing to 1.
     ess_threshold : float
-        Share of the particles that the ESS of every reweighting keeps; it sets the ladder.
+        Share of the particles that the ESS of every reweighting keeps; it sets the ladder. With ``schedule="cess"`` take 0.9
+        or more.
     min_moves, max_moves : int
         Floor and cap of the number of moves per temperature, which is otherwise automatic.
+    len_chain : int, "auto" or None
+        Waste-free moves (Dau & Chopin 2022): ``draws / len_chain`` particles are resampled, each begins a chain, and of every
+        chain so many states are kept, from as many moves or, where those do not forget the start, from a multiple.
+        ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until it has
+        forgotten and keeps the last state alone.
+    unbiased : bool
+        Whether each chain runs twice, the second time with the exponents, moves, scales and metrics that the first one found:
+        its evidence (not the log) is then unbiased.
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     cores : int, optional
@@ -127,9 +147,11 @@ def sample_smc(
     >>> bool(abs(idata.posterior.attrs["log_evidence"] - exact) < 0.2)
     True
     """
-    _check_options(draws, chains, ess_threshold, min_moves, max_moves)
+    _check_options(draws, chains, ess_threshold, min_moves, max_moves, len_chain)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
-    if _over_data(path, initial, checkpoint, keep_ladder):
+    if _over_data(
+        path, initial, [schedule != "ess", len_chain not in (None, "auto"), unbiased, checkpoint, keep_ladder]
+    ):
         from ppl_backends.smc.sequential import sample_data_path
 
         return sample_data_path(
@@ -148,8 +170,16 @@ def sample_smc(
         )
     clock = time.perf_counter()
     chosen = choose_kernel(kernel, target)
-    options = {"ess_fraction": ess_threshold, "moves": MoveSettings(min_moves, max_moves), "keep_ladder": keep_ladder}
+    options = {
+        "ess_fraction": ess_threshold,
+        "schedule": make_schedule(schedule, ess_threshold),
+        "moves": MoveSettings(min_moves, max_moves),
+        "len_chain": _chain_length(len_chain, draws),
+        "unbiased": unbiased,
+        "keep_ladder": keep_ladder,
+    }
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **options, "power": power}
+    identity["power_potentials"] = power_potentials
     saved = None if checkpoint is None else _open_checkpoint(checkpoint, target, initial, identity, random_seed)
     *generators, result_rng, initial_rng = spawn_generators(saved.seed if saved else random_seed, chains + 2)
     route = choose_path(target, saved.initial if saved else initial, initial_rng)
@@ -167,7 +197,7 @@ def sample_smc(
     )
     runs, unfinished = split_finished(runs, chains, interrupted)
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    reasons = distrust(runs, estimate)
+    reasons = distrust(runs, estimate, chains_kept=options["len_chain"] is not None)
     warn_if_distrusted(unfinished, reasons)
     return smc_inference_data(
         route,
@@ -183,15 +213,16 @@ def sample_smc(
     )
 
 
-def _over_data(path: str, initial: Any, checkpoint: Any, keep_ladder: bool) -> bool:
+def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:
     """Whether the path runs over the data, with which some options do not go."""
     if path not in ("tempering", "data"):
         raise ModelError(f"path={path!r}: expected 'tempering' or 'data'")
     if path == "data" and not (isinstance(initial, str) and initial == "prior"):
         raise ModelError("path='data' starts from the prior: leave initial= out")
-    if path == "data" and (checkpoint is not None or keep_ladder):
+    if path == "data" and any(others):
         raise ModelError(
-            "checkpoint= and keep_ladder= need path='tempering'; what path='data' returns can itself go on"
+            "schedule=, len_chain=, unbiased=, checkpoint= and keep_ladder= need path='tempering'; "
+            "what path='data' returns can itself go on"
         )
     return path == "data"
 
@@ -245,7 +276,9 @@ def choose_kernel(name: str, target: BaseTarget) -> Kernel:
     return chosen
 
 
-def _check_options(draws: int, chains: int, ess_threshold: float, min_moves: int, max_moves: int) -> None:
+def _check_options(
+    draws: int, chains: int, ess_threshold: float, min_moves: int, max_moves: int, len_chain: int | str | None
+) -> None:
     if not isinstance(draws, (int, np.integer)) or draws < 2:
         raise ModelError(f"draws={draws!r}: expected an integer of at least 2 (particles per chain)")
     if not isinstance(chains, (int, np.integer)) or chains < 1:
@@ -254,3 +287,12 @@ def _check_options(draws: int, chains: int, ess_threshold: float, min_moves: int
         raise ModelError(f"ess_threshold={ess_threshold!r}: expected a share strictly between 0 and 1")
     if not 1 <= min_moves <= max_moves:
         raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected 1 <= min_moves <= max_moves")
+    if len_chain not in (None, "auto") and not (isinstance(len_chain, int) and 2 <= len_chain <= draws // 2):
+        raise ModelError(f"len_chain={len_chain!r}: expected 'auto', None or an integer from 2 to draws / 2")
+
+
+def _chain_length(len_chain: int | str | None, draws: int) -> int | None:
+    """States kept of a waste-free chain; None where only the last one is."""
+    if len_chain == "auto":
+        return min(draws // _AUTO_CHAINS, _LONGEST_AUTO) if draws >= _FEWEST_AUTO * _AUTO_CHAINS else None
+    return len_chain  # type: ignore[return-value]

@@ -16,25 +16,32 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.weights import (
-    effective_sample_size,
     normalised_weights,
     pareto_k,
     systematic_resampling,
     tail_share,
 )
 from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric, metric_from_points
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.ladder import Rung
-from ppl_backends.smc.moves import MoveSettings, MoveSummary, move_particles
+from ppl_backends.smc.moves import (
+    MoveSettings,
+    MoveSummary,
+    PlannedMoves,
+    extend_chains,
+    follow_plan,
+    move_particles,
+)
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.schedule import next_exponent
-from ppl_backends.targets.protocol import Array, explain_point
+from ppl_backends.smc.schedule import Schedule
+from ppl_backends.targets.protocol import Array, Index, explain_point
 
 __all__ = ["Progress", "SMCRun", "Stage", "Store", "advance", "run_tempering"]
 
@@ -75,6 +82,13 @@ class Stage:
     seconds: float
 
 
+class PlannedStage(NamedTuple):
+    """An exponent, and the moves there (None where a pilot made none)."""
+
+    exponent: float
+    moves: PlannedMoves | None
+
+
 @dataclass(frozen=True)
 class Progress:
     """A run between two temperatures: all that the next one needs, and what a checkpoint holds.
@@ -97,8 +111,14 @@ class Progress:
     stages : tuple of Stage
     start_stages : sequence of Stage
         Ladder of the run that drew the start, where one did.
+    weights : ndarray (n,) or None
+        Normalised, where the particles were not resampled after the last step; None for equal ones.
     weighted : tuple of (points (n, dim), log weights (n,)) or None
         The weighted points of a run that was one importance step.
+    plan : tuple of PlannedStage or None
+        What a pilot run decided, stage by stage.
+    pilot : bool
+        Whether this run is there to decide: its evidence is not the one reported.
     ladder : tuple of Rung or None
         The particles at every exponent, where they are kept.
     seconds : float
@@ -113,7 +133,10 @@ class Progress:
     log_normalizer: float
     stages: tuple[Stage, ...] = ()
     start_stages: Sequence[Stage] = ()
+    weights: Array | None = None
     weighted: tuple[Array, Array] | None = None
+    plan: tuple[PlannedStage, ...] | None = None
+    pilot: bool = False
     ladder: tuple[Rung, ...] | None = None
     seconds: float = 0.0
 
@@ -133,7 +156,7 @@ class SMCRun(Progress):
     @property
     def complete(self) -> bool:
         """Whether λ = 1 was reached."""
-        return self.state.exponent == 1.0
+        return self.state.exponent == 1.0 and not self.pilot
 
     @property
     def x(self) -> Array:
@@ -168,6 +191,9 @@ def run_tempering(
     moves: MoveSettings | None = None,
     max_time: float | None = None,
     report: Callable[[Stage], None] | None = None,
+    schedule: Schedule | None = None,
+    len_chain: int | None = None,
+    unbiased: bool = False,
     keep_ladder: bool = False,
     store: Store | None = None,
 ) -> SMCRun:
@@ -187,6 +213,13 @@ def run_tempering(
         Seconds after which no further stage is begun, one being done in any case; the run is then incomplete.
     report : callable, optional
         Called with every finished stage.
+    schedule : Schedule, optional
+        In place of the ESS of ``ess_fraction``.
+    len_chain : int, optional
+        Waste-free moves: ``n / len_chain`` particles are resampled, and of a chain from each so many states are kept.
+    unbiased : bool
+        Whether to run twice, the second time as the first decided: exponents, number and scale of the moves and their
+        metric no longer depend on the particles, and the evidence (not its log) has no bias.
     keep_ladder : bool
         Whether to keep the particles at every exponent.
     store : Store, optional
@@ -196,19 +229,56 @@ def run_tempering(
     -----
     Ctrl-C after the first stage ends the run at the last finished one.
     """
-    clock = time.perf_counter()
-    moves = moves or MoveSettings()
+    schedule, moves = schedule or Schedule("ess", ess_fraction), moves or MoveSettings()
+
+    def run_inner(inner: TemperingPath, size: int, generator: np.random.Generator) -> SMCRun:
+        return run_tempering(
+            inner, kernel, size, generator, ess_fraction=ess_fraction, moves=moves, max_time=max_time, unbiased=unbiased
+        )
+
     progress = store.load() if store else None
     if progress is None:
-        settings: dict[str, Any] = {"ess_fraction": ess_fraction, "moves": moves, "max_time": max_time}
-        progress = _begin(path, kernel, n, rng, settings, keep_ladder)
-    before, already, interrupted = progress.seconds, len(progress.stages), False
+        progress = _begin(path, kernel, n, rng, run_inner, keep_ladder and not unbiased, pilot=unbiased)
+    clock = _Clock(progress.seconds, max_time)
+    while True:
+        progress, stopped = _climb(progress, clock, store, report, (path, kernel, schedule, moves, len_chain))
+        if stopped or not progress.pilot:
+            return SMCRun(**vars(progress), interrupted=stopped == "interrupted")
+        again = _begin(path, kernel, n, progress.rng, run_inner, keep_ladder, pilot=False)
+        progress = replace(again, plan=progress.plan, seconds=clock.seconds)
+
+
+class _Clock:
+    """Seconds of a run, those before it was resumed included."""
+
+    def __init__(self, before: float, most: float | None) -> None:
+        self._start, self._before, self._most = time.perf_counter(), before, most
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return self._before + time.perf_counter() - self._start
+
+    @property
+    def is_up(self) -> bool:
+        """Whether this call has used its time."""
+        return self._most is not None and time.perf_counter() - self._start > self._most
+
+
+def _climb(
+    progress: Progress,
+    clock: _Clock,
+    store: Store | None,
+    report: Callable[[Stage], None] | None,
+    how: tuple[TemperingPath, Kernel, Schedule, MoveSettings, int | None],
+) -> tuple[Progress, str]:
+    """Go on to λ = 1, or to where the time or the user ends it; and which of these it was."""
+    already = len(progress.stages)
     while progress.state.exponent < 1.0 and len(progress.stages) < _MAX_STAGES:
-        seconds = time.perf_counter() - clock
-        if len(progress.stages) > already and max_time is not None and seconds > max_time:
-            break
+        if len(progress.stages) > already and clock.is_up:
+            return progress, "out of time"
         try:
-            progress = advance(replace(progress, seconds=before + seconds), path, kernel, ess_fraction, moves)
+            progress = advance(replace(progress, seconds=clock.seconds), *how)
             if store:
                 store.save(progress)
             if report is not None:
@@ -216,9 +286,8 @@ def run_tempering(
         except KeyboardInterrupt:
             if not progress.stages:
                 raise
-            interrupted = True
-            break
-    return SMCRun(**vars(progress), interrupted=interrupted)
+            return progress, "interrupted"
+    return progress, "" if progress.state.exponent == 1.0 else "out of temperatures"
 
 
 def _begin(
@@ -226,11 +295,12 @@ def _begin(
     kernel: Kernel,
     n: int,
     rng: np.random.Generator,
-    settings: dict[str, Any],
+    run_inner: Callable[..., SMCRun],
     keep_ladder: bool,
+    pilot: bool,
 ) -> Progress:
     """Particles at λ = 0."""
-    start = path.start(n, rng, lambda inner, size, generator: run_tempering(inner, kernel, size, generator, **settings))
+    start = path.start(n, rng, run_inner)
     state = path.evaluate(start.x, 0.0, kernel.uses_gradient)
     _check_start(path, state)
     return Progress(
@@ -242,48 +312,140 @@ def _begin(
         log_evidence=start.log_normalizer,
         log_normalizer=start.log_normalizer,
         start_stages=start.stages,
+        plan=() if pilot else None,
+        pilot=pilot,
         ladder=(Rung.of(state, start.log_normalizer),) if keep_ladder else None,
     )
 
 
-def advance(run: Progress, path: TemperingPath, kernel: Kernel, ess_fraction: float, moves: MoveSettings) -> Progress:
-    """One temperature: reweight, resample, move; ``run`` itself stays as it is, but for its generator."""
+def advance(
+    run: Progress,
+    path: TemperingPath,
+    kernel: Kernel,
+    schedule: Schedule | float,
+    moves: MoveSettings,
+    len_chain: int | None = None,
+) -> Progress:
+    """One temperature: reweight, resample, move; ``run`` itself stays as it is, but for its generator.
+
+    A number for ``schedule`` is the share of the particles that the ESS keeps.
+    """
     clock = time.perf_counter()
     before, n = run.state, len(run.state.x)
-    lineage, path_sampling = copy.deepcopy((run.lineage, run.path_sampling))
-    exponent = next_exponent(before.increment, before.exponent, ess_fraction)
+    schedule = schedule if isinstance(schedule, Schedule) else Schedule("ess", schedule)
+    planned = run.plan[len(run.stages)] if run.plan is not None and not run.pilot else None
+    lineage, path_sampling = copy.deepcopy(run.lineage), copy.deepcopy(run.path_sampling)
+
+    exponent = planned.exponent if planned else schedule.next(before.increment, before.exponent, run.weights)
     step = exponent - before.exponent
     log_weights = step * before.increment
-    weights, log_mean = normalised_weights(log_weights)
+    weights, log_mean = normalised_weights(log_weights if run.weights is None else log_weights + _log(n * run.weights))
     log_evidence = run.log_evidence + log_mean
-    path_sampling.forward(log_weights, lineage)
-    lineage.reweight(weights)
-    ancestors = systematic_resampling(weights, n, run.rng)
-    lineage.resample(ancestors)
-    state, summary, scale, weighted = before.take(ancestors).at(exponent), None, run.scale, None
-    if exponent == 1.0 and not run.stages and _weights_are_enough(log_weights):
+    path_sampling.forward(log_weights, lineage, run.weights)
+    lineage.reweight(weights, run.weights)
+
+    enough = exponent == 1.0 and not run.stages
+    if enough and (planned.moves is None if planned else _weights_are_enough(log_weights)):
+        ancestors = systematic_resampling(weights, n, run.rng)
+        moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, None)
         weighted, path_sampling = (before.x, log_weights), PathSampling(n, log_evidence)
-        rung = Rung.of(before.at(exponent), log_evidence, np.log(np.maximum(weights, 1e-300)))
+        rung = Rung.of(before.at(exponent), log_evidence, _log(n * weights))
     else:
-        state, summary = move_particles(state, path, kernel, scale, moves, run.rng)
-        scale = summary.scale
-        path_sampling.backward(step * state.increment, lineage)
-        rung = Rung.of(state, log_evidence)
+        planned_moves = planned.moves if planned else None
+        moved = _resample_and_move(run, weights, exponent, path, kernel, schedule, moves, len_chain, planned_moves)
+        weighted = None
+        path_sampling.backward(step * moved.state.increment, lineage.resampled(moved.ancestors), moved.weights)
+        rung = Rung.of(moved.state, log_evidence, None if moved.weights is None else _log(n * moved.weights))
+    lineage = lineage.resampled(moved.ancestors)
+
     seconds = run.seconds + time.perf_counter() - clock
-    ess, (mean, sd) = effective_sample_size(log_weights), _moments(before.x, weights)
-    stage = Stage(exponent, log_evidence, ess, mean, sd, lineage.n_lineages, summary, seconds)
+    ess, (mean, sd) = 1.0 / float((weights**2).sum()), _moments(before.x, weights)
+    stage = Stage(exponent, log_evidence, ess, mean, sd, lineage.n_lineages, moved.summary, seconds)
     return replace(
         run,
-        state=state,
+        state=moved.state,
         lineage=lineage,
         path_sampling=path_sampling,
-        scale=scale,
+        scale=moved.summary.scale if moved.summary else run.scale,
         log_evidence=log_evidence,
         stages=(*run.stages, stage),
+        weights=moved.weights,
         weighted=weighted,
+        plan=(*(run.plan or ()), PlannedStage(exponent, moved.decided)) if run.pilot else run.plan,
         ladder=None if run.ladder is None else (*run.ladder, rung),
         seconds=seconds,
     )
+
+
+class _Moved(NamedTuple):
+    """Particles after resampling and moves.
+
+    Attributes
+    ----------
+    state : PathState
+    ancestors : ndarray (n,)
+        Particle before the resampling that each comes from.
+    weights : ndarray (n,) or None
+        Normalised, where there was no resampling.
+    summary : MoveSummary or None
+    decided : PlannedMoves or None
+        The moves of a pilot run, for the run that it is the pilot of.
+    """
+
+    state: PathState
+    ancestors: Index
+    weights: Array | None
+    summary: MoveSummary | None
+    decided: PlannedMoves | None
+
+
+def _resample_and_move(
+    run: Progress,
+    weights: Array,
+    exponent: float,
+    path: TemperingPath,
+    kernel: Kernel,
+    schedule: Schedule,
+    moves: MoveSettings,
+    len_chain: int | None,
+    planned: PlannedMoves | None,
+) -> _Moved:
+    """Particles of ``exponent`` that were moved there."""
+    before, rng, n = run.state, run.rng, len(weights)
+    if len_chain is not None:
+        ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
+        state = before.take(ancestors).at(exponent)
+        metric, decided, scales = _chain_metric(run, weights, planned)
+        state, summary, used = extend_chains(state, path, kernel, scales, len_chain, moves, metric, rng)
+        decided = replace(decided, scales=used) if decided else None
+        first = np.arange(n)  # of the last chain, where the length does not divide n, some states are left out
+        return _Moved(state.take(first), np.repeat(ancestors, len_chain)[:n], None, summary, decided)
+    resample = schedule.resamples(weights, exponent)
+    ancestors = systematic_resampling(weights, n, rng) if resample else np.arange(n)
+    state = before.take(ancestors).at(exponent)
+    decided = PlannedMoves(metric_from_points(state.x), ()) if run.pilot else None
+    if planned is not None:
+        state, summary = follow_plan(state, path, kernel, planned, rng)
+    else:
+        state, summary, used = move_particles(state, path, kernel, run.scale, moves, rng)
+        decided = replace(decided, scales=used) if decided else None
+    return _Moved(state, ancestors, None if resample else weights, summary, decided)
+
+
+def _chain_metric(
+    run: Progress, weights: Array, planned: PlannedMoves | None
+) -> tuple[AnyMetric, PlannedMoves | None, float | tuple[float, ...]]:
+    """Metric and scales of waste-free chains: of all weighted particles, since few of them begin a chain."""
+    if planned is not None:
+        return planned.metric, None, planned.scales
+    x = run.state.x[systematic_resampling(weights, len(weights), run.rng)]
+    return cross_fitted_metric(x), PlannedMoves(metric_from_points(x), ()) if run.pilot else None, run.scale
+
+
+def _log(values: Array) -> Array:
+    """Logarithm, −inf at zero."""
+    with np.errstate(divide="ignore"):
+        return np.log(values)
 
 
 def _weights_are_enough(log_weights: Array) -> bool:

@@ -19,7 +19,7 @@ def test_siblings_that_do_not_move_count_once():
     """After resampling to ten families that stay put, the second stage has the variance of ten points."""
     n = 1000
     lineage = LineageVariance(n)
-    lineage.resample(np.repeat(np.arange(10), 100))
+    lineage = lineage.resampled(np.repeat(np.arange(10), 100))
     family_weight = np.arange(1.0, 11.0)
     weights = np.repeat(family_weight / family_weight.sum() / 100, 100)
     lineage.reweight(weights)
