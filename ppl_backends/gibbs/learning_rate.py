@@ -35,6 +35,7 @@ __all__ = ["LearningRateChoice", "PriorScaleChoice", "choose_learning_rate", "ch
 
 METHODS = ("cross-validation", "bound", "safe-bayes")
 FITS = ("vi", "ep", "smc")
+TOLERANCE = 1e-2  # nats, of the fits that are compared
 
 
 class LearningRateChoice(NamedTuple):
@@ -276,7 +277,7 @@ def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> lis
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ApproximationWarning)
         if fit == "vi":
-            return list(fit_gibbs_vi_path(posterior, rates.tolist(), family=family))
+            return list(fit_gibbs_vi_path(posterior, rates.tolist(), family=family, tolerance=TOLERANCE))
         fits = [_fit(posterior.with_learning_rate(rate), "ep", family) for rate in rates]
     return [q if q.converged else None for q in fits]
 
