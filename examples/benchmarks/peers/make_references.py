@@ -1,0 +1,68 @@
+"""Write the reference evidences and posterior means of the comparison into ``references.json``.
+
+Evidences come from a long run of tempering SMC, with its standard error; means and standard deviations of the problem's
+quantities from NUTS by nutpie. Both are exact for the bimodal problem. Problems that are in the file are not run again.
+
+Run: python examples/benchmarks/peers/make_references.py Musk-I Cox-400 [--draws 8000] [--chains 8] [--nuts 5000]
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import nutpie
+from models import MODELS
+
+import ppl_backends as pb
+from peers.problems import PROBLEMS, bimodal_truth
+from ppl_backends.results.inference_data import group
+
+REFERENCES = Path(__file__).parents[1] / "references.json"
+
+
+def make(name, draws, chains, nuts):
+    """One reference."""
+    if name == "Bimodal":
+        return bimodal_truth()
+    model, problem = MODELS[name](), PROBLEMS[name]()
+    run = pb.sample_smc(model, initial="auto", draws=draws, chains=chains, random_seed=77, progressbar=False)
+    smc = group(run, "posterior")
+    long = nutpie.sample(
+        nutpie.compile_pymc_model(model), draws=nuts, tune=1000, chains=4, cores=1, seed=77, progress_bar=False
+    )
+    found = {}
+    for key, posterior in (("smc", smc), ("nuts", group(long, "posterior"))):
+        values = {str(k): v.values.reshape(-1, *v.shape[2:]) for k, v in posterior.data_vars.items()}
+        found[key] = problem.quantities(values)
+    return {
+        "log_evidence": smc.attrs["log_evidence"],
+        "log_evidence_se": smc.attrs["log_evidence_se"],
+        "mean": found["nuts"].mean(axis=0).tolist(),
+        "sd": found["nuts"].std(axis=0).tolist(),
+        "smc_mean": found["smc"].mean(axis=0).tolist(),
+    }
+
+
+def main():
+    """Add what is missing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--draws", type=int, default=8000)
+    parser.add_argument("--chains", type=int, default=8)
+    parser.add_argument("--nuts", type=int, default=5000)
+    options = vars(parser.parse_args())
+    warnings.simplefilter("ignore")
+    for name in options.pop("names"):
+        known = json.loads(REFERENCES.read_text())
+        if name not in known:
+            known[name] = make(name, **options)
+            REFERENCES.write_text(json.dumps(known, indent=1) + "\n")
+            print(name, known[name]["log_evidence"], known[name]["log_evidence_se"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
