@@ -46,8 +46,9 @@ class ERGM(ExponentialFamily):
         Toggles between the draws of one call; 3 per dyad by default.
     complement : bool
         Choose between the graph and its complement once every n(n − 1)/2 toggles.
-    start : {"random", "empty", "complete"} or array (n_nodes, n_nodes)
-        Where every chain begins; ``"random"`` has each tie with probability ½.
+    start : {"empty", "complete", "random"} or array (n_nodes, n_nodes)
+        Where every chain begins. The observed network is a good place; ``"random"``, each tie with probability ½, is not
+        where there are two phases, since it lies between them.
 
     Attributes
     ----------
@@ -73,7 +74,7 @@ class ERGM(ExponentialFamily):
         burn_in: int | None = None,
         interval: int | None = None,
         complement: bool = True,
-        start: Any = "random",
+        start: Any = "empty",
     ) -> None:
         if n_nodes < 2:
             raise ModelError(f"n_nodes={n_nodes}: a graph needs at least two nodes")
@@ -106,14 +107,14 @@ class ERGM(ExponentialFamily):
     def simulate_statistics(self, theta: Any, n: int, rng: np.random.Generator) -> Array:
         """Statistics ``(n, n_parameters)`` of ``n`` draws."""
         if self.exact:
-            return self._enumerated[self._draw(theta, n, rng)]
+            return self._enumeration.draw(self._parameters(theta), n, rng)
         return self._run(theta, self._schedule(n), rng)[0]
 
     def log_normalizer(self, theta: Any) -> float:
         """Log Z(θ) by enumeration, for up to 7 nodes."""
         if self.n_nodes > _MOST_NODES_ENUMERATED:
             raise ModelError(f"log Z by enumeration is for up to {_MOST_NODES_ENUMERATED} nodes, not {self.n_nodes}")
-        return float(np.logaddexp.reduce(self._enumerated @ self._parameters(theta)))
+        return self._enumeration.log_normalizer(self._parameters(theta))
 
     def equilibration(
         self, theta: Any, rng: np.random.Generator, *, burn_in: Sequence[int] | None = None, replicates: int = 200
@@ -137,17 +138,17 @@ class ERGM(ExponentialFamily):
         if self.exact:
             raise ModelError("moves='enumerate' draws exactly: there is nothing to equilibrate")
         lengths = burn_in if burn_in is not None else [max(1, int(self.burn_in * f)) for f in (0.25, 0.5, 1, 2, 4)]
-        lengths = np.unique(np.asarray(lengths, dtype=np.int64))
+        toggles = np.unique(np.asarray(lengths, dtype=np.int64))
         starts = {"empty": kernels.EMPTY, "complete": kernels.COMPLETE}
         if self._start == kernels.GIVEN:
             starts["start"] = kernels.GIVEN
-        steps = np.diff(lengths, prepend=0)
+        steps = np.diff(toggles, prepend=0)
 
         def run(start: str, point: Array) -> Array:
             return self._run(point, steps, rng, start=starts[start])[0]
 
         points = np.atleast_2d(np.asarray(theta, dtype=np.float64))
-        return compare_starts(run, tuple(starts), points, lengths, self.burn_in, replicates, self.statistic_names)
+        return compare_starts(run, tuple(starts), points, toggles, self.burn_in, replicates, self.statistic_names)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -186,6 +187,9 @@ class ERGM(ExponentialFamily):
         """Statistics of every graph, in the order of their codes."""
         codes = np.arange(2**self.n_dyads)
         return np.concatenate([self._count(_graphs(part, self.n_nodes)) for part in np.array_split(codes, 64)])
+
+    def _enumerate(self) -> Array:
+        return self._enumerated
 
     def _draw(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
         """Codes of ``n`` graphs, exactly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,32 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["ExponentialFamily"]
+__all__ = ["Enumeration", "ExponentialFamily"]
 
 Array = NDArray[np.float64]
+
+
+class Enumeration:
+    """The law of the statistics over a small set of data sets: their different values, and how often each occurs.
+
+    Parameters
+    ----------
+    statistics : array (n_data_sets, n_parameters)
+    """
+
+    def __init__(self, statistics: Array) -> None:
+        _, index, counts = np.unique(statistics.round(9), axis=0, return_index=True, return_counts=True)
+        self.values, self.log_counts = statistics[index], np.log(counts)
+
+    def log_normalizer(self, theta: Array) -> float:
+        """Log Z(θ)."""
+        return float(np.logaddexp.reduce(self.values @ theta + self.log_counts))
+
+    def draw(self, theta: Array, n: int, rng: np.random.Generator) -> Array:
+        """Statistics ``(n, n_parameters)`` of ``n`` exact draws."""
+        energy = self.values @ theta + self.log_counts
+        cumulated = np.cumsum(np.exp(energy - energy.max()))
+        return self.values[np.searchsorted(cumulated, rng.random(n) * cumulated[-1], side="right")]
 
 
 class ExponentialFamily:
@@ -59,6 +83,14 @@ class ExponentialFamily:
     def log_unnormalized(self, theta: Any, statistics: Any) -> Array:
         """θᵀs: the log density but for log Z(θ), for every row of statistics."""
         return np.asarray(statistics, dtype=np.float64) @ self._parameters(theta)
+
+    def _enumerate(self) -> Array:
+        """Statistics of every data set there is, for small sets."""
+        raise NotImplementedError
+
+    @cached_property
+    def _enumeration(self) -> Enumeration:
+        return Enumeration(self._enumerate())
 
     def _check(self, data: NDArray) -> None:
         """Refuse what is no data set of this family."""

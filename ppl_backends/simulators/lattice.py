@@ -15,6 +15,7 @@ from ppl_backends.simulators.transfer import TransferMatrix
 __all__ = ["Ising", "Potts"]
 
 _MOST_STATES = 4096  # colourings of one row
+_MOST_ENUMERATED = 2**16  # of the whole lattice
 _LONGEST_PAST = 2**25  # random numbers
 
 
@@ -77,7 +78,15 @@ class _Lattice(ExponentialFamily):
 
     def simulate_statistics(self, theta: Any, n: int, rng: np.random.Generator) -> Array:
         """Statistics ``(n, n_parameters)`` of ``n`` draws."""
+        if self.exact and self.n_colours ** len(self._neighbours) <= _MOST_ENUMERATED:
+            return self._enumeration.draw(self._parameters(theta), n, rng)
         return self._count(self.simulate(theta, n, rng))
+
+    def _enumerate(self) -> Array:
+        sites = len(self._neighbours)
+        codes = np.arange(self.n_colours**sites)
+        colours = codes[:, None] // self.n_colours ** np.arange(sites) % self.n_colours
+        return self._count(self._values(colours).reshape(-1, *self.shape))
 
     def _log_z(self, theta: Any) -> tuple[float, float]:
         """Coupling, and log Z of the colouring."""

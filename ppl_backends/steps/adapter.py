@@ -122,7 +122,7 @@ class PyMCStep(BlockedStep):
     def set_rng(self, rng: Any) -> None:
         """Begin a chain (PyMC 5)."""
         self.rng = get_random_generator(rng, copy=False)
-        self._state = None
+        self._state, self.tune = None, True  # inside of a compound step PyMC 5 leaves `tune` as the last chain had it
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Begin a chain (PyMC 6)."""

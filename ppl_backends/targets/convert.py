@@ -152,9 +152,13 @@ def _pymc_model(model: Any) -> Any:
 
 def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:
     from ppl_backends.targets.pymc import PyMCTarget
+    from ppl_backends.targets.pymc.graph import unnormalized_variables
+    from ppl_backends.targets.pymc.unnormalized import unnormalized_target
 
     if options:
         raise ModelError(f"unknown option {next(iter(options))!r} for a PyMC model; known are backend and cores")
+    if data is None and unnormalized_variables(model):
+        return unnormalized_target(model)
     target = PyMCTarget(model, backend=backend, cores=cores)
     if data is None:
         return target

@@ -76,6 +76,16 @@ def test_potts_draws(method):
     assert p_value(model, [0.7], range(3), draws) < LEVEL
 
 
+@pytest.mark.parametrize("model", [Ising((3, 3), field=True), Potts((2, 3), 3)])
+def test_statistics_alone_agree_with_configurations(model):
+    rng = np.random.default_rng(4)
+    theta = [0.3, -0.1][: model.n_parameters]
+    alone = model.simulate_statistics(theta, 20_000, rng)
+    counted = model.statistics(model.simulate(theta, 20_000, rng))
+    error = np.sqrt((alone.var(axis=0) + counted.var(axis=0)) / 20_000)
+    assert (np.abs(alone.mean(axis=0) - counted.mean(axis=0)) < 5 * error).all()
+
+
 def test_perfect_draws_of_a_larger_lattice():
     """Mean interaction is the derivative of log Z."""
     theta, step = 0.35, 1e-4

@@ -27,6 +27,7 @@ from pytensor.tensor.random.type import RandomType
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc.rewrites import replace_checks
+from ppl_backends.targets.unnormalized import refusal
 
 try:
     from pytensor.graph.traversal import ancestors, io_toposort
@@ -51,6 +52,7 @@ __all__ = [
     "observed_values",
     "observed_variables",
     "shapes_of",
+    "unnormalized_variables",
 ]
 
 DataValues = Mapping[SharedVariable, np.ndarray]
@@ -141,18 +143,30 @@ def free_variables(model: pm.Model) -> list[Variable]:
 
 
 def observed_variables(model: pm.Model) -> list[Variable]:
-    """The observed variables, each once; PyMC 5 may leave Deterministics in the model's own list."""
-    return [rv for rv in dict.fromkeys(model.observed_RVs) if rv in model.rvs_to_values]
+    """The observed variables, each once, but those without a density; PyMC 5 may leave Deterministics in the model's list."""
+    unnormalized = unnormalized_variables(model)
+    return [rv for rv in dict.fromkeys(model.observed_RVs) if rv in model.rvs_to_values and rv not in unnormalized]
 
 
-def check_model(model: pm.Model) -> None:
-    """Refuse what has no differentiable log density of the full data.
+def unnormalized_variables(model: pm.Model) -> list[Variable]:
+    """The observed variables that are ``pb.Unnormalized``."""
+    return [
+        rv
+        for rv in dict.fromkeys(model.observed_RVs)
+        if rv.owner is not None and hasattr(getattr(type(rv.owner.op), "_random_fn", None), "unnormalized")
+    ]
+
+
+def check_model(model: pm.Model, unnormalized: bool = False) -> None:
+    """Refuse what has no differentiable log density of the full data, unnormalised variables unless ``unnormalized``.
 
     Raises
     ------
     ModelError
         One line that names the variable.
     """
+    for rv in [] if unnormalized else unnormalized_variables(model):
+        raise ModelError(refusal(rv.name))
     free = free_variables(model)
     if not free:
         raise ModelError("the model has no free variables: there is nothing to infer")

@@ -1,0 +1,95 @@
+"""An unnormalised target, or a block of one, as the steps with auxiliary data see it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
+from ppl_backends.targets.unnormalized import UnnormalizedTarget
+
+__all__ = ["DoublyIntractable"]
+
+
+class DoublyIntractable:
+    """All terms but the unnormalised likelihood on one side, that likelihood and its simulator on the other.
+
+    Parameters
+    ----------
+    target : UnnormalizedTarget or ConditionalTarget
+        A block needs to hold every coordinate that the unnormalised likelihood sees.
+
+    Attributes
+    ----------
+    dim : int
+        Coordinates that move.
+    exact : bool
+        Whether the simulator is declared exact.
+    """
+
+    def __init__(self, target: BaseTarget) -> None:
+        self._block = target if isinstance(target, ConditionalTarget) else None
+        full = target.full if isinstance(target, ConditionalTarget) else target
+        if not isinstance(full, UnnormalizedTarget):
+            raise ModelError(
+                f"{full.label}: no observed variable is pb.Unnormalized; this step is for likelihoods whose normalising "
+                "constant is not known"
+            )
+        self._tractable, self._likelihood = full.tractable, full.likelihood
+        self.dim, self.exact = target.dim, bool(self._likelihood.exact)
+        self.likelihood_name = self._likelihood.name
+        if self._block is not None:
+            missing = np.setdiff1d(np.flatnonzero(self._likelihood.depends_on), self._block.free)
+            if missing.size:
+                raise ModelError(
+                    f"'{self.likelihood_name}' depends on {', '.join(full.names[j] for j in missing)}: the step needs all "
+                    "variables of an unnormalised likelihood in its block, since other steps do not know its constant"
+                )
+
+    def _full(self, x: Array) -> Array:
+        return x if self._block is None else self._block.embed(x[None])[0]
+
+    def _mine(self, gradient: Array) -> Array:
+        return gradient if self._block is None else gradient[..., self._block.free]
+
+    def require_density(self, x: Array) -> None:
+        """Refuse a start where the tractable terms have no density."""
+        if not np.isfinite(self.log_prior(x[None])[0]):
+            said = explain_point(self._tractable, self._full(x))
+            raise ModelError(f"{self._tractable.label}: the density is zero at the starting point; {said}".rstrip("; "))
+
+    def require_gradient(self) -> None:
+        """Refuse tractable terms without gradients."""
+        if not self._tractable.has_gradient:
+            raise ModelError(f"{self._tractable.label} has no gradient: use Exchange or NoisyExchange")
+
+    def log_prior(self, x: Array) -> Array:
+        """Log density ``(n,)`` of all tractable terms at points ``(n, dim)``."""
+        return self._tractable.log_density(x if self._block is None else self._block.embed(x))
+
+    def log_prior_and_gradient(self, x: Array) -> tuple[float, Array]:
+        """The same at one point, with its gradient ``(dim,)``."""
+        value, gradient = self._tractable.log_density_and_gradient(self._full(x)[None])
+        return float(value[0]), self._mine(gradient[0])
+
+    def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
+        """``n`` data sets at ``x``."""
+        return self._likelihood.simulate(self._full(x), n, rng)
+
+    def log_likelihood_ratio(self, x: Array, t: Array, draws: NDArray) -> float:
+        """Log of f(y|t)/f(y|x) · Z(x)/Z(t), its second factor the mean of f(u|x)/f(u|t) over draws u at ``t``."""
+        data = np.concatenate([self._likelihood.observed, draws])
+        with np.errstate(invalid="ignore"):
+            log_f = self._likelihood.log_unnormalized
+            gain = log_f(self._full(t), data) - log_f(self._full(x), data)
+        return float(gain[0] + np.logaddexp.reduce(-gain[1:]) - np.log(len(draws)))
+
+    def observed_score(self, x: Array) -> Array:
+        """∇ log f(y | x) ``(dim,)``."""
+        return self._mine(self._likelihood.gradient(self._full(x), self._likelihood.observed)[0])
+
+    def mean_score(self, x: Array, draws: NDArray) -> Array:
+        """Mean of ∇ log f(u | x) over the draws, an estimate of ∇ log Z(x): ``(dim,)``."""
+        return self._mine(self._likelihood.gradient(self._full(x), draws).mean(axis=0))

@@ -1,0 +1,170 @@
+"""Steps for likelihoods with an unknown normalising constant: exchange, its noisy forms, and noisy Langevin."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.mcmc.exchange import AuxiliaryVariableMethod, MalaExchange
+from ppl_backends.mcmc.exchange import Exchange as ExchangeAlgorithm
+from ppl_backends.mcmc.noisy_langevin import NoisyLangevin as NoisyLangevinAlgorithm
+from ppl_backends.steps.specification import Step
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = ["Exchange", "MALAExchange", "NoisyExchange", "NoisyLangevin", "NoisyMALAExchange"]
+
+
+class _AuxiliaryStep(Step):
+    """Options that are handed to the algorithm as they are."""
+
+    algorithm: ClassVar[type[AuxiliaryVariableMethod]] = ExchangeAlgorithm
+
+    def __init__(self, vars: Any = None, *, model: Any = None, **options: Any) -> None:
+        self.options = options
+
+    def make_target(self, model: Any) -> BaseTarget:
+        """The target of a ``pm.Model`` with an unnormalised variable."""
+        from ppl_backends.targets.pymc.unnormalized import unnormalized_target
+
+        return unnormalized_target(model)
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``."""
+        return self.algorithm(target, **self.options)
+
+
+class Exchange(_AuxiliaryStep):
+    """The exchange algorithm (Murray, Ghahramani & MacKay 2006) with random-walk proposals.
+
+    Exact with an exact simulator and power one; with a Markov chain in the simulator's place approximate.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+        The block to move, all by default. It needs to hold every variable that the unnormalised likelihood depends on.
+    power : float
+        α of the tempered posterior p(θ) {f(y|θ)/Z(θ)}^α; below or above one it is approximate.
+    covariance : array (dim, dim), optional
+        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+    model : pm.Model, optional
+        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.simulators import ERGM
+    >>> graphs = ERGM(5, ["edges"], moves="enumerate")
+    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
+    >>> idata = pb.sample_mcmc(target, step=pb.steps.Exchange(), draws=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'exact'
+    """
+
+    def __init__(self, vars: Any = None, *, power: float = 1.0, covariance: Any = None, model: Any = None) -> None:
+        super().__init__(power=power, covariance=covariance)
+
+
+class NoisyExchange(_AuxiliaryStep):
+    """Exchange with the ratio of normalising constants averaged over N draws (Alquier et al. 2016). Approximate.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+    n_draws : int
+        N. With 1 this is :class:`Exchange`; the error rises from zero there before it falls again.
+    power, covariance, model
+        As for :class:`Exchange`.
+    """
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        n_draws: int = 100,
+        power: float = 1.0,
+        covariance: Any = None,
+        model: Any = None,
+    ) -> None:
+        super().__init__(n_draws=n_draws, power=power, covariance=covariance)
+
+
+class MALAExchange(_AuxiliaryStep):
+    """Langevin proposals along an estimated gradient, decided by exchange. Exact where :class:`Exchange` is.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+    n_gradient_draws : int
+        Draws that estimate each gradient.
+    power, covariance, model
+        As for :class:`Exchange`.
+    """
+
+    algorithm = MalaExchange
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        n_gradient_draws: int = 10,
+        power: float = 1.0,
+        covariance: Any = None,
+        model: Any = None,
+    ) -> None:
+        super().__init__(n_gradient_draws=n_gradient_draws, power=power, covariance=covariance)
+
+
+class NoisyMALAExchange(_AuxiliaryStep):
+    """MALA exchange whose N draws estimate both the gradient and the ratio of normalising constants. Approximate.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+    n_draws : int
+        N.
+    power, covariance, model
+        As for :class:`Exchange`.
+    """
+
+    algorithm = MalaExchange
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        n_draws: int = 100,
+        power: float = 1.0,
+        covariance: Any = None,
+        model: Any = None,
+    ) -> None:
+        super().__init__(n_gradient_draws=None, n_draws=n_draws, power=power, covariance=covariance)
+
+
+class NoisyLangevin(_AuxiliaryStep):
+    """Langevin steps along an estimated gradient that are never rejected (Alquier et al. 2016). Approximate.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+    step_size : float
+        The step's covariance as a share of the posterior's. The bias falls with it, and so does the speed.
+    n_draws : int
+        Draws that estimate each gradient.
+    power, covariance, model
+        As for :class:`Exchange`; the covariance is the posterior's.
+    """
+
+    algorithm = NoisyLangevinAlgorithm
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        step_size: float = 0.02,
+        n_draws: int = 10,
+        power: float = 1.0,
+        covariance: Any = None,
+        model: Any = None,
+    ) -> None:
+        super().__init__(step_size=step_size, n_draws=n_draws, power=power, covariance=covariance)
