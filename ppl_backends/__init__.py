@@ -39,7 +39,7 @@ _LAZY = {
     "thermodynamic_integration": "ppl_backends.smc.ladder",
 }
 
-_ROOMS = ("gibbs", "simulators", "steps")
+_ROOMS = ("gibbs", "simulators", "sklearn", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

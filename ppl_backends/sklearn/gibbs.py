@@ -1,0 +1,321 @@
+"""Classification and ranking by Gibbs posteriors, as scikit-learn estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import roc_auc_score
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ppl_backends.errors import ModelError
+from ppl_backends.gibbs.annealing import fit_gibbs_vi
+from ppl_backends.gibbs.certificates import Certificate, certify
+from ppl_backends.gibbs.learning_rate import choose_learning_rate
+from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.targets.factors.sites import Array
+
+__all__ = ["GibbsClassifier", "GibbsRanker"]
+
+METHODS = ("vi", "ep", "smc")
+
+
+class _LinearGibbs(ClassifierMixin, BaseEstimator):
+    """What classifier and ranker share: linear scores Xθ under a pseudo-posterior of θ."""
+
+    loss: Any
+    prior_scale: float
+    learning_rate: Any
+    method: str
+    family: str
+    standardize: bool
+    random_state: Any
+    fit_intercept: bool = False
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Fit the pseudo-posterior.
+
+        Parameters
+        ----------
+        X : array (n, p)
+        y : array (n,)
+            Two classes.
+
+        Returns
+        -------
+        self
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        if kind != "binary":
+            raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+        self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class only, {self.classes_[0]!r}; two are needed")
+        self.center_ = X.mean(axis=0) if self.standardize else np.zeros(X.shape[1])
+        spread = X.std(axis=0) if self.standardize else np.ones(X.shape[1])
+        self.scale_ = np.where(spread > 1e-12 * (1 + np.abs(self.center_)), spread, 1.0)
+        labels = np.where(y == self.classes_[1], 1.0, -1.0)
+        prior = (0.0, float(self.prior_scale) ** 2)
+        posterior = GibbsPosterior(prior, self.loss, self._design(X), labels, learning_rate=float(len(labels)))
+        self._check_loss(posterior)
+        self.posterior_ = self._with_rate(posterior)
+        self._fit_approximation()
+        self.threshold_ = self._threshold(X, labels)
+        self.coef_ = (self._coefficients() / self.scale_)[None]
+        offset = self._mean[0] if self.fit_intercept else 0.0
+        self.intercept_ = np.array([offset - self.threshold_ - self.coef_[0] @ self.center_])
+        self.learning_rate_ = self.posterior_.learning_rate
+        return self
+
+    def _check_loss(self, posterior: GibbsPosterior) -> None:
+        raise NotImplementedError
+
+    def _threshold(self, X: Array, labels: Array) -> float:
+        return 0.0
+
+    def _design(self, X: Array) -> Array:
+        X = (X - self.center_) / self.scale_
+        return np.column_stack([np.ones(len(X)), X]) if self.fit_intercept else X
+
+    def _with_rate(self, posterior: GibbsPosterior) -> GibbsPosterior:
+        """The posterior at the learning rate asked for."""
+        rate = self.learning_rate
+        if rate is None:
+            return posterior
+        if isinstance(rate, str):
+            how = {"cv": "cross-validation", "bound": "bound"}.get(rate)
+            if how is None:
+                raise ModelError(f"learning_rate={rate!r}: expected a number, 'cv', 'bound' or None")
+            assert posterior.y is not None
+            positive = int((posterior.y > 0).sum())
+            folds = min(5, max(2, min(positive, posterior.n - positive)))
+            return choose_learning_rate(
+                posterior, method=how, family=self.family, folds=folds, random_seed=self._seed()
+            ).posterior
+        return posterior.with_learning_rate(rate)
+
+    def _seed(self) -> Any:
+        state = self.random_state
+        return int(state.randint(2**31)) if isinstance(state, np.random.RandomState) else state
+
+    def _fit_approximation(self) -> None:
+        """Mean and a factor of the covariance of θ, and the draws of SMC."""
+        if self.method not in METHODS:
+            raise ModelError(f"method={self.method!r}: expected one of {', '.join(METHODS)}")
+        if self.method == "smc":
+            from ppl_backends.smc import sample_smc
+
+            self.approximation_ = sample_smc(
+                self.posterior_, draws=1000, chains=2, random_seed=self._seed(), progressbar=False
+            )
+            theta = self.approximation_["posterior"]["theta"].values.reshape(-1, self.posterior_.dim)
+            self._mean = theta.mean(axis=0)
+            self._factor = np.linalg.cholesky(
+                np.cov(theta.T).reshape(2 * (len(self._mean),)) + 1e-12 * np.eye(len(self._mean))
+            )
+            return
+        if self.method == "ep":
+            from ppl_backends.approximations.ep import fit_ep
+
+            self.approximation_ = fit_ep(self.posterior_)
+        else:
+            self.approximation_ = fit_gibbs_vi(self.posterior_, family=self.family, random_seed=self._seed())
+        self._mean, factor = self.approximation_.mean, self.approximation_.cholesky
+        self._factor = factor if factor.ndim == 2 else np.diag(factor)
+
+    def _coefficients(self) -> Array:
+        return self._mean[1:] if self.fit_intercept else self._mean
+
+    def _scores(self, X: Any) -> tuple[Array, Array]:
+        """Mean and standard deviation of the scores of rows under the pseudo-posterior."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        design = self._design(X)
+        return design @ self._mean - self.threshold_, np.sqrt(((design @ self._factor) ** 2).sum(axis=1))
+
+    def mean_score(self, X: Any) -> Array:
+        """Mean scores ``(n,)`` under the pseudo-posterior: linear, ``X @ coef_[0] + intercept_``."""
+        return self._scores(X)[0]
+
+    def decision_function(self, X: Any) -> Array:
+        """Mean scores ``(n,)``; positive ones are of ``classes_[1]``."""
+        return self.mean_score(X)
+
+    def predict(self, X: Any) -> Any:
+        """Class of each row ``(n,)``, by the sign of its mean score."""
+        positive = self.decision_function(X) > 0
+        return self.classes_[positive.astype(int)]
+
+    def score_interval(self, X: Any, level: float = 0.9) -> Array:
+        """Central intervals ``(n, 2)`` of the scores under the (Gaussian) pseudo-posterior."""
+        if not 0 < level < 1:
+            raise ModelError(f"level={level}: expected a probability strictly between 0 and 1")
+        mean, sd = self._scores(X)
+        half = ndtri(0.5 + 0.5 * level) * sd
+        return np.column_stack([mean - half, mean + half])
+
+    def certificate(self, epsilon: float = 0.05, **options: Any) -> Certificate:
+        """PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which refuses where none holds."""
+        check_is_fitted(self)
+        found = certify(self.posterior_, self.approximation_, epsilon=epsilon, **options)
+        if not self.standardize:
+            return found
+        return found._replace(
+            assumptions=(*found.assumptions, "the centring and scaling of X had been fixed in advance")
+        )
+
+
+class GibbsClassifier(_LinearGibbs):
+    """Linear classifier of two classes: a pseudo-posterior exp(−λ · mean loss) · N(0, prior_scale² I) of its coefficients.
+
+    Parameters
+    ----------
+    loss : {"hinge", "zero_one", "logistic"} or Loss
+    prior_scale : float
+        Standard deviation of every coefficient, the intercept included.
+    learning_rate : float, None, "cv" or "bound"
+        λ; None is λ = n, a weight of one for every observation. ``"cv"`` chooses by cross-validation, ``"bound"`` by the
+        PAC-Bayes bound (bounded losses only).
+    method : {"vi", "ep", "smc"}
+    family : {"full", "diagonal", "isotropic"}
+        Of covariances, for VI.
+    fit_intercept, standardize : bool
+    random_state : int, optional
+        For folds and SMC.
+
+    Attributes
+    ----------
+    coef_, intercept_ : ndarray
+        Of the mean score, on the scale of the data.
+    classes_ : ndarray
+    posterior_ : GibbsPosterior
+    approximation_ : GibbsVI, EPApproximation or InferenceData
+    learning_rate_ : float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(100, 2))
+    >>> y = np.where(X @ [1.0, -1.0] > 0, "yes", "no")
+    >>> classifier = GibbsClassifier().fit(X, y)
+    >>> float(classifier.score(X, y)) > 0.95
+    True
+    >>> classifier.predict_proba([[2.0, -2.0]]).round(2)
+    array([[0., 1.]])
+    """
+
+    def __init__(
+        self,
+        loss: Any = "hinge",
+        prior_scale: float = 1.0,
+        learning_rate: Any = None,
+        method: str = "vi",
+        family: str = "full",
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.prior_scale = prior_scale
+        self.learning_rate = learning_rate
+        self.method = method
+        self.family = family
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.random_state = random_state
+
+    def decision_function(self, X: Any) -> Array:
+        """Mean scores over their standard deviations under the pseudo-posterior ``(n,)``: the vote, as a normal quantile."""
+        mean, sd = self._scores(X)
+        return mean / np.maximum(sd, 1e-300)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Share of the pseudo-posterior that votes for each class ``(n, 2)``.
+
+        It tells how far the data determine the vote: a pseudo-probability, not the frequency of the class.
+        """
+        share = ndtr(self.decision_function(X))
+        return np.column_stack([1 - share, share])
+
+    def _check_loss(self, posterior: GibbsPosterior) -> None:
+        if posterior.paired or posterior.loss is None or not posterior.loss.classification:
+            raise ModelError(f"loss={self.loss!r} is not a loss of two classes")
+
+
+class GibbsRanker(_LinearGibbs):
+    """Linear ranking of two classes by the AUC: a pseudo-posterior with a loss of pairs.
+
+    ``decision_function`` ranks. ``predict`` cuts the scores where as many training rows lie above as are positive, and
+    ``score`` is the AUC.
+
+    Parameters
+    ----------
+    loss : {"auc", "auc_hinge"} or PairLoss
+    prior_scale : float
+        Standard deviation of every coefficient.
+    learning_rate : float, None, "cv" or "bound"
+        λ of the mean over all ordered pairs; None is λ = n.
+    method : {"vi", "ep", "smc"}
+    family : {"diagonal", "full", "isotropic"}
+        Of covariances, for VI.
+    standardize : bool
+    random_state : int, optional
+
+    Attributes
+    ----------
+    coef_, intercept_, classes_, posterior_, approximation_, learning_rate_
+        As for :class:`GibbsClassifier`; the intercept is minus the cut.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(100, 2))
+    >>> y = X @ [1.0, -1.0] + rng.normal(size=100) > 1
+    >>> bool(GibbsRanker().fit(X, y).score(X, y) > 0.8)
+    True
+    """
+
+    def __init__(
+        self,
+        loss: Any = "auc",
+        prior_scale: float = 1.0,
+        learning_rate: Any = None,
+        method: str = "vi",
+        family: str = "diagonal",
+        standardize: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.prior_scale = prior_scale
+        self.learning_rate = learning_rate
+        self.method = method
+        self.family = family
+        self.standardize = standardize
+        self.random_state = random_state
+
+    def _check_loss(self, posterior: GibbsPosterior) -> None:
+        if not posterior.paired:
+            raise ModelError(f"loss={self.loss!r} is not a loss of pairs; use GibbsClassifier")
+
+    def _threshold(self, X: Array, labels: Array) -> float:
+        scores = np.sort(self._design(X) @ self._mean)
+        cut = int((labels < 0).sum())
+        return float(0.5 * (scores[cut - 1] + scores[cut]))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """AUC of the scores."""
+        return float(
+            roc_auc_score(np.asarray(y) == self.classes_[1], self.decision_function(X), sample_weight=sample_weight)
+        )
