@@ -12,7 +12,7 @@ from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance import sample_importance
 from ppl_backends.smc import sample_smc
-from ppl_backends.targets.factors import Factors, FunctionSites, Laplace, Logit, Normal, Poisson, Probit, SiteFamily
+from ppl_backends.targets.factors import Factors, FunctionSites, Laplace, Logit, Normal, Poisson, Probit, SiteFamily, StudentT
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE
@@ -120,7 +120,7 @@ MODELS = {
     "zero-inflated": (
         lambda: pm.ZeroInflatedPoisson("y", psi=0.7, mu=pm.math.exp(X @ b()), observed=COUNT), [], N, [None]
     ),
-    "student": (lambda: pm.StudentT("y", nu=4, mu=X @ b(), sigma=0.5, observed=REAL), [], N, [None]),
+    "student": (lambda: pm.StudentT("y", nu=4, mu=X @ b(), sigma=0.5, observed=REAL), [], N, [StudentT]),
     "laplace": (lambda: pm.Laplace("y", mu=X @ b(), b=0.5, observed=REAL), [], N, [Laplace]),
     "normal": (lambda: pm.Normal("y", mu=X @ b(), sigma=0.5, observed=REAL), [], N, [Normal]),
     "correlated errors": (
@@ -133,7 +133,7 @@ MODELS = {
     "ordered": (lambda: pm.OrderedLogistic("y", eta=X @ b(), cutpoints=[-1, 1], observed=ORDERED), [], N, [None]),
     "gaussian process": (gaussian_process, [], 20, [Logit]),
     "random walk": (random_walk, [], N, [Poisson]),
-    "cauchy prior": (lambda: bernoulli(pm.Cauchy("b", 0, 1, shape=D)), [], N + D, [Logit, None]),
+    "cauchy prior": (lambda: bernoulli(pm.Cauchy("b", 0, 1, shape=D)), [], N + D, [Logit, StudentT]),
     "laplace prior": (lambda: bernoulli(pm.Laplace("b", 0, 1, shape=D)), [], N + D, [Logit, Laplace]),
     "spike and slab": (
         lambda: bernoulli(pm.NormalMixture("b", w=[0.5, 0.5], mu=[0, 0], sigma=[0.1, 2.0], shape=D)), [], N + D, [Logit, None]
@@ -158,7 +158,7 @@ MODELS = {
     ),
     "free tau, centred": (lambda: free_tau(True), ["tau_log__"], N, [Poisson]),
     "free tau": (lambda: free_tau(False), ["tau_log__"], N, [Poisson]),
-    "free scale": (student_with_scale, ["sigma_log__"], N, [None]),
+    "free scale": (student_with_scale, ["sigma_log__"], N, [StudentT]),
     "three scales": (three_scales, ["tau_log__", "omega_log__", "sigma_log__"], N, [Normal]),
     "two scales": (two_scales, ["tau_log__", "sigma_log__"], N, [Laplace]),
 }  # fmt: skip

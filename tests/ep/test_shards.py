@@ -46,6 +46,59 @@ def test_files_and_processes_give_the_single_process_result(table, tmp_path):
         same(fit_ep(Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0), n_shards=3, executor=executor), whole)
 
 
+def test_a_dask_cluster_gives_the_single_process_result(table, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    path = tmp_path / "table.bin"
+    table.tofile(path)
+    factors = Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0)
+    whole = fit_ep(factors)
+    shards = [FileShard(partial(read_rows, path, a, b), b - a) for a, b in pairwise([0, 1300, N])]
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None
+    )
+    with cluster, distributed.Client(cluster) as client:
+        executor = client.get_executor()
+        same(fit_ep_sharded(shards, 0.0, 1.0, dim=D, executor=executor), whole)
+        same(fit_ep(factors, n_shards=2, executor=executor), whole)
+
+
+def read_zarr(path, first, last):
+    import zarr
+
+    rows = zarr.open_array(path, mode="r")[first:last]
+    return rows[:, :D], 0.1, Logit(rows[:, D])
+
+
+def read_parquet(path, group):
+    import pyarrow.parquet as pq
+
+    rows = np.column_stack([c.to_numpy() for c in pq.ParquetFile(path).read_row_group(group).columns])
+    return rows[:, :D], 0.1, Logit(rows[:, D])
+
+
+def zarr_shards(table, path):
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(str(path), shape=table.shape, chunks=(500, D + 1), dtype="f8")
+    array[:] = table
+    return [FileShard(partial(read_zarr, str(path), a, b), b - a) for a, b in pairwise([0, 1000, 2500, N])]
+
+
+def parquet_shards(table, path):
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = pa.table({f"c{j}": table[:, j] for j in range(D + 1)})
+    pq.write_table(columns, path, row_group_size=1000)
+    return [FileShard(partial(read_parquet, path, k), 1000) for k in range(3)]
+
+
+@pytest.mark.parametrize("make", [zarr_shards, parquet_shards])
+def test_shards_from_libraries_of_files(table, tmp_path, make):
+    whole = fit_ep(Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0))
+    same(fit_ep_sharded(make(table, tmp_path / "table"), 0.0, 1.0, dim=D), whole)
+
+
 def test_a_shard_must_have_the_rows_it_says(table, tmp_path):
     path = tmp_path / "table.bin"
     table.tofile(path)

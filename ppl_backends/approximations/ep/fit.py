@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from ppl_backends.approximations.ep.correction import SecondOrder, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
@@ -28,6 +31,7 @@ from ppl_backends.targets.protocol import BaseTarget
 __all__ = ["fit_ep", "fit_ep_sharded"]
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
+FEW_OPERATIONS = 10**8  # of a sweep, up to which one thread is fastest
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
@@ -115,10 +119,11 @@ def fit_ep(
     factors, target = _factors_of(model, data, target_options)
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
-        sites, reduction = working_sites(factors, n_shards, executor)
         state = None if start is None else _state_of(start, factors.n_sites)
-        run = SCHEDULES[schedule](sites, options, state)
-        return _approximation(run, sites, reduction, factors, target or FactorsTarget(factors), options)
+        with _threads_worth_having(factors):
+            sites, reduction = working_sites(factors, n_shards, executor)
+            run = SCHEDULES[schedule](sites, options, state)
+            return _approximation(run, sites, reduction, factors, target or FactorsTarget(factors), options)
 
     if isinstance(factors, Factors):
         result = fit(factors, start, target)
@@ -172,6 +177,18 @@ def fit_ep_sharded(
     result.factors = None
     _warn(result)
     return result
+
+
+def _threads_worth_having(factors: Factors) -> AbstractContextManager[Any]:
+    """One BLAS thread for small problems: threads that wait for each other cost more than all their work."""
+    if factors.n_sites * min(factors.dim, factors.n_sites) ** 2 > FEW_OPERATIONS:
+        return nullcontext()
+    return _blas().limit(limits=1, user_api="blas")
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _checked_options(power: float, schedule: str, damping: float, tolerance: float, max_sweeps: int) -> Options:

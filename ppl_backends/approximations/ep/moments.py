@@ -198,12 +198,17 @@ def _gauss_hermite(
         log_f = family.log_site(s, rows)
         if power != 1.0:
             log_f = power * log_f
-        log_f = log_f + log_w - 0.5 * (s - mean) ** 2 / variance
+        s -= mean
+        s *= s
+        s *= -0.5 / variance
+        log_f = np.add(log_f, s, out=s)
+        log_f += log_w
         top = log_f.max(axis=0)
-        f = np.exp(log_f - top)
-        total = f.sum(axis=0)
-        first = (f * x).sum(axis=0) / total
-        second = (f * (x - first) ** 2).sum(axis=0) / total
+        log_f -= top
+        f = np.exp(log_f, out=log_f)
+        total, first, square = np.concatenate([np.ones_like(x), x, x * x], axis=1).T @ f
+        first /= total
+        second = square / total - first**2
         log_z = top + np.log(total) + 0.5 * (np.log(spread / variance) - LOG_2PI)
     return TiltedMoments(log_z, centre + sd * first, spread * second)
 

@@ -36,6 +36,7 @@ __all__ = ["Options", "Run", "Sites", "laplace_start", "relative_change", "run_p
 MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
 START_PRECISION = 0.01
+START_GAIN = 0.01  # nats
 
 
 class Options(NamedTuple):
@@ -199,10 +200,11 @@ def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Ar
     )
 
 
-def laplace_start(sites: Sites, max_iterations: int = 50) -> SiteState | None:
+def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GAIN) -> SiteState | None:
     """Gaussian sites with the value, slope and curvature of the sites near the posterior mode, found by Newton's method.
 
-    It is only a start: the search stops when a step is worth less than 0.01 in log density. None where it fails.
+    The search stops when a step is worth less than ``gain`` in log density; for a start, that need not be little. None
+    where it fails.
     """
     prior, point = sites.prior, np.zeros(sites.prior.dim)
     here = sites.linearise(point)
@@ -218,8 +220,8 @@ def laplace_start(sites: Sites, max_iterations: int = 50) -> SiteState | None:
         newton = factorise(prior.add_to(here.precision.copy()), gradient, prior.mean)
         if newton is None:
             return None
-        gain = 0.5 * float(gradient @ newton.mean)
-        if gain < 0.01:
+        worth = 0.5 * float(gradient @ newton.mean)
+        if worth < gain:
             break
         for halving in range(30):
             trial = point + newton.mean * 0.5**halving
@@ -230,6 +232,6 @@ def laplace_start(sites: Sites, max_iterations: int = 50) -> SiteState | None:
             break
         point, here, current = trial, there, objective(there.value, trial)
     else:
-        if gain > 1e3:  # nowhere near a mode
+        if worth > 1e3:  # nowhere near a mode
             return None
     return SiteState(here.tau, here.nu, np.zeros(sites.n_sites, dtype=np.int8))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
-from ppl_backends.targets.factors import Laplace, Logit, Normal, Poisson, Probit, SiteFamily
+from ppl_backends.targets.factors import Laplace, Logit, Normal, Poisson, Probit, SiteFamily, StudentT
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.proof import EPSILON, rounding
 
@@ -23,7 +23,7 @@ NEAR = np.concatenate([np.linspace(-4, 4, 17) + 0.0625, [0.0]])
 FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
 FAR = np.concatenate([-FAR[::-1], FAR])
 TOLERANCE = 1e-9
-WIDE = np.array([-2000.0, -1000.0, 1000.0, 2000.0])
+WIDE = np.array([-2000.0, -1000.0, 1000.0, 2000.0, -1e6, 1e6, -1e8, 1e8])
 
 
 class Recognised(NamedTuple):
@@ -142,4 +142,20 @@ def _laplace(near: Array, wide: Array) -> Recognised | None:
     return _against(Laplace(y, 1 / left), np.zeros(near.shape[1]), near)
 
 
-PROPOSALS = (_normal, _logit, _probit, _poisson, _laplace)
+def _student(near: Array, wide: Array) -> Recognised | None:
+    """−(ν + 1)/2 log(1 + (s − y)²/νσ²): ν from the tails, then exp(−2 log t/(ν + 1)) is a parabola."""
+    nu = (wide[4] + wide[5] - wide[6] - wide[7]) / (2 * np.log(WIDE[7] / WIDE[5])) - 1
+    nu = np.where(np.abs(nu - np.round(nu, 3)) < 1e-7, np.round(nu, 3), nu)
+    if not np.all((nu > 0.05) & (nu < 1e3)):
+        return None
+    parabola = np.exp(-2 * (near - near.max(axis=0)) / (nu + 1))
+    square, linear, constant = _fit(parabola, (np.square, lambda s: s, _one))
+    y = -0.5 * linear / square
+    spread = constant / square - y**2
+    if not np.all(spread > 0):
+        return None
+    y = np.where(np.abs(y) < 1e-11, 0.0, y)
+    return _against(StudentT(y, nu, np.sqrt(spread / nu)), np.zeros(near.shape[1]), near)
+
+
+PROPOSALS = (_normal, _logit, _probit, _poisson, _laplace, _student)
