@@ -1,16 +1,19 @@
-"""A covariance learnt while a chain tunes, in windows that double."""
+"""Covariance and scale of proposals, learnt while a chain tunes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.adaptation import DualAveraging
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["WindowedCovariance"]
+__all__ = ["Tuning", "WindowedCovariance", "as_covariance"]
 
 FIRST_WINDOW = 100
+LONGEST_STEP = 2.0  # in calibrated ones: simulators may fail at points that are far out
 
 
 class WindowedCovariance(NamedTuple):
@@ -63,3 +66,57 @@ class WindowedCovariance(NamedTuple):
 def _cholesky(covariance: Array) -> Array:
     factor: Array = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     return factor
+
+
+class Tuning(NamedTuple):
+    """Shape and scale of one chain's proposals.
+
+    Attributes
+    ----------
+    windows : WindowedCovariance
+    step : DualAveraging
+        Of the scale, in standard deviations of the covariance in use.
+    calibrated : float
+        The scale that each covariance begins with.
+    learns : bool
+        Whether the covariance is learnt, or was given.
+    """
+
+    windows: WindowedCovariance
+    step: DualAveraging
+    calibrated: float
+    learns: bool
+
+    @classmethod
+    def begin(cls, covariance: Array | None, dim: int, calibrated: float, rate: float) -> Tuning:
+        """With the covariance given, else the identity until the first window ends; ``rate`` is the acceptance to reach."""
+        windows = WindowedCovariance.begin(np.eye(dim) if covariance is None else covariance)
+        return cls(windows, DualAveraging.begin(calibrated, rate), calibrated, covariance is None)
+
+    @property
+    def factor(self) -> Array:
+        """Lower Cholesky factor of the covariance in use."""
+        return self.windows.factor
+
+    def scale(self, tune: bool) -> float:
+        """Of the next step."""
+        return min(self.step.scale if tune else self.step.average, LONGEST_STEP * self.calibrated)
+
+    def update(self, x: Array, acceptance: float) -> Tuning:
+        """After a step that ended at ``x``; a new covariance starts the scale anew."""
+        step, windows = self.step.update(acceptance), self.windows
+        if self.learns:
+            windows = windows.update(x)
+            if windows.factor is not self.windows.factor:
+                step = DualAveraging.begin(self.calibrated, self.step.target)
+        return self._replace(windows=windows, step=step)
+
+
+def as_covariance(given: Any, dim: int) -> Array | None:
+    """The covariance that a user gave, checked; None where it is to be learnt."""
+    if given is None:
+        return None
+    covariance = np.asarray(given, dtype=np.float64)
+    if covariance.shape != (dim, dim) or np.linalg.eigvalsh(covariance + covariance.T).min() <= 0:
+        raise ModelError(f"covariance has shape {covariance.shape}: expected a positive definite ({dim}, {dim}) matrix")
+    return covariance

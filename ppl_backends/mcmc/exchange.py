@@ -21,16 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.adaptation import DualAveraging
 from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.covariance import WindowedCovariance
+from ppl_backends.mcmc.covariance import Tuning, as_covariance
 from ppl_backends.mcmc.doubly_intractable import DoublyIntractable
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["AuxiliaryVariableMethod", "Exchange", "MalaExchange"]
 
 FEWEST_REFERENCE_DRAWS = 100
-LONGEST_STEP = 2.0  # in calibrated ones: simulators may fail at points that are far out
 FIRST_CHECKS = 8  # at the first draw, for the warning
 
 
@@ -40,9 +38,8 @@ class ExchangeState(NamedTuple):
     Attributes
     ----------
     x : ndarray (dim,)
-    covariance : WindowedCovariance
-    adaptation : DualAveraging
-        Of the proposal's scale.
+    tuning : Tuning
+        Shape and scale of the proposals.
     score : ndarray (dim,) or None
         Mean of ∇ log f(u | x) over the draws u kept with the point; for Langevin proposals.
     n_steps : int
@@ -51,8 +48,7 @@ class ExchangeState(NamedTuple):
     """
 
     x: Array
-    covariance: WindowedCovariance
-    adaptation: DualAveraging
+    tuning: Tuning
     score: Array | None
     n_steps: int
     checks: tuple[float, ...]
@@ -98,8 +94,7 @@ class AuxiliaryVariableMethod:
         self._model = DoublyIntractable(target)
         self.dim = self._model.dim
         self.n_draws, self.power = _count(n_draws, "n_draws"), _power(power)
-        self._given = covariance is not None
-        self._covariance = _covariance(covariance, self.dim)
+        self._covariance = as_covariance(covariance, self.dim)
         self._n_reference = max(20 * self.n_draws, FEWEST_REFERENCE_DRAWS)
         self._check_every = -(-10 * self._n_reference // self.n_draws)  # a tenth of the draws
         self._checked = self.n_draws > 1 or self.power != 1
@@ -129,9 +124,8 @@ class AuxiliaryVariableMethod:
     def start(self, x: Array, rng: np.random.Generator) -> ExchangeState:
         """The state at ``x``; nothing is adapted yet."""
         self._model.require_density(x)
-        adaptation = DualAveraging.begin(self.initial_scale(), self.target_acceptance)
-        covariance = WindowedCovariance.begin(self._covariance)
-        return ExchangeState(np.array(x, dtype=np.float64), covariance, adaptation, None, 0, ())
+        tuning = Tuning.begin(self._covariance, self.dim, self.initial_scale(), self.target_acceptance)
+        return ExchangeState(np.array(x, dtype=np.float64), tuning, None, 0, ())
 
     def refresh(self, state: ExchangeState, rng: np.random.Generator) -> ExchangeState:
         """Nothing to do: densities are evaluated anew at every step, and draws at the point stay draws at the point."""
@@ -139,9 +133,8 @@ class AuxiliaryVariableMethod:
 
     def step(self, state: ExchangeState, rng: np.random.Generator, tune: bool) -> tuple[ExchangeState, Statistics]:
         """One proposal, decided by auxiliary data."""
-        if not tune and state.n_steps == 0 and not self._given:
-            raise ModelError(f"{self.name} learns its proposals while tuning: with tune=0 give covariance=")
-        scale = min(state.adaptation.scale if tune else state.adaptation.average, LONGEST_STEP * self.initial_scale())
+        self._require_tuning(state, tune)
+        scale = state.tuning.scale(tune)
         proposal = self._propose(state, scale, rng)
         accept = self._acceptance(state.x, proposal)
         accepted = bool(rng.random() < accept)
@@ -155,6 +148,11 @@ class AuxiliaryVariableMethod:
         if self._checked:
             stats["acceptance_error"] = error
         return self._moved(state, proposal if accepted else None, accept, tune), stats
+
+    def _require_tuning(self, state: ExchangeState, tune: bool) -> None:
+        """Refuse to draw with proposals that nothing is known of."""
+        if not tune and state.n_steps == 0 and self._covariance is None:
+            raise ModelError(f"{self.name} learns its proposals while tuning: with tune=0 give covariance=")
 
     def _propose(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> Proposal:
         """A point, and auxiliary data there."""
@@ -193,13 +191,7 @@ class AuxiliaryVariableMethod:
         if to is not None:
             state = state._replace(x=to.x, score=to.score)
         state = state._replace(n_steps=state.n_steps + 1)
-        if not tune:
-            return state
-        adaptation = state.adaptation.update(accept)
-        covariance = state.covariance if self._given else state.covariance.update(state.x)
-        if covariance.factor is not state.covariance.factor:
-            adaptation = DualAveraging.begin(self.initial_scale(), self.target_acceptance)
-        return state._replace(adaptation=adaptation, covariance=covariance)
+        return state._replace(tuning=state.tuning.update(state.x, accept)) if tune else state
 
     def _warn(self, state: ExchangeState, errors: list[float]) -> None:
         """Say once that the run is approximate, and how far that goes."""
@@ -233,7 +225,7 @@ class Exchange(AuxiliaryVariableMethod):
         self.name = "exchange" if self.n_draws == 1 else "noisy exchange"
 
     def _propose(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> Proposal:
-        x = state.x + scale * state.covariance.factor @ rng.standard_normal(self.dim)
+        x = state.x + scale * state.tuning.factor @ rng.standard_normal(self.dim)
         before, after = self._model.log_prior(np.stack([state.x, x]))
         if not np.isfinite(after):
             return Proposal(x, -np.inf, np.empty(0), None)
@@ -274,7 +266,7 @@ class MalaExchange(AuxiliaryVariableMethod):
         return super().start(x, rng)._replace(score=self._model.mean_score(x, draws))
 
     def _propose(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> Proposal:
-        factor = state.covariance.factor
+        factor = state.tuning.factor
         prior, slope = self._model.log_prior_and_gradient(state.x)
         assert state.score is not None
         gradient = slope + self.power * (self._model.observed_score(state.x) - state.score)
@@ -308,12 +300,3 @@ def _power(power: Any) -> float:
     if isinstance(power, bool) or not isinstance(power, (int, float, np.number)) or not 0 < float(power) < np.inf:
         raise ModelError(f"power={power!r}: expected a positive number")
     return float(power)
-
-
-def _covariance(given: Any, dim: int) -> Array:
-    if given is None:
-        return np.eye(dim)
-    covariance = np.asarray(given, dtype=np.float64)
-    if covariance.shape != (dim, dim) or np.linalg.eigvalsh(covariance + covariance.T).min() <= 0:
-        raise ModelError(f"covariance has shape {covariance.shape}: expected a positive definite ({dim}, {dim}) matrix")
-    return covariance

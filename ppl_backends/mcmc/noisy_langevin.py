@@ -50,9 +50,8 @@ class NoisyLangevin(Exchange):
         """One Langevin step, or an exchange move while tuning."""
         if tune:
             return super().step(state, rng, tune)
-        if state.n_steps == 0 and not self._given:
-            raise ModelError(f"{self.name} learns its covariance while tuning: with tune=0 give covariance=")
-        factor = np.sqrt(self.step_size) * state.covariance.factor
+        self._require_tuning(state, tune)
+        factor = np.sqrt(self.step_size) * state.tuning.factor
         draws = self._model.simulate(state.x, self.n_draws, rng)
         before, gradient = self._gradient(state.x, draws)
         z = rng.standard_normal(self.dim)
