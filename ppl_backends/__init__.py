@@ -37,6 +37,7 @@ _LAZY = {
     "sample_smc": "ppl_backends.smc",
     "update_smc": "ppl_backends.smc.sequential",
     "thermodynamic_integration": "ppl_backends.smc.ladder",
+    "with_power": "ppl_backends.targets.power",
 }
 
 _ROOMS = ("gibbs", "simulators", "sklearn", "steps")

@@ -25,6 +25,7 @@ from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
+from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point
 
 __all__ = ["fit_laplace"]
@@ -74,6 +75,8 @@ def fit_laplace(
     start: Any = None,
     representation: str = "auto",
     max_iterations: int = 100,
+    power: float = 1.0,
+    power_potentials: bool = False,
     random_seed: SeedLike = None,
     progressbar: bool = True,
     **target_options: Any,
@@ -93,6 +96,9 @@ def fit_laplace(
         ``"auto"`` is dense up to 2,000 coordinates and diagonal above. A diagonal Gaussian has the *conditional*
         variances −1 / ∂²ⱼⱼ and no evidence.
     max_iterations : int
+    power : float
+        α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
+    power_potentials : bool
     random_seed : int or numpy.random.Generator, optional
         For the dispersed starts.
     progressbar : bool
@@ -126,7 +132,7 @@ def fit_laplace(
     """
     from ppl_backends.targets.convert import as_target
 
-    target = as_target(model, data, **target_options)
+    target = with_power(as_target(model, data, **target_options), power, power_potentials)
     if representation not in ("auto", "dense", "diagonal"):
         raise ModelError(f"representation={representation!r}: expected 'auto', 'dense' or 'diagonal'")
     if max_iterations < 1:

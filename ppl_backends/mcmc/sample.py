@@ -19,6 +19,7 @@ from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points
 
 __all__ = ["sample_mcmc"]
@@ -56,6 +57,8 @@ def sample_mcmc(
     cores: int | None = 1,
     executor: Executor | None = None,
     initvals: Any = None,
+    power: float = 1.0,
+    power_potentials: bool = False,
     random_seed: Any = None,
     progressbar: bool = True,
     log_likelihood: bool = False,
@@ -81,6 +84,9 @@ def sample_mcmc(
     initvals : dict, list of dict, or array (dim,) or (chains, dim), optional
         Where chains start: values of all variables in model space, or points on the unconstrained space. By default
         draws of the step's approximation, else dispersed points.
+    power : float
+        α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
+    power_potentials : bool
     random_seed : int or Generator, optional
     progressbar : bool
     log_likelihood : bool
@@ -109,27 +115,31 @@ def sample_mcmc(
     """
     _check_options(draws, tune, chains)
     clock = time.perf_counter()
-    target, algorithm = _bind(model, data, step, target_options)
+    target, algorithm = _bind(model, data, step, power, power_potentials, target_options)
     *generators, start_rng, result_rng = spawn_generators(random_seed, chains + 2)
     starts = _starts(target, algorithm, initvals, chains, start_rng)
     runs = _run_chains(algorithm, starts, draws, tune, generators, cores, executor, progressbar)
     return _inference_data(target, algorithm, runs, draws, result_rng, clock, log_likelihood)
 
 
-def _bind(model: Any, data: Any, step: Any, options: Mapping[str, Any]) -> tuple[BaseTarget, Algorithm]:
+def _bind(
+    model: Any, data: Any, step: Any, power: float, power_potentials: bool, options: Mapping[str, Any]
+) -> tuple[BaseTarget, Algorithm]:
     """The target, and the algorithm on it."""
     from ppl_backends.steps import HMC, Step
 
     if hasattr(step, "algorithm") and hasattr(step, "target"):  # built inside of a model context
         if isinstance(step.target, ConditionalTarget):
             raise ModelError("the step moves some variables only: use it in pm.sample(step=[...]) beside others")
+        if power != 1:
+            raise ModelError("power= needs a step made outside of a model context: this one holds its target already")
         return step.target, step.algorithm
     if isinstance(step, type) and issubclass(step, Step):
         raise ModelError(f"step={step.__name__} is a class: write step={step.__name__}()")
     if step is not None and not isinstance(step, Step):
         raise ModelError(f"step is of type {type(step).__name__}: expected one of ppl_backends.steps")
     specification = _without_model(HMC) if step is None else step
-    target = as_target(model, data, **options)
+    target = with_power(as_target(model, data, **options), power, power_potentials)
     return target, specification.bind(target)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 __all__ = ["PowerTarget", "with_power"]
+
+TOLERANCE = 1e-6  # of factors against the density, relative
 
 
 class PowerTarget(BaseTarget):
@@ -67,6 +71,25 @@ class PowerTarget(BaseTarget):
         """Whether the wrapped target has terms that are neither prior nor observed."""
         return bool(getattr(self.target, "has_potentials", False))
 
+    @property
+    def observations(self) -> Any:  # type: ignore[override]
+        """The rows of data, their log likelihoods times the power; None where Potentials keep power one."""
+        if self.target.observations is None or (self.has_potentials and not self.power_potentials):
+            return None
+        return _PoweredObservations(self.target.observations, self.power)
+
+    @property
+    def factors(self) -> Any:
+        """The factors of the target with the observed ones to the power, if these equal the tempered density."""
+        factors = self.target.factors
+        if factors is None or (self.has_potentials and not self.power_potentials):
+            return None
+        tempered = _TemperedFactors(factors, self)
+        try:
+            return tempered.at(np.empty(0)) if not len(tempered.hyper_names) else tempered
+        except ModelError:
+            return None
+
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian of the tempered target."""
         if self.has_potentials and not self.power_potentials:
@@ -77,9 +100,73 @@ class PowerTarget(BaseTarget):
         return self.target.hessian(x, "joint") - self.target.hessian(x, "likelihood") + likelihood
 
 
+class _TemperedFactors:
+    """Factors given hyper-parameters φ with the observed sites to a power, their constant from the density itself.
+
+    Parameters
+    ----------
+    factors : Factors, or object with ``at(phi)``
+    target : PowerTarget
+    """
+
+    def __init__(self, factors: Any, target: PowerTarget) -> None:
+        self._factors, self._target = factors, target
+        plain = not hasattr(factors, "hyper_names")
+        self.hyper_names = () if plain else tuple(factors.hyper_names)
+        self.hyper_coordinates = np.empty(0, dtype=int) if plain else factors.hyper_coordinates
+        self.coordinates = np.arange(target.dim) if plain else factors.coordinates
+        self.start = np.empty(0) if plain else factors.start
+
+    def log_hyper_prior(self, phi: Any = ()) -> float:
+        """Log prior density of φ."""
+        return self._factors.log_hyper_prior(phi) if len(self.hyper_names) else 0.0
+
+    def at(self, phi: Any = ()) -> Any:
+        """The factors of θ given φ."""
+        factors = self._factors.at(phi) if hasattr(self._factors, "at") else self._factors
+        factors = factors.tempered(self._target.power)
+        x = np.empty((3, self._target.dim))
+        theta = factors.prior.mean + 0.1 * np.random.default_rng(0).standard_normal((3, factors.dim))
+        x[:, self.coordinates], x[:, self.hyper_coordinates] = theta, phi
+        truth = self._target.log_density(x) - self.log_hyper_prior(phi)
+        gap = truth - factors.log_density(theta)
+        if not (np.abs(gap - gap[0]) <= TOLERANCE * (1 + np.abs(truth))).all():
+            raise ModelError(
+                f"{self._target.label}: the factors to a power differ from the density by {np.ptp(gap):.2g}"
+            )
+        factors.log_constant += float(gap[0])
+        return factors
+
+
+class _PoweredObservations:
+    """Rows of data whose log likelihoods are multiplied."""
+
+    def __init__(self, observations: Any, power: float) -> None:
+        self._observations, self._power = observations, power
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        return self._observations.n
+
+    def log_likelihood(self, x: Array, index: Any = None) -> Array:
+        """Pointwise ``(n_points, m)``."""
+        return self._power * self._observations.log_likelihood(x, index)
+
+    def sum(self, x: Array, index: Any, weights: Array | None = None, gradient: bool = False) -> Any:
+        """Sums over ``index``, with gradients on request."""
+        found = self._observations.sum(x, index, weights, gradient=gradient)
+        return tuple(self._power * part for part in found) if gradient else self._power * found
+
+    def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
+        """Gradient of every row, and the summed Hessian."""
+        scores, hessian = self._observations.score_and_hessian(x0)
+        return self._power * scores, self._power * hessian
+
+
 _PASSED_THROUGH = frozenset(
     {"dim", "names", "has_split", "has_gradient", "label", "coords", "dims", "observed_data", "constant_data"}
-    | {"observations", "sample_prior", "initial_points", "constrain", "unconstrain", "pointwise_log_likelihood"}
+    | {"sample_prior", "initial_points", "constrain", "unconstrain", "pointwise_log_likelihood"}
 )
 
 
@@ -88,8 +175,35 @@ def _scaled(power: float, value: Array) -> Array:
     return np.zeros_like(value) if power == 0 else power * value
 
 
-def with_power(target: BaseTarget, power: float, power_potentials: bool = False) -> BaseTarget:
-    """The target itself for power one, else a :class:`PowerTarget`, or what the target has of its own (Gibbs posteriors)."""
+def with_power(model: Any, power: float, power_potentials: bool = False, **target_options: Any) -> BaseTarget:
+    """The tempered (fractional) posterior p(θ)L(θ)^α as a target that every method takes.
+
+    Parameters
+    ----------
+    model : pm.Model, Stan program or target
+        Prior and likelihood must be known apart.
+    power : float
+        α ≥ 0. Gibbs posteriors have their learning rate multiplied.
+    power_potentials : bool
+        Whether Potentials, too, are raised to the power.
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`, as ``data``.
+
+    Returns
+    -------
+    BaseTarget
+
+    Examples
+    --------
+    >>> import ppl_backends as pb
+    >>> from ppl_backends.targets.factors import Factors, Normal
+    >>> half = pb.with_power(Factors([[1.0]], 0.0, Normal([2.0]), 0.0, 1.0), 0.5)
+    >>> pb.fit_ep(half).mean.round(6)
+    array([0.666667])
+    """
+    from ppl_backends.targets.convert import as_target
+
+    target = as_target(model, **target_options)
     if power == 1:
         return target
     tempered = getattr(target, "tempered", None)

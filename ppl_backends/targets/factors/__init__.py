@@ -21,7 +21,7 @@ from ppl_backends.targets.factors.families import (
     StudentT,
 )
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import FunctionSites, ScaledSites, SiteFamily, StackedSites
+from ppl_backends.targets.factors.sites import FunctionSites, PoweredSites, ScaledSites, SiteFamily, StackedSites
 
 __all__ = [
     "Factors",
@@ -34,6 +34,7 @@ __all__ = [
     "Normal",
     "NormalMixture",
     "Poisson",
+    "PoweredSites",
     "Probit",
     "ScaledSites",
     "SiteFamily",

@@ -13,7 +13,7 @@ from scipy import sparse
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import Array, FunctionSites, SiteFamily, StackedSites
+from ppl_backends.targets.factors.sites import LOG_2PI, Array, FunctionSites, PoweredSites, SiteFamily, StackedSites
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
 
 __all__ = ["Factors", "FactorsTarget"]
@@ -135,6 +135,38 @@ class Factors:
             observed=self.observed[rows],
             names=self.names,
         )
+
+    def tempered(self, power: float) -> Factors:
+        """The same prior with the observed sites to a power, normal ones within the Gaussian too; the constant is kept."""
+        mean, precision, normal_rows = self.prior.mean, self.prior.precision, None
+        if self.normal_rows is not None:
+            mean, precision, normal_rows = self._tempered_normal(power)
+        return Factors(
+            self.design,
+            self.offset,
+            PoweredSites(self.sites, np.where(self.observed, float(power), 1.0)),
+            mean,
+            precision,
+            log_constant=self.log_constant,
+            observed=self.observed,
+            names=self.names,
+            normal_rows=normal_rows,
+        )
+
+    def _tempered_normal(self, power: float) -> tuple[Array, Array, tuple[Any, Array, Normal, Array] | None]:
+        """Mean and precision of the Gaussian part with its normal observations to a power, and these observations."""
+        assert self.normal_rows is not None
+        design, offset, family, log_scale = self.normal_rows
+        weight = (1 - power) / family.sd**2
+        precision = self.prior.add_to(np.zeros((self.dim, self.dim)))
+        right = precision @ self.prior.mean - np.asarray(design.T @ (weight * (family.y - offset)))
+        precision = precision - weighted_gram(design, weight)
+        mean = np.linalg.lstsq(precision, right, rcond=None)[0]
+        if power == 0:
+            return mean, precision, None
+        constant = (1 - power) * (0.5 * LOG_2PI + np.log(family.sd)) - 0.5 * np.log(power)
+        tempered = Normal(family.y, family.sd / np.sqrt(power))
+        return mean, precision, (design, offset, tempered, power * log_scale + constant)
 
     def __repr__(self) -> str:
         kind = "sparse" if sparse.issparse(self.design) else "dense"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
+from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp, wofz
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.sites import LOG_2PI, Array, Rows, SiteFamily, TiltedMoments
@@ -25,6 +25,10 @@ __all__ = [
     "Step",
     "StudentT",
 ]
+
+SMOOTH = 400.0  # squared distance of a Cauchy site's poles from the cavity, in its variances, above which nodes are best
+HERMITE_NODES, HERMITE_WEIGHTS = (part[:, None] for part in np.polynomial.hermite_e.hermegauss(16))
+HERMITE_WEIGHTS = HERMITE_WEIGHTS / np.sqrt(2 * np.pi)
 
 
 def mills(z: Array) -> Array:
@@ -320,7 +324,7 @@ class NegativeBinomial(SiteFamily):
 
 
 class StudentT(SiteFamily):
-    """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy."""
+    """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy, with closed-form moments."""
 
     y: Array
     nu: Array
@@ -345,3 +349,36 @@ class StudentT(SiteFamily):
         z = s - y
         spread = nu * scale**2 + z**2
         return -(nu + 1) * z / spread, -(nu + 1) * (nu * scale**2 - z**2) / spread**2
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed-form moments of Cauchy sites."""
+        y, nu, scale = self._at(rows, "y", "nu", "scale")
+        if power != 1.0 or np.any(nu != 1.0):
+            return None
+        moments = _cauchy_moments(mean - y, variance, scale)
+        return moments._replace(mean=moments.mean + y)
+
+
+@np.errstate(all="ignore")
+def _cauchy_moments(mean: Array, variance: Array, scale: Array) -> TiltedMoments:
+    """Moments of Cauchy(s; 0, scale)·N(s; mean, variance).
+
+    The density is the imaginary part of 1/π(s − iγ), and E 1/(s − iγ) is a multiple of Faddeeva's function. Where γ or
+    the mean is many standard deviations those terms cancel, and the site is so smooth that few nodes integrate it.
+    """
+    sd = np.sqrt(variance)
+    g = 1j * np.sqrt(np.pi / 2) / sd * wofz((-mean + 1j * scale) / (np.sqrt(2) * sd))
+    first = scale * g.real / g.imag
+    moments = TiltedMoments(np.log(g.imag / np.pi), first, scale / g.imag - scale**2 - first**2)
+    smooth = mean**2 + scale**2 > SMOOTH * variance
+    if not smooth.any():
+        return moments
+    mean, sd, scale = mean[smooth], sd[smooth], scale[smooth]
+    s = mean + sd * HERMITE_NODES
+    weight = HERMITE_WEIGHTS * scale / (np.pi * (s**2 + scale**2))
+    total = weight.sum(axis=0)
+    centre = (weight * HERMITE_NODES).sum(axis=0) / total
+    spread = (weight * HERMITE_NODES**2).sum(axis=0) / total - centre**2
+    for whole, part in zip(moments, (np.log(total), mean + sd * centre, sd**2 * spread), strict=True):
+        whole[smooth] = part
+    return moments

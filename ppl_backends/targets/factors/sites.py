@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["FunctionSites", "ScaledSites", "SiteFamily", "StackedSites", "TiltedMoments"]
+__all__ = ["FunctionSites", "PoweredSites", "ScaledSites", "SiteFamily", "StackedSites", "TiltedMoments"]
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.integer] | None
@@ -209,6 +209,51 @@ class ScaledSites(SiteFamily):
             return None
         (log_scale,) = self._at(rows, "log_scale")
         return moments._replace(log_z=moments.log_z + power * log_scale)
+
+
+class PoweredSites(SiteFamily):
+    """Sites tᵢ(s)^eᵢ, with the tᵢ of another family: a tempered likelihood.
+
+    Parameters
+    ----------
+    family : SiteFamily
+    exponent : array (n,)
+        The eᵢ ≥ 0.
+    """
+
+    exponent: Array
+
+    def __init__(self, family: SiteFamily, exponent: Any) -> None:
+        super().__init__(exponent=exponent)
+        if self.n != family.n:
+            raise ModelError(f"PoweredSites: exponent has length {self.n}, the family {family.n}")
+        self.family = family
+        if family.bounds is not None:
+            largest = float(self.exponent.max())
+            self.bounds = (largest * family.bounds[0], largest * family.bounds[1])
+
+    def take(self, rows: NDArray[np.integer]) -> SiteFamily:
+        """The sites at ``rows`` as a family of their own."""
+        return PoweredSites(self.family.take(rows), self.exponent[rows])
+
+    def log_site(self, s: Array, rows: Rows = None) -> Array:
+        """Log t, shaped as ``s``."""
+        (exponent,) = self._at(rows, "exponent")
+        value = self.family.log_site(s, rows)
+        return np.where(exponent == 0, 0.0, exponent * np.where(exponent == 0, 0.0, value))
+
+    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        (exponent,) = self._at(rows, "exponent")
+        first, second = self.family.derivatives(s, rows)
+        return exponent * first, exponent * second
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        """Closed form where the exponents are equal and the family has one at that power."""
+        (exponent,) = self._at(rows, "exponent")
+        if not len(exponent) or np.any(exponent != exponent[0]):
+            return None
+        return self.family.tilted(mean, variance, power * float(exponent[0]), rows)
 
 
 class StackedSites(SiteFamily):
