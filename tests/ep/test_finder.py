@@ -12,7 +12,17 @@ from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance import sample_importance
 from ppl_backends.smc import sample_smc
-from ppl_backends.targets.factors import Factors, FunctionSites, Laplace, Logit, Normal, Poisson, Probit, SiteFamily, StudentT
+from ppl_backends.targets.factors import (
+    Factors,
+    FunctionSites,
+    Laplace,
+    Logit,
+    Normal,
+    Poisson,
+    Probit,
+    SiteFamily,
+    StudentT,
+)
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE

@@ -36,6 +36,7 @@ FAMILIES = {
     "poisson": Poisson(COUNTS),
     "negative binomial": NegativeBinomial(COUNTS, 1.5),
     "student": StudentT(REALS, 3.0, 0.3),
+    "cauchy": StudentT(REALS, 1.0, 0.3),
     "kinked function": FunctionSites(lambda s: -(np.abs(s - 1) ** 1.5), N),
     "stacked": StackedSites([Probit(BITS[:2]), Logit(BITS[2:])]),
 }
@@ -63,6 +64,17 @@ def test_moments_agree_with_a_fine_grid(name, power):
     found = tilted_moments(family, MEAN, VARIANCE, MEAN, VARIANCE, level, power, check=True)
     tolerance = 1e-4 if name == "step" else 2e-6  # the grid's own error at a jump is its step
     np.testing.assert_allclose(np.array(found[:3]), by_grid(family, power), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.3, 19.0, 21.0, 300.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 19.0, 21.0, 1e4])
+def test_cauchy_moments_far_out(mean, scale):
+    """Closed form and rule meet where one takes over from the other; the reference integrates by panels."""
+    family = StudentT(np.zeros(1), 1.0, scale)
+    m, v = np.array([mean]), np.ones(1)
+    found = family.tilted(m, v, 1.0)
+    expected = panel_moments(family, np.zeros(1, dtype=int), m, v, *found[1:], 1.0)
+    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["logit", "step", "laplace", "student", "kinked function"])

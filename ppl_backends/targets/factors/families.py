@@ -26,7 +26,7 @@ __all__ = [
     "StudentT",
 ]
 
-SMOOTH = 400.0  # squared distance of a Cauchy site's poles from the cavity, in its variances, above which nodes are best
+SMOOTH = 400.0  # squared distance of a Cauchy site's poles from a cavity, over its variance; nodes are best above
 HERMITE_NODES, HERMITE_WEIGHTS = (part[:, None] for part in np.polynomial.hermite_e.hermegauss(16))
 HERMITE_WEIGHTS = HERMITE_WEIGHTS / np.sqrt(2 * np.pi)
 
