@@ -95,6 +95,7 @@ class PyMCTarget(BaseTarget):
         self._arguments = DataArguments(self._data)
         self._prior: PriorSampler | None = None
         self._factors: Any = None
+        self._linear_sites: tuple[Any] | None = None
         self._lock = Lock()
         self.has_potentials = bool(model.potentials)
         self.observed_data = observed_values(model, self._data)
@@ -133,12 +134,6 @@ class PyMCTarget(BaseTarget):
         value, slope = sanitize(*self._call("potentials", as_points(x, self.dim)))
         return value, slope if gradient else None
 
-    def _prior_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Log prior ``(n,)`` and its gradient ``(n, dim)``, without a pass over the data."""
-        value, slope = sanitize(*self._call("prior", x))
-        assert slope is not None
-        return value, slope
-
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``."""
         if part not in ("joint", "likelihood"):
@@ -171,6 +166,14 @@ class PyMCTarget(BaseTarget):
         if isinstance(self._factors, ModelError):
             raise ModelError(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
         return self._factors
+
+    def linear_sites(self) -> Any:
+        """Design, offset, outcome, extra and family where every row has one linear predictor of a known family, or None."""
+        if self._linear_sites is None:
+            from ppl_backends.targets.pymc.linear_sites import find_linear_sites
+
+            self._linear_sites = (find_linear_sites(self),)
+        return self._linear_sites[0]
 
     # -- model space -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,335 @@
+"""The rows of a PyMC model's data: log likelihoods of subsets at a cost that grows with the subset, without recompiling.
+
+The elementwise log density of an observed variable is rebuilt on an index input: whatever does not depend on the
+parameters and runs over the rows (the observed values, the covariates, group labels, ``pm.Data`` or constants alike, and
+anything computed from them) is replaced by its rows at the index; shapes that were the number of rows become the length of
+the index. The result is then *proved*: at random points, random subsets must equal slices of the full pointwise log
+likelihood. A model whose rows do not stand alone given the parameters (a random walk, a Gaussian process) fails the proof
+and is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor1
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array, as_points
+from ppl_backends.targets.pymc.graph import PYTHON_MODE, ModelGraph, ancestors, io_toposort, no_c_compiler
+from ppl_backends.targets.pymc.rewrites import simplify
+
+__all__ = ["PyMCObservations"]
+
+CHECK_ROWS = 40
+CHECK_TOLERANCE = 1e-8
+BLOCK_BYTES = 2**25
+SHAPE_OPS = (pt.basic.Alloc, pt.basic.MakeVector)
+Index = np.ndarray
+
+
+class PyMCObservations:
+    """The elements of all observed variables, one after the other, in data order.
+
+    Parameters
+    ----------
+    target : PyMCTarget
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._n: int | None = None
+        self._terms: list[RowTerm] | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        if self._n is None:
+            self._n = self._target._compiled.n_observations(self._target._data)
+        return self._n
+
+    def terms(self) -> list[RowTerm]:
+        """The observed variables as rows.
+
+        Raises
+        ------
+        ModelError
+            If a variable's rows do not stand alone given the parameters.
+        """
+        if self._terms is None:
+            graph = self._target._compiled._dynamic
+            with no_c_compiler():
+                terms = [RowTerm(self._target, graph, name) for name in graph.observed]
+            self._prove(terms)
+            self._terms = terms
+        return self._terms
+
+    def _prove(self, terms: Sequence[RowTerm]) -> None:
+        rng = np.random.default_rng(0)
+        x = self._target._start() + rng.uniform(-1.0, 1.0, size=(2, self._target.dim))
+        for term in terms:
+            rows = rng.choice(term.n, size=min(term.n, CHECK_ROWS), replace=False)
+            full = term.slice_of_full(x, rows)
+            if not np.isfinite(full).all():
+                x = self._target.initial_points(2, rng)
+                full = term.slice_of_full(x, rows)
+            fewer = max(1, len(rows) // 3)
+            for index, wanted in ((rows, full), (rows[:fewer], full[:, : fewer * term.columns])):
+                try:
+                    found = term.evaluate("pointwise", x, index)[0]
+                except Exception as error:
+                    raise ModelError(f"{term.refusal} ({_short(error)})") from None
+                if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=CHECK_TOLERANCE, atol=1e-8):
+                    raise ModelError(f"{term.refusal} (a subset's log likelihood is not that of its rows)")
+
+    def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
+        """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point."""
+        x = as_points(x, self._target.dim)
+        if index is None:
+            values = self._target.pointwise_log_likelihood(x).values()
+            return np.concatenate([value.reshape(len(value), -1) for value in values], axis=1)
+        terms = self.terms()
+        index = self._checked(index, len(x))
+        if index.ndim == 2:
+            return np.concatenate([self.log_likelihood(x[k : k + 1], index[k]) for k in range(len(x))])
+        if len(terms) == 1 and terms[0].columns == 1:
+            return terms[0].evaluate("pointwise", x, index)[0]
+        found = np.empty((len(x), len(index)))
+        for term, where, local in self._split(index):
+            rows, columns = np.divmod(local, term.columns)
+            value = term.evaluate("pointwise", x, rows)[0].reshape(len(x), len(rows), term.columns)
+            found[:, where] = value[:, np.arange(len(rows)), columns]
+        return found
+
+    def sum(self, x: Array, index: Index | None = None, weights: Array | None = None, gradient: bool = False) -> Any:
+        """Weighted sum of log likelihoods over a subset ``(n_points,)``, and its gradient ``(n_points, dim)``.
+
+        Parameters
+        ----------
+        x : ndarray (n_points, dim)
+        index : ndarray (m,) or (n_points, m), optional
+            Elements, shared or one set for each point; all by default.
+        weights : ndarray, shape of ``index``, optional
+        gradient : bool
+        """
+        x = as_points(x, self._target.dim)
+        if not gradient:
+            value = self.log_likelihood(x, index)
+            return value.sum(axis=1) if weights is None else (value * weights).sum(axis=1)
+        self.terms()
+        index = np.arange(self.n) if index is None else self._checked(index, len(x))
+        weights = np.ones(index.shape) if weights is None else np.broadcast_to(weights, index.shape).astype(np.float64)
+        if index.ndim == 2:
+            each = [self.sum(x[k : k + 1], index[k], weights[k], True) for k in range(len(x))]
+            return np.concatenate([value for value, _ in each]), np.concatenate([slope for _, slope in each])
+        total, slope = np.zeros(len(x)), np.zeros_like(x)
+        for term, where, local in self._split(index):
+            rows, columns = np.divmod(local, term.columns)
+            spread = np.zeros((len(rows), term.columns))
+            spread[np.arange(len(rows)), columns] = weights[where]
+            value, own = term.evaluate("gradient", x, rows, spread)
+            total += value
+            slope += own
+        return total, slope
+
+    def rest(self, x: Array, gradient: bool = False) -> Any:
+        """What the log density holds beside the observations, prior and Potentials: ``(n_points,)`` and its gradient."""
+        prior, slope = self._target.evaluate_prior(as_points(x, self._target.dim), True)
+        if self._target.has_potentials:
+            extra, extra_slope = self._target.evaluate_potentials(x, True)
+            prior, slope = prior + extra, slope + extra_slope
+        return (prior, slope) if gradient else prior
+
+    def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
+        """Gradient of every observation's log likelihood ``(n, dim)``, and their summed Hessian ``(dim, dim)``, at x0.
+
+        By central differences, in blocks of rows.
+        """
+        [x] = as_points(x0, self._target.dim)
+        dim = len(x)
+        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))
+        shifted = np.concatenate([x + np.diag(step), x - np.diag(step)])
+        scores, hessian = np.empty((self.n, dim)), np.zeros((dim, dim))
+        rows = max(1, BLOCK_BYTES // (16 * dim))
+        for start in range(0, self.n, rows):
+            block = np.arange(start, min(self.n, start + rows))
+            value = self.log_likelihood(shifted, block)
+            scores[block] = ((value[:dim] - value[dim:]) / (2 * step[:, None])).T
+            _, slope = self.sum(shifted, block, gradient=True)
+            hessian += (slope[:dim] - slope[dim:]) / (2 * step[:, None])
+        return scores, 0.5 * (hessian + hessian.T)
+
+    def _split(self, index: Index) -> list[tuple[RowTerm, Any, Index]]:
+        """Every variable with its places in ``index`` and its own element numbers."""
+        terms = self.terms()
+        if len(terms) == 1:
+            return [(terms[0], slice(None), index)]
+        ends = np.cumsum([0, *(term.n * term.columns for term in terms)])
+        which = np.searchsorted(ends, index, side="right") - 1
+        places = [np.flatnonzero(which == k) for k in range(len(terms))]
+        return [(term, p, index[p] - ends[k]) for k, (term, p) in enumerate(zip(terms, places, strict=True)) if len(p)]
+
+    def _checked(self, index: Index, n_points: int) -> Index:
+        index = np.ascontiguousarray(index, dtype=np.int64)
+        if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points):
+            raise ModelError(f"index has shape {index.shape}; expected (m,) or ({n_points}, m)")
+        if index.size and (index.min() < 0 or index.max() >= self.n):
+            raise ModelError(f"index runs from {index.min()} to {index.max()}; there are {self.n} observations")
+        return index
+
+
+class RowTerm:
+    """One observed variable's elementwise log density on an index of its rows.
+
+    Attributes
+    ----------
+    n : int
+        Rows.
+    columns : int
+        Elements a row.
+    """
+
+    def __init__(self, target: Any, graph: ModelGraph, name: str) -> None:
+        self.name, self._target, self._dim = name, target, target.dim
+        self.refusal = f"the observations of '{name}' cannot be taken in subsets: its rows depend on each other"
+        elements = graph.observed[name]
+        if elements.type.ndim == 0:
+            size = np.size(target.observed_data[name])
+            if size > 1:
+                raise ModelError(f"{self.refusal} (one log density for all {size} values, as of a random walk)")
+            elements = elements.reshape((1,))
+        data = dict(zip(graph.data, target._data.values(), strict=True))
+        [elements] = simplify([elements])
+        parts, values = fixed_parts(elements, graph.point, data)
+        self._leaves = [part.type() for part in parts]  # constants among them cannot be inputs
+        [elements] = clone_replace([elements], dict(zip(parts, self._leaves, strict=True)), rebuild_strict=False)
+        self._full = pytensor.function(
+            [graph.point, *self._leaves], elements, mode=PYTHON_MODE, on_unused_input="ignore"
+        )
+        self._values = [np.array(value, order="C") for value in values]
+        shape = np.shape(self._full(np.asarray(target._start()), *self._values))
+        self.n, self.columns = shape[0], int(np.prod(shape[1:], dtype=int))
+        self._index = pt.lvector("index")
+        self._point = graph.point
+        try:
+            self._subset = on_index(elements, self._leaves, self._values, graph.point, self._index, self.n)
+        except Exception as error:
+            raise ModelError(f"{self.refusal} ({_short(error)})") from None
+        self._functions: dict[str, Callable[..., list[Array]]] = {}
+
+    def slice_of_full(self, x: Array, rows: Index) -> Array:
+        """The full pointwise log likelihood at ``rows``: what a subset must equal."""
+        return np.array([np.reshape(self._full(point, *self._values), (self.n, -1))[rows].ravel() for point in x])
+
+    def evaluate(self, kind: str, x: Array, rows: Index, weights: Array | None = None) -> list[Array]:
+        """``pointwise`` ``[(k, m·columns)]``, or with ``weights`` ``(m, columns)`` ``gradient`` ``[(k,), (k, dim)]``."""
+        if kind not in self._functions:
+            self._functions[kind] = self._compile(kind)
+        function, more = self._functions[kind], [] if weights is None else [weights]
+        outputs = function(np.array(x, order="C"), np.array(rows, dtype=np.int64), *more, *self._values)
+        if kind == "pointwise":
+            value = np.asarray(outputs[0]).reshape(len(x), -1)
+            return [np.where(np.isnan(value), -np.inf, value)]
+        return [np.asarray(output) for output in outputs]
+
+    def _compile(self, kind: str) -> Callable[..., list[Array]]:
+        from ppl_backends.targets.pymc import pytensor_backend
+
+        weights = pt.matrix("weights")
+        subset = self._subset if self._subset.type.ndim == 1 else self._subset.reshape((self._index.shape[0], -1))
+        columns = subset[:, None] if subset.type.ndim == 1 else subset
+        failures = []
+        for library in (pytensor_backend.NUMBA, pytensor_backend.C):
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
+                    if kind == "pointwise":
+                        return library.compile_batched(self._point, [self._index, *self._leaves], [subset])
+                    total = (columns * weights).sum()
+                    return library.compile_gradient(self._point, [self._index, weights, *self._leaves], [total])
+            except Exception as error:
+                failures.append(_short(error))
+        raise ModelError(f"the log likelihood of subsets of '{self.name}' cannot be compiled: {'; '.join(failures)}")
+
+
+def fixed_parts(
+    output: Variable, point: Variable, data: Mapping[Variable, np.ndarray]
+) -> tuple[list[Variable], list[np.ndarray]]:
+    """The largest parts of a graph that do not depend on the point, as its leaves, with their values.
+
+    Parts that are small constants stay where they are.
+    """
+    moving = {point}
+    frontier: dict[Variable, None] = {}
+    nodes = io_toposort([], [output])
+    for node in nodes:
+        if any(v in moving for v in node.inputs):
+            moving.update(node.outputs)
+    for node in nodes:
+        if any(v in moving for v in node.outputs):
+            for v in node.inputs:
+                if v not in moving and getattr(v.type, "ndim", None) is not None:
+                    frontier[v] = None
+    leaves = [
+        v for v in frontier if not (isinstance(v, Constant) and np.size(v.data) <= 1) and hasattr(v.type, "dtype")
+    ]
+    inputs = [v for v in data if v in set(ancestors(leaves))]
+    function = pytensor.function(inputs, leaves, mode=PYTHON_MODE, on_unused_input="ignore")
+    return leaves, [np.asarray(value) for value in function(*[data[v] for v in inputs])]
+
+
+def on_index(
+    output: Variable, leaves: Sequence[Variable], values: Sequence[np.ndarray], point: Variable, index: Variable, n: int
+) -> Variable:
+    """The graph of ``output`` at the rows ``index`` of every leaf that runs over ``n`` rows."""
+    memo: dict[Variable, Variable] = {}
+    lengths = set()
+    for leaf, value in zip(leaves, values, strict=True):
+        if value.ndim and n in value.shape:
+            axis = value.shape.index(n)
+            taken = AdvancedSubtensor1()(leaf, index) if axis == 0 else pt.take(leaf, index, axis=axis)
+            memo[leaf] = taken
+        elif value.ndim == 0 and value.dtype.kind in "iu" and int(value) == n:
+            lengths.add(leaf)
+    length = index.shape[0]
+    known = set(leaves)
+    for node in io_toposort(list(leaves), [output]):
+        if any(v in known for v in node.outputs):
+            continue
+        inputs = [memo.get(v, v) for v in node.inputs]
+        if isinstance(node.op, SpecifyShape):
+            if node.inputs[0] in memo:
+                memo[node.outputs[0]] = inputs[0]
+            continue
+        if isinstance(node.op, (*SHAPE_OPS, Reshape)):
+            first = 0 if isinstance(node.op, pt.basic.MakeVector) else 1
+            inputs = [*inputs[:first], *(_resized(v, n, length, lengths) for v in inputs[first:])]
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            continue
+        new = node.op.make_node(*inputs)
+        memo.update(zip(node.outputs, new.outputs, strict=True))
+    return memo.get(output, output)
+
+
+def _resized(shape: Variable, n: int, length: Variable, lengths: set[Variable]) -> Variable:
+    """A shape input with ``n`` replaced by the length of the index."""
+    if shape in lengths:
+        return length
+    if isinstance(shape, Constant) and np.any(np.asarray(shape.data) == n):
+        if np.ndim(shape.data) == 0:
+            return length
+        return pt.stack([length if int(v) == n else pt.constant(int(v)) for v in shape.data]).astype("int64")
+    return shape
+
+
+def _short(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return text if len(text) <= 120 else text[:117] + "..."
