@@ -18,11 +18,9 @@ model {
   }
 }
 generated quantities {
+  vector[N] eta = X * beta;
   vector[N] log_lik;
-  {
-    vector[N] eta = X * beta;
-    for (n in 1:N) {
-      log_lik[n] = bernoulli_logit_lpmf(y[n] | eta[n]);
-    }
+  for (n in 1:N) {
+    log_lik[n] = bernoulli_logit_lpmf(y[n] | eta[n]);
   }
 }

@@ -24,11 +24,9 @@ model {
   }
 }
 generated quantities {
+  vector[N] eta = X * beta;
   vector[N] log_lik;
-  {
-    vector[N] eta = X * beta;
-    for (n in 1:N) {
-      log_lik[n] = probit_lpmf(y[n:n] | eta[n:n]);
-    }
+  for (n in 1:N) {
+    log_lik[n] = probit_lpmf(y[n:n] | eta[n:n]);
   }
 }

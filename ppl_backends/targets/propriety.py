@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+from scipy.linalg import null_space
 
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 __all__ = ["improper_coordinate", "improper_note"]
 
-_RADII = np.array([1e2, 1e4, 1e6, 1e8])
+_RADII = np.array([1e2, 3e2, 7e2, 1e4, 1e6, 1e8])
+_FAR = 1e4  # exp(710) overflows
+_LEVEL = -1e-2  # slopes above this are taken for none
+_STEP, _FLAT, _LARGEST_HESSIAN = 1e-3, 1e-5, 300
 
 
 def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str | None:
@@ -16,32 +22,82 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
 
     Along a ray of coordinate j a proper density has to fall faster than 1/r. Between radii r₁ < r₂ the slope of the log
     density in log r tells: −2 for a Cauchy, steeper for all lighter tails, 0 for a flat prior, positive for a prior that
-    is flat on a positive variable (whose Jacobian grows). A prior that is flat along an oblique direction only is not
-    seen.
+    is flat on a positive variable (whose Jacobian grows). Oblique directions in which the log prior has no curvature (a
+    random walk without a starting value, group effects whose mean is flat) count if it does not fall along them at all.
 
     Parameters
     ----------
     target : BaseTarget
-        Its prior must be known apart.
+        Its prior must be known apart, or its statements tell (``stated_propriety`` of Stan programs).
     centre : ndarray (dim,), optional
-        Where the other coordinates stay; zero by default.
+        Where the other coordinates stay; by default some generic point, since a hierarchical prior has a pole where
+        all its members are equal.
     """
-    centre = np.zeros(target.dim) if centre is None else centre
-    rays = np.concatenate([np.eye(target.dim), -np.eye(target.dim)])
+    stated = getattr(target, "stated_propriety", None)
+    if stated is not None:
+        return stated.improper
+    if not target.has_split:
+        return None
+    centre = 0.5 * np.random.default_rng(0).standard_normal(target.dim) if centre is None else centre
+    along = _far_slope(target, centre, np.eye(target.dim))
+    if (along > -1.0 - 1e-3).any():
+        return target.names[int(np.argmax(along > -1.0 - 1e-3))]
+    oblique = _straight_directions(target, centre)
+    if not len(oblique):
+        return None
+    level = _far_slope(target, centre, oblique) > _LEVEL
+    if level.any():
+        return target.names[int(np.argmax(np.abs(oblique[np.argmax(level)])))]
+    return None
+
+
+def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
+    """For each direction, the slope of the log prior in log r where it is last known, the larger of both ways.
+
+    Scale parameters have overflown at the large radii; what is seen of them before that counts only if it is level,
+    since a proper prior may still be falling slowly there.
+    """
+    rays = np.concatenate([directions, -directions])
     points = centre + _RADII[:, None, None] * rays
     with np.errstate(all="ignore"):
         evaluation = target.evaluate(points.reshape(-1, target.dim))
-    if not isinstance(evaluation, Evaluation):
-        return None
+    assert isinstance(evaluation, Evaluation)
     log_prior = evaluation.log_prior.reshape(len(_RADII), len(rays))
-    for outer in range(len(_RADII) - 1, 0, -1):
-        low, high = log_prior[outer - 1], log_prior[outer]
-        known = (low > -np.inf) & (high > -np.inf)
-        with np.errstate(invalid="ignore"):
-            slope = np.where(known, high - low, -np.inf) / np.log(_RADII[outer] / _RADII[outer - 1])
-        if (slope > -1.0 - 1e-3).any():
-            return target.names[int(np.argmax(slope > -1.0 - 1e-3)) % target.dim]
-    return None
+    far = np.full(len(rays), -np.inf)
+    for inner, outer in pairwise(range(len(_RADII))):
+        known = np.isfinite(log_prior[inner]) & np.isfinite(log_prior[outer])
+        slope = (log_prior[outer, known] - log_prior[inner, known]) / np.log(_RADII[outer] / _RADII[inner])
+        far[known] = np.where((_RADII[outer] < _FAR) & (slope < _LEVEL), -np.inf, slope)
+    return np.maximum(*np.split(far, 2))
+
+
+def _straight_directions(target: BaseTarget, centre: Array) -> Array:
+    """Unit vectors ``(k, dim)`` in which the log prior has neither slope nor curvature at ``centre``.
+
+    They span the kernel of the Hessian, by differences of gradients. Vectors whose prior depends on their differences
+    alone are looked at as a whole too, which needs no Hessian.
+    """
+    vectors: dict[str, list[int]] = {}
+    for j, name in enumerate(target.names):
+        vectors.setdefault(name.partition("[")[0], []).append(j)
+    found = [np.isin(np.arange(target.dim), block).astype(float) for block in vectors.values() if len(block) > 1]
+    if target.has_gradient and 1 < target.dim <= _LARGEST_HESSIAN:
+        steps = _STEP * np.eye(target.dim)
+        with np.errstate(all="ignore"):
+            evaluation = target.evaluate(np.concatenate([centre + steps, centre - steps]), gradient=True)
+        assert isinstance(evaluation, Evaluation)
+        assert evaluation.log_prior_gradient is not None
+        ahead, behind = np.split(evaluation.log_prior_gradient, 2)
+        hessian = (ahead - behind) / (2 * _STEP)
+        scale = np.sqrt(np.maximum(np.abs(np.diag(hessian)), 1e-12))
+        if np.isfinite(hessian).all():
+            curvature, basis = np.linalg.eigh((hessian + hessian.T) / 2 / np.outer(scale, scale))
+            level = (basis / scale[:, None]).T[np.abs(curvature) < _FLAT]
+            slope = level @ (ahead + behind).mean(axis=0)
+            if np.abs(slope).max(initial=0.0) > _FLAT:
+                level = null_space(slope[None]).T @ level
+            found += list(level)
+    return np.array([v / np.linalg.norm(v) for v in found]).reshape(len(found), target.dim)
 
 
 def improper_note(target: BaseTarget) -> str | None:
@@ -50,7 +106,7 @@ def improper_note(target: BaseTarget) -> str | None:
     That it is known up to a constant only, under an improper prior, and what the target itself says in ``evidence_note``:
     that there is a loss or a tempered likelihood where a probability of the data would be.
     """
-    name = improper_coordinate(target) if target.has_split else None
+    name = improper_coordinate(target)
     notes = [getattr(target, "evidence_note", None)]
     if name is not None:
         notes.append(f"up to a constant: the prior is improper along {name}")

@@ -232,8 +232,7 @@ class BaseTarget:
 def explain_point(target: Any, x: Array) -> str:
     """Why the log density is not finite at one point ``(dim,)``, in the target's own words; empty where it has none."""
     explain = getattr(target, "explain", None)
-    said = explain(x[None]) if explain is not None else ""
-    return str((said[0] if isinstance(said, list) else said) or "")
+    return str(explain(x)) if explain is not None else ""
 
 
 def _part(evaluation: Evaluation | JointEvaluation, part: str) -> Array:

@@ -9,7 +9,8 @@ import pytest
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.stan.program import StanProgram
-from ppl_backends.targets.stan.split import changed_data, check_split, find_split
+from ppl_backends.targets.stan.split import find_split
+from ppl_backends.targets.stan.split_check import changed_data, check_split
 
 pytest.importorskip("httpstan", reason="needs stanc, from the stan extra")
 
@@ -361,6 +362,15 @@ SHAPES = {
         ["y ~"],
         ["vector<lower=0>[2] s;", "s[1] = sigma;", "r[1, 1] = b;", "real<lower=0> q = 2 + sigma;"],
     ),
+    "truncation by data": (
+        whole(
+            "a ~ normal(b, sigma) T[, prior_sd]; b ~ normal(0, 1); y ~ normal(a, 1);",
+            parameters="parameters { real b; real<lower=0> sigma; real<upper=prior_sd> a; }",
+        ),
+        "y",
+        ["y ~"],
+        ["a ~ normal(b, sigma) T["],
+    ),
     "count observed": (
         whole("a ~ normal(0, 1); M ~ poisson_log(a);", data="data { int<lower=0> M; real prior_sd; }"),
         "M",
@@ -418,6 +428,17 @@ AMBIGUOUS = {
             functions="real seen_lp(vector y, real a) { y ~ normal(a, 1); return a; }",
         ),
         "seen_lp(y, a)",
+    ),
+    "density of a parameter that hides one of data": (
+        whole(
+            "a ~ seen(x); y ~ normal(a, sigma);",
+            functions="real seen_lpdf(real a, vector x) { return normal_lpdf(x | a, 1) + normal_lpdf(a | 0, 1); }",
+        ),
+        "a ~ seen(x);",
+    ),
+    "ones for each observation": (
+        whole("for (n in 1:N) { y[n] ~ normal(a, 1); 1 ~ bernoulli(inv_logit(b)); }"),
+        "1 ~ bernoulli(inv_logit(b));",
     ),
     "sum with an extra formula": (
         whole("target += normal_lpdf(y | a, sigma) + log(sigma);"),

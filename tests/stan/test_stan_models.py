@@ -4,8 +4,11 @@ import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ppl_backends as pb
+from ppl_backends.results.inference_data import group
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.split import find_split
 
@@ -68,3 +71,36 @@ def test_reference_posteriors_are_split(name):
     assert named <= set(program.info["parameters"]) | set(program.info["transformed parameters"])
     for figures in references.values():
         assert 0 < figures["mcse_mean"] < 0.05 * figures["sd"]
+
+
+@pytest.mark.slow
+@pytest.mark.stan
+@pytest.mark.parametrize(
+    ("name", "normalizer", "gradient_error"),
+    [
+        ("probit_cauchy", 0.0, 1e-5),  # as good as Stan's polynomials for the derivative of std_normal_lcdf
+        ("poisson_random_effects", np.log(0.5), 1e-7),
+        ("eight_schools_noncentered", np.log(0.5), 1e-7),
+    ],
+)
+def test_compiled_models(name, normalizer, gradient_error):
+    """Density and gradient, the flag against ``log_lik``, and the mass of the prior."""
+    target = pb.as_target(MODELS / f"{name}.stan", MODELS / f"{name}.data.json")
+    x = target.initial_points(6, np.random.default_rng(1))
+    value, gradient = target.log_density_and_gradient(x)
+    assert np.isfinite(value).all()
+    steps = 1e-4 * np.array([-2, -1, 1, 2])[:, None, None] * np.eye(target.dim)
+    moved = target.log_density((x[:, None, None] + steps).reshape(-1, target.dim)).reshape(6, 4, target.dim)
+    differences = np.einsum("k,nkd->nd", [1, -8, 8, -1], moved) / 12e-4
+    np.testing.assert_allclose(gradient, differences, rtol=gradient_error, atol=gradient_error * np.abs(gradient).max())
+
+    parts = target.evaluate(x)
+    prior_only = target.with_data({"prior_only": 1})
+    np.testing.assert_allclose(parts.log_prior, prior_only.log_density(x), rtol=1e-12)
+    log_lik = target.pointwise_log_likelihood(x)["y"]
+    np.testing.assert_allclose(parts.log_likelihood, log_lik.sum(axis=1), rtol=1e-10)
+
+    idata = pb.sample_smc(target, draws=2000, chains=2, random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["initial"] == "prior"
+    assert abs(attrs["log_prior_normalizer"] - normalizer) < 4 * attrs["log_evidence_se"] < 1

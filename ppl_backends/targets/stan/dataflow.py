@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppl_backends.targets.stan.mir import Node, constraints, dimensions, read_sections, summands, variables, walk
+from ppl_backends.targets.stan.accumulators import added, find_accumulators
+from ppl_backends.targets.stan.mir import Node, constraints, dimensions, read_sections, variables, walk
 
 __all__ = ["MARKER", "Density", "Flow", "Program", "Term", "read_program"]
 
@@ -119,6 +120,8 @@ class Term:
         Data integers that are the upper bound of a loop around the statement.
     called : bool
         Whether it is added inside a user function, so that only the call as a whole can be removed.
+    outcome : str
+        The variable that is the whole outcome of a density of the Stan library, else ``""``.
     """
 
     flow: Flow
@@ -126,6 +129,7 @@ class Term:
     vectorised: bool = False
     loops: frozenset[str] = _NONE
     called: bool = False
+    outcome: str = ""
 
 
 @dataclass
@@ -142,6 +146,9 @@ class Program:
         Declared constraints of data: variable, kind (``"Lower"``, ``"Simplex"``, ...), bound.
     parameter_flow : dict of str to Flow
         Parameter → what its sizes and bounds depend on.
+    parameter_ranges : dict of str to str
+        Parameter → its declared range as stanc calls it, such as ``"Lower"`` or ``"Simplex"``; ``""`` where it is an
+        interval whose ends are no literals.
     size_flow : Flow
         What the parameters' sizes depend on.
     terms : dict of int to list of Term
@@ -162,6 +169,7 @@ class Program:
     kinds: dict[str, str] = field(default_factory=dict)
     checks: list[tuple[str, str, Any]] = field(default_factory=list)
     parameter_flow: dict[str, Flow] = field(default_factory=dict)
+    parameter_ranges: dict[str, str] = field(default_factory=dict)
     size_flow: Flow = EMPTY
     terms: dict[int, list[Term]] = field(default_factory=dict)
     transformed_data: Flow = EMPTY
@@ -179,7 +187,7 @@ def read_program(mir: str) -> Program:
         program.kinds[name] = sized_type if isinstance(sized_type, str) else sized_type[0]
         program.sizes[name] = dimensions(sized_type)
     program.checks = list(constraints(sections["prepare_data"]))
-    program.accumulators = _find_accumulators(sections["log_prob"])
+    program.accumulators = find_accumulators(sections["log_prob"])
     program.structural = _structural(sections, program)
 
     reader = _Interpreter(sections, program)
@@ -192,6 +200,7 @@ def read_program(mir: str) -> Program:
         size = join(reader.value(node) for node in dimensions(described["out_constrained_st"]))
         program.size_flow = program.size_flow | size
         program.parameter_flow[name] = size | join(reader.value(node) for node in walk(described["out_trans"]))
+        program.parameter_ranges[name] = _range(described["out_trans"])
     reader.fixed |= set(program.parameter_flow)
     reader.environment |= {name: Flow(parameters=frozenset({name})) for name in program.parameter_flow}
     before = dict(reader.environment)
@@ -206,6 +215,12 @@ def read_program(mir: str) -> Program:
     return program
 
 
+def _range(transform: Any) -> str:
+    kind = transform if isinstance(transform, str) else transform[0]
+    plain = all(node[0] in ("Lit", "Promotion") or node[1][1] == "PMinus__" for node in walk(transform))
+    return kind if plain or kind != "LowerUpper" else ""
+
+
 def _structural(sections: dict[str, Any], program: Program) -> frozenset[str]:
     """Data integers that appear as a size or a loop bound."""
     used = frozenset[str]().union(*(variables(sizes) for sizes in program.sizes.values()))
@@ -218,54 +233,6 @@ def _structural(sections: dict[str, Any], program: Program) -> frozenset[str]:
         *(variables(dict(entry)["out_constrained_st"]) for _, _, entry in sections["output_vars"])
     )
     return frozenset(name for name in used if program.kinds.get(name) == "SInt")
-
-
-def _find_accumulators(log_prob: list[Any]) -> frozenset[str]:
-    """Real variables whose every use is to be added to, or to be added to the target or to another of their kind."""
-    names = {
-        dict(n[1:4])["decl_id"] for n in walk(log_prob) if n[0] == "Decl" and n[3] == ["decl_type", ["Sized", "SReal"]]
-    }
-    while True:
-        linear, reaching = dict.fromkeys(names, 0), set()
-        for node in walk(log_prob):
-            target = _accumulated(node, names)
-            if target is None:
-                continue
-            for part in [summand for term in _added(node, target) for summand in summands(term)]:
-                if part[0] == "Var" and part[1] in names:
-                    linear[part[1]] += 1
-                    reaching.add(part[1])
-            if target:
-                linear[target] += _is_running_sum(node)
-        uses = [node[1] for node in walk(log_prob) if node[0] == "Var"]
-        kept = {name for name in names if name in reaching and uses.count(name) == linear[name]}
-        if kept == names:
-            return frozenset(names)
-        names = kept
-
-
-def _accumulated(node: Node, names: Iterable[str]) -> str | None:
-    """What a statement adds to: ``""`` the target, the name of an accumulator, or None."""
-    if node[0] in ("TargetPE", "JacobianPE"):
-        return ""
-    if node[0] == "Assignment" and node[1][1] == [] and node[1][0][0] == "LVariable" and node[1][0][1] in names:
-        return str(node[1][0][1])
-    return None
-
-
-def _is_running_sum(node: Node) -> bool:
-    first = summands(node[3])[0]
-    return first[0] == "Var" and first[1] == node[1][0][1]
-
-
-def _added(node: Node, target: str) -> list[Node]:
-    """The summands that an increment or an assignment to an accumulator adds."""
-    if not target:
-        return summands(node[1])
-    terms = summands(node[3])
-    if not _is_running_sum(node):
-        return terms
-    return summands(terms[1]) if len(terms) == 2 else terms[1:]
 
 
 class _Interpreter:
@@ -314,7 +281,9 @@ class _Interpreter:
             return self.higher_order(name, arguments)
         flows = [self.value(argument) for argument in arguments]
         if _DENSITY.search(name) or _CDF.search(name):
-            return _density(name, flows)
+            inside = self.call(name, flows, node).densities if origin == "UserDefined" else ()
+            outcomes = {d for d in inside if d.variate_data and not d.variate_parameters and not d.cumulative}
+            return _density(name, flows) | Flow(densities=frozenset(outcomes))
         if name in _SIZES:
             return self.size_of(join(flows))
         if origin == "UserDefined":
@@ -423,7 +392,7 @@ class _Interpreter:
 
     def increment(self, node: Node, target: str) -> None:
         """Record each summand of an increment of the target or of an accumulator."""
-        for position, part in enumerate(_added(node, target)):
+        for position, part in enumerate(added(node, target)):
             core = part[1] if part[0] == "Promotion" else part
             if core[0] == "Var" and core[1] in self.program.accumulators and not self.calls:
                 flow = EMPTY  # what it holds is recorded where it was added
@@ -435,7 +404,9 @@ class _Interpreter:
             outcome = core[2][1 if name.startswith("reduce_sum") else 0] if direct else None
             vectorised = outcome is not None and outcome.type not in ("UInt", "UReal")
             key = (self.statement, (id(node), position, *(site for _, site in self.calls)))
-            self.found[key] = Term(flow, direct, vectorised, frozenset(self.loops), bool(self.calls))
+            called = bool(self.calls)
+            whole = outcome[1] if outcome and outcome[0] == "Var" and not called and core[1][0] == "StanLib" else ""
+            self.found[key] = Term(flow, direct, vectorised, frozenset(self.loops), called, whole)
 
     def branch(self, node: Node) -> None:
         """Both sides of a condition, joined."""

@@ -14,7 +14,8 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.stan.build import build_library
 from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.program import StanProgram
-from ppl_backends.targets.stan.split import Split, changed_data, check_split, find_split
+from ppl_backends.targets.stan.split import Split, find_split
+from ppl_backends.targets.stan.split_check import changed_data, check_split
 
 if TYPE_CHECKING:
     from ppl_backends.targets.stan.target import StanTarget

@@ -26,11 +26,11 @@ alone, as a second density over the same parameters; the likelihood is the diffe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.stan.dataflow import Density, Program, Term, read_program
@@ -38,10 +38,7 @@ from ppl_backends.targets.stan.mir import variables
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.statements import CANONICAL, Statement, mark, read_blocks, without
 
-__all__ = ["Split", "changed_data", "check_split", "find_split"]
-
-Array = NDArray[np.float64]
-LogDensity = Callable[[Array], Array]
+__all__ = ["FORMULA", "PRIOR", "Derivation", "Split", "derive", "find_split"]
 
 LIKELIHOOD, PRIOR, FORMULA, CONSTANT = "likelihood", "prior", "formula without data", "constant"
 REPEATED = "formula without data, once for each observation"
@@ -119,7 +116,7 @@ def find_split(
     flag = program.info["inputs"].get("prior_only")
     if flag == {"type": "int", "dimensions": 0} and "prior_only" not in exclude:
         return _by_flag(program, data, likelihood_data)
-    derived = _Derivation(program, likelihood_data)
+    derived = derive(program, likelihood_data)
     observed = ", ".join(sorted(derived.observed))
     if "no_observations" not in exclude:
         counts = _removable_counts(derived)
@@ -138,7 +135,7 @@ def find_split(
 def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Sequence[str] | None) -> Split:
     """The route of the data flag; which data are observed is a help for the checks only."""
     try:
-        observed = _Derivation(program, likelihood_data).observed
+        observed = derive(program, likelihood_data).observed
     except ModelError:
         observed = frozenset(likelihood_data or ())
     what = "prior evaluated with the program's data flag prior_only = 1"
@@ -148,7 +145,23 @@ def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Seq
     return Split("prior_only", what, {**data, "prior_only": 1}, None, tuple(sorted(observed)))
 
 
-class _Derivation:
+def derive(program: StanProgram, likelihood_data: Sequence[str] | None = None) -> Derivation:
+    """The derivation of a program, made once: it asks stanc twice.
+
+    Raises
+    ------
+    ModelError
+        If the program is ambiguous.
+    """
+    return _derived(program, None if likelihood_data is None else tuple(likelihood_data))
+
+
+@lru_cache(maxsize=16)
+def _derived(program: StanProgram, likelihood_data: tuple[str, ...] | None) -> Derivation:
+    return Derivation(program, likelihood_data)
+
+
+class Derivation:
     """Which statements are likelihood, from the flow of data through the program."""
 
     def __init__(self, program: StanProgram, likelihood_data: Sequence[str] | None) -> None:
@@ -158,9 +171,8 @@ class _Derivation:
         marked = dataclasses.replace(program, code=mark(self.text, self.blocks), include_paths=())
         self.flow: Program = read_program(marked.stanc("--debug-mir").stdout)
         self.told = likelihood_data is not None
-        self.observed = frozenset(likelihood_data) if likelihood_data is not None else self._find_observed()
         self.statements = {s.number: s for block in self.blocks.values() for top in block.statements for s in top}
-        self.classes = {number: self._classify(number) for number in sorted(self.flow.terms)}
+        self.observed = frozenset(likelihood_data) if likelihood_data is not None else self._find_observed()
         for name, flow in self.flow.parameter_flow.items():
             if flow.all_data & self.observed:
                 raise ModelError(
@@ -168,6 +180,7 @@ class _Derivation:
                     f"({', '.join(sorted(flow.all_data & self.observed))}), so its prior cannot be told apart; "
                     "start from initial='laplace', which needs no split"
                 )
+        self.classes = {number: self._classify(number) for number in sorted(self.flow.terms)}
         if not self.likelihood:
             raise ModelError(
                 f"{self.label}: no statement has data as its outcome, so there is no likelihood to tell apart; "
@@ -195,7 +208,11 @@ class _Derivation:
 
     def _find_observed(self) -> frozenset[str]:
         """The data that are the outcome of a density."""
-        flows = [term.flow for terms in self.flow.terms.values() for term in terms]
+        flows = [
+            term.flow
+            for number, terms in self.flow.terms.items()
+            for term in (terms[:1] if self.statements[number].kind == "tilde" else terms)  # not its truncation
+        ]
         if self.flow.log_lik is not None:
             flows.append(self.flow.log_lik)
         densities = {density for flow in flows for density in flow.densities}
@@ -219,13 +236,15 @@ class _Derivation:
         if self.flow.collected.get(number) == "lprior" and not self.told:
             return [PRIOR] * len(terms)
         if statement.kind == "tilde":  # the terms beside the density are its truncation
-            return [self._class_of(terms[0], statement)] * len(terms)
+            kind = self._class_of(terms[0], statement)
+            if kind == REPEATED and not self.told:
+                raise self._repeated(statement, terms)
+            return [kind] * len(terms)
         classes = [self._class_of(term, statement) for term in terms]
         if LIKELIHOOD in classes:  # log(w) + normal_lpdf(y[n] | ...) in a loop over n
             classes = [LIKELIHOOD if kind == REPEATED else kind for kind in classes]
         elif REPEATED in classes and not self.told:
-            counts = self._counts() & frozenset[str]().union(*(term.loops for term in terms))
-            raise self._refusal(statement, "it is a formula added once for each observation", self._say(counts))
+            raise self._repeated(statement, terms)
         kinds = set(classes) - {CONSTANT}
         if LIKELIHOOD not in kinds or kinds == {LIKELIHOOD}:
             if LIKELIHOOD in kinds and any(term.called for term in terms):
@@ -320,12 +339,16 @@ class _Derivation:
             return f"{told(self.observed)} takes it for prior, {told(self.observed | set(names))} for likelihood"
         return f"name all observed data, for instance {told(names)}: what they flow into is then likelihood"
 
+    def _repeated(self, statement: Statement, terms: Sequence[Term]) -> ModelError:
+        counts = self._counts() & frozenset[str]().union(*(term.loops for term in terms))
+        return self._refusal(statement, "it is added once for each observation, without its data", self._say(counts))
+
     def _refusal(self, statement: Statement, reason: str, way_out: str) -> ModelError:
         header = " ".join(statement.header.split())
         return ModelError(f"{self.label}: is `{header}` prior or likelihood? {reason}; {way_out}")
 
 
-def _removable_counts(derived: _Derivation) -> frozenset[str]:
+def _removable_counts(derived: Derivation) -> frozenset[str]:
     """The data integers that can be 0 so that exactly the likelihood vanishes; none where that is not certain."""
     flow = derived.flow
     named = {s[1] for name in derived.observed for s in flow.sizes[name] if s[0] == "Var" and s[1] in flow.kinds}
@@ -380,90 +403,3 @@ def _emptied(flow: Program, data: Mapping[str, Any], counts: frozenset[str]) -> 
         else:
             emptied[name] = value
     return emptied
-
-
-def changed_data(data: Mapping[str, Any], likelihood_data: Sequence[str]) -> dict[str, Any] | None:
-    """Data whose observed values differ, for :func:`check_split`; None where nothing can be changed safely.
-
-    The second half of every observed container is replaced by its first half, or if that changes nothing by its first
-    row, so that bounds and types that hold for all rows still hold.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.split import changed_data
-    >>> changed_data({"N": 4, "y": [1, 2, 3, 4]}, ["y"])["y"].tolist()
-    [1, 2, 1, 2]
-    """
-    changed = dict(data)
-    for name in likelihood_data:
-        values = np.asarray(data[name])
-        if values.ndim == 0 or len(values) < 2:
-            continue
-        half = len(values) // 2
-        halves = np.concatenate([values[: len(values) - half], values[:half]])
-        if np.array_equal(halves, values):
-            halves = np.repeat(values[:1], len(values), axis=0)
-        if not np.array_equal(halves, values):
-            changed[name] = halves
-    return changed if any(changed[name] is not data[name] for name in likelihood_data) else None
-
-
-def check_split(
-    evaluate_full: LogDensity,
-    evaluate_prior: LogDensity,
-    evaluate_full_on_changed_data: LogDensity | None,
-    points: Array,
-    *,
-    evaluate_prior_on_changed_data: LogDensity | None = None,
-    evaluate_log_lik: LogDensity | None = None,
-    label: str = "Stan program",
-) -> str:
-    """Check a split by evaluation at random points.
-
-    Parameters
-    ----------
-    evaluate_full, evaluate_prior : callable
-        Points ``(n, dim)`` → log densities ``(n,)``, constants kept.
-    evaluate_full_on_changed_data, evaluate_prior_on_changed_data : callable or None
-        The same with the observed values changed (:func:`changed_data`).
-    points : ndarray (n, dim)
-    evaluate_log_lik : callable or None
-        The sum of the generated quantity ``log_lik``, where the program has it.
-    label : str
-        What messages call the program.
-
-    Returns
-    -------
-    str
-        What was found, for the report.
-
-    Raises
-    ------
-    ModelError
-        If the prior is undefined where the joint density is not, or depends on the observed values, or the likelihood
-        does not depend on them.
-    """
-    full, prior = np.asarray(evaluate_full(points)), np.asarray(evaluate_prior(points))
-    usable = np.isfinite(full)
-    if not usable.any():
-        return "not checked: the joint density is zero at every point tried"
-    if not np.isfinite(prior[usable]).all():
-        raise ModelError(f"{label}: the prior part of the density is zero or undefined where the joint density is not")
-    scale = 1e-9 * (1.0 + np.abs(full[usable]) + np.abs(prior[usable]))
-    found = [f"checked at {usable.sum()} points"]
-    if evaluate_prior_on_changed_data is not None:
-        moved = np.abs(np.asarray(evaluate_prior_on_changed_data(points))[usable] - prior[usable])
-        if not (moved <= scale).all():
-            raise ModelError(f"{label}: the prior part changes with the observed data (by {np.nanmax(moved):.3g})")
-        found.append("the prior does not depend on the observed values")
-    if evaluate_full_on_changed_data is not None:
-        changed = np.asarray(evaluate_full_on_changed_data(points))[usable]
-        if (np.abs(changed - full[usable]) <= scale).all():
-            raise ModelError(f"{label}: the joint density does not depend on the data taken for observed")
-        found.append("the likelihood does")
-    if evaluate_log_lik is not None:
-        gap = np.asarray(evaluate_log_lik(points))[usable] - (full - prior)[usable]
-        largest = float(np.abs(gap).max())
-        same = bool((np.abs(gap) <= 10 * scale).all())
-        found.append("it equals sum(log_lik)" if same else f"it differs from sum(log_lik) by up to {largest:.3g}")
-    return "; ".join(found)

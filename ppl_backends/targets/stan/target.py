@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.targets.blocks import available_cores
+from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
 from ppl_backends.targets.stan.build import build_library
 from ppl_backends.targets.stan.data import read_data, to_arrays
@@ -22,7 +23,8 @@ from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, open_
 from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations, read_rows
 from ppl_backends.targets.stan.prior import PriorPart, find_prior
 from ppl_backends.targets.stan.program import StanProgram, looks_like_code
-from ppl_backends.targets.stan.split import Split, find_split
+from ppl_backends.targets.stan.split import Split, derive, find_split
+from ppl_backends.targets.stan.stated import Propriety, stated_propriety
 from ppl_backends.targets.stan.variables import collect, flatten, unconstrained_names
 
 __all__ = ["StanTarget", "stan_target"]
@@ -41,6 +43,7 @@ def stan_target(
     coords: Mapping[str, Sequence[Any]] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     prior: str | None = "auto",
+    predictor: str | None = None,
     include_paths: Sequence[str] = (),
 ) -> StanTarget:
     """A Stan program with data as a target; the program is compiled, or its library taken from the cache.
@@ -62,6 +65,9 @@ def stan_target(
         As ``arviz.from_cmdstanpy`` takes them.
     prior : {"auto"} or None
         None does not look for the prior part of the density.
+    predictor : str, optional
+        The transformed parameter or generated quantity that is the linear predictor of the observations, for EP; guessed
+        where only one can be.
     include_paths : sequence of str
         Folders of ``#include`` files, besides the program's own.
 
@@ -88,6 +94,7 @@ def stan_target(
         coords=coords,
         dims=dims,
         find_prior=prior == "auto",
+        predictor=predictor,
     )
 
 
@@ -139,13 +146,14 @@ class StanTarget(BaseTarget):
         coords: Mapping[str, Sequence[Any]] | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         find_prior: bool = True,
+        predictor: str | None = None,
     ) -> None:
         self.program = source if isinstance(source, StanProgram) else None
         self.label = self.program.label if self.program else Path(str(source)).name
         self.data = dict(data)
         self.cores = available_cores(cores)
         self.library = build_library(source) if isinstance(source, StanProgram) else source
-        self._source, self._find_prior = source, find_prior
+        self._source, self._find_prior, self._predictor = source, find_prior, predictor
         self._rows = read_rows(rows, self.data, self.label) if rows else None
         self._likelihood_data = tuple(likelihood_data) if likelihood_data is not None else None
         self.coords, self.dims = dict(coords or {}), dict(dims or {})
@@ -169,6 +177,7 @@ class StanTarget(BaseTarget):
             "coords": self.coords,
             "dims": self.dims,
             "find_prior": self._find_prior,
+            "predictor": self._predictor,
         }
 
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
@@ -217,15 +226,14 @@ class StanTarget(BaseTarget):
             raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' where prior and likelihood are apart")
         return self._model.hessian(x, self.cores) - self._prior_part.model.hessian(x, self.cores)
 
-    def explain(self, x: Array) -> list[str | None]:
-        """Why the program refuses each point: its message, or None where density and gradient are finite."""
-        reasons: list[str | None] = []
-        for point in as_points(x, self.dim):
-            self._model.messages.clear()
-            value, _ = self._model.evaluate(point[None], True, 1)
-            said = self._model.messages[-1] if self._model.messages else "the log density is -inf"
-            reasons.append(None if np.isfinite(value[0]) else said)
-        return reasons
+    def explain(self, x: Array) -> str:
+        """Why the program refuses a point ``(dim,)``: its own message."""
+        [point] = as_points(x, self.dim)
+        self._model.messages.clear()
+        value, _ = self._model.evaluate(point[None], True, 1)
+        if np.isfinite(value[0]):
+            return "the log density and its gradient are finite"
+        return self._model.messages[-1] if self._model.messages else "the log density is -inf"
 
     # ------------------------------------------------------------------------------ prior and likelihood
 
@@ -262,14 +270,56 @@ class StanTarget(BaseTarget):
                     raise
                 return None, str(error)
 
+    @property
+    def stated_propriety(self) -> Propriety | None:
+        """Whether the prior is proper, where the program's statements say so; they cost no compilation."""
+        if self.program is None or not self._find_prior:
+            return None
+        try:
+            return stated_propriety(derive(self.program, self._likelihood_data))
+        except ModelError:
+            return None
+
+    @property
+    def free_prior_part(self) -> PriorPart | None:
+        """The prior part where it is at hand or costs no compilation, else None."""
+        if "_prior_or_problem" not in self.__dict__:
+            try:
+                free = (
+                    self.program is None
+                    or find_split(self.program, self.data, self._likelihood_data).prior_program is None
+                )
+            except ModelError:
+                return None
+            if not free:
+                return None
+        return self._prior_part
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors`.
+
+        Raises
+        ------
+        ModelError
+            If the program does not factorise so; names the variable in the way.
+        """
+        from ppl_backends.targets.stan.factors import find_factors
+
+        return find_factors(self, self._predictor)
+
     def prior_target(self) -> StanTarget:
         """The prior alone, as a target over the same coordinates.
 
         Raises
         ------
         PriorSamplingError
-            If prior and likelihood are not known apart; the message shows the statement and the way out.
+            If prior and likelihood are not known apart; the message shows the statement and the way out. If the prior
+            is improper as the statements have it.
         """
+        stated = self.stated_propriety
+        if stated and stated.improper:
+            raise PriorSamplingError(f"{self.label}: {stated.improper} has no prior; start from initial='laplace'")
         part = self._prior_part
         if part is None:
             raise PriorSamplingError(f"{self.split_problem}; or start from an approximation: initial='laplace'")
@@ -277,8 +327,6 @@ class StanTarget(BaseTarget):
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Stan cannot draw from a prior; a sampler takes :meth:`prior_target` instead."""
-        if self._prior_part is None:
-            raise PriorSamplingError(f"{self.split_problem}; or start from an approximation: initial='laplace'")
         raise PriorSamplingError(f"{self.label}: Stan gives no independent prior draws; sample target.prior_target()")
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
@@ -295,8 +343,8 @@ class StanTarget(BaseTarget):
             if not bad.any():
                 return x
             x[bad] = rng.uniform(-2.0, 2.0, size=(int(bad.sum()), self.dim))
-        reason = self.explain(x[bad][:1])[0] or "the last points drawn are fine"
-        raise ModelError(f"{self.label}: no finite log density in {INITIAL_TRIES} random starts: {reason}")
+        reason = self.explain(x[bad][0])
+        raise ModelError(f"{self.label}: no finite log density in {INITIAL_TRIES} random starts; at the last {reason}")
 
     # ------------------------------------------------------------------------------ model space
 

@@ -1,0 +1,102 @@
+"""Whether the prior of a Stan program is proper, as far as its statements say so without compiling them.
+
+A parameter with an unbounded range has a flat prior if no statement of the prior mentions it, or only densities of other
+unbounded parameters given it do, such as those of group effects given their deviation. The other way round, a prior is
+proper where every parameter is bounded, or is once and as a whole the outcome of a density of the Stan library whose
+other arguments are data and parameters known to be proper already. What is neither is left to evaluation of the prior
+alone (:mod:`ppl_backends.targets.propriety`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ppl_backends.targets.stan.dataflow import Term
+from ppl_backends.targets.stan.split import LIKELIHOOD, Derivation
+
+__all__ = ["Propriety", "stated_propriety"]
+
+_BOUNDED = {"LowerUpper", "Simplex", "UnitVector", "Correlation", "CholeskyCorr", "StochasticRow", "StochasticColumn"}
+_UNBOUNDED = {"Identity", "Lower", "Upper", "Ordered", "PositiveOrdered", "Covariance", "CholeskyCov"}
+_UNBOUNDED |= {"Offset", "Multiplier", "OffsetMultiplier"}
+
+
+class Propriety(NamedTuple):
+    """The parameter along which a prior is improper, or None where it is proper."""
+
+    improper: str | None
+
+
+def stated_propriety(derivation: Derivation) -> Propriety | None:
+    """What the statements of a program say of its prior; None where they leave it open.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.program import StanProgram
+    >>> from ppl_backends.targets.stan.split import derive
+    >>> from ppl_backends.targets.stan.stated import stated_propriety
+    >>> code = "data { int N; vector[N] y; } parameters { real m; real<lower=0> s; } model { y ~ normal(m, s); %s }"
+    >>> stated_propriety(derive(StanProgram("flat", code % "s ~ exponential(1);")))
+    Propriety(improper='m')
+    >>> stated_propriety(derive(StanProgram("proper", code % "s ~ exponential(1); m ~ normal(0, s);")))
+    Propriety(improper=None)
+    >>> print(stated_propriety(derive(StanProgram("open", code % "s ~ exponential(1); m - s ~ normal(0, 1);"))))
+    None
+    """
+    ranges = derivation.flow.parameter_ranges
+    kept = _kept(derivation)
+    once = {name for name, kind in ranges.items() if kind in _UNBOUNDED and _mentions(kept, name) == 1}
+    restricted = frozenset[str]().union(*(_restricted(term, once) for term in kept))
+    flat = [name for name, kind in ranges.items() if kind in _UNBOUNDED and name not in restricted]
+    if flat:
+        return Propriety(flat[0])
+    proper = {name for name, kind in ranges.items() if kind in _BOUNDED}
+    waiting = [term for term in kept if term.flow.parameters]
+    if len({term.outcome for term in waiting}) < len(waiting):
+        return None
+    while waiting:
+        ready = [term for term in waiting if _follows(term, proper)]
+        if not ready:
+            return None
+        proper.add(ready[0].outcome)
+        waiting.remove(ready[0])
+    return Propriety(None) if proper == set(ranges) else None
+
+
+def _kept(derivation: Derivation) -> list[Term]:
+    """The terms of the prior, those that only normalise a truncation left out."""
+    return [
+        term
+        for number, classes in derivation.classes.items()
+        for position, (term, kind) in enumerate(zip(derivation.flow.terms[number], classes, strict=True))
+        if kind != LIKELIHOOD and not (position and derivation.statements[number].kind == "tilde")
+    ]
+
+
+def _mentions(kept: list[Term], name: str) -> int:
+    """How many terms have a parameter in the outcome of a density, or outside of any."""
+    given = [
+        frozenset[str]().union(*(d.parameters - d.variate_parameters for d in term.flow.densities)) for term in kept
+    ]
+    return sum(name in term.flow.parameters - behind for term, behind in zip(kept, given, strict=True))
+
+
+def _restricted(term: Term, once: set[str]) -> frozenset[str]:
+    """The parameters whose range a term restricts: all it depends on, but those that a density is merely given.
+
+    The density of a parameter integrates to one (to the mass above a bound) whatever it is given, unless other terms
+    weigh the same parameter.
+    """
+    if term.outcome not in once or len(term.flow.densities) != 1:
+        return term.flow.parameters
+    (density,) = term.flow.densities
+    return density.variate_parameters
+
+
+def _follows(term: Term, proper: set[str]) -> bool:
+    """Whether a term is the density of a whole parameter given proper ones."""
+    if not term.outcome or term.loops or len(term.flow.densities) != 1:
+        return False
+    (density,) = term.flow.densities
+    own = density.variate_parameters == {term.outcome} and not density.variate_data and not density.cumulative
+    return own and density.parameters <= proper and term.flow.parameters <= proper | {term.outcome}
