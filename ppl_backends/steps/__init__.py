@@ -1,18 +1,34 @@
 """Step methods for ``pm.sample(step=...)`` and :func:`ppl_backends.sample_mcmc`."""
 
+from ppl_backends.mcmc.subsampling.check import check_acceptance
 from ppl_backends.steps.calibrated import HMC, MALA, Independent, RandomWalk
 from ppl_backends.steps.exchange import Exchange, MALAExchange, NoisyExchange, NoisyLangevin, NoisyMALAExchange
+from ppl_backends.steps.pseudo_marginal import PseudoMarginal
 from ppl_backends.steps.specification import Step
+from ppl_backends.steps.subsampling import (
+    InformedSubsampling,
+    ScalableMetropolis,
+    SubsampledHMC,
+    SubsampledMetropolis,
+    TunaMetropolis,
+)
 
 __all__ = [
     "HMC",
     "MALA",
     "Exchange",
     "Independent",
+    "InformedSubsampling",
     "MALAExchange",
     "NoisyExchange",
     "NoisyLangevin",
     "NoisyMALAExchange",
+    "PseudoMarginal",
     "RandomWalk",
+    "ScalableMetropolis",
     "Step",
+    "SubsampledHMC",
+    "SubsampledMetropolis",
+    "TunaMetropolis",
+    "check_acceptance",
 ]
