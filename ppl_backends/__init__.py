@@ -40,7 +40,7 @@ _LAZY = {
     "with_power": "ppl_backends.targets.power",
 }
 
-_ROOMS = ("gibbs", "simulators", "sklearn", "steps")
+_ROOMS = ("gibbs", "mean_field", "simulators", "sklearn", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

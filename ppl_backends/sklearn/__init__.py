@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_LAZY = {"GibbsClassifier": "gibbs", "GibbsRanker": "gibbs"}
+_LAZY = {"GibbsClassifier": "gibbs", "GibbsRanker": "gibbs", "MatrixCompletion": "completion"}
 
 __all__ = [*_LAZY]
 

@@ -1,0 +1,173 @@
+"""Matrix completion, as a scikit-learn regressor on pairs of labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from ppl_backends.mean_field.matrix_completion import fit_matrix_completion
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["MatrixCompletion"]
+
+
+class MatrixCompletion(RegressorMixin, BaseEstimator):
+    """Predict entries of a matrix of low rank from others, with the rank found and intervals.
+
+    Parameters
+    ----------
+    max_rank : int
+        Components to start from, at most the shorter side.
+    restarts : int
+    tolerance : float
+    max_sweeps : int
+    random_state : int, RandomState or None
+    progressbar : bool
+
+    Attributes
+    ----------
+    approximation_ : MatrixFactors
+    row_labels_, column_labels_ : ndarray
+        What the rows and the columns stand for, sorted.
+    rank_ : int
+    noise_sd_ : float
+    elbo_ : float
+    n_iter_ : int
+
+    Examples
+    --------
+    Triplets (user, item, rating); labels may be of any type that sorts.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 40))
+    >>> pairs = np.argwhere(rng.random((60, 40)) < 0.5)
+    >>> y = truth[pairs[:, 0], pairs[:, 1]] + 0.1 * rng.normal(size=len(pairs))
+    >>> model = MatrixCompletion(max_rank=6, random_state=1).fit(pairs, y)
+    >>> model.rank_, bool(abs(model.predict([[3, 5]])[0] - truth[3, 5]) < 0.3)
+    (2, True)
+    """
+
+    def __init__(
+        self,
+        max_rank: int = 20,
+        *,
+        restarts: int = 1,
+        tolerance: float = 1e-7,
+        max_sweeps: int = 500,
+        random_state: Any = None,
+        progressbar: bool = False,
+    ) -> None:
+        self.max_rank = max_rank
+        self.restarts = restarts
+        self.tolerance = tolerance
+        self.max_sweeps = max_sweeps
+        self.random_state = random_state
+        self.progressbar = progressbar
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.string = True
+        tags.target_tags.required = False
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> MatrixCompletion:
+        """Fit the factors.
+
+        Parameters
+        ----------
+        X : array (n, 2) or sparse matrix
+            Labels of the row and of the column of each value; or the matrix itself, whose stored entries, zeros
+            included, are what is known.
+        y : array (n,), optional
+            The values; none with a sparse matrix.
+
+        Returns
+        -------
+        self
+        """
+        if sparse.issparse(X):
+            if y is not None:
+                raise ValueError("y is not None: a sparse matrix holds its values itself")
+            entries = X.tocoo()
+            rows, columns, values = entries.row, entries.col, entries.data
+            self.row_labels_, self.column_labels_ = np.arange(X.shape[0]), np.arange(X.shape[1])
+        else:
+            pairs = _pairs(X)
+            if y is None:
+                raise ValueError("requires y to be passed, but the target y is None")
+            values = np.asarray(y, dtype=np.float64)
+            self.row_labels_, rows = np.unique(pairs[:, 0], return_inverse=True)
+            self.column_labels_, columns = np.unique(pairs[:, 1], return_inverse=True)
+        shape = (len(self.row_labels_), len(self.column_labels_))
+        state = self.random_state
+        self.approximation_ = fit_matrix_completion(
+            rows,
+            columns,
+            values,
+            shape=shape,
+            max_rank=min(self.max_rank, *shape),
+            restarts=self.restarts,
+            tolerance=self.tolerance,
+            max_sweeps=self.max_sweeps,
+            random_seed=int(state.randint(2**31)) if isinstance(state, np.random.RandomState) else state,
+            progressbar=self.progressbar,
+        )
+        self.n_features_in_ = 2
+        self.rank_, self.noise_sd_ = self.approximation_.rank, self.approximation_.noise_sd
+        self.elbo_, self.n_iter_ = self.approximation_.elbo, len(self.approximation_.trace)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Posterior means of the entries.
+
+        Parameters
+        ----------
+        X : array (n, 2)
+            Labels. Those that were not there in the fit have the mean of all values.
+        return_std : bool
+            Whether to return the standard deviations of new observations too; NaN for labels not seen.
+
+        Returns
+        -------
+        ndarray (n,), or two of them
+        """
+        rows, columns, known = self._indices(X)
+        mean = np.full(len(known), self.approximation_.offset)
+        mean[known] = self.approximation_.predict(rows, columns)
+        if not return_std:
+            return mean
+        sd = np.full(len(known), np.nan)
+        sd[known] = self.approximation_.predictive_sd(rows, columns)
+        return mean, sd
+
+    def predict_interval(self, X: Any, probability: float = 0.95) -> tuple[Array, Array]:
+        """Central intervals for new observations of the entries; NaN for labels not seen."""
+        rows, columns, known = self._indices(X)
+        low, high = np.full((2, len(known)), np.nan)
+        low[known], high[known] = self.approximation_.interval(rows, columns, probability)
+        return low, high
+
+    def _indices(self, X: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+        """Rows and columns of the pairs with labels that are known, and which these are."""
+        check_is_fitted(self)
+        pairs = _pairs(X)
+        found = []
+        for labels, wanted in zip((self.row_labels_, self.column_labels_), pairs.T, strict=True):
+            place = np.minimum(np.searchsorted(labels, wanted), len(labels) - 1)
+            found.append((place, labels[place] == wanted))
+        known = found[0][1] & found[1][1]
+        return found[0][0][known], found[1][0][known], known
+
+
+def _pairs(X: Any) -> Any:
+    pairs = np.asarray(X)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise ValueError(f"X has shape {pairs.shape}; expected (n, 2): labels of the row and of the column")
+    return pairs
