@@ -47,6 +47,21 @@ class State(Protocol):
 S = TypeVar("S", bound="State")
 
 
+class RaggedState(State, Protocol):
+    """A state of which rows can be taken and put back, as trajectories of several lengths need."""
+
+    def take(self: R, index: NDArray[np.intp]) -> R:
+        """Rows ``index``."""
+        ...
+
+    def scatter(self: R, index: NDArray[np.intp], rows: R) -> R:
+        """A copy with ``rows`` in place of the rows ``index``."""
+        ...
+
+
+R = TypeVar("R", bound="RaggedState")
+
+
 class KernelInfo(NamedTuple):
     """What one step did.
 
@@ -57,13 +72,16 @@ class KernelInfo(NamedTuple):
     squared_jump : ndarray (n,)
         Squared length of the proposed displacement in whitened coordinates; times acceptance it is the expected squared
         jumping distance.
-    gradients : int
+    gradients : float
         Evaluations of the density per point.
+    log_ratio : ndarray (n,) or None
+        Log of the acceptance ratio; −ΔE for a trajectory, −inf where it is not a number.
     """
 
     acceptance: Array
     squared_jump: Array
-    gradients: int
+    gradients: float
+    log_ratio: Array | None = None
 
 
 class Kernel(Protocol):
@@ -96,7 +114,7 @@ def _accept(
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
     accepted = np.log(rng.random(len(log_ratio))) < log_ratio
     probability = np.exp(np.minimum(log_ratio, 0.0))
-    return state.where(accepted, proposal), KernelInfo(probability, squared_jump, 1)
+    return state.where(accepted, proposal), KernelInfo(probability, squared_jump, 1, log_ratio)
 
 
 class RandomWalk:
@@ -206,6 +224,39 @@ class Hmc:
         log_ratio = proposal.log_density - state.log_density + kinetic
         moved, info = _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
         return moved, info._replace(gradients=n_steps)
+
+    def step_each(
+        self,
+        rng: np.random.Generator,
+        state: R,
+        evaluate: Callable[[Array], R],
+        scale: Array,
+        n_steps: NDArray[np.intp],
+        metric: AnyMetric,
+    ) -> tuple[R, KernelInfo]:
+        """One trajectory for every point, with its own step ``scale`` ``(n,)`` and its own number of steps ``(n,)``.
+
+        Leapfrog step k evaluates the points with L ≥ k alone.
+        """
+        n, h = len(state.x), np.broadcast_to(_column(scale), (len(state.x), 1))
+        start = rng.standard_normal(state.x.shape)
+        momentum = start + 0.5 * h * _cut(metric.whiten_gradient(state.gradient), h)
+        proposal, jump, x, rows = state, np.zeros_like(start), state.x.copy(), np.arange(n)
+        for step in range(1, int(n_steps.max()) + 1):
+            rows = rows[n_steps[rows] >= step]
+            ours, width = metric.take(rows, n), h[rows]
+            jump[rows] += width * momentum[rows]
+            moved = evaluate(x[rows] + ours.colour(width * momentum[rows]))
+            x[rows] = moved.x
+            last = n_steps[rows] == step
+            kick = np.where(last[:, None], 0.5, 1.0) * width
+            momentum[rows] += kick * _cut(ours.whiten_gradient(moved.gradient), width)
+            if last.any():
+                proposal = proposal.scatter(rows[last], moved.take(np.flatnonzero(last)))
+        kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
+        log_ratio = proposal.log_density - state.log_density + kinetic
+        after, info = _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
+        return after, info._replace(gradients=float(n_steps.mean()))
 
 
 _LONGEST_TRAJECTORY = 100

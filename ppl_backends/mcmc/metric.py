@@ -6,11 +6,11 @@ ever needed, never L⁻¹.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["AnyMetric", "Metric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
 
@@ -28,6 +28,10 @@ class Metric:
     def is_dense(self) -> bool:
         """Whether the factor is a full triangular matrix."""
         return self.factor.ndim == 2
+
+    def take(self, rows: Index, n: int) -> Metric:
+        """The metric of some of ``n`` points: the same for all."""
+        return self
 
     def colour(self, z: Array) -> Array:
         """``L z`` for every row: whitened displacements to displacements of x."""
@@ -84,18 +88,25 @@ class SplitMetric:
 
     first: Metric
     second: Metric
+    n_first: int | None = None
+    """Points of the first kind; half of them by default."""
+
+    def take(self, rows: Index, n: int) -> SplitMetric:
+        """The metric of some of ``n`` points, whose numbers ``rows`` increase."""
+        return replace(self, n_first=int(np.searchsorted(rows, self._boundary(n))))
+
+    def _boundary(self, n: int) -> int:
+        return n // 2 if self.n_first is None else self.n_first
 
     def colour(self, z: Array) -> Array:
-        """``L z`` with each half's own factor."""
-        half = len(z) // 2
-        return np.concatenate([self.first.colour(z[:half]), self.second.colour(z[half:])])
+        """``L z`` with each part's own factor."""
+        at = self._boundary(len(z))
+        return np.concatenate([self.first.colour(z[:at]), self.second.colour(z[at:])])
 
     def whiten_gradient(self, gradient: Array) -> Array:
-        """``Lᵀ g`` with each half's own factor."""
-        half = len(gradient) // 2
-        return np.concatenate(
-            [self.first.whiten_gradient(gradient[:half]), self.second.whiten_gradient(gradient[half:])]
-        )
+        """``Lᵀ g`` with each part's own factor."""
+        at = self._boundary(len(gradient))
+        return np.concatenate([self.first.whiten_gradient(gradient[:at]), self.second.whiten_gradient(gradient[at:])])
 
 
 def cross_fitted_metric(x: Array) -> SplitMetric:

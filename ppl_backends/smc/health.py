@@ -43,7 +43,9 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bo
     if moves:
         slow = [move for move in moves if move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)]
         # With few chains the correlations are noisy, and one of many stages may stand out by chance.
-        if len(slow) > 0.1 * len(moves) or any(move.correlation > max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow):
+        if len(slow) > 0.1 * len(moves) or any(
+            move.correlation > max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow
+        ):
             worst = max(slow, key=lambda move: move.correlation)
             reasons.append(
                 f"the particles did not forget where they were at {len(slow)} of {len(moves)} stages (after "

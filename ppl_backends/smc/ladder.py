@@ -183,13 +183,13 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
     log_weights = np.concatenate(weights)
     log_evidence = float(logsumexp(log_weights) - np.log(len(log_weights)))
     smoothed, pareto_k = smoothed_weights(log_weights)
-    log_weight = smoothed - logsumexp(smoothed)
-    if pareto_k > _UNRELIABLE_K:
+    log_weight, ess = smoothed - logsumexp(smoothed), effective_sample_size(smoothed)
+    not_to_be_fitted = np.isnan(pareto_k) and ess < 0.5 * len(log_weight)
+    if pareto_k > _UNRELIABLE_K or not_to_be_fitted:
         message = (
             f"reweight: Pareto k is {pareto_k:.2f} (above 0.7 the weights cannot be relied on); run the model itself"
         )
         warnings.warn(message, SamplerWarning, stacklevel=2)
-    ess = effective_sample_size(smoothed)
     return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(exponents))
 
 

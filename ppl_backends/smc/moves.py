@@ -9,8 +9,7 @@ regression from the prior the rule stops after 4 Langevin moves, when the weight
 correlation of 0.2 to 0.4, and the log evidence is low by 0.2 on average. So moves also go on until the log weights, and the
 weights of the step to come, have a correlation below 0.1 with those before the moves.
 
-The scale follows the acceptance rate after every move; with thousands of particles one move measures that rate to about one
-per cent.
+How long the steps are, and how many a trajectory has, is the business of :mod:`~ppl_backends.smc.tuning`.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.mcmc.kernels import Kernel, KernelInfo
 from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 from ppl_backends.smc.schedule import next_exponent
+from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, move_once
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["MoveSettings", "MoveSummary", "PlannedMoves", "extend_chains", "follow_plan", "move_particles"]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
-_GAIN = 1.5  # change of log scale per unit of acceptance above target; about the inverse slope of the acceptance curve
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class MoveSummary:
     acceptance : float
         Mean acceptance probability.
     scale : float
-        Scale after the last move.
+        Step of the last move; the median, where each particle has its own.
     correlation : float
         What is left of the memory: the larger of the weights' correlation with those before the moves and of the largest
         running product over coordinates.
@@ -80,22 +79,22 @@ class PlannedMoves:
     Attributes
     ----------
     metric : Metric or SplitMetric
-    scales : tuple of float
+    scales : tuple of float or Pairs
         One per move.
     """
 
     metric: AnyMetric
-    scales: tuple[float, ...]
+    scales: tuple[Parameters, ...]
 
 
 def move_particles(
     state: PathState,
     path: TemperingPath,
     kernel: Kernel,
-    scale: float,
+    tuning: Tuning,
     settings: MoveSettings,
     rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary, tuple[float, ...]]:
+) -> tuple[PathState, MoveSummary, Tuning, tuple[Parameters, ...]]:
     """Move every particle until the memory of where it was is gone, or the cap is met.
 
     Parameters
@@ -104,8 +103,8 @@ def move_particles(
         Resampled particles, read at the exponent to keep invariant.
     path : TemperingPath
     kernel : Kernel
-    scale : float
-        Of the kernel, as the last temperature left it.
+    tuning : Tuning
+        As the last temperature left it.
     settings : MoveSettings
     rng : numpy.random.Generator
 
@@ -113,38 +112,52 @@ def move_particles(
     -------
     state : PathState
     summary : MoveSummary
-    scales : tuple of float
-        The scale of every move.
+    tuning : Tuning
+    scales : tuple of float or Pairs
+        The parameters of every move.
     """
-    mover = _Mover(state, path, kernel, cross_fitted_metric(state.x), rng)
+    mover = _Mover(state, path, kernel, cross_fitted_metric(state.x), rng, tuning)
+    mover.prepare()
     while len(mover.scales) < settings.maximum:
-        mover.move(scale)
-        scale = mover.next_scale
+        mover.move()
         if len(mover.scales) >= settings.minimum and mover.forgotten:
             break
-    return mover.state, mover.summary(), tuple(mover.scales)
+    return mover.state, mover.summary(), mover.tuning, tuple(mover.scales)
 
 
 def follow_plan(
-    state: PathState, path: TemperingPath, kernel: Kernel, plan: PlannedMoves, rng: np.random.Generator
+    state: PathState,
+    path: TemperingPath,
+    kernel: Kernel,
+    plan: PlannedMoves,
+    tuning: Tuning,
+    rng: np.random.Generator,
 ) -> tuple[PathState, MoveSummary]:
     """Make the moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves."""
-    mover = _Mover(state, path, kernel, plan.metric, rng)
-    for scale in plan.scales:
+    mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
+    for scale in _shuffled(plan.scales, rng):
         mover.move(scale)
     return mover.state, mover.summary()
+
+
+def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple[Parameters, ...]:
+    """Planned parameters; where each particle has its own, dealt anew: resampled particles have an order."""
+    if not isinstance(scales[0], Pairs):
+        return scales
+    order = rng.permutation(len(scales[0].scale))
+    return tuple(pairs.take(order) if isinstance(pairs, Pairs) else pairs for pairs in scales)
 
 
 def extend_chains(
     state: PathState,
     path: TemperingPath,
     kernel: Kernel,
-    scales: float | tuple[float, ...],
+    tuning: Tuning,
     length: int,
     settings: MoveSettings,
-    metric: AnyMetric,
+    plan: PlannedMoves,
     rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary, tuple[float, ...]]:
+) -> tuple[PathState, MoveSummary, Tuning, tuple[Parameters, ...]]:
     """Waste-free moves (Dau & Chopin 2022): from every particle a chain, of which ``length`` states are kept.
 
     Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
@@ -156,11 +169,12 @@ def extend_chains(
         The first states of the chains.
     path : TemperingPath
     kernel : Kernel
-    scales : float or tuple of float
-        To begin with; or of every move, to be kept to.
+    tuning : Tuning
+        As the last temperature left it.
     length : int
     settings : MoveSettings
-    metric : Metric or SplitMetric
+    plan : PlannedMoves
+        The metric; and the parameters of all moves, where these are planned.
     rng : numpy.random.Generator
 
     Returns
@@ -168,16 +182,19 @@ def extend_chains(
     state : PathState
         All states kept, those of a chain adjacent.
     summary : MoveSummary
-    scales : tuple of float
+    tuning : Tuning
+    scales : tuple of float or Pairs
+        The parameters of every move.
     """
-    mover = _Mover(state, path, kernel, metric, rng)
-    planned = scales if isinstance(scales, tuple) else None
+    mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
+    planned = _shuffled(plan.scales, rng) if plan.scales else None
+    if planned is None:
+        mover.prepare()
     stride = len(planned) // (length - 1) if planned else 1
     states = [state]
     while True:
         done = len(mover.scales)
-        scale = planned[done] if planned else mover.next_scale if done else scales
-        mover.move(scale)  # type: ignore[arg-type]
+        mover.move(planned[done] if planned else None)
         if (done + 1) % stride == 0:
             states.append(mover.state)
         if len(states) == length:
@@ -187,36 +204,50 @@ def extend_chains(
     by_chain = np.arange(length * len(state.x)).reshape(length, -1).T.ravel()
     summary = mover.summary()
     summary = replace(summary, gradients=summary.gradients / length)
-    return concatenate(states).take(by_chain), summary, tuple(mover.scales)
+    return concatenate(states).take(by_chain), summary, mover.tuning, tuple(mover.scales)
 
 
 class _Mover:
     """Moves particles, with a record of what the moves did."""
 
     def __init__(
-        self, state: PathState, path: TemperingPath, kernel: Kernel, metric: AnyMetric, rng: np.random.Generator
+        self,
+        state: PathState,
+        path: TemperingPath,
+        kernel: Kernel,
+        metric: AnyMetric,
+        rng: np.random.Generator,
+        tuning: Tuning,
     ) -> None:
         self.state, self.path, self.kernel, self.metric, self.rng = state, path, kernel, metric, rng
-        self.start, self.memory = state.x, _WeightMemory(state)
+        self.tuning, self.start, self.memory = tuning, state.x, _WeightMemory(state)
         self.product = np.ones(state.x.shape[1])
-        self.scales: list[float] = []
+        self.scales: list[Parameters] = []
         self.acceptance: list[float] = []
         self.jumps: list[float] = []
-        self.gradients, self.left, self.next_scale = 0.0, 1.0, 0.0
+        self.gradients, self.left = 0.0, 1.0
 
     def _evaluate(self, x: Array) -> PathState:
         return self.path.evaluate(x, self.state.exponent, self.kernel.uses_gradient)
 
-    def move(self, scale: float) -> None:
-        """Move every particle once; ``next_scale`` follows the acceptance rate."""
-        before = self.state
-        self.state, info = self.kernel.step(self.rng, before, self._evaluate, scale, self.metric)
-        rate = float(info.acceptance.mean())
-        self.next_scale = scale * float(np.exp(_GAIN * (rate - self.kernel.target_acceptance)))
-        self.scales.append(scale)
-        self.acceptance.append(rate)
-        self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
+    def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:
+        moved, info = move_once(self.kernel, self.rng, self.state, self._evaluate, parameters, self.metric)
         self.gradients += info.gradients
+        return moved, info
+
+    def prepare(self) -> None:
+        """Tune for this temperature, by a trial where the tuning makes one."""
+        self.tuning = self.tuning.prepare(lambda tried: self._step(tried)[1], len(self.state.x), self.rng)
+
+    def move(self, parameters: Parameters | None = None) -> None:
+        """Move every particle once, as the tuning says or as given."""
+        before, used = self.state, self.tuning.parameters() if parameters is None else parameters
+        self.state, info = self._step(used)
+        if parameters is None:
+            self.tuning = self.tuning.learn(info, first=not self.scales)
+        self.scales.append(used)
+        self.acceptance.append(float(info.acceptance.mean()))
+        self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= _correlation(before.x, self.state.x)
         self.left = max(float(self.product.max()), self.memory.left(self.state))
 
@@ -227,15 +258,15 @@ class _Mover:
 
     def summary(self) -> MoveSummary:
         """The figures so far."""
-        stuck = float(np.mean((self.state.x == self.start).all(axis=1)))
+        last = self.scales[-1]
         return MoveSummary(
             len(self.scales),
-            float(np.mean(self.acceptance)) if self.scales else float("nan"),
-            self.next_scale,
+            float(np.mean(self.acceptance)),
+            float(np.median(last.scale)) if isinstance(last, Pairs) else last,
             self.left,
-            float(np.mean(self.jumps)) if self.scales else 0.0,
+            float(np.mean(self.jumps)),
             self.gradients,
-            stuck,
+            float(np.mean((self.state.x == self.start).all(axis=1))),
             self.memory.noise,
         )
 

@@ -66,6 +66,14 @@ class PathState:
         taken: dict[str, Any] = {name: array[index] for name, array in self._arrays().items()}
         return replace(self, **taken)
 
+    def scatter(self, index: Index, rows: PathState) -> PathState:
+        """A copy with ``rows`` in place of the rows ``index``."""
+        new = rows._arrays()
+        changed: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
+        for name, array in changed.items():
+            array[index] = new[name]
+        return replace(self, **changed)
+
     def where(self, accepted: NDArray[np.bool_], proposal: PathState) -> PathState:
         """The proposal where ``accepted``, else this."""
         new = proposal._arrays()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,12 @@ def smc_inference_data(
     sampling_time: float,
     log_likelihood: bool,
     log_prior: bool,
+    attrs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Assemble what :func:`~ppl_backends.sample_smc` returns."""
+    """Assemble what :func:`~ppl_backends.sample_smc` returns; ``attrs`` are further attributes."""
     reached = all(run.complete for run in runs)
     path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
-    attrs = {
+    attrs = dict(attrs or {}) | {
         "log_evidence": evidence.log_evidence if reached else None,
         "log_evidence_se": evidence.standard_error if reached else None,
         "log_evidence_df": evidence.df if reached else None,

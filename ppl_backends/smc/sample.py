@@ -28,6 +28,7 @@ from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["sample_smc"]
 
+_DEFAULT_TUNING = "acceptance"
 # Waste-free by default: so many chains, if each then has at least so many states; and none with more than so many.
 _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 
@@ -41,6 +42,7 @@ def sample_smc(
     initial: Any = "prior",
     path: str = "tempering",
     kernel: str = "auto",
+    tuning: str = "auto",
     schedule: str | Sequence[float] = "ess",
     ess_threshold: float = 0.5,
     min_moves: int = 1,
@@ -80,6 +82,9 @@ def sample_smc(
         continues when there are more; the latter starts from the prior.
     kernel : {"auto", "hmc", "mala", "random_walk"}
         ``"auto"`` takes HMC where the target has gradients, else the random walk.
+    tuning : {"auto", "acceptance", "ft", "pr"}
+        Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &
+        Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first.
     schedule : {"ess", "cess"} or sequence of float
         How the exponents λ are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
         being resampled only where their ESS is below half; or as given, increasing to 1.
@@ -149,9 +154,8 @@ def sample_smc(
     """
     _check_options(draws, chains, ess_threshold, min_moves, max_moves, len_chain)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
-    if _over_data(
-        path, initial, [schedule != "ess", len_chain not in (None, "auto"), unbiased, checkpoint, keep_ladder]
-    ):
+    others = [schedule != "ess", tuning != "auto", len_chain not in (None, "auto"), unbiased, checkpoint, keep_ladder]
+    if _over_data(path, initial, others):
         from ppl_backends.smc.sequential import sample_data_path
 
         return sample_data_path(
@@ -170,11 +174,12 @@ def sample_smc(
         )
     clock = time.perf_counter()
     chosen = choose_kernel(kernel, target)
-    options = {
+    options: dict[str, Any] = {
         "ess_fraction": ess_threshold,
         "schedule": make_schedule(schedule, ess_threshold),
         "moves": MoveSettings(min_moves, max_moves),
         "len_chain": _chain_length(len_chain, draws),
+        "tuning": _DEFAULT_TUNING if tuning == "auto" else tuning,
         "unbiased": unbiased,
         "keep_ladder": keep_ladder,
     }
@@ -210,6 +215,12 @@ def sample_smc(
         sampling_time=time.perf_counter() - clock,
         log_likelihood=log_likelihood,
         log_prior=log_prior,
+        attrs={
+            "tuning": options["tuning"],
+            "len_chain": options["len_chain"] or 1,
+            "schedule": options["schedule"].kind,
+            "unbiased": int(unbiased),
+        },
     )
 
 
@@ -221,7 +232,7 @@ def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:
         raise ModelError("path='data' starts from the prior: leave initial= out")
     if path == "data" and any(others):
         raise ModelError(
-            "schedule=, len_chain=, unbiased=, checkpoint= and keep_ladder= need path='tempering'; "
+            "schedule=, tuning=, len_chain=, unbiased=, checkpoint= and keep_ladder= need path='tempering'; "
             "what path='data' returns can itself go on"
         )
     return path == "data"

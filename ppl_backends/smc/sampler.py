@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from ppl_backends.importance.weights import (
     tail_share,
 )
 from ppl_backends.mcmc.kernels import Kernel
-from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric, metric_from_points
-from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.mcmc.metric import cross_fitted_metric, metric_from_points
+from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import Rung
 from ppl_backends.smc.moves import (
     MoveSettings,
@@ -40,7 +40,9 @@ from ppl_backends.smc.moves import (
     move_particles,
 )
 from ppl_backends.smc.path import PathState, TemperingPath
+from ppl_backends.smc.records import PlannedStage, Progress, SMCRun, Stage, Store
 from ppl_backends.smc.schedule import Schedule
+from ppl_backends.smc.tuning import AcceptanceTuning, Tuning, make_tuning
 from ppl_backends.targets.protocol import Array, Index, explain_point
 
 __all__ = ["Progress", "SMCRun", "Stage", "Store", "advance", "run_tempering"]
@@ -48,137 +50,6 @@ __all__ = ["Progress", "SMCRun", "Stage", "Store", "advance", "run_tempering"]
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a variance
 _NEGLIGIBLE_TAIL = 0.02
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One temperature of the ladder.
-
-    Attributes
-    ----------
-    exponent : float
-        λ reached.
-    log_evidence : float
-        Running log evidence at λ.
-    ess : float
-        Effective sample size of the incremental weights.
-    mean, sd : ndarray (dim,)
-        Weighted moments of the particles at λ.
-    n_lineages : int
-        Initial particles with descendants after resampling.
-    moves : MoveSummary or None
-        None where the run was a single importance step.
-    seconds : float
-        Since the run began.
-    """
-
-    exponent: float
-    log_evidence: float
-    ess: float
-    mean: Array
-    sd: Array
-    n_lineages: int
-    moves: MoveSummary | None
-    seconds: float
-
-
-class PlannedStage(NamedTuple):
-    """An exponent, and the moves there (None where a pilot made none)."""
-
-    exponent: float
-    moves: PlannedMoves | None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A run between two temperatures: all that the next one needs, and what a checkpoint holds.
-
-    Attributes
-    ----------
-    state : PathState
-        Equally weighted particles ``(n, dim)`` at the exponent reached, siblings adjacent.
-    rng : numpy.random.Generator
-    lineage : LineageVariance
-        Initial particle each descends from, and the variance of the log evidence that follows.
-    path_sampling : PathSampling
-        The log evidence by path sampling.
-    scale : float
-        Of the kernel.
-    log_evidence : float
-        Includes ``log_normalizer``.
-    log_normalizer : float
-        Log of the integral of the path's base, as the start estimated it.
-    stages : tuple of Stage
-    start_stages : sequence of Stage
-        Ladder of the run that drew the start, where one did.
-    weights : ndarray (n,) or None
-        Normalised, where the particles were not resampled after the last step; None for equal ones.
-    weighted : tuple of (points (n, dim), log weights (n,)) or None
-        The weighted points of a run that was one importance step.
-    plan : tuple of PlannedStage or None
-        What a pilot run decided, stage by stage.
-    pilot : bool
-        Whether this run is there to decide: its evidence is not the one reported.
-    ladder : tuple of Rung or None
-        The particles at every exponent, where they are kept.
-    seconds : float
-    """
-
-    state: PathState
-    rng: np.random.Generator
-    lineage: LineageVariance
-    path_sampling: PathSampling
-    scale: float
-    log_evidence: float
-    log_normalizer: float
-    stages: tuple[Stage, ...] = ()
-    start_stages: Sequence[Stage] = ()
-    weights: Array | None = None
-    weighted: tuple[Array, Array] | None = None
-    plan: tuple[PlannedStage, ...] | None = None
-    pilot: bool = False
-    ladder: tuple[Rung, ...] | None = None
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class SMCRun(Progress):
-    """What one run leaves.
-
-    Attributes
-    ----------
-    interrupted : bool
-        Whether Ctrl-C ended it.
-    """
-
-    interrupted: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether λ = 1 was reached."""
-        return self.state.exponent == 1.0 and not self.pilot
-
-    @property
-    def x(self) -> Array:
-        """The particles ``(n, dim)``."""
-        return self.state.x
-
-    @property
-    def log_density(self) -> Array:
-        """Log γ of the particles at the last exponent ``(n,)``."""
-        return self.state.log_density
-
-
-class Store(Protocol):
-    """Where a run is kept between temperatures."""
-
-    def load(self) -> Progress | None:
-        """The run as last saved, if it ever was."""
-        ...
-
-    def save(self, progress: Progress) -> None:
-        """Keep the run."""
-        ...
 
 
 def run_tempering(
@@ -193,6 +64,7 @@ def run_tempering(
     report: Callable[[Stage], None] | None = None,
     schedule: Schedule | None = None,
     len_chain: int | None = None,
+    tuning: str = "acceptance",
     unbiased: bool = False,
     keep_ladder: bool = False,
     store: Store | None = None,
@@ -217,6 +89,8 @@ def run_tempering(
         In place of the ESS of ``ess_fraction``.
     len_chain : int, optional
         Waste-free moves: ``n / len_chain`` particles are resampled, and of a chain from each so many states are kept.
+    tuning : {"acceptance", "ft", "pr"}
+        How the kernel's parameters are found; see :mod:`~ppl_backends.smc.tuning`.
     unbiased : bool
         Whether to run twice, the second time as the first decided: exponents, number and scale of the moves and their
         metric no longer depend on the particles, and the evidence (not its log) has no bias.
@@ -233,19 +107,31 @@ def run_tempering(
 
     def run_inner(inner: TemperingPath, size: int, generator: np.random.Generator) -> SMCRun:
         return run_tempering(
-            inner, kernel, size, generator, ess_fraction=ess_fraction, moves=moves, max_time=max_time, unbiased=unbiased
+            inner,
+            kernel,
+            size,
+            generator,
+            ess_fraction=ess_fraction,
+            moves=moves,
+            max_time=max_time,
+            tuning=tuning,
+            unbiased=unbiased,
         )
+
+    def begin(generator: np.random.Generator, pilot: bool) -> Progress:
+        began = _begin(path, kernel, n, generator, run_inner, keep_ladder and not pilot, pilot)
+        moved = n if len_chain is None else -(-n // len_chain)
+        return replace(began, tuning=make_tuning(tuning, kernel, moved, path.target.dim, generator))
 
     progress = store.load() if store else None
     if progress is None:
-        progress = _begin(path, kernel, n, rng, run_inner, keep_ladder and not unbiased, pilot=unbiased)
+        progress = begin(rng, pilot=unbiased)
     clock = _Clock(progress.seconds, max_time)
     while True:
         progress, stopped = _climb(progress, clock, store, report, (path, kernel, schedule, moves, len_chain))
         if stopped or not progress.pilot:
             return SMCRun(**vars(progress), interrupted=stopped == "interrupted")
-        again = _begin(path, kernel, n, progress.rng, run_inner, keep_ladder, pilot=False)
-        progress = replace(again, plan=progress.plan, seconds=clock.seconds)
+        progress = replace(begin(progress.rng, pilot=False), plan=progress.plan, seconds=clock.seconds)
 
 
 class _Clock:
@@ -347,7 +233,7 @@ def advance(
     enough = exponent == 1.0 and not run.stages
     if enough and (planned.moves is None if planned else _weights_are_enough(log_weights)):
         ancestors = systematic_resampling(weights, n, run.rng)
-        moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, None)
+        moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, run.tuning, None)
         weighted, path_sampling = (before.x, log_weights), PathSampling(n, log_evidence)
         rung = Rung.of(before.at(exponent), log_evidence, _log(n * weights))
     else:
@@ -367,6 +253,7 @@ def advance(
         lineage=lineage,
         path_sampling=path_sampling,
         scale=moved.summary.scale if moved.summary else run.scale,
+        tuning=moved.tuning,
         log_evidence=log_evidence,
         stages=(*run.stages, stage),
         weights=moved.weights,
@@ -388,6 +275,7 @@ class _Moved(NamedTuple):
     weights : ndarray (n,) or None
         Normalised, where there was no resampling.
     summary : MoveSummary or None
+    tuning : Tuning or None
     decided : PlannedMoves or None
         The moves of a pilot run, for the run that it is the pilot of.
     """
@@ -396,6 +284,7 @@ class _Moved(NamedTuple):
     ancestors: Index
     weights: Array | None
     summary: MoveSummary | None
+    tuning: Tuning | None
     decided: PlannedMoves | None
 
 
@@ -412,34 +301,33 @@ def _resample_and_move(
 ) -> _Moved:
     """Particles of ``exponent`` that were moved there."""
     before, rng, n = run.state, run.rng, len(weights)
+    tuning = run.tuning or AcceptanceTuning(run.scale, kernel.target_acceptance)
     if len_chain is not None:
         ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
         state = before.take(ancestors).at(exponent)
-        metric, decided, scales = _chain_metric(run, weights, planned)
-        state, summary, used = extend_chains(state, path, kernel, scales, len_chain, moves, metric, rng)
-        decided = replace(decided, scales=used) if decided else None
-        first = np.arange(n)  # of the last chain, where the length does not divide n, some states are left out
-        return _Moved(state.take(first), np.repeat(ancestors, len_chain)[:n], None, summary, decided)
+        plan, decided = planned or _chain_metric(before.x, weights, rng), None
+        state, summary, tuning, used = extend_chains(state, path, kernel, tuning, len_chain, moves, plan, rng)
+        if run.pilot:
+            decided = PlannedMoves(metric_from_points(before.x[systematic_resampling(weights, n, rng)]), used)
+        state = state.take(
+            np.arange(n)
+        )  # where the length does not divide n, some states of the last chain are left out
+        return _Moved(state, np.repeat(ancestors, len_chain)[:n], None, summary, tuning, decided)
     resample = schedule.resamples(weights, exponent)
     ancestors = systematic_resampling(weights, n, rng) if resample else np.arange(n)
-    state = before.take(ancestors).at(exponent)
-    decided = PlannedMoves(metric_from_points(state.x), ()) if run.pilot else None
+    state, decided = before.take(ancestors).at(exponent), None
     if planned is not None:
-        state, summary = follow_plan(state, path, kernel, planned, rng)
+        state, summary = follow_plan(state, path, kernel, planned, tuning, rng)
     else:
-        state, summary, used = move_particles(state, path, kernel, run.scale, moves, rng)
-        decided = replace(decided, scales=used) if decided else None
-    return _Moved(state, ancestors, None if resample else weights, summary, decided)
+        metric = metric_from_points(state.x) if run.pilot else None
+        state, summary, tuning, used = move_particles(state, path, kernel, tuning, moves, rng)
+        decided = PlannedMoves(metric, used) if metric is not None else None
+    return _Moved(state, ancestors, None if resample else weights, summary, tuning, decided)
 
 
-def _chain_metric(
-    run: Progress, weights: Array, planned: PlannedMoves | None
-) -> tuple[AnyMetric, PlannedMoves | None, float | tuple[float, ...]]:
-    """Metric and scales of waste-free chains: of all weighted particles, since few of them begin a chain."""
-    if planned is not None:
-        return planned.metric, None, planned.scales
-    x = run.state.x[systematic_resampling(weights, len(weights), run.rng)]
-    return cross_fitted_metric(x), PlannedMoves(metric_from_points(x), ()) if run.pilot else None, run.scale
+def _chain_metric(x: Array, weights: Array, rng: np.random.Generator) -> PlannedMoves:
+    """The metric of waste-free chains, with no move planned: of all weighted particles, since few of them begin a chain."""
+    return PlannedMoves(cross_fitted_metric(x[systematic_resampling(weights, len(x), rng)]), ())
 
 
 def _log(values: Array) -> Array:

@@ -247,7 +247,9 @@ def _result(
     before: Array,
     rng: np.random.Generator,
     clock: float,
-    **stored: bool,
+    *,
+    log_likelihood: bool,
+    log_prior: bool,
 ) -> Any:
     """InferenceData with the rows seen, their scores, and what it takes to go on."""
     finished, unfinished = split_finished([_finish(data, run) for run in runs], len(runs), False)
@@ -265,7 +267,8 @@ def _result(
         unfinished,
         rng=rng,
         sampling_time=time.perf_counter() - clock,
-        **stored,
+        log_likelihood=log_likelihood,
+        log_prior=log_prior,
     )
     new = _combined(finished, before, np.array([run.progress.stages[0].log_evidence for run in chosen]))
     attrs = {

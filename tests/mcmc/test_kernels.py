@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import KERNELS, Hmc, Mala, RandomWalk, make_kernel
-from ppl_backends.mcmc.metric import Metric, cross_fitted_metric, metric_from_points
+from ppl_backends.mcmc.kernels import KERNELS, Hmc, KernelInfo, Mala, RandomWalk, make_kernel
+from ppl_backends.mcmc.metric import Metric, SplitMetric, cross_fitted_metric, metric_from_points
 
 # Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
 LEVEL = 5e-6
@@ -32,6 +32,14 @@ class Points:
     def where(self, accepted, proposal):
         return Points(np.where(accepted[:, None], proposal.x, self.x))
 
+    def take(self, index):
+        return Points(self.x[index])
+
+    def scatter(self, index, rows):
+        x = self.x.copy()
+        x[index] = rows.x
+        return Points(x)
+
 
 METRIC = Metric(np.array([[0.9, 0.0], [0.4, 0.7]]))
 
@@ -49,6 +57,54 @@ def p_values(kernel, scale, n=40_000, steps=3, seed=1):
 @pytest.mark.parametrize("scale", [0.6, 1.4])
 def test_kernel_leaves_target_invariant(name, scale):
     assert min(p_values(make_kernel(name), scale)) > LEVEL
+
+
+def each_its_own(kernel, n=40_000, split=False):
+    """KS p-values after three steps in which every point has its own step and length."""
+    rng = np.random.default_rng(2)
+    state = Points(np.log(rng.gamma(SHAPE, size=(n, 2))))
+    metric = SplitMetric(METRIC, Metric(np.ones(2))) if split else METRIC
+    scale, n_steps = rng.uniform(0.1, 1.2, n), rng.integers(1, 8, n)
+    for _ in range(3):
+        state, info = kernel.step_each(rng, state, Points, scale, n_steps, metric)
+    assert info.gradients == pytest.approx(n_steps.mean())
+    return [stats.kstest(np.exp(state.x[:, j]), "gamma", args=(SHAPE,)).pvalue for j in range(2)]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_trajectories_of_every_length_leave_target_invariant(split):
+    assert min(each_its_own(Hmc(), split=split)) > LEVEL
+
+
+class HmcWithoutLastHalfKick(Hmc):
+    """Ends its trajectories with a whole kick, so that they are not reversible."""
+
+    def step_each(self, rng, state, evaluate, scale, n_steps, metric):
+        h, start = scale[:, None], rng.standard_normal(state.x.shape)
+        momentum, x = start + 0.5 * h * metric.whiten_gradient(state.gradient), state
+        for _ in range(3):
+            x = evaluate(x.x + metric.colour(h * momentum))
+            momentum = momentum + h * metric.whiten_gradient(x.gradient)
+        kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
+        accepted = np.log(rng.random(len(h))) < x.log_density - state.log_density + kinetic
+        return state.where(accepted, x), KernelInfo(np.ones(len(h)), np.ones(len(h)), n_steps.mean())
+
+
+def test_broken_trajectories_are_caught():
+    assert min(each_its_own(HmcWithoutLastHalfKick())) < LEVEL
+
+
+def test_no_gradient_is_evaluated_for_a_trajectory_that_has_ended():
+    rows = []
+
+    def counting(x):
+        rows.append(len(x))
+        return Points(x)
+
+    n_steps = np.array([1, 5, 2, 2, 3])
+    state = Points(np.zeros((5, 2)))
+    Hmc().step_each(np.random.default_rng(0), state, counting, np.full(5, 0.1), n_steps, METRIC)
+    assert rows == [5, 4, 2, 1, 1]
 
 
 class MalaWithoutReverseDensity(Mala):

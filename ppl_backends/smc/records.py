@@ -1,0 +1,152 @@
+"""What a run is made of: its temperatures, itself between two of them, and itself at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.smc.ladder import Rung
+from ppl_backends.smc.moves import MoveSummary, PlannedMoves
+from ppl_backends.smc.path import PathState
+from ppl_backends.smc.tuning import Tuning
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["PlannedStage", "Progress", "SMCRun", "Stage", "Store"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One temperature of the ladder.
+
+    Attributes
+    ----------
+    exponent : float
+        λ reached.
+    log_evidence : float
+        Running log evidence at λ.
+    ess : float
+        Effective sample size of the incremental weights.
+    mean, sd : ndarray (dim,)
+        Weighted moments of the particles at λ.
+    n_lineages : int
+        Initial particles with descendants after resampling.
+    moves : MoveSummary or None
+        None where the run was a single importance step.
+    seconds : float
+        Since the run began.
+    """
+
+    exponent: float
+    log_evidence: float
+    ess: float
+    mean: Array
+    sd: Array
+    n_lineages: int
+    moves: MoveSummary | None
+    seconds: float
+
+
+class PlannedStage(NamedTuple):
+    """An exponent, and the moves there (None where a pilot made none)."""
+
+    exponent: float
+    moves: PlannedMoves | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run between two temperatures: all that the next one needs, and what a checkpoint holds.
+
+    Attributes
+    ----------
+    state : PathState
+        Equally weighted particles ``(n, dim)`` at the exponent reached, siblings adjacent.
+    rng : numpy.random.Generator
+    lineage : LineageVariance
+        Initial particle each descends from, and the variance of the log evidence that follows.
+    path_sampling : PathSampling
+        The log evidence by path sampling.
+    scale : float
+        Of the kernel.
+    tuning : Tuning or None
+        Of the kernel's parameters; None for a scale that follows the acceptance rate, before the first move.
+    log_evidence : float
+        Includes ``log_normalizer``.
+    log_normalizer : float
+        Log of the integral of the path's base, as the start estimated it.
+    stages : tuple of Stage
+    start_stages : sequence of Stage
+        Ladder of the run that drew the start, where one did.
+    weights : ndarray (n,) or None
+        Normalised, where the particles were not resampled after the last step; None for equal ones.
+    weighted : tuple of (points (n, dim), log weights (n,)) or None
+        The weighted points of a run that was one importance step.
+    plan : tuple of PlannedStage or None
+        What a pilot run decided, stage by stage.
+    pilot : bool
+        Whether this run is there to decide: its evidence is not the one reported.
+    ladder : tuple of Rung or None
+        The particles at every exponent, where they are kept.
+    seconds : float
+    """
+
+    state: PathState
+    rng: np.random.Generator
+    lineage: LineageVariance
+    path_sampling: PathSampling
+    scale: float
+    log_evidence: float
+    log_normalizer: float
+    stages: tuple[Stage, ...] = ()
+    start_stages: Sequence[Stage] = ()
+    tuning: Tuning | None = None
+    weights: Array | None = None
+    weighted: tuple[Array, Array] | None = None
+    plan: tuple[PlannedStage, ...] | None = None
+    pilot: bool = False
+    ladder: tuple[Rung, ...] | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SMCRun(Progress):
+    """What one run leaves.
+
+    Attributes
+    ----------
+    interrupted : bool
+        Whether Ctrl-C ended it.
+    """
+
+    interrupted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether λ = 1 was reached."""
+        return self.state.exponent == 1.0 and not self.pilot
+
+    @property
+    def x(self) -> Array:
+        """The particles ``(n, dim)``."""
+        return self.state.x
+
+    @property
+    def log_density(self) -> Array:
+        """Log γ of the particles at the last exponent ``(n,)``."""
+        return self.state.log_density
+
+
+class Store(Protocol):
+    """Where a run is kept between temperatures."""
+
+    def load(self) -> Progress | None:
+        """The run as last saved, if it ever was."""
+        ...
+
+    def save(self, progress: Progress) -> None:
+        """Keep the run."""
+        ...

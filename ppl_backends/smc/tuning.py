@@ -1,0 +1,241 @@
+r"""Steps and lengths of the moves, tuned by the particles that they move.
+
+``"acceptance"``: one step ε for all, led to the acceptance rate that theory asks for; HMC's number of steps L follows from ε.
+
+``"ft"`` (Fearnhead & Taylor 2013; Buchholz 2018, Algorithm 16): every particle carries its own (ε, L). What a pair achieved
+in the first move of a temperature is the expected squared jump per gradient, Λ = acceptance · |Δ|² / L; pairs are
+resampled in proportion to it, and jittered.
+
+``"pr"`` (Buchholz 2018, Algorithm 17): at every temperature a trial comes first. Pairs are drawn uniformly up to (ε*, L*),
+one trajectory from each particle shows what they achieve, and is then thrown away; pairs of the moves are drawn in
+proportion to their Λ. ε* solves the median regression |ΔE| = a ε² for acceptance 0.9; L* grows while many of the pairs chosen
+have an L close to it, and shrinks while few have.
+
+A random walk and a Langevin move are tuned alike, with L = 1, and with their own acceptance rates in place of 0.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
+from ppl_backends.mcmc.metric import AnyMetric
+from ppl_backends.smc.path import PathState
+from ppl_backends.targets.protocol import Array, Index
+
+__all__ = [
+    "AcceptanceTuning",
+    "CarriedTuning",
+    "Pairs",
+    "Parameters",
+    "PretrialTuning",
+    "Tuning",
+    "make_tuning",
+    "move_once",
+]
+
+_GAIN = 1.5  # change of log scale per unit of acceptance above target; about the inverse slope of the acceptance curve
+_JITTER = 0.015  # standard deviation of ε's jitter, in whitened units
+_FIRST_LENGTH = 25  # L* to begin with
+_LENGTH_STEP = 5
+_LONGEST = 200
+_MANY, _FEW = 0.1, 0.05  # shares of pairs near L*, above and below which it is changed
+_TRIAL_ACCEPTANCE = {"hmc": 0.9, "mala": 0.574, "random_walk": 0.234}
+
+
+class Pairs(NamedTuple):
+    """A step and a number of steps for every particle.
+
+    Attributes
+    ----------
+    scale : ndarray (n,)
+    n_steps : ndarray (n,)
+    """
+
+    scale: Array
+    n_steps: Index
+
+    def take(self, index: Index) -> Pairs:
+        """The pairs ``index``."""
+        return Pairs(self.scale[index], self.n_steps[index])
+
+
+Parameters = float | Pairs
+
+
+def move_once(
+    kernel: Kernel,
+    rng: np.random.Generator,
+    state: PathState,
+    evaluate: Callable[[Array], PathState],
+    parameters: Parameters,
+    metric: AnyMetric,
+) -> tuple[PathState, KernelInfo]:
+    """One move of every particle, with one step for all or with each its own."""
+    if not isinstance(parameters, Pairs):
+        return kernel.step(rng, state, evaluate, parameters, metric)
+    if isinstance(kernel, Hmc):
+        return kernel.step_each(rng, state, evaluate, parameters.scale, parameters.n_steps, metric)
+    return kernel.step(rng, state, evaluate, parameters.scale, metric)
+
+
+@dataclass(frozen=True)
+class AcceptanceTuning:
+    """One step for all, following the acceptance rate.
+
+    Attributes
+    ----------
+    scale : float
+    target : float
+    """
+
+    scale: float
+    target: float
+
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> AcceptanceTuning:
+        """Nothing is tried."""
+        return self
+
+    def parameters(self) -> Parameters:
+        """Of the next move."""
+        return self.scale
+
+    def learn(self, info: KernelInfo, first: bool) -> AcceptanceTuning:
+        """Follow the acceptance rate of a move."""
+        rate = float(info.acceptance.mean())
+        return replace(self, scale=self.scale * float(np.exp(_GAIN * (rate - self.target))))
+
+
+@dataclass(frozen=True)
+class CarriedTuning:
+    """Fearnhead & Taylor: pairs that did well are carried on.
+
+    Attributes
+    ----------
+    pairs : Pairs
+    performance : ndarray (n,)
+        Λ of every pair in the first move with it.
+    longest : int
+        1 where L is no parameter.
+    """
+
+    pairs: Pairs
+    performance: Array
+    longest: int
+
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> CarriedTuning:
+        """Resample the pairs by what they achieved, and jitter them."""
+        pairs = self.pairs.take(_proportional(self.performance, n, rng))
+        scale = np.abs(pairs.scale + _JITTER * rng.standard_normal(n))
+        n_steps = np.clip(pairs.n_steps + rng.integers(-1, 2, size=n), 1, self.longest)
+        return replace(self, pairs=Pairs(scale, n_steps), performance=np.ones(n))
+
+    def parameters(self) -> Parameters:
+        """Of the next move."""
+        return self.pairs
+
+    def learn(self, info: KernelInfo, first: bool) -> CarriedTuning:
+        """The first move of a temperature tells what the pairs achieve."""
+        return replace(self, performance=_performance(info, self.pairs.n_steps)) if first else self
+
+
+@dataclass(frozen=True)
+class PretrialTuning:
+    """Buchholz: a trial at every temperature.
+
+    Attributes
+    ----------
+    pairs : Pairs
+    largest : float
+        ε*, the end of the steps tried.
+    longest : int
+        L*; 1 where L is no parameter.
+    acceptance : float
+        That ε* is to have.
+    """
+
+    pairs: Pairs
+    largest: float
+    longest: int
+    acceptance: float
+
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> PretrialTuning:
+        """Try pairs on every particle, and draw those of the moves by what they achieved."""
+        tried = Pairs(rng.uniform(0.0, self.largest, n), rng.integers(1, self.longest + 1, size=n))
+        info = trial(tried)
+        assert info.log_ratio is not None
+        chosen = tried.take(_proportional(_performance(info, tried.n_steps), n, rng))
+        largest = _largest_step(tried.scale, np.abs(info.log_ratio), abs(np.log(self.acceptance)), self.largest)
+        return replace(self, pairs=chosen, largest=largest, longest=self._next_longest(chosen.n_steps))
+
+    def _next_longest(self, chosen: Index) -> int:
+        if self.longest == 1:
+            return 1
+        near = float(np.mean(chosen > self.longest - _LENGTH_STEP))
+        change = _LENGTH_STEP if near > _MANY else -_LENGTH_STEP if near < _FEW else 0
+        return int(np.clip(self.longest + change, _LENGTH_STEP, _LONGEST))
+
+    def parameters(self) -> Parameters:
+        """Of the next move."""
+        return self.pairs
+
+    def learn(self, info: KernelInfo, first: bool) -> PretrialTuning:
+        """The trial has told."""
+        return self
+
+
+Tuning = AcceptanceTuning | CarriedTuning | PretrialTuning
+
+
+def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> Tuning:
+    """The tuning of that name, for ``n`` particles to be moved.
+
+    Raises
+    ------
+    ModelError
+        If there is none.
+    """
+    scale, longest = kernel.initial_scale(dim), _FIRST_LENGTH if isinstance(kernel, Hmc) else 1
+    if name == "acceptance":
+        return AcceptanceTuning(scale, kernel.target_acceptance)
+    if name not in ("ft", "pr"):
+        raise ModelError(f"tuning={name!r}: expected 'acceptance', 'ft' or 'pr'")
+    pairs = Pairs(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))
+    if name == "ft":
+        return CarriedTuning(pairs, np.ones(n), _LONGEST if longest > 1 else 1)
+    return PretrialTuning(pairs, 1.5 * scale, longest, _TRIAL_ACCEPTANCE[kernel.name])
+
+
+def _performance(info: KernelInfo, n_steps: Any) -> Array:
+    """Λ: expected squared jump per gradient."""
+    return np.nan_to_num(info.acceptance * info.squared_jump / n_steps, posinf=0.0)
+
+
+def _proportional(performance: Array, n: int, rng: np.random.Generator) -> Index:
+    """``n`` indices in proportion to performance; all alike where nothing has any."""
+    total = performance.sum()
+    share = performance / total if total > 0 else np.full(len(performance), 1.0 / len(performance))
+    return rng.choice(len(performance), size=n, p=share)
+
+
+def _largest_step(scale: Array, energy_error: Array, wanted: float, before: float) -> float:
+    """ε* of the median regression |ΔE| = a ε²: a is the median of |ΔE|/ε², weighted by ε²; changed at most by
+    a factor of two upwards and four downwards.
+
+    Where no error is finite the step is halved.
+    """
+    usable = np.isfinite(energy_error) & (scale > 0)
+    if not usable.any():
+        return 0.5 * before
+    square = scale[usable] ** 2
+    slope = energy_error[usable] / square
+    order = np.argsort(slope)
+    cumulative = np.cumsum(square[order])
+    a = slope[order][np.searchsorted(cumulative, 0.5 * cumulative[-1])]
+    step = np.sqrt(wanted / a) if a > 0 else np.inf
+    return float(np.clip(step, 0.25 * before, 2.0 * before))

@@ -1,0 +1,64 @@
+"""The verdict on runs that were made to fail, and on runs that were not."""
+
+import numpy as np
+import pytest
+
+from ppl_backends.mcmc.kernels import Hmc, Mala, RandomWalk
+from ppl_backends.smc.evidence import combine_evidence
+from ppl_backends.smc.health import distrust
+from ppl_backends.smc.moves import MoveSettings
+from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.sampler import run_tempering
+from tests.toys import bimodal, conjugate_gaussian
+
+GAUSSIAN = conjugate_gaussian(20)
+
+
+class StiffHmc(Hmc):
+    """Takes steps many times too long, as one that was tuned at another temperature does."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        return super().step(rng, state, evaluate, 6.0, metric)
+
+
+class TimidMala(Mala):
+    """Takes steps so short that all are accepted."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        return super().step(rng, state, evaluate, 0.01, metric)
+
+
+def verdict(known, kernel, n=500, chains=3, **options):
+    path = PriorPath(known.target)
+    runs = [run_tempering(path, kernel, n, np.random.default_rng([5, chain]), **options) for chain in range(chains)]
+    estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    reasons = distrust(runs, estimate, chains_kept="len_chain" in options)
+    return " ".join(reasons), estimate.log_evidence - known.log_evidence, estimate.standard_error
+
+
+@pytest.mark.parametrize("options", [{}, {"len_chain": 10}])
+def test_a_healthy_run_is_trusted_and_right(options):
+    reasons, error, size = verdict(GAUSSIAN, Hmc(), n=1500, **options)
+    assert reasons == ""
+    assert abs(error) < 5 * size
+
+
+@pytest.mark.parametrize("options", [{}, {"len_chain": 10}])
+@pytest.mark.parametrize("kernel", [StiffHmc(), TimidMala()])
+def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
+    reasons, _, _ = verdict(GAUSSIAN, kernel, moves=MoveSettings(1, 12), **options)
+    assert "did not forget" in reasons
+    assert "have descendants" in reasons
+
+
+def test_too_few_moves_are_not_trusted_and_path_sampling_sees_it_too():
+    reasons, _, _ = verdict(GAUSSIAN, RandomWalk(), moves=MoveSettings(1, 3))
+    assert "did not forget" in reasons
+    assert "path sampling" in reasons
+
+
+def test_a_lost_mode_is_not_trusted():
+    """Few particles under a narrow prior: chains lose one mode or the other, and disagree about the evidence."""
+    reasons, _, _ = verdict(bimodal(dim=4, separation=6.0), Hmc(), n=60, chains=6, moves=MoveSettings(1, 10))
+    assert "spread by" in reasons or "have descendants" in reasons
+    assert "did not forget" in reasons

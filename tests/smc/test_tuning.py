@@ -1,0 +1,98 @@
+"""Kernels tuned by the particles they move: same posteriors, and sensible steps."""
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.kernels import KernelInfo, make_kernel
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.smc.tuning import CarriedTuning, Pairs, PretrialTuning
+from tests.toys import conjugate_gaussian, gamma_poisson
+
+KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson()}
+
+
+@pytest.mark.parametrize(
+    ("name", "tuning", "kernel", "options"),
+    [
+        ("skewed", "pr", "hmc", {}),
+        ("gaussian", "ft", "hmc", {"len_chain": 10}),
+        ("skewed", "pr", "mala", {"len_chain": 10}),
+        ("skewed", "ft", "mala", {}),
+        ("skewed", "pr", "random_walk", {}),
+        ("skewed", "ft", "random_walk", {"len_chain": 10}),
+    ],
+)
+def test_evidence_means_and_sds_are_right(name, tuning, kernel, options):
+    known, runs = KNOWN[name], []
+    for seed in range(8):
+        rng = np.random.default_rng([3, seed])
+        runs.append(run_tempering(PriorPath(known.target), make_kernel(kernel), 500, rng, tuning=tuning, **options))
+    log_evidence = np.array([run.log_evidence for run in runs])
+    error = np.sqrt(np.mean([run.lineage.variance for run in runs]) / len(runs))
+    assert abs(np.log(np.mean(np.exp(log_evidence - known.log_evidence)))) < 5 * error
+    for statistic, truth in ((np.mean, known.mean), (np.std, known.sd)):
+        values = np.array([statistic(run.x, axis=0) for run in runs])
+        standard_error = values.std(axis=0, ddof=1) / np.sqrt(len(runs))
+        assert (np.abs(values.mean(axis=0) - truth) < 8 * standard_error + 1e-3 * known.sd).all()
+
+
+def outcome(energy_error, squared_jump):
+    acceptance = np.exp(-np.maximum(energy_error, 0))
+    return KernelInfo(acceptance, squared_jump, 1.0, -energy_error)
+
+
+def test_the_trial_finds_the_step_at_which_nine_in_ten_are_accepted():
+    """|ΔE| = 0.8 ε² up to noise: ε* = √(|log 0.9| / 0.8)."""
+    rng = np.random.default_rng(0)
+    tuning = PretrialTuning(Pairs(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
+
+    def trial(tried):
+        noise = rng.exponential(1 / np.log(2), len(tried.scale))  # of median one
+        return outcome(0.8 * tried.scale**2 * noise, tried.n_steps * tried.scale**2)
+
+    for _ in range(3):
+        tuning = tuning.prepare(trial, 4000, rng)
+    assert tuning.largest == pytest.approx(np.sqrt(-np.log(0.9) / 0.8), rel=0.05)
+    assert tuning.pairs.scale.max() < 1.06 * tuning.largest
+
+
+def test_the_longest_trajectory_grows_while_long_ones_pay_and_shrinks_while_they_do_not():
+    rng = np.random.default_rng(0)
+    for power, compare in ((3.0, np.greater), (-1.0, np.less)):
+        tuning = PretrialTuning(Pairs(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
+        for _ in range(3):
+            tuning = tuning.prepare(lambda tried, k=power: outcome(0 * tried.scale, tried.n_steps**k), 2000, rng)
+        assert compare(tuning.longest, 25)
+
+
+def test_a_trial_with_no_finite_energy_halves_the_step():
+    tuning = PretrialTuning(Pairs(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
+    after = tuning.prepare(lambda tried: outcome(np.full(50, np.inf), np.ones(50)), 50, np.random.default_rng(0))
+    assert after.largest == 0.5
+
+
+def test_pairs_that_did_well_are_carried_on():
+    rng = np.random.default_rng(0)
+    pairs = Pairs(np.repeat([0.1, 0.9], 500), np.repeat([3, 9], 500))
+    tuning = CarriedTuning(pairs, np.ones(1000), 200)
+    tuning = tuning.learn(outcome(np.zeros(1000), np.repeat([0.0, 1.0], 500)), first=True)
+    carried = tuning.prepare(lambda tried: None, 1000, rng).pairs
+    assert carried.scale == pytest.approx(0.9, abs=0.1)
+    assert set(carried.n_steps) == {8, 9, 10}
+
+
+# The second pass makes as many moves as the first one found enough, at its luck: now and then they are a few short.
+@pytest.mark.filterwarnings("ignore:tempering SMC")
+def test_tunings_by_name():
+    options = {"draws": 3000, "chains": 2, "len_chain": 5, "random_seed": 1, "progressbar": False}
+    for tuning in ("ft", "pr"):
+        idata = pb.sample_smc(KNOWN["skewed"].target, tuning=tuning, unbiased=True, **options)
+        attrs = group(idata, "posterior").attrs
+        assert attrs["tuning"] == tuning
+        assert abs(attrs["log_evidence"] - KNOWN["skewed"].log_evidence) < 5 * attrs["log_evidence_se"]
+    with pytest.raises(ModelError, match="tuning='guess'"):
+        pb.sample_smc(KNOWN["skewed"].target, tuning="guess", **options)
