@@ -19,8 +19,8 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor import subtensor
 from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import AdvancedSubtensor1
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, as_points
@@ -286,6 +286,11 @@ def fixed_parts(
     return leaves, [np.asarray(value) for value in function(*[data[v] for v in inputs])]
 
 
+def _rows(leaf: Variable, index: Variable) -> Variable:
+    one = getattr(subtensor, "AdvancedSubtensor1", None)  # not in PyTensor 3
+    return leaf[index] if one is None else one()(leaf, index)
+
+
 def on_index(
     output: Variable, leaves: Sequence[Variable], values: Sequence[np.ndarray], point: Variable, index: Variable, n: int
 ) -> Variable:
@@ -295,8 +300,7 @@ def on_index(
     for leaf, value in zip(leaves, values, strict=True):
         if value.ndim and n in value.shape:
             axis = value.shape.index(n)
-            taken = AdvancedSubtensor1()(leaf, index) if axis == 0 else pt.take(leaf, index, axis=axis)
-            memo[leaf] = taken
+            memo[leaf] = _rows(leaf, index) if axis == 0 else pt.take(leaf, index, axis=axis)
         elif value.ndim == 0 and value.dtype.kind in "iu" and int(value) == n:
             lengths.add(leaf)
     length = index.shape[0]
