@@ -1,0 +1,1 @@
+"""MCMC on subsets of the observations."""

@@ -1,0 +1,81 @@
+"""How far a sub-sampled acceptance probability is from the exact one: E|a − â|, by full passes at a few states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.random import spawn_generators
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["check_acceptance", "mean_error"]
+
+
+def mean_error(algorithm: Any, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Estimated and exact acceptance probability ``(k,)`` of a random-walk move from each of ``points`` ``(k, dim)``."""
+    rows, estimated, exact = algorithm.rows, [], []
+    for x in points:
+        new = x + algorithm.scale * (rows.pilot.factor @ rng.standard_normal(rows.dim))
+        estimated.append(np.exp(min(algorithm.log_ratio(x, new, rng), 0.0)))
+        full = rows.full_difference(x, new) + rows.rest(new) - rows.rest(x)
+        exact.append(np.exp(min(full, 0.0)))
+    return np.array(estimated), np.array(exact)
+
+
+def check_acceptance(
+    model: Any = None,
+    idata: Any = None,
+    *,
+    step: Any,
+    data: Any = None,
+    states: int = 20,
+    random_seed: Any = None,
+    **target_options: Any,
+) -> dict[str, float]:
+    """Compare a noisy run's acceptance probabilities with exact ones on a subsample of its states.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan program or Target, optional
+    idata : InferenceData
+        The run.
+    step : Step
+        The step method that made it; a sub-sampling one.
+    data : dict or path, optional
+        Data of a Stan program.
+    states : int
+        Full passes over the data: two for each state.
+    random_seed : int or Generator, optional
+
+    Returns
+    -------
+    dict
+        ``mean_absolute_error``, the estimate of E|a − â|, with its standard error ``mean_absolute_error_se``;
+        ``mean_acceptance`` and ``mean_exact_acceptance``.
+    """
+    if idata is None:
+        raise ModelError("idata is missing: pass the run to check")
+    bound = step if hasattr(step, "algorithm") else None
+    target = bound.target if bound is not None else as_target(model, data, **target_options)
+    algorithm = bound.algorithm if bound is not None else step.bind(target)
+    if not hasattr(algorithm, "log_ratio"):
+        raise ModelError(f"{algorithm.name} has no estimated acceptance probability to check")
+    [rng] = spawn_generators(random_seed, 1)
+    posterior = group(idata, "posterior")
+    total = posterior.sizes["chain"] * posterior.sizes["draw"]
+    picked = rng.choice(total, size=min(states, total), replace=False)
+    values = {
+        str(name): np.asarray(v.values).reshape(total, *v.shape[2:])[picked] for name, v in posterior.data_vars.items()
+    }
+    estimated, exact = mean_error(algorithm, target.unconstrain(values), rng)
+    gap = np.abs(estimated - exact)
+    return {
+        "mean_absolute_error": float(gap.mean()),
+        "mean_absolute_error_se": float(gap.std() / np.sqrt(len(gap))),
+        "mean_acceptance": float(estimated.mean()),
+        "mean_exact_acceptance": float(exact.mean()),
+    }

@@ -1,0 +1,241 @@
+r"""Informed sub-sampling MCMC (Maire, Friel & Alquier 2019).
+
+The chain moves (θ, U), U a subset of n of the N rows, under the surrogate p(θ) L(θ; U)^{N/n}, with subsets weighted by
+exp(−‖z(U)‖²/(2s²)). The summary statistics are the scores at a pilot mode, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
+Zᵢ = N Lᵀ∇ℓᵢ(θ̂), so that z(U) *is*, to first order, the shift of the surrogate's mode in posterior standard deviations.
+Weighted subsets have sd s in every coordinate, which inflates the posterior's sds by √(1 + s²); uniform ones have √(N/n).
+
+With the gradient correction the surrogate's gradient at θ̂ is set right, −z(U)ᵀL⁻¹(θ − θ̂) being added: the shift is gone,
+what is left is the relative error √(2/n) of the Hessian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
+from ppl_backends.mcmc.subsampling.rows import BLOCK, Index, Rows
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["Informed", "whitened_scores"]
+
+ANNEALING = 1_000_000
+CHUNK = 20_000
+SWAPS_NEEDED = 0.05  # accepted swaps a step
+FEWEST_SWAPS = 0.02
+MOST_SWAPS = 1000
+
+
+@numba.njit(cache=True, nogil=True)
+def swap(summaries, subset, member, seen, z, inverse, uniforms):
+    """Swaps of a row in ``subset`` for one outside, each accepted with min{1, exp(inverse (‖z‖² − ‖z'‖²)/2)}."""
+    n_rows, n = len(member), len(subset)
+    moved, fresh = 0, 0
+    norm = 0.0
+    for j in range(len(z)):
+        norm += z[j] * z[j]
+    for k in range(len(uniforms)):
+        place, row = int(uniforms[k, 0] * n), int(uniforms[k, 1] * n_rows)
+        if member[row]:
+            continue
+        old, new_norm = subset[place], 0.0
+        for j in range(len(z)):
+            value = z[j] + (np.float64(summaries[row, j]) - np.float64(summaries[old, j])) / n
+            new_norm += value * value
+        if uniforms[k, 2] < np.exp(0.5 * inverse * (norm - new_norm)):
+            for j in range(len(z)):
+                z[j] += (np.float64(summaries[row, j]) - np.float64(summaries[old, j])) / n
+            norm = new_norm
+            member[old], member[row], subset[place] = False, True, row
+            if not seen[row]:
+                seen[row] = True
+                fresh += 1
+            moved += 1
+    return moved, fresh
+
+
+def whitened_scores(rows: Rows) -> NDArray[np.float32]:
+    """Zᵢ = N Lᵀ∇ℓᵢ(θ̂) less their mean ``(N, d)``."""
+    scores = rows.scores()
+    out = np.empty(scores.shape, dtype=np.float32)
+    centre = scores.mean(axis=0)
+    for start in range(0, rows.n, BLOCK):
+        out[start : start + BLOCK] = rows.n * (scores[start : start + BLOCK] - centre) @ rows.pilot.factor
+    return out
+
+
+class InformedState(NamedTuple):
+    """One chain. The arrays of the subset are its own and change in place.
+
+    Attributes
+    ----------
+    x : ndarray (d,)
+    subset : ndarray (n,) of int
+    member, seen : ndarray (N,) of bool
+        Rows in the subset, and rows that ever were.
+    z : ndarray (d,)
+    value : float
+        Log of the surrogate at ``x``, up to a constant.
+    distinct : int
+        Rows seen.
+    """
+
+    x: Array
+    subset: Index
+    member: NDArray[np.bool_]
+    seen: NDArray[np.bool_]
+    z: Array
+    value: float
+    distinct: int
+
+
+class Informed:
+    """Informed sub-sampling on rows.
+
+    Parameters
+    ----------
+    rows : Rows
+    subset : int
+        n.
+    spread : float
+        s; infinite for uniform subsets.
+    swaps : int, optional
+        Swap proposals a step; automatic by default.
+    corrected : bool
+        Whether the gradient correction is on.
+    summaries : array (N, k), optional
+        In place of the whitened scores.
+    rng : Generator
+        For the calibration of the number of swaps.
+    """
+
+    name, approximate = "informed_subsampling", True
+    stats: ClassVar[dict[str, type]] = {
+        **COMMON_STATS,
+        "accepted": bool,
+        "z_norm": float,
+        "z_first": float,
+        "swap_accept": float,
+        "distinct_rows": int,
+        "log_likelihood_error": float,
+    }
+
+    def __init__(
+        self,
+        rows: Rows,
+        subset: int,
+        *,
+        spread: float,
+        rng: np.random.Generator,
+        swaps: int | None = None,
+        corrected: bool = False,
+        summaries: Array | None = None,
+        scale: float | None = None,
+    ) -> None:
+        self.rows, self.dim, self.subset, self.spread, self.corrected = rows, rows.dim, subset, spread, corrected
+        scores = whitened_scores(rows) if summaries is None or corrected else None
+        self._summaries = np.asarray(scores if summaries is None else summaries, dtype=np.float32)
+        self._scores = scores
+        self._inverse = 0.0 if np.isinf(spread) else spread**-2
+        self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
+        self._prepared = self._annealed(rng)
+        rate = self._swap_rate(rng)
+        automatic = int(np.clip(np.ceil(SWAPS_NEEDED / max(rate, 1e-9)), 1, MOST_SWAPS))
+        self.swaps, self.swap_rate = (automatic if swaps is None else int(swaps)), rate
+        self.attributes: dict[str, Any] = {
+            "subset_size": subset,
+            "spread": float(spread) if np.isfinite(spread) else float(np.sqrt(rows.n / subset)),
+            "swaps": self.swaps,
+            "gradient_correction": int(corrected),
+            "z_norm_uniform": float(np.sqrt(np.sum(self._summaries.var(axis=0, dtype=np.float64)) / subset)),
+            "sd_inflation_predicted": self.inflation,
+            "rows_per_step": 2 * subset,
+        }
+
+    @property
+    def inflation(self) -> float:
+        """Factor on the posterior's sds that theory predicts."""
+        if self.corrected:
+            return 1.0
+        return float(np.sqrt(1 + (self.rows.n / self.subset if np.isinf(self.spread) else self.spread**2)))
+
+    def _fresh(self, rng: np.random.Generator) -> tuple[Index, NDArray[np.bool_], Array]:
+        subset = rng.choice(self.rows.n, size=self.subset, replace=False)
+        member = np.zeros(self.rows.n, dtype=np.bool_)
+        member[subset] = True
+        return subset, member, self._summaries[subset].mean(axis=0, dtype=np.float64)
+
+    def _annealed(self, rng: np.random.Generator) -> tuple[Index, NDArray[np.bool_], Array]:
+        """A subset from its weighted law, by swaps under a weight that grows geometrically."""
+        subset, member, z = self._fresh(rng)
+        if self._inverse:
+            seen, chunks = np.ones(self.rows.n, dtype=np.bool_), ANNEALING // CHUNK
+            for k in range(chunks):
+                inverse = self._inverse * 10.0 ** min(0.0, -4 + 5 * k / chunks)
+                swap(self._summaries, subset, member, seen, z, inverse, rng.random((CHUNK, 3)))
+        return subset, member, z
+
+    def _swap_rate(self, rng: np.random.Generator) -> float:
+        subset, member, z = (array.copy() for array in self._prepared)
+        seen = np.ones(self.rows.n, dtype=np.bool_)
+        return swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))[0] / CHUNK
+
+    def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
+        """Log ratio of a symmetric move under the surrogate of a subset from its law."""
+        subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
+        seen = np.ones(self.rows.n, dtype=np.bool_)
+        swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))
+        return self._surrogate(new, subset, z) - self._surrogate(x, subset, z)
+
+    def initial_point(self, rng: np.random.Generator) -> Array:
+        """A draw of the Laplace approximation at the pilot mode."""
+        return self.rows.pilot.draw(rng)
+
+    def start(self, x: Array, rng: np.random.Generator) -> InformedState:
+        """The state at ``x`` with a subset of its own."""
+        subset, member, z = self._annealed(rng)
+        seen = member.copy()
+        return InformedState(x, subset, member, seen, z, self._surrogate(x, subset, z), self.subset)
+
+    def refresh(self, state: InformedState, rng: np.random.Generator) -> InformedState:
+        """Nothing depends on other coordinates: the algorithm moves all of them."""
+        return state
+
+    def _surrogate(self, x: Array, subset: Index, z: Array) -> float:
+        mode = self.rows.pilot.mode
+        value = self.rows.rest(x) + self.rows.n / len(subset) * float(self.rows.differences(mode, x, subset).sum())
+        if self.corrected:
+            assert self._scores is not None
+            shift = z if self._scores is self._summaries else self._scores[subset].mean(axis=0, dtype=np.float64)
+            value -= float(shift @ self.rows.pilot.whiten(x - mode))
+        return value
+
+    def step(self, state: InformedState, rng: np.random.Generator, tune: bool) -> tuple[InformedState, Statistics]:
+        """Swaps, then a random-walk proposal of θ."""
+        uniforms = rng.random((self.swaps, 3))
+        moved, fresh = swap(self._summaries, state.subset, state.member, state.seen, state.z, self._inverse, uniforms)
+        value = self._surrogate(state.x, state.subset, state.z) if moved else state.value
+        new = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+        proposed = self._surrogate(new, state.subset, state.z)
+        log_ratio = proposed - value
+        accept = float(np.exp(min(log_ratio, 0.0))) if log_ratio == log_ratio else 0.0
+        accepted = bool(rng.random() < accept)
+        distinct = state.distinct + fresh
+        # the surrogate's error at one sd from the mode, to first order, is the shift itself
+        stats = {
+            "accept": accept,
+            "approximate": 1,
+            "tune": tune,
+            "accepted": accepted,
+            "z_norm": float(np.sqrt(state.z @ state.z)),
+            "z_first": float(state.z[0]),
+            "swap_accept": moved / self.swaps,
+            "distinct_rows": distinct,
+            "log_likelihood_error": float(state.z @ self.rows.pilot.whiten(state.x - self.rows.pilot.mode)),
+        }
+        x, value = (new, proposed) if accepted else (state.x, value)
+        return state._replace(x=x, value=value, distinct=distinct), stats

@@ -1,0 +1,387 @@
+"""The rows of a likelihood as sub-sampling needs them, expanded about a pilot mode.
+
+log p(θ, y) = rest(θ) + Σᵢ ℓᵢ(θ), with qᵢ the second-order Taylor expansion of ℓᵢ at the mode θ̂. After one pass over the
+data Σ qᵢ costs O(d²), and only residuals ℓᵢ − qᵢ, of third order in θ − θ̂, need rows.
+
+Rows with a known linear predictor (:class:`SiteRows`) are compiled as such. Any others (:class:`ObservedRows`) go through
+the target's ``observations``; their expansion along θ − θ̂ comes from two more points on that line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.linalg import cholesky, solve_triangular
+
+from ppl_backends.errors import ModelError
+from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.targets import compiled_sites as sites
+from ppl_backends.targets.factors import Factors, families
+from ppl_backends.targets.factors.sites import StackedSites
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+__all__ = ["Expansion", "ObservedRows", "Pilot", "QuadraticRest", "Rows", "SiteRows", "make_rows"]
+
+Index = NDArray[np.int64]
+LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
+BLOCK = 1 << 16
+NEWTON_STEPS = 50
+
+
+class Pilot(NamedTuple):
+    """A mode of the posterior, and the factor L of the covariance LLᵀ of its Laplace approximation."""
+
+    mode: Array
+    factor: Array
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """A point of the Laplace approximation."""
+        return self.mode + self.factor @ rng.standard_normal(len(self.mode))
+
+    def whiten(self, delta: Array) -> Array:
+        """L⁻¹ δ."""
+        return solve_triangular(self.factor, delta, lower=True, check_finite=False)
+
+
+class Expansion(NamedTuple):
+    """Σ qᵢ: value, gradient and Hessian of the log likelihood at the mode."""
+
+    value: float
+    gradient: Array
+    hessian: Array
+
+    def at(self, delta: Array) -> float:
+        """Σ qᵢ(θ̂ + δ)."""
+        return float(self.value + delta @ (self.gradient + 0.5 * self.hessian @ delta))
+
+    def slope(self, delta: Array) -> Array:
+        """Its gradient."""
+        return self.gradient + self.hessian @ delta
+
+
+class QuadraticRest:
+    """A Gaussian prior: ``c + gᵀθ + ½ θᵀHθ``."""
+
+    def __init__(self, constant: float, gradient: Array, hessian: Array) -> None:
+        self.constant, self.gradient, self.hessian = constant, gradient, hessian
+
+    def __call__(self, x: Array) -> float:
+        """At ``x`` ``(d,)``."""
+        return float(self.constant + x @ (self.gradient + 0.5 * self.hessian @ x))
+
+    def slope(self, x: Array) -> Array:
+        """Gradient ``(d,)``."""
+        return self.gradient + self.hessian @ x
+
+
+class FunctionRest:
+    """Whatever the log density holds beside its rows, as the target evaluates it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, x: Array) -> float:
+        """At ``x`` ``(d,)``."""
+        return float(np.asarray(self._function(x[None]))[0])
+
+    def slope(self, x: Array) -> Array:
+        """Gradient ``(d,)``."""
+        return np.asarray(self._function(x[None], True)[1])[0]
+
+
+class Rows:
+    """Rows about a pilot; subclasses evaluate ℓᵢ.
+
+    Attributes
+    ----------
+    n, dim : int
+    rest : callable
+        ``x (d,) → float``, with ``slope(x)``.
+    pilot : Pilot
+    expansion : Expansion
+    """
+
+    n: int
+    dim: int
+    rest: Any
+    pilot: Pilot
+    expansion: Expansion
+
+    def compiled(self) -> tuple[Any, ...] | None:
+        """Arguments of the compiled walks, None where there are none."""
+        return None
+
+    def residuals(self, x: Array, index: Index) -> Array:
+        """ℓᵢ − qᵢ ``(m,)``."""
+        raise NotImplementedError
+
+    def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
+        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
+        raise NotImplementedError
+
+    def differences(self, x: Array, new: Array, index: Index) -> Array:
+        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
+        raise NotImplementedError
+
+    def scores(self) -> Array:
+        """∇ℓᵢ at the mode ``(n, d)``."""
+        raise NotImplementedError
+
+    def full_difference(self, x: Array, new: Array) -> float:
+        """Σ over all rows of ℓᵢ(new) − ℓᵢ(x)."""
+        blocks = range(0, self.n, BLOCK)
+        return sum(float(self.differences(x, new, np.arange(b, min(self.n, b + BLOCK))).sum()) for b in blocks)
+
+
+class SiteRows(Rows):
+    """Rows φᵢ(aᵢᵀθ + bᵢ) of a known family.
+
+    Parameters
+    ----------
+    design : array (n, d)
+    offset, y, extra : array (n,)
+        See :mod:`ppl_backends.targets.compiled_sites`.
+    family : int
+    rest
+        As :class:`QuadraticRest`.
+    pilot : Pilot, optional
+        Found by Newton's method otherwise.
+    """
+
+    def __init__(
+        self, design: Array, offset: Array, y: Array, extra: Array, family: int, rest: Any, pilot: Pilot | None = None
+    ) -> None:
+        self.design = np.ascontiguousarray(design, dtype=np.float64)
+        self.n, self.dim = self.design.shape
+        fill = [
+            np.ascontiguousarray(np.broadcast_to(np.asarray(v, dtype=np.float64), self.n)) for v in (offset, y, extra)
+        ]
+        self.offset, self.y, self.extra = fill
+        self.family, self.rest = family, rest
+        self.pilot = self._newton() if pilot is None else pilot
+        self._expand(self.pilot.mode)
+
+    def _derivatives(self, x: Array, block: Index) -> Array:
+        return sites.values(self.design, self.offset, self.y, self.extra, self.family, block, x)
+
+    def _totals(self, x: Array) -> Expansion:
+        """Value, gradient and Hessian of the log likelihood."""
+        value, slope, hessian = 0.0, np.zeros(self.dim), np.zeros((self.dim, self.dim))
+        for start in range(0, self.n, BLOCK):
+            block = np.arange(start, min(self.n, start + BLOCK))
+            found, rows = self._derivatives(x, block), self.design[start : start + BLOCK]
+            value += float(found[:, 0].sum())
+            slope += found[:, 1] @ rows
+            hessian += rows.T @ (rows * found[:, 2:])
+        return Expansion(value, slope, hessian)
+
+    def _newton(self) -> Pilot:
+        """The mode, by Newton's method with halving; the families are log-concave."""
+        x = np.zeros(self.dim)
+        here = self._totals(x)
+        value = here.value + self.rest(x)
+        hessian_of_rest = getattr(self.rest, "hessian", None)
+        for _ in range(NEWTON_STEPS):
+            slope = here.gradient + self.rest.slope(x)
+            curvature = here.hessian + (_differences(self.rest, x) if hessian_of_rest is None else hessian_of_rest)
+            root = cholesky(-curvature, lower=True)
+            step = solve_triangular(root.T, solve_triangular(root, slope, lower=True))
+            if float(step @ slope) < 1e-16 * max(1.0, abs(value)):
+                break
+            for _ in range(30):
+                there = self._totals(x + step)
+                new = there.value + self.rest(x + step)
+                if new >= value - 1e-10 * abs(value):
+                    break
+                step = 0.5 * step
+            x, here, value = x + step, there, new
+        inverse = solve_triangular(root, np.eye(self.dim), lower=True)
+        return Pilot(x, cholesky(inverse.T @ inverse, lower=True))
+
+    def _expand(self, mode: Array) -> None:
+        self.expansion = self._totals(mode)
+        self._pilot = np.empty((self.n, 4))
+        for start in range(0, self.n, BLOCK):
+            block = np.arange(start, min(self.n, start + BLOCK))
+            self._pilot[start : start + BLOCK, 0] = self.design[start : start + BLOCK] @ mode + self.offset[block]
+            self._pilot[start : start + BLOCK, 1:] = self._derivatives(mode, block)
+
+    def residuals(self, x: Array, index: Index) -> Array:
+        """ℓᵢ − qᵢ ``(m,)``."""
+        delta = x - self.pilot.mode
+        return sites.residuals(self.design, self.y, self.extra, self.family, self._pilot, index, delta)
+
+    def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
+        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
+        delta = x - self.pilot.mode
+        return sites.gradient(self.design, self.y, self.extra, self.family, self._pilot, index, delta, weights, 2)
+
+    def differences(self, x: Array, new: Array, index: Index) -> Array:
+        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
+        mode = self.pilot.mode
+        return sites.pairs(self.design, self.y, self.extra, self.family, self._pilot, index, x - mode, new - mode)
+
+    def scores(self) -> Array:
+        """∇ℓᵢ at the mode ``(n, d)``."""
+        return self._pilot[:, 2:3] * self.design
+
+    def compiled(self) -> tuple[Any, ...] | None:
+        """What the compiled walks take, from the design to the inverse factor; None where the rest is not quadratic."""
+        if not isinstance(self.rest, QuadraticRest):
+            return None
+        slope = self.expansion.gradient + self.rest.slope(self.pilot.mode)
+        hessian = np.ascontiguousarray(self.expansion.hessian + self.rest.hessian)
+        factor = np.ascontiguousarray(self.pilot.factor)
+        inverse = np.ascontiguousarray(solve_triangular(factor, np.eye(self.dim), lower=True))
+        return self.design, self.y, self.extra, self.family, self._pilot, slope, hessian, factor, inverse
+
+    def third_order_bounds(self) -> Array:
+        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖L⁻¹(θ − θ̂)‖³ ``(n,)``.
+
+        Raises
+        ------
+        ModelError
+            For a family whose third derivative has no bound.
+        """
+        if self.family not in sites.THIRD_DERIVATIVE:
+            raise ModelError("the third derivative of a Poisson log likelihood has no bound: use SubsampledMetropolis")
+        scale = self.extra if self.family == sites.LOGIT else np.ones(self.n)
+        length = np.sqrt((self.design @ self.pilot.factor) ** 2 @ np.ones(self.dim))
+        return scale * sites.THIRD_DERIVATIVE[self.family] / 6 * length**3
+
+    def lipschitz(self) -> Array:
+        """cᵢ with |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ ‖θ − θ'‖ ``(n,)``."""
+        if self.family != sites.LOGIT:
+            raise ModelError("the log likelihood of a row is not Lipschitz: TunaMetropolis is for logit models")
+        return self.extra * np.linalg.norm(self.design, axis=1)
+
+
+class ObservedRows(Rows):
+    """Rows as the target's ``observations`` give them."""
+
+    def __init__(self, target: BaseTarget, rest: Any, pilot: Pilot) -> None:
+        observations: Any = target.observations
+        self._observations = observations
+        self.n, self.dim, self.rest, self.pilot = observations.n, target.dim, rest, pilot
+        value, slope = self._observations.sum(pilot.mode[None], np.arange(self.n), gradient=True)
+        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(pilot.mode))
+        shifted = np.concatenate([pilot.mode + np.diag(step), pilot.mode - np.diag(step)])
+        _, slopes = self._observations.sum(shifted, np.arange(self.n), gradient=True)
+        hessian = (slopes[: self.dim] - slopes[self.dim :]) / (2 * step[:, None])
+        self.expansion = Expansion(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
+
+    def _line(self, x: Array) -> Array:
+        delta, mode = x - self.pilot.mode, self.pilot.mode
+        return np.array([x, mode, mode + LINE * delta, mode - LINE * delta])
+
+    def residuals(self, x: Array, index: Index) -> Array:
+        """ℓᵢ − qᵢ ``(m,)``."""
+        there, here, up, down = self._observations.log_likelihood(self._line(x), index)
+        return there - here - (up - down) / (2 * LINE) - 0.5 * (up - 2 * here + down) / LINE**2
+
+    def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
+        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
+        _, (there, here, up, down) = self._observations.sum(self._line(x), index, weights, gradient=True)
+        return there - here - (up - down) / (2 * LINE)
+
+    def differences(self, x: Array, new: Array, index: Index) -> Array:
+        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
+        here, there = self._observations.log_likelihood(np.array([x, new]), index)
+        return there - here
+
+    def scores(self) -> Array:
+        """∇ℓᵢ at the mode ``(n, d)``."""
+        return self._observations.score_and_hessian(self.pilot.mode)[0]
+
+
+def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
+    """The rows of a target about the mode of an approximation.
+
+    Raises
+    ------
+    ModelError
+        If the target is a block of a model, or has no independent rows.
+    """
+    if isinstance(target, ConditionalTarget):
+        raise ModelError("sub-sampling steps move all variables of a model at once: leave vars out")
+    given = None if isinstance(approximation, str) else _pilot(approximation)
+    found = _sites_of(target)
+    if found is not None and (given is not None or approximation == "laplace"):
+        design, offset, y, extra, family, rest = found
+        return SiteRows(design, offset, y, extra, family, rest, given)
+    if target.observations is None or not hasattr(target.observations, "sum"):
+        raise ModelError(f"{target.label} has no rows of observations to take subsets of")
+    rest = _rest(target)
+    if hasattr(target.observations, "terms"):
+        target.observations.terms()  # refuses with the reason
+    if given is None:
+        from ppl_backends.approximations.resolve import resolve_approximation
+
+        given = _pilot(resolve_approximation(target, approximation))
+    return ObservedRows(target, rest, given)
+
+
+def _pilot(approximation: Any) -> Pilot:
+    return Pilot(np.asarray(approximation.mean), np.linalg.cholesky(approximation.cov))
+
+
+def _sites_of(target: Any) -> Any:
+    """Design, offset, outcome, extra, family and rest where every row has one linear predictor of a known family."""
+    if hasattr(target, "linear_sites"):
+        found = target.linear_sites()
+        return None if found is None else (*found, quadratic_where_it_is(target.observations.rest, target.dim))
+    factors = target.factors if type(target).__name__ == "FactorsTarget" else None
+    if not isinstance(factors, Factors) or sparse.issparse(factors.design) or not factors.observed.all():
+        return None
+    known = known_family(factors.sites)
+    if known is None:
+        return None
+    prior = factors.prior
+    precision = np.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
+    at_zero = float(prior.log_density(np.zeros((1, factors.dim)))[0])
+    return factors.design, factors.offset, *known, QuadraticRest(at_zero, precision @ prior.mean, -precision)
+
+
+def known_family(site: Any) -> tuple[Array, Array, int] | None:
+    """Outcome, extra and number of a family of sites, None where it is not compiled."""
+    if isinstance(site, StackedSites) and len(site.families) == 1:
+        return known_family(site.families[0])
+    if isinstance(site, families.Logit):
+        return site.successes, site.trials, sites.LOGIT
+    if isinstance(site, families.Probit):
+        return site.sign, np.ones(site.n), sites.PROBIT
+    if isinstance(site, families.Poisson):
+        return site.y, np.ones(site.n), sites.POISSON
+    if isinstance(site, families.Normal):
+        return site.y, site.sd**-2.0, sites.NORMAL
+    return None
+
+
+def quadratic_where_it_is(rest: Callable[..., Any], dim: int) -> Any:
+    """A rest that is quadratic, proved at random points, as such; any other as the function."""
+    probes = np.concatenate([np.zeros((1, dim)), np.eye(dim), 2 * np.random.default_rng(0).normal(size=(3, dim))])
+    value, slope = rest(probes, True)
+    hessian = slope[1 : dim + 1] - slope[0]
+    quadratic = QuadraticRest(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
+    wanted = [quadratic(x) for x in probes]
+    return quadratic if np.allclose(wanted, value, rtol=1e-9, atol=1e-9) else FunctionRest(rest)
+
+
+def _rest(target: BaseTarget) -> Any:
+    rest = getattr(target.observations, "rest", None)
+    if rest is None:
+        raise ModelError(f"{target.label}: its log density cannot be told apart from that of its observations")
+    return quadratic_where_it_is(rest, target.dim)
+
+
+def _differences(rest: Any, x: Array) -> Array:
+    """Hessian of the rest by differences of its gradient."""
+    step = 1e-5 * np.maximum(1.0, np.abs(x))
+    columns = [
+        (rest.slope(x + h * e) - rest.slope(x - h * e)) / (2 * h) for h, e in zip(step, np.eye(len(x)), strict=True)
+    ]
+    return 0.5 * (np.array(columns) + np.array(columns).T)

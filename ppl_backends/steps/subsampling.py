@@ -1,0 +1,326 @@
+"""Steps that look at a subset of the observations: control variates, informed subsets, and exact ones."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.mcmc.subsampling import control
+from ppl_backends.mcmc.subsampling.check import mean_error
+from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
+from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed
+from ppl_backends.mcmc.subsampling.rows import Rows, SiteRows, make_rows
+from ppl_backends.steps.specification import Step
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = [
+    "InformedSubsampling",
+    "ScalableMetropolis",
+    "SubsampledHMC",
+    "SubsampledMetropolis",
+    "TunaMetropolis",
+]
+
+PAIRS = 10  # full passes for the estimate of E|a − â|
+
+
+class SubsampledMetropolis(Step):
+    """Metropolis on an estimated log likelihood. Approximate.
+
+    Parameters
+    ----------
+    vars : None
+        These steps move all variables of a model.
+    subset : int, optional
+        Rows a step. By default as many as make the variance of the estimate about one or less, at least 20.
+    estimator : {"control_variates", "uniform", "sequential"}
+        Second-order control variates with a bias correction; plain uniform subsets (a baseline whose posterior is far too
+        wide); or a sequential test on growing subsets (Korattikara, Chen & Welling 2014).
+    proposal : {"random_walk", "independent"}
+        Of control variates: (2.38²/d) Σ about the current point, or the Laplace approximation itself.
+    steps : int
+        Steps of control variates a draw: they cost microseconds where every row has one linear predictor of a known
+        family, and PyMC's own loop a hundred.
+    tolerance : float
+        Probability of a wrong decision that the sequential test allows.
+    approximation : {"laplace", "auto", "ep", "vi"} or approximation
+        Its mean is the pilot that the control variates expand about.
+    model : pm.Model, optional
+
+    References
+    ----------
+    Quiroz, M., Kohn, R., Villani, M. and Tran, M.-N. (2019). Speeding up MCMC by efficient data subsampling. *JASA* 114.
+    """
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        subset: int | None = None,
+        estimator: str = "control_variates",
+        proposal: str = "random_walk",
+        steps: int = 10,
+        tolerance: float = 0.01,
+        approximation: Any = "laplace",
+        model: Any = None,
+    ) -> None:
+        _check_choice("estimator", estimator, ("control_variates", "uniform", "sequential"))
+        _check_choice("proposal", proposal, ("random_walk", "independent"))
+        _check_subset(subset)
+        _check_steps(steps)
+        if not 0 < tolerance < 0.5:
+            raise ModelError(f"tolerance={tolerance!r}: expected a probability below 0.5")
+        self.subset, self.estimator, self.proposal = subset, estimator, proposal
+        self.steps, self.tolerance, self.approximation = steps, tolerance, approximation
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``."""
+        rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
+        subset, variance = _subset_of(rows, self.subset, rng)
+        algorithm: Any
+        if self.estimator == "uniform":
+            algorithm = control.UniformMetropolis(rows, min(rows.n, self.subset or 1000))
+        elif self.estimator == "sequential":
+            algorithm = control.SequentialMetropolis(rows, max(subset, 50), tolerance=self.tolerance)
+        else:
+            independent = self.proposal == "independent"
+            algorithm = control.ControlVariateMetropolis(rows, subset, independent=independent, steps=self.steps)
+        algorithm.attributes["single_row_variance"] = variance
+        _announce(algorithm, rng)
+        return algorithm
+
+
+class SubsampledHMC(Step):
+    """Energy-conserving HMC on an estimated log likelihood with control variates (Dang et al. 2019). Approximate.
+
+    Parameters
+    ----------
+    vars : None
+    subset : int, optional
+    path_length : float
+        εL, in posterior standard deviations.
+    approximation : {"laplace", "auto", "ep", "vi"} or approximation
+    model : pm.Model, optional
+    """
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        subset: int | None = None,
+        path_length: float = 1.0,
+        approximation: Any = "laplace",
+        model: Any = None,
+    ) -> None:
+        _check_subset(subset)
+        self.subset, self.path_length, self.approximation = subset, path_length, approximation
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``."""
+        rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
+        subset, variance = _subset_of(rows, self.subset, rng)
+        algorithm = control.ControlVariateHmc(rows, subset, self.path_length)
+        algorithm.attributes["single_row_variance"] = variance
+        _announce(algorithm, rng)
+        return algorithm
+
+
+class ScalableMetropolis(Step):
+    """Scalable Metropolis–Hastings with second-order control variates (Cornish et al. 2019). Exact.
+
+    For models whose rows have one linear predictor each, of a logit, probit or normal family.
+
+    Parameters
+    ----------
+    vars : None
+    proposal : {"random_walk", "independent"}
+    steps : int
+        Steps a draw.
+    approximation : {"laplace", "ep"} or approximation
+    model : pm.Model, optional
+    """
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        proposal: str = "random_walk",
+        steps: int = 10,
+        approximation: Any = "laplace",
+        model: Any = None,
+    ) -> None:
+        _check_choice("proposal", proposal, ("random_walk", "independent"))
+        _check_steps(steps)
+        self.proposal, self.steps, self.approximation = proposal, steps, approximation
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``."""
+        independent = self.proposal == "independent"
+        return Scalable(_site_rows(target, self.approximation), independent=independent, steps=self.steps)
+
+
+class TunaMetropolis(Step):
+    """TunaMH (Zhang, Cooper & De Sa 2020): Poisson minibatches, exact, for logit models.
+
+    With bounds ‖aᵢ‖ on the slopes its minibatches grow with the data: exact, not fast.
+
+    Parameters
+    ----------
+    vars : None
+    chi : float
+        χ of the paper.
+    scale : float, optional
+        Of the random walk, half the calibrated one by default.
+    approximation : {"laplace", "ep"} or approximation
+        Its covariance shapes the proposals.
+    model : pm.Model, optional
+    """
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        chi: float = 0.01,
+        scale: float | None = None,
+        approximation: Any = "laplace",
+        model: Any = None,
+    ) -> None:
+        if not chi > 0:
+            raise ModelError(f"chi={chi!r}: expected a positive number")
+        self.chi, self.scale, self.approximation = chi, scale, approximation
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``."""
+        return Tuna(_site_rows(target, self.approximation), self.chi, self.scale)
+
+
+class InformedSubsampling(Step):
+    """Informed sub-sampling MCMC: subsets chosen by their summary statistics (Maire, Friel & Alquier 2019). Approximate.
+
+    Parameters
+    ----------
+    vars : None
+    subset : int
+        Rows of a subset.
+    spread : float
+        s: standard deviation, in posterior standard deviations, of the shifts of the mode that subsets may cause. The
+        posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets.
+    correction : {"auto", "gradient", None}
+        Whether the subset's gradient at the pilot is set right; ``"auto"`` where the subset is too small to mix otherwise.
+    swaps : int, optional
+        Swap proposals a step; automatic by default.
+    summary : array (N, k) or callable, optional
+        Summary statistics of the rows, or a function of the target that returns them, in place of the scores. They must
+        identify the subset's *likelihood*: for a regression Σ x y alone does not.
+    approximation : {"laplace", "auto", "ep", "vi"} or approximation
+        Its mean is the pilot where the scores are taken.
+    model : pm.Model, optional
+    """
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        subset: int = 1000,
+        spread: float = 0.3,
+        correction: str | None = "auto",
+        swaps: int | None = None,
+        summary: Any = None,
+        approximation: Any = "laplace",
+        model: Any = None,
+    ) -> None:
+        _check_subset(subset)
+        if not spread > 0:
+            raise ModelError(f"spread={spread!r}: expected a positive number of posterior standard deviations")
+        if correction not in ("auto", "gradient", None):
+            raise ModelError(f"correction={correction!r}: expected 'auto', 'gradient' or None")
+        self.subset, self.spread, self.correction = subset, spread, correction
+        self.swaps, self.summary, self.approximation = swaps, summary, approximation
+
+    def bind(self, target: BaseTarget) -> Algorithm:
+        """The algorithm on ``target``."""
+        rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
+        if self.subset >= rows.n:
+            raise ModelError(f"subset={self.subset}: the model has {rows.n} observations; use RandomWalk")
+        healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(self.spread, 1e6))
+        small = self.subset < healthy and np.isfinite(self.spread)
+        corrected = self.correction == "gradient" or (self.correction == "auto" and bool(small))
+        algorithm = Informed(
+            rows,
+            self.subset,
+            spread=self.spread,
+            rng=rng,
+            swaps=self.swaps,
+            corrected=corrected,
+            summaries=_summaries(self.summary, target, rows.n),
+        )
+        moves = algorithm.swaps * algorithm.swap_rate
+        if small and not corrected and moves < FEWEST_SWAPS:
+            warnings.warn(
+                f"subsets of {self.subset} rows hardly move: {moves:.2g} accepted swaps a step, below the healthy size of "
+                f"{healthy:.0f} rows; look at the ESS of z_first, or use correction='gradient'",
+                SamplerWarning,
+                stacklevel=3,
+            )
+        _announce(algorithm, rng)
+        return algorithm
+
+
+def _summaries(summary: Any, target: BaseTarget, n: int) -> Any:
+    """User summaries, whitened on the scale of the scores: √N per standard deviation of a row."""
+    if summary is None:
+        return None
+    values = np.asarray(summary(target) if callable(summary) else summary, dtype=np.float64)
+    if values.ndim != 2 or len(values) != n:
+        raise ModelError(f"summary has shape {values.shape}; expected ({n}, k), a row for each observation")
+    centred = values - values.mean(axis=0)
+    root = np.linalg.cholesky(np.cov(centred.T, ddof=0).reshape(values.shape[1], -1) + 1e-12 * np.eye(values.shape[1]))
+    return np.sqrt(n) * np.linalg.solve(root, centred.T).T
+
+
+def _site_rows(target: BaseTarget, approximation: Any) -> SiteRows:
+    rows = make_rows(target, approximation)
+    if not isinstance(rows, SiteRows):
+        raise ModelError(
+            f"{target.label}: no bounds are known for its rows; exact sub-sampling needs one linear predictor a row, of a "
+            "logit, probit or normal family: use SubsampledMetropolis"
+        )
+    return rows
+
+
+def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple[int, float]:
+    subset, variance = control.choose_subset_size(rows, rng)
+    return (subset if asked is None else min(asked, rows.n)), variance
+
+
+def _announce(algorithm: Any, rng: np.random.Generator) -> None:
+    """The warning that an approximate step gives, with its figure."""
+    points = np.array([algorithm.rows.pilot.draw(rng) for _ in range(PAIRS)])
+    estimated, exact = mean_error(algorithm, points, rng)
+    error = float(np.abs(estimated - exact).mean())
+    algorithm.attributes["acceptance_error_at_start"] = error
+    warnings.warn(
+        f"{algorithm.name} is approximate: E|a − â| is about {error:.2g} over {PAIRS} moves about the mode; for a chain that "
+        "mixes, the error in total variation is at most a multiple of it",
+        SamplerWarning,
+        stacklevel=4,
+    )
+
+
+def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ModelError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+
+
+def _check_steps(steps: int) -> None:
+    if not isinstance(steps, (int, np.integer)) or steps < 1:
+        raise ModelError(f"steps={steps!r}: expected at least 1 step a draw")
+
+
+def _check_subset(subset: int | None) -> None:
+    if subset is not None and (not isinstance(subset, (int, np.integer)) or subset < 2):
+        raise ModelError(f"subset={subset!r}: expected at least 2 rows")

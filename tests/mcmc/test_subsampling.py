@@ -1,0 +1,281 @@
+"""Sub-sampling algorithms: exact ones leave the posterior invariant, approximate ones' error shrinks with their precision."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.mcmc.subsampling.check import check_acceptance, mean_error
+from ppl_backends.mcmc.subsampling.control import (
+    ControlVariateMetropolis,
+    SequentialMetropolis,
+    UniformMetropolis,
+    choose_subset_size,
+)
+from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
+from ppl_backends.mcmc.subsampling.informed import Informed
+from ppl_backends.mcmc.subsampling.rows import FunctionRest, QuadraticRest, SiteRows
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets import compiled_sites as sites
+from ppl_backends.targets.factors import Factors, FactorsTarget, Logit, Normal, Poisson, Probit
+
+QUIET = {"progressbar": False, "random_seed": 1}
+PRIOR_SD = 1.5
+FALSE_FAILURE = 1e-5
+
+
+def logistic(n, seed=0, scale=1.0, dim=2):
+    rng = np.random.default_rng(seed)
+    design = np.c_[np.ones(n), scale * rng.standard_t(4, size=(n, dim - 1))]
+    theta = rng.normal(size=dim)
+    y = (rng.random(n) < 1 / (1 + np.exp(-design @ theta))).astype(int)
+    return design, y
+
+
+def rows_of(design, y, rest=None):
+    dim = design.shape[1]
+    rest = rest or QuadraticRest(0.0, np.zeros(dim), -np.eye(dim) / PRIOR_SD**2)
+    return SiteRows(design, 0.0, y, 1.0, sites.LOGIT, rest)
+
+
+class OpaquePrior:
+    """The same Gaussian prior as functions of points see it, so that nothing is compiled."""
+
+    def __call__(self, x, gradient=False):
+        value = -0.5 * (x**2).sum(axis=1) / PRIOR_SD**2
+        return (value, -x / PRIOR_SD**2) if gradient else value
+
+
+def grid_moments(rows):
+    """Posterior means and sds in two dimensions by quadrature."""
+    z = np.linspace(-7, 7, 121)
+    points = rows.pilot.mode + np.stack(np.meshgrid(z, z), -1).reshape(-1, 2) @ rows.pilot.factor.T
+    s = points @ rows.design.T
+    log_p = (s * rows.y - np.logaddexp(0, s)).sum(axis=1) + np.array([rows.rest(x) for x in points])
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = p @ points
+    return mean, np.sqrt(p @ (points - mean) ** 2)
+
+
+def chain(algorithm, draws, seed=0, start=None):
+    rng = np.random.default_rng(seed)
+    state = algorithm.start(algorithm.initial_point(rng) if start is None else start, rng)
+    x, accept = np.empty((draws, algorithm.dim)), 0.0
+    for k in range(draws):
+        state, stats = algorithm.step(state, rng, False)
+        assert stats.keys() == algorithm.stats.keys()
+        x[k] = state.x
+        accept += stats["accept"] / draws
+    return x, accept
+
+
+# -- exact algorithms ---------------------------------------------------------------------------------------------------
+
+
+def after_steps(make, replicates, steps):
+    """Draws of the prior moved by a kernel for data that they generate: still the prior, and still matched to the data."""
+    rng = np.random.default_rng(3)
+    found = np.empty((replicates, 2))
+    for k in range(replicates):
+        theta = PRIOR_SD * rng.normal(size=2)
+        design = np.c_[np.ones(12), 2 * rng.normal(size=12)]
+        y = (rng.random(12) < 1 / (1 + np.exp(-design @ theta))).astype(float)
+        algorithm = make(rows_of(design, y))
+        state = algorithm.start(theta, rng)
+        for _ in range(steps):
+            state, _ = algorithm.step(state, rng, False)
+        found[k] = state.x
+    return found
+
+
+def p_values(found):
+    each = [scipy.stats.kstest(found[:, j] / PRIOR_SD, "norm").pvalue for j in range(2)]
+    return min(*each, scipy.stats.kstest((found**2).sum(axis=1) / PRIOR_SD**2, "chi2", args=(2,)).pvalue)
+
+
+class WithoutRows(Scalable):
+    """Broken: trusts the control variates, as if the bounds on what they leave were zero."""
+
+    def __init__(self, rows, **options):
+        super().__init__(rows, **options)
+        self.bounds = 1e-12 * self.bounds
+        self._sampler.ends *= 1e-12
+
+
+class WithoutPrior(Tuna):
+    """Broken: forgets the prior."""
+
+    def _at(self, x):
+        return super()._at(x)._replace(known=0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "broken"),
+    [
+        (lambda rows: Scalable(rows, steps=10), lambda rows: WithoutRows(rows, steps=10)),
+        (
+            lambda rows: Scalable(rows, independent=True, steps=10),
+            lambda rows: WithoutRows(rows, independent=True, steps=10),
+        ),
+        (lambda rows: Tuna(rows, chi=0.1, scale=1.0), lambda rows: WithoutPrior(rows, chi=0.1, scale=1.0)),
+    ],
+    ids=["scalable", "scalable-independent", "tuna"],
+)
+def test_exact_steps_leave_prior_times_likelihood_invariant_and_broken_twins_do_not(make, broken):
+    assert p_values(after_steps(make, 1500, 4)) > FALSE_FAILURE
+    assert p_values(after_steps(broken, 1500, 8)) < FALSE_FAILURE
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_scalable_metropolis_has_the_moments_of_a_skewed_posterior(compiled):
+    rows = rows_of(*logistic(40, seed=2), rest=None if compiled else FunctionRest(OpaquePrior()))
+    assert (rows.compiled() is not None) == compiled
+    mean, sd = grid_moments(rows)
+    x, _ = chain(Scalable(rows, steps=40 if compiled else 10), 4000 if compiled else 3000)
+    assert np.abs((x.mean(axis=0) - mean) / sd).max() < 0.12
+    assert np.abs(x.std(axis=0) / sd - 1).max() < 0.08
+
+
+def test_bounds_hold_for_every_family():
+    rng = np.random.default_rng(5)
+    design, y = logistic(30)
+    rest = QuadraticRest(0.0, np.zeros(2), -np.eye(2))
+    for family, outcome in ((sites.LOGIT, y), (sites.PROBIT, 2 * y - 1), (sites.NORMAL, rng.normal(size=30))):
+        rows = SiteRows(design, 0.1, outcome, 1.0, family, rest)
+        index, bounds = np.arange(30), rows.third_order_bounds()
+        for _ in range(50):
+            z = rng.standard_t(2, size=2)
+            x = rows.pilot.mode + rows.pilot.factor @ z
+            assert (np.abs(rows.residuals(x, index)) <= bounds * np.linalg.norm(z) ** 3 + 1e-9).all()
+    with pytest.raises(ModelError, match="no bound"):
+        SiteRows(design, 0.0, y, 1.0, sites.POISSON, rest).third_order_bounds()
+    logit = rows_of(design, y)
+    x, new = rng.normal(size=(2, 2))
+    drop = np.abs(logit.differences(x, new, np.arange(30)))
+    assert (drop <= logit.lipschitz() * np.linalg.norm(x - new) + 1e-12).all()
+
+
+# -- approximate algorithms ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_control_variates_have_the_posterior_in_both_forms(independent):
+    design, y = logistic(400, seed=4)
+    for rest, draws in ((None, 2500), (FunctionRest(OpaquePrior()), 600)):
+        rows = rows_of(design, y, rest)
+        mean, sd = grid_moments(rows)
+        x, _ = chain(ControlVariateMetropolis(rows, 60, independent=independent, steps=20), draws)
+        assert np.abs((x.mean(axis=0) - mean) / sd).max() < 0.12
+        assert np.abs(x.std(axis=0) / sd - 1).max() < 0.1
+
+
+def test_errors_shrink_with_the_size_of_subsets():
+    rows, rng = rows_of(*logistic(3000, seed=6)), np.random.default_rng(0)
+    points = np.array([rows.pilot.draw(rng) for _ in range(60)])
+
+    def error(algorithm):
+        estimated, exact = mean_error(algorithm, points, np.random.default_rng(1))
+        return float(np.abs(estimated - exact).mean())
+
+    for make in (
+        lambda m: ControlVariateMetropolis(rows, m),
+        lambda m: UniformMetropolis(rows, m),
+        lambda m: Informed(rows, m, spread=np.inf, rng=np.random.default_rng(2)),
+    ):
+        small, large = error(make(20)), error(make(1500))
+        assert large < 0.6 * small
+    tests = [error(SequentialMetropolis(rows, 50, tolerance=tolerance)) for tolerance in (0.45, 0.001)]
+    assert tests[1] <= tests[0]
+
+
+def test_posteriors_of_uniform_and_informed_subsets_are_as_wide_as_theory_says():
+    rows = rows_of(*logistic(4000, seed=7))
+    sd = np.sqrt(np.diag(rows.pilot.factor @ rows.pilot.factor.T))
+    rng = np.random.default_rng(0)
+    ratios = {}
+    for name, options in {
+        "uniform": {"spread": np.inf, "swaps": 100},
+        "informed": {"spread": 0.3, "swaps": 20},
+        "corrected": {"spread": np.inf, "swaps": 20, "corrected": True},
+    }.items():
+        algorithm = Informed(rows, 400, rng=rng, **options)
+        x, _ = chain(algorithm, 8000)
+        ratios[name] = float((x.std(axis=0) / sd).mean()), algorithm.inflation
+    assert 1.5 < ratios["uniform"][0] < 1.2 * ratios["uniform"][1]  # less than √(1 + N/n): subsets move under θ
+    assert abs(ratios["informed"][0] - ratios["informed"][1]) < 0.12
+    assert abs(ratios["corrected"][0] - 1) < 0.1
+
+
+def test_subset_size_follows_the_difficulty_and_swaps_keep_their_books():
+    rng = np.random.default_rng(0)
+    hard, easy = rows_of(*logistic(100, seed=8, scale=3.0)), rows_of(*logistic(10_000, seed=8))
+    assert choose_subset_size(hard, rng)[1] > choose_subset_size(easy, rng)[1]
+    algorithm = Informed(easy, 200, spread=0.3, rng=rng)
+    state = algorithm.start(easy.pilot.mode, rng)
+    for _ in range(50):
+        state, stats = algorithm.step(state, rng, False)
+    assert len(set(state.subset)) == 200
+    assert state.member.sum() == 200
+    assert state.member[state.subset].all()
+    np.testing.assert_allclose(state.z, algorithm._summaries[state.subset].mean(axis=0, dtype=float), atol=1e-8)
+    assert stats["distinct_rows"] == state.seen.sum()
+    assert stats["z_norm"] < 0.1 * algorithm.attributes["z_norm_uniform"]
+
+
+def test_hmc_agrees_with_quadrature():
+    rows = rows_of(*logistic(300, seed=9))
+    target_mean, sd = grid_moments(rows)
+    design, y = rows.design, rows.y.astype(int)
+    target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, PRIOR_SD**-2))
+    with pytest.warns(SamplerWarning, match="is approximate"):
+        idata = pb.sample_mcmc(target, step=pb.steps.SubsampledHMC(subset=60), draws=2500, tune=300, chains=1, **QUIET)
+    x = next(iter(group(idata, "posterior").data_vars.values())).values.reshape(2500, 2)
+    assert np.abs((x.mean(axis=0) - target_mean) / sd).max() < 0.12
+    assert np.abs(x.std(axis=0) / sd - 1).max() < 0.1
+    assert idata["posterior"].attrs["accuracy"] == "approximate"
+    assert (group(idata, "sample_stats")["approximate"] == 1).all()
+
+
+# -- through sample_mcmc ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_checked_against_exact_acceptance():
+    design, y = logistic(2000, seed=10)
+    target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    found = {}
+    for estimator in ("control_variates", "uniform"):
+        step = pb.steps.SubsampledMetropolis(estimator=estimator, subset=100)
+        with pytest.warns(SamplerWarning, match="is approximate"):
+            idata = pb.sample_mcmc(target, step=step, draws=100, tune=10, chains=2, **QUIET)
+        with pytest.warns(SamplerWarning, match="is approximate"):
+            found[estimator] = check_acceptance(target, idata, step=step, states=40, random_seed=0)
+    assert found["control_variates"]["mean_absolute_error"] < 0.02
+    assert found["uniform"]["mean_absolute_error"] > 0.1
+    assert found["uniform"]["mean_absolute_error_se"] < 0.1
+
+
+def test_every_family_is_found_in_factors_and_wrong_use_is_explained():
+    design, y = logistic(200)
+    step = pb.steps.ScalableMetropolis()
+    for family in (Logit(y), Probit(y), Normal(y, 1.0)):
+        target = FactorsTarget(Factors(design, 0.0, family, 0.0, 1.0))
+        idata = pb.sample_mcmc(target, step=step, draws=20, tune=0, chains=1, **QUIET)
+        assert idata["posterior"].attrs["accuracy"] == "exact"
+    poisson = FactorsTarget(Factors(design, 0.0, Poisson(y), 0.0, 1.0))
+    with pytest.raises(ModelError, match="no bound"):
+        pb.sample_mcmc(poisson, step=step, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplerWarning)
+        pb.sample_mcmc(poisson, step=pb.steps.SubsampledMetropolis(), draws=20, tune=0, chains=1, **QUIET)
+    with pytest.raises(ModelError, match="no rows of observations"):
+        pb.sample_mcmc(pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x)), step=step, **QUIET)
+    target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    with pytest.raises(ModelError, match="has 200 observations"):
+        pb.sample_mcmc(target, step=pb.steps.InformedSubsampling(subset=500), **QUIET)
+    for wrong in ({"estimator": "magic"}, {"subset": 1}, {"steps": 0}, {"tolerance": 0.7}):
+        with pytest.raises(ModelError, match="expected"):
+            pb.steps.SubsampledMetropolis(**wrong)
