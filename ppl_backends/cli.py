@@ -121,6 +121,26 @@ def laplace(
 
 
 @app.command()
+def ep(
+    model: Program,
+    data: Data = None,
+    output: Output = None,
+    draws: Draws = 1000,
+    predictor: Annotated[
+        str | None, typer.Option(help="Quantity of the program that is the linear predictor.", show_default=False)
+    ] = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Expectation propagation for a Stan program with a linear predictor and log_lik."""
+    import ppl_backends as pb
+
+    with _one_line_errors():
+        approximation = pb.fit_ep(str(model), data=_data(data), predictor=predictor, progressbar=not quiet)
+        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output)
+
+
+@app.command()
 def vi(
     model: Program,
     data: Data = None,
@@ -145,6 +165,7 @@ def importance(
     output: Output = None,
     draws: Draws = 2000,
     chains: Chains = 8,
+    approximation: Annotated[str, typer.Option(help="What to sample from: auto, laplace, ep or vi.")] = "auto",
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
@@ -153,7 +174,13 @@ def importance(
 
     with _one_line_errors():
         idata = pb.sample_importance(
-            str(model), data=_data(data), draws=draws, chains=chains, random_seed=seed, progressbar=not quiet
+            str(model),
+            data=_data(data),
+            draws=draws,
+            chains=chains,
+            approximation=approximation,
+            random_seed=seed,
+            progressbar=not quiet,
         )
         _finish(idata, output)
 
@@ -165,7 +192,7 @@ def smc(
     output: Output = None,
     draws: Draws = 2000,
     chains: Chains = 4,
-    initial: Annotated[str, typer.Option(help="Where the particles start: prior or laplace.")] = "prior",
+    initial: Annotated[str, typer.Option(help="Where the particles start: prior, laplace, ep or vi.")] = "prior",
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:

@@ -14,6 +14,11 @@ PROGRAM = """
 data { int<lower=0> N; vector[N] y; int<lower=0, upper=1> prior_only; }
 parameters { real mu; }
 model { mu ~ normal(0, 1); if (!prior_only) y ~ normal(mu, 1); }
+generated quantities {
+  vector[N] eta = rep_vector(mu, N);
+  vector[N] log_lik;
+  for (n in 1 : N) log_lik[n] = normal_lpdf(y[n] | eta[n], 1);
+}
 """
 Y = [0.5, 1.5, 1.0, 2.0]
 COVARIANCE = np.eye(4) + 1.0
@@ -42,7 +47,7 @@ def printed_evidence(output):
 def test_help_names_every_command():
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("demo", "doctor", "laplace", "vi", "importance", "smc"):
+    for command in ("demo", "doctor", "laplace", "ep", "vi", "importance", "smc"):
         assert command in result.output
 
 
@@ -68,7 +73,7 @@ def test_demo(tmp_path):
 @pytest.mark.slow
 @pytest.mark.stan
 def test_stan_commands(stan_files, tmp_path):
-    tolerances = {"laplace": 1e-3, "importance": 1e-3, "smc": 0.15}  # a Gaussian posterior: the first two are exact
+    tolerances = {"laplace": 1e-3, "ep": 1e-3, "importance": 1e-3, "smc": 0.15}  # a Gaussian posterior
     for command, tolerance in tolerances.items():
         output = tmp_path / f"{command}.nc"
         result = invoke(command, *stan_files, "--output", output, "--seed", 1, "--quiet")
@@ -87,7 +92,7 @@ def test_stan_commands(stan_files, tmp_path):
     assert result.stderr.startswith("error:")
 
 
-@pytest.mark.parametrize("command", ["laplace", "importance", "smc"])
+@pytest.mark.parametrize("command", ["laplace", "ep", "importance", "smc"])
 def test_missing_program_is_one_line(command, tmp_path):
     result = invoke(command, tmp_path / "absent.stan", "--quiet")
     assert result.exit_code == 1

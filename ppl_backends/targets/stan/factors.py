@@ -34,6 +34,8 @@ TOLERANCE = 1e-8
 SCALES, POINTS = (0.1, 0.5, 2.0), 8  # of the random points that prove the factors
 MOST_EVALUATIONS = 200_000  # of the program, where each site needs its own
 BLOCK_BYTES, TABLE_BYTES = 2**26, 2**30
+NARROWEST = 8.0  # how far a table has to reach either way
+NEGLIGIBLE = 300.0  # log density below the highest at which the error of a table no longer matters
 TABLE = np.sinh(np.linspace(-6.0, 6.0, 4001)) * 0.25  # from −50 to 50, finest around zero
 
 
@@ -225,16 +227,32 @@ def _likelihood_sites(program: _Quantities, found: Predictor) -> tuple[SiteFamil
     if 40 * len(TABLE) * program.n > TABLE_BYTES:
         raise ModelError(f"{program.label}: {program.n} sites of no known family are too many to tabulate")
     table = evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
-    between = 0.5 * (TABLE[1:] + TABLE[:-1])
-    sites = TabulatedSites(TABLE, table)
-    truth = evaluate(np.repeat(between[:, None], program.n, axis=1))
-    error = np.abs(sites.log_site(np.repeat(between[:, None], program.n, axis=1)) - truth)
+    known_at = _finite_stretch(np.isfinite(table).all(axis=1))
+    nodes, table = TABLE[known_at], table[known_at]
+    if not len(nodes) or max(nodes[0], -nodes[-1]) > -NARROWEST:
+        raise ModelError(
+            f"{program.label}: log_lik is not finite where {found.name} is moved by {NARROWEST:g}; use fit_laplace or "
+            "sample_smc"
+        )
+    between = np.repeat(0.5 * (nodes[1:] + nodes[:-1])[:, None], program.n, axis=1)
+    sites, truth = TabulatedSites(nodes, table), evaluate(between)
+    counts = truth > table.max(axis=0) - NEGLIGIBLE
+    error = np.where(counts, np.abs(sites.log_site(between) - truth), 0.0)
     if not (error <= TOLERANCE * (1 + np.abs(truth))).all():
         raise ModelError(
-            f"{program.label}: log_lik is no smooth function of {found.name} on ({TABLE[0]:.0f}, {TABLE[-1]:.0f}): "
+            f"{program.label}: log_lik is no smooth function of {found.name} on ({nodes[0]:.0f}, {nodes[-1]:.0f}): "
             f"interpolation errs by {np.nanmax(error):.2g}; use fit_laplace or sample_smc"
         )
     return sites, 1.0, np.zeros(program.n), np.zeros(program.n)
+
+
+def _finite_stretch(finite: Any) -> slice:
+    """The nodes around zero, up to the first on each side at which some site is not finite."""
+    middle, broken = len(finite) // 2, np.flatnonzero(~finite)
+    if not finite[middle]:
+        return slice(0, 0)
+    before, after = broken[broken < middle], broken[broken > middle]
+    return slice(int(before[-1]) + 1 if len(before) else 0, int(after[0]) if len(after) else len(finite))
 
 
 def _diagonal(program: _Quantities, points: Array) -> Array:
