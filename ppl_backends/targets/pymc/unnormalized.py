@@ -12,8 +12,8 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.gradient import UndefinedGrad
-from pytensor.graph.basic import Variable
+from pytensor.compile.ops import TypeCastingOp
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
 
 from ppl_backends.errors import CompilationError, ModelError
@@ -35,14 +35,22 @@ from ppl_backends.targets.unnormalized import UnnormalizedLikelihood, Unnormaliz
 __all__ = ["UnnormalizedModel", "unnormalized_target", "unnormalized_variable"]
 
 
-class _RefusedGradient(UndefinedGrad):
-    """The identity, whose gradient names the variable: PyMC's own gradient-based steps do not know Z."""
+class _RefusedGradient(TypeCastingOp):
+    """The identity, whose gradient names the variable: PyMC's own gradient-based steps do not know Z.
+
+    Not a ``ViewOp``: PyMC simplifies the log density before it differentiates, and that removes views.
+    """
 
     __props__ = ("name",)
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__()
+
+    def make_node(self, x: Variable) -> Apply:
+        return Apply(self, [x], [x.type()])
+
+    def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
+        return shapes
 
     def L_op(self, inputs: Any, outputs: Any, output_gradients: Any) -> Any:
         raise ModelError(refusal(self.name))
