@@ -308,7 +308,17 @@ def test_a_target_without_factors_is_refused():
 
 
 @pytest.mark.parametrize(
-    "option", [{"power": 0.0}, {"damping": 2.0}, {"schedule": "random"}, {"tolerance": 0.0}, {"max_sweeps": 0}]
+    "option",
+    [
+        {"power": 0.0},
+        {"power": "half"},
+        {"damping": 2.0},
+        {"schedule": "random"},
+        {"tolerance": 0.0},
+        {"max_sweeps": 0},
+        {"start": "prior"},
+        {"n_shards": 0},
+    ],
 )
 def test_bad_options_are_refused(option):
     X, _, rng = regression()
@@ -351,6 +361,8 @@ def test_marginals_follow_the_skewness_of_the_posterior():
     np.testing.assert_allclose(marginals.skewness, skewness, atol=0.08)
     assert np.abs(marginals.sd / sd - 1).max() < np.abs(q.sd / sd - 1).max()
     np.testing.assert_allclose((marginals.mean - mean) / sd, 0, atol=0.02)
+    with pytest.raises(ModelError, match="no coordinate 'slope'; there are 3: theta"):
+        q.marginals("slope")
     some = q.marginals([2], points=25)
     np.testing.assert_allclose(some.density[0], marginals.density[2])
     # Quantiles of weighted draws have a Monte Carlo error of about 0.005 sd here.

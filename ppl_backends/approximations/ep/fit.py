@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,8 @@ def fit_ep(
     (True, -2.115)
     """
     options = _checked_options(power, schedule, damping, tolerance, max_sweeps)
+    if n_shards < 1:
+        raise ModelError(f"n_shards={n_shards}: expected at least 1")
     factors, target = _factors_of(model, data, target_options)
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
@@ -194,6 +197,9 @@ def _blas() -> ThreadpoolController:
 def _checked_options(power: float, schedule: str, damping: float, tolerance: float, max_sweeps: int) -> Options:
     if schedule not in SCHEDULES:
         raise ModelError(f"schedule={schedule!r}: expected 'parallel' or 'sequential'")
+    for name, value in (("power", power), ("damping", damping), ("tolerance", tolerance), ("max_sweeps", max_sweeps)):
+        if not isinstance(value, (Real, np.number)):
+            raise ModelError(f"{name}={value!r}: expected a number")
     if not 0 < damping <= 1:
         raise ModelError(f"damping={damping}: expected a number in (0, 1]")
     if power <= 0:
@@ -223,6 +229,8 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
 
 
 def _state_of(start: EPApproximation, n_sites: int) -> SiteState:
+    if not isinstance(start, EPApproximation):
+        raise ModelError(f"start is {type(start).__name__}; expected the EPApproximation that fit_ep returned")
     if len(start.sites.tau) != n_sites:
         raise ModelError(f"start has {len(start.sites.tau)} sites, the model {n_sites}")
     return SiteState(start.sites.tau, start.sites.nu, start.sites.level)

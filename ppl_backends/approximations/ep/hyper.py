@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 
 from ppl_backends.approximations.ep.design import lattice, net
 from ppl_backends.approximations.ep.evidence import evidence_gradient
-from ppl_backends.approximations.ep.marginals import Marginals
+from ppl_backends.approximations.ep.marginals import Marginals, chosen
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
@@ -92,8 +92,7 @@ class EPMixture(MixtureApproximation):
 
     def marginals(self, coordinates: Any = None, points: int = 401) -> Marginals:
         """Marginal densities of the mixture on grids of ±7 standard deviations."""
-        chosen = range(self.dim) if coordinates is None else np.atleast_1d(coordinates)
-        index = np.array([self.names.index(c) if isinstance(c, str) else int(c) for c in chosen])
+        index = chosen(coordinates, self.names)
         z = np.linspace(-7.0, 7.0, points)
         mean, sd = self.mean[index], self.sd[index]
         grid = mean[:, None] + sd[:, None] * z

@@ -7,19 +7,21 @@ expectation is one more tilted normaliser, since sᵢ given θⱼ is normal. Wit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 
 from ppl_backends.approximations.ep.moments import tilted_moments
+from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.sites import Array
 
 if TYPE_CHECKING:
     from ppl_backends.approximations.ep.result import EPApproximation
 
-__all__ = ["Marginals", "corrected_marginals"]
+__all__ = ["Marginals", "chosen", "corrected_marginals"]
 
 HALF_WIDTH = 7.0  # standard deviations
 GRID = 401
@@ -58,6 +60,20 @@ class Marginals(NamedTuple):
         steps = 0.5 * (self.density[:, 1:] + self.density[:, :-1]) * np.diff(self.grid, axis=1)
         cumulative = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
         return np.array([np.interp(probability, c / c[-1], g) for c, g in zip(cumulative, self.grid, strict=True)])
+
+
+def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
+    """The indices of coordinates given by name or number; all of them where none are given."""
+    if coordinates is None:
+        return np.arange(len(names))
+    found = []
+    for c in np.atleast_1d(np.asarray(coordinates, dtype=object)):
+        known = c in names if isinstance(c, str) else -len(names) <= int(c) < len(names)
+        if not known:
+            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {shown}")
+        found.append(names.index(c) if isinstance(c, str) else int(c))
+    return np.array(found)
 
 
 def corrected_marginals(approximation: EPApproximation, index: NDArray[np.integer], points: int) -> Marginals:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.approximations.ep.correction import second_order
-from ppl_backends.approximations.ep.marginals import Marginals, corrected_marginals
+from ppl_backends.approximations.ep.marginals import Marginals, chosen, corrected_marginals
 from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.factorisation import Factors
@@ -100,8 +100,7 @@ class EPApproximation(GaussianApproximation):
         """
         if self.factors is None:
             raise ModelError("marginals of sharded data need the factors in memory; fit_ep(Factors(...)) has them")
-        chosen = range(self.dim) if coordinates is None else np.atleast_1d(coordinates)
-        index = np.array([self.names.index(c) if isinstance(c, str) else int(c) for c in chosen])
+        index = chosen(coordinates, self.names)
         return corrected_marginals(self, index, points)
 
     def evidence_correction(self) -> float:
