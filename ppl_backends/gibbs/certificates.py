@@ -25,7 +25,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.linear_scores import Gaussian, expected_risk, gaussian_kl
+from ppl_backends.gibbs.linear_scores import Gaussian, GibbsVI, expected_risk, gaussian_kl
 from ppl_backends.gibbs.losses import Hinge
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.targets.factors.sites import Array
@@ -245,6 +245,8 @@ def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
     gaussian = Gaussian(np.asarray(q.mean, dtype=np.float64), factor)
     precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
     kl = gaussian_kl(gaussian, prior.gaussian.mean, precision, cholesky(prior.covariance, lower=True))
+    if isinstance(q, GibbsVI) and getattr(q.posterior, "_risk", None) is posterior._risk:
+        return q.expected_risk, kl  # of the same loss and data, whatever λ
     return expected_risk(posterior, gaussian), kl
 
 

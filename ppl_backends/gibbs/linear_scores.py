@@ -38,7 +38,7 @@ __all__ = ["FAMILIES", "GibbsVI", "ScoreProblem", "expected_risk", "gaussian_kl"
 
 FAMILIES = ("isotropic", "diagonal", "full")
 ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "full"}
-PAIR_BLOCK = 2**21
+PAIR_BLOCK = 2**17
 MAX_PAIRS = 200_000
 """Pairs up to which the objective is computed on all of them; above it pairs are sampled."""
 
@@ -360,17 +360,20 @@ def _expected_pair_risk(risk: LinearRisk, mean: Array, spread: Array) -> float:
     step = max(1, PAIR_BLOCK // len(below))
     for start in range(0, len(above), step):
         rows = above[start : start + step]
-        difference = mean[rows, None] - mean[below]
-        product = variance[rows, None] + variance[below] - 2 * (spread[rows] @ columns)
-        total += float(_pair_values(inner, difference, np.maximum(product, 0.0)).sum())
+        of_pairs = spread[rows] @ columns
+        of_pairs *= -2
+        of_pairs += variance[below]
+        of_pairs += variance[rows, None]
+        np.maximum(of_pairs, 0.0, out=of_pairs)
+        total += float(_pair_values(inner, mean[rows, None] - mean[below], of_pairs).sum())
     return 2 * total / (risk.n * (risk.n - 1))
 
 
 def _pair_values(inner: Loss, difference: Array, variance: Array) -> Array:
     """Expected losses of pairs; those that no score can tell apart count one half under the 0–1 loss."""
-    value = inner.expectation(difference, variance, np.ones(1)).value
+    value = inner.expected(difference, variance, np.ones(1))
     if inner.bound == 1.0 and not inner.has_gradient:
-        return np.where((difference == 0) & (variance == 0), 0.5, value)
+        value[(variance == 0) & (difference == 0)] = 0.5
     return value
 
 

@@ -109,6 +109,10 @@ class Loss:
         moments = [value @ _WEIGHTS, value @ (_WEIGHTS * _NODES) / sd, value @ (_WEIGHTS * (_NODES**2 - 1)) / sd**2]
         return Expectation(*moments)
 
+    def expected(self, mean: Array, variance: Array, y: Array) -> Array:
+        """Expected losses under N(mean, variance), without their derivatives."""
+        return self.expectation(mean, variance, y).value
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -136,6 +140,12 @@ class ZeroOne(Loss):
         z = y * mean / sd
         density = _normal_density(z)
         return Expectation(ndtr(-z), -y * density / sd, z * density / sd**2)
+
+    def expected(self, mean: Array, variance: Array, y: Array) -> Array:
+        """Φ(−y μ/√v)."""
+        z = -y * mean
+        z /= np.sqrt(np.maximum(variance, 1e-300))
+        return ndtr(z, out=z)
 
 
 class Hinge(Loss):
