@@ -27,8 +27,9 @@ model {
   }
 }
 generated quantities {
+  vector[N] eta = rows_dot_product(X, gamma[group]);
   vector[N] log_lik;
   for (n in 1:N) {
-    log_lik[n] = bernoulli_logit_lpmf(y[n] | X[n] * gamma[group[n]]');
+    log_lik[n] = bernoulli_logit_lpmf(y[n] | eta[n]);
   }
 }

@@ -27,11 +27,9 @@ model {
   }
 }
 generated quantities {
+  vector[N] eta = log_exposure + u[group] + X * beta;
   vector[N] log_lik;
-  {
-    vector[N] eta = log_exposure + u[group] + X * beta;
-    for (n in 1:N) {
-      log_lik[n] = poisson_log_lpmf(y[n] | eta[n]);
-    }
+  for (n in 1:N) {
+    log_lik[n] = poisson_log_lpmf(y[n] | eta[n]);
   }
 }

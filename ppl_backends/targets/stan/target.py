@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from ppl_backends.targets.stan.program import StanProgram, looks_like_code
 from ppl_backends.targets.stan.split import Split, derive, find_split
 from ppl_backends.targets.stan.stated import Propriety, stated_propriety
 from ppl_backends.targets.stan.variables import collect, flatten, unconstrained_names
+
+if TYPE_CHECKING:
+    from ppl_backends.targets.stan.factors import StanFactors
 
 __all__ = ["StanTarget", "stan_target"]
 
@@ -296,8 +299,8 @@ class StanTarget(BaseTarget):
         return self._prior_part
 
     @cached_property
-    def factors(self) -> Factors:
-        """The factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors`.
+    def factors(self) -> Factors | StanFactors:
+        """The factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors.find`.
 
         Raises
         ------

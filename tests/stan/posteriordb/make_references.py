@@ -38,13 +38,14 @@ def summarize(chains: list[dict[str, list[float]]]) -> dict[str, dict[str, float
     summary = {}
     for name in chains[0]:
         draws = np.array([chain[name] for chain in chains])
+        sd = draws.std(ddof=1)
         figures = {
             "mean": draws.mean(),
-            "sd": draws.std(ddof=1),
+            "sd": sd,
             "mcse_mean": az.mcse(draws, method="mean"),
-            "mcse_sd": az.mcse(draws, method="sd"),
+            "mcse_sd": az.mcse((draws - draws.mean()) ** 2, method="mean") / (2 * sd),
         }
-        summary[name] = {key: float(f"{float(value):.8g}") for key, value in figures.items()}
+        summary[name] = {key: float(f"{np.asarray(value).item():.8g}") for key, value in figures.items()}
     return summary
 
 

@@ -6,7 +6,7 @@ data {
   array[N] int<lower=0> y;
   matrix[P, P] prior_covariance;
   real<lower=0> dispersion;
-  int<lower=0, upper=1> bent; // the predictor is not affine
+  int<lower=0, upper=2> bent; // the predictor is not affine in one coefficient, or in none
   int<lower=0, upper=1> overdispersed; // the likelihood sees more than the predictor
   int<lower=0, upper=1> tied; // a prior that is neither Gaussian nor independent
   int<lower=0, upper=1> skewed; // a prior of no known family
@@ -16,7 +16,7 @@ parameters {
   real extra;
 }
 transformed parameters {
-  vector[N] eta = X * beta + bent * square(beta[2]);
+  vector[N] eta = X * (bent == 2 ? exp(beta) : beta) + (bent == 1) * square(beta[2]);
   vector[N] twice = 2 * eta;
   real<lower=0> alpha = dispersion * exp(overdispersed * extra);
 }

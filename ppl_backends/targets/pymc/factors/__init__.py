@@ -9,7 +9,6 @@
 ``linear``      the matrix of an affine function, sparse where it is
 ``gaussian``    the quadratic terms together
 ``structure``   the search for the variables that have to be given
-``recognise``   known families among the sites
 ``compiled``    the functions of all others
 ``proof``       every factor against the terms as written
 ``find``        all of it, as the ``factors`` of a target

@@ -10,12 +10,12 @@ from scipy import sparse
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal, ScaledSites, SiteFamily
+from ppl_backends.targets.factors.recognise import Recognised, recognise
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
 from ppl_backends.targets.pymc.factors.gaussian import QuadraticTerms
 from ppl_backends.targets.pymc.factors.graph import PointFunction, TermGraph
 from ppl_backends.targets.pymc.factors.proof import gaussian_error, sites_error
-from ppl_backends.targets.pymc.factors.recognise import Recognised, recognise
 from ppl_backends.targets.pymc.factors.structure import Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names

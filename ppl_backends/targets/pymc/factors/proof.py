@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from ppl_backends.targets.factors.recognise import rounding
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import PointFunction
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 
-__all__ = ["EPSILON", "TOLERANCE", "gaussian_error", "rounding", "sites_error"]
+__all__ = ["TOLERANCE", "gaussian_error", "sites_error"]
 
 TOLERANCE = 1e-10
 SHUFFLES = 4
-EPSILON = float(np.finfo(float).eps)
-SMALLEST_COMPLEMENT = -37.5  # log of what 1 − p cannot fall below without being zero
-
-
-def rounding(log_value: Array) -> Array:
-    """Rounding error of the log of a probability that may have been computed as 1 − p."""
-    log_value = np.where(np.isfinite(log_value), log_value, 0.0)
-    return np.where(log_value > SMALLEST_COMPLEMENT, 4 * EPSILON * np.exp(np.minimum(-log_value, 40.0)), 0.0)
 
 
 def sites_error(term: SiteTerm, points: Array, geometry: Geometry, rng: np.random.Generator) -> float:

@@ -13,17 +13,26 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
-from ppl_backends.targets.factors import Laplace, Logit, Normal, Poisson, Probit, SiteFamily, StudentT
+from ppl_backends.targets.factors.families import Laplace, Logit, Normal, Poisson, Probit, StudentT
+from ppl_backends.targets.factors.sites import SiteFamily
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.pymc.factors.proof import EPSILON, rounding
 
-__all__ = ["Recognised", "recognise"]
+__all__ = ["EPSILON", "Recognised", "recognise", "rounding"]
+
+EPSILON = float(np.finfo(float).eps)
+SMALLEST_COMPLEMENT = -37.5  # log of what 1 − p cannot fall below without being zero
 
 NEAR = np.concatenate([np.linspace(-4, 4, 17) + 0.0625, [0.0]])
 FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
 FAR = np.concatenate([-FAR[::-1], FAR])
 TOLERANCE = 1e-9
 WIDE = np.array([-2000.0, -1000.0, 1000.0, 2000.0, -1e6, 1e6, -1e8, 1e8])
+
+
+def rounding(log_value: Array) -> Array:
+    """Rounding error of the log of a probability that may have been computed as 1 − p."""
+    log_value = np.where(np.isfinite(log_value), log_value, 0.0)
+    return np.where(log_value > SMALLEST_COMPLEMENT, 4 * EPSILON * np.exp(np.minimum(-log_value, 40.0)), 0.0)
 
 
 class Recognised(NamedTuple):

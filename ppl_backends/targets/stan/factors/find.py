@@ -1,0 +1,142 @@
+"""The factors of a Stan program, read off what it computes: p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ).
+
+The program has to name two of its quantities. A *predictor*, a transformed parameter or generated quantity with one
+element for each observation, is affine in the unconstrained parameters: its values at the unit vectors are the design.
+``log_lik`` holds the log likelihood of each observation: at points moved along θ it gives every site's function at any
+value of its own predictor. A known family is recognised by its values; other sites are tabulated.
+
+What the density has beside ``log_lik`` is the prior. Coordinates in which it is quadratic form the Gaussian part, read
+off second differences. Any other coordinate has to be independent of all others, and becomes a site along itself.
+
+A coordinate that is in the way of all this, such as the log of a scale, is held: a hyper-parameter φ, given which the
+rest factorises. At most six are.
+
+Nothing of this is taken on trust: at every φ the factors together have to equal the program's log density at random
+points, to 1e-8 of its size, or the program is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import Factors, GaussianPrior, ScaledSites, SiteFamily
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.factors.predictor import find_predictor
+from ppl_backends.targets.stan.factors.prior import read_prior
+from ppl_backends.targets.stan.factors.quantities import POINTS, TOLERANCE, Quantities, Refusal, random_points
+from ppl_backends.targets.stan.factors.sites import likelihood_sites, prove_sites
+
+if TYPE_CHECKING:
+    from ppl_backends.targets.stan.target import StanTarget
+
+__all__ = ["StanFactors", "find_factors"]
+
+MOST_HELD = 6
+
+
+def find_factors(target: StanTarget, predictor: str | None = None) -> Factors | StanFactors:
+    """The factors of a Stan program with data, as a function of hyper-parameters where it has any.
+
+    Parameters
+    ----------
+    target : StanTarget
+    predictor : str, optional
+        The quantity that the observations see the parameters through; guessed where only one can be.
+
+    Returns
+    -------
+    Factors or StanFactors
+
+    Raises
+    ------
+    ModelError
+        If the program has no ``log_lik`` or no predictor, or does not factorise; names the variable in the way.
+    """
+    held: list[int] = []
+    first: Refusal | None = None
+    while True:
+        factors = StanFactors(target, predictor, np.array(held, dtype=int))
+        try:
+            given = factors.at(factors.start)
+        except Refusal as refusal:
+            first = first or refusal
+            held.append(refusal.coordinate)
+            if len(held) > min(MOST_HELD, target.dim - 1):
+                raise first from None
+        except ModelError as error:
+            raise first or error from None
+        else:
+            return factors if held else given
+
+
+class StanFactors:
+    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ) for a Stan program.
+
+    Attributes
+    ----------
+    hyper_names, names : tuple of str
+        Of φ and of θ, among the unconstrained names.
+    hyper_coordinates, coordinates : ndarray of int
+        Where φ and θ are in the unconstrained point.
+    start : ndarray
+        A φ to start from.
+    """
+
+    def __init__(self, target: StanTarget, predictor: str | None, held: Any) -> None:
+        self._target, self._predictor = target, predictor
+        self.hyper_coordinates = np.sort(held)
+        self.coordinates = np.setdiff1d(np.arange(target.dim), held)
+        self.hyper_names = tuple(target.names[j] for j in self.hyper_coordinates)
+        self.names = tuple(target.names[j] for j in self.coordinates)
+        self.start: Array = np.zeros(len(held))
+
+    def __repr__(self) -> str:
+        return f"StanFactors({self._target.label!r}, given {', '.join(self.hyper_names)})"
+
+    def at(self, phi: Any = ()) -> Factors:
+        """The factors of θ given φ ``(len(hyper_names),)``; their constant holds the prior density of φ."""
+        phi = np.asarray(phi, dtype=np.float64).ravel()
+        if len(phi) != len(self.hyper_names):
+            raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_names)}: {self.hyper_names}")
+        program = Quantities(self._target, self.hyper_coordinates, phi)
+        found = find_predictor(program, self._predictor)
+        sites, scale, shift, constant = likelihood_sites(program, found)
+        families: list[SiteFamily] = [ScaledSites(sites, constant) if np.any(constant) else sites]
+        designs, offsets = [found.design * np.reshape(scale, (-1, 1))], [shift]
+        prove_sites(program, found, families[0], designs[0], offsets[0])
+        mean, precision, prior_sites = read_prior(program)
+        for coordinate, family, slope, intercept in prior_sites:
+            designs.append(slope * np.eye(program.dim)[None, coordinate])
+            offsets.append(np.atleast_1d(intercept))
+            families.append(family)
+        observed = np.arange(program.n + len(prior_sites)) < program.n
+        rows, offset = np.concatenate(designs), np.concatenate(offsets)
+        return _proved(
+            program, Factors(rows, offset, families, mean, precision, observed=observed, names=program.names)
+        )
+
+    def log_hyper_prior(self, phi: Any = ()) -> float:
+        """Zero: the prior density of φ is in the constant of the factors."""
+        return 0.0
+
+
+def _proved(program: Quantities, factors: Factors) -> Factors:
+    """The factors with their constant, if they equal the program's log density at random points."""
+    points, gaussian = random_points(program.dim, 2), factors.prior
+    if isinstance(gaussian, GaussianPrior) and gaussian.proper:
+        points = np.concatenate([points, gaussian.sample(2 * POINTS, np.random.default_rng(2))])
+    truth, found = program.log_density(points), factors.log_density(points)
+    usable = np.isfinite(truth)
+    gap = (truth - found)[usable]
+    constant = float(np.median(gap)) if usable.any() else np.nan
+    size = 1 + np.abs(truth[usable]) + np.abs(found[usable])
+    if not (np.abs(gap - constant) <= TOLERANCE * size).all():
+        raise ModelError(
+            f"{program.label}: the factors found differ from the program's log density by up to "
+            f"{np.nanmax(np.abs(gap - constant)):.2g}, so EP does not apply to this program; use fit_laplace or sample_smc"
+        )
+    factors.log_constant = constant
+    return factors

@@ -1,0 +1,159 @@
+"""The sites of a Stan program: ``log_lik`` as a function of the predictor, of a known family or tabulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.factors import SiteFamily
+from ppl_backends.targets.factors.recognise import recognise
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.factors.predictor import Predictor
+from ppl_backends.targets.stan.factors.quantities import BLOCK_BYTES, TOLERANCE, Quantities, random_points
+
+__all__ = ["TabulatedSites", "likelihood_sites", "prove_sites"]
+
+MOST_EVALUATIONS = 200_000  # of the program, where each site needs its own
+TABLE_BYTES = 2**30
+NARROWEST = 8.0  # how far a table has to reach either way
+NEGLIGIBLE = 300.0  # log density below the highest at which the error of a table no longer matters
+TABLE = np.sinh(np.linspace(-6.0, 6.0, 4001)) * 0.25  # from −50 to 50, finest around zero
+
+
+def likelihood_sites(program: Quantities, found: Predictor) -> tuple[SiteFamily, Any, Array, Array]:
+    """The sites as functions of scale · aᵀθ + shift, with a constant each."""
+    together, *_ = np.linalg.lstsq(found.design, np.ones(program.n), rcond=None)
+    common = np.abs(found.design @ together - 1).max() < 1e-9  # all predictors move at once, as by an intercept
+    evaluate: Callable[[Array], Array]
+    if common:
+
+        def evaluate(s: Array) -> Array:
+            return program.log_lik(s[:, :1] * together)
+
+    else:
+        lengths = (found.design**2).sum(axis=1)
+        if not (lengths > 0).all() or 50 * program.n > MOST_EVALUATIONS:
+            raise ModelError(
+                f"{program.label}: the sites of {found.name} cannot be evaluated one by one; there is no direction that "
+                "moves all of them alike, such as an intercept"
+            )
+        directions = found.design / lengths[:, None]
+
+        def evaluate(s: Array) -> Array:
+            return np.stack([_diagonal(program, row[:, None] * directions) for row in s])
+
+    known = recognise(evaluate, program.n)
+    if known is not None:
+        return known.family, known.scale, known.shift, np.broadcast_to(known.constant, (program.n,))
+    if not common:
+        raise ModelError(
+            f"{program.label}: log_lik is of no known family in {found.name}, and no direction of the parameters, such as "
+            "an intercept, moves all predictors alike, so that it cannot be tabulated; use fit_laplace or sample_smc"
+        )
+    return _tabulated(program, found, evaluate), 1.0, np.zeros(program.n), np.zeros(program.n)
+
+
+def _tabulated(program: Quantities, found: Predictor, evaluate: Callable[[Array], Array]) -> TabulatedSites:
+    """Sites of no known family, interpolated with a checked error."""
+    if 40 * len(TABLE) * program.n > TABLE_BYTES:
+        raise ModelError(f"{program.label}: {program.n} sites of no known family are too many to tabulate")
+    table = evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
+    known_at = _finite_stretch(np.isfinite(table).all(axis=1))
+    nodes, table = TABLE[known_at], table[known_at]
+    if not len(nodes) or max(nodes[0], -nodes[-1]) > -NARROWEST:
+        raise ModelError(
+            f"{program.label}: log_lik is not finite where {found.name} is moved by {NARROWEST:g}; use fit_laplace or "
+            "sample_smc"
+        )
+    between = np.repeat(0.5 * (nodes[1:] + nodes[:-1])[:, None], program.n, axis=1)
+    sites, truth = TabulatedSites(nodes, table), evaluate(between)
+    counts = truth > table.max(axis=0) - NEGLIGIBLE
+    error = np.where(counts, np.abs(sites.log_site(between) - truth), 0.0)
+    if not (error <= TOLERANCE * (1 + np.abs(truth))).all():
+        raise ModelError(
+            f"{program.label}: log_lik is no smooth function of {found.name} on ({nodes[0]:.0f}, {nodes[-1]:.0f}): "
+            f"interpolation errs by {np.nanmax(error):.2g}; use fit_laplace or sample_smc"
+        )
+    return sites
+
+
+def _finite_stretch(finite: Any) -> slice:
+    """The nodes around zero, up to the first on each side at which some site is not finite."""
+    middle, broken = len(finite) // 2, np.flatnonzero(~finite)
+    if not finite[middle]:
+        return slice(0, 0)
+    before, after = broken[broken < middle], broken[broken > middle]
+    return slice(int(before[-1]) + 1 if len(before) else 0, int(after[0]) if len(after) else len(finite))
+
+
+def _diagonal(program: Quantities, points: Array) -> Array:
+    """``log_lik`` of observation i at point i."""
+    rows = max(1, BLOCK_BYTES // (8 * program.n))
+    blocks = [np.arange(k, min(k + rows, len(points))) for k in range(0, len(points), rows)]
+    return np.concatenate([program.log_lik(points[b])[np.arange(len(b)), b] for b in blocks])
+
+
+class TabulatedSites(SiteFamily):
+    """Sites known at nodes: cubic splines between them, straight lines beyond.
+
+    Parameters
+    ----------
+    nodes : array (k,), increasing
+    values : array (k, n)
+        Log t at the nodes.
+    """
+
+    def __init__(self, nodes: Array, values: Array) -> None:
+        if not np.isfinite(values).all():
+            raise ModelError(f"sites: not finite everywhere between {nodes[0]:g} and {nodes[-1]:g}")
+        self.n, self._nodes = values.shape[1], nodes
+        self._coefficients = np.ascontiguousarray(CubicSpline(nodes, values, axis=0).c)  # (4, k − 1, n)
+
+    def take(self, rows: Any) -> SiteFamily:
+        """The sites at ``rows`` as a family of their own."""
+        taken = object.__new__(TabulatedSites)
+        taken.n, taken._nodes, taken._coefficients = len(rows), self._nodes, self._coefficients[:, :, rows]
+        return taken
+
+    def _parts(self, s: Array, rows: Any) -> tuple[Array, Array, Array, Array]:
+        """Value, slope and curvature at the nearest point of the table, and the distance to it."""
+        inside = np.clip(s, self._nodes[0], self._nodes[-1])
+        piece = np.clip(np.searchsorted(self._nodes, inside, side="right") - 1, 0, len(self._nodes) - 2)
+        c = self._coefficients[:, piece, np.arange(self.n) if rows is None else rows]
+        t = inside - self._nodes[piece]
+        value = ((c[0] * t + c[1]) * t + c[2]) * t + c[3]
+        return value, (3 * c[0] * t + 2 * c[1]) * t + c[2], 6 * c[0] * t + 2 * c[1], s - inside
+
+    def log_site(self, s: Array, rows: Any = None) -> Array:
+        """Log t, shaped as ``s``."""
+        value, slope, _, beyond = self._parts(s, rows)
+        return value + slope * beyond
+
+    def derivatives(self, s: Array, rows: Any = None) -> tuple[Array, Array]:
+        """First and second derivative of log t in s."""
+        _, slope, curvature, beyond = self._parts(s, rows)
+        return slope, np.where(beyond == 0, curvature, 0.0)
+
+
+def prove_sites(program: Quantities, found: Predictor, family: SiteFamily, design: Array, offset: Array) -> None:
+    """Compare the sites with ``log_lik`` at random points; names the variable that they see beside the predictor."""
+    x = random_points(program.dim, 1)
+
+    def error(x: Array) -> float:
+        truth = program.log_lik(x)
+        gap = np.abs(family.log_site(x @ design.T + offset) - truth) / (TOLERANCE * (1 + np.abs(truth)))
+        return float(np.max(gap[np.isfinite(truth)], initial=0.0))
+
+    if error(x) <= 1:
+        return
+    for j, name in enumerate(program.names):
+        if error(np.where(np.arange(program.dim) == j, x, 0.0)) > 1:
+            raise program.refuse(f"log_lik depends on {name} not through {found.name} alone", j)
+    raise ModelError(
+        f"{program.label}: log_lik is not a function of {found.name} alone, so EP does not apply to this program; use "
+        "fit_laplace or sample_smc"
+    )
