@@ -186,6 +186,28 @@ class AuxiliaryVariableMethod:
             return 0.0
         return self._acceptance(x, proposal._replace(draws=self._model.simulate(proposal.x, self._n_reference, rng)))
 
+    def acceptance_pairs(self, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Acceptance ``(k,)`` of a move from each of ``points`` ``(k, dim)``, as estimated and by at least 20 N draws."""
+        if not self._checked:
+            raise ModelError(f"{self.name} is exact given exact draws: it has no estimated acceptance to check")
+        pairs = [self._acceptance_pair(state, rng) for state in self._tuned(points, rng)]
+        estimated, reference = np.array(pairs).T
+        return estimated, reference
+
+    def _acceptance_pair(self, state: ExchangeState, rng: np.random.Generator) -> tuple[float, float]:
+        proposal = self._propose(state, self.initial_scale(), rng)
+        return self._acceptance(state.x, proposal), self.reference_acceptance(state.x, proposal, rng)
+
+    def _tuned(self, points: Array, rng: np.random.Generator) -> list[ExchangeState]:
+        """States at draws of the posterior, with proposals of their covariance."""
+        covariance = self._covariance
+        if covariance is None:
+            share = len(points) / (len(points) + 5.0)
+            spread = np.atleast_2d(np.cov(points.T))
+            covariance = share * spread + (1 - share) * np.diag(np.diagonal(spread))
+        tuning = Tuning.begin(covariance, self.dim, self.initial_scale(), self.target_acceptance)
+        return [self.start(x, rng)._replace(tuning=tuning, n_steps=1) for x in points]
+
     def _moved(self, state: ExchangeState, to: Proposal | None, accept: float, tune: bool) -> ExchangeState:
         """The next state, with one step of adaptation while tuning."""
         if to is not None:

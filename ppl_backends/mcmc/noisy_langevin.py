@@ -70,6 +70,11 @@ class NoisyLangevin(Exchange):
         stats |= {"scaling": self.step_size**0.5, "acceptance_error": error}
         return state._replace(x=x if moved else state.x, n_steps=state.n_steps + 1), stats
 
+    def _acceptance_pair(self, state: ExchangeState, rng: np.random.Generator) -> tuple[float, float]:
+        """One, and what Metropolis–Hastings would have made of the step."""
+        _, stats = self.step(state, rng, False)
+        return 1.0, 1.0 - stats["acceptance_error"] if stats["accepted"] else 1.0
+
     def _gradient(self, x: Array, draws: Any) -> tuple[float, Array]:
         """Log density of the tractable terms, and the estimated gradient of the log posterior."""
         prior, slope = self._model.log_prior_and_gradient(x)

@@ -238,6 +238,20 @@ def test_noisy_steps_report_their_error(step):
     assert total_variation(posterior["x"].values.ravel()) < NOISE + 0.05
 
 
+def test_a_run_is_checked_afterwards():
+    target, found = ising_target(), []
+    steps = [pb.steps.NoisyExchange(n_draws=n) for n in (2, 50)]
+    steps += [pb.steps.NoisyLangevin(step_size=size, covariance=[[0.3]]) for size in (1.0, 0.05)]
+    for step in steps:
+        idata = quiet(pb.sample_mcmc, target, step=step, draws=300, chains=1, random_seed=1, progressbar=False)
+        check = pb.steps.check_acceptance(target, idata, step=step, states=60, random_seed=2)
+        found.append(check["mean_absolute_error"])
+    assert found[1] < 0.6 * found[0]
+    assert found[3] < 0.6 * found[2]
+    with pytest.raises(ModelError, match="exchange is exact given exact draws"):
+        pb.steps.check_acceptance(target, idata, step=pb.steps.Exchange())
+
+
 def test_reference_acceptance_agrees_with_the_exact_one():
     """What the noisy run is checked against: at least 20 N draws."""
     algorithm = Exchange(ising_target(), n_draws=50)

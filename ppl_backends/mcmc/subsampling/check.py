@@ -17,6 +17,8 @@ __all__ = ["check_acceptance", "mean_error"]
 
 def mean_error(algorithm: Any, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Estimated and exact acceptance probability ``(k,)`` of a random-walk move from each of ``points`` ``(k, dim)``."""
+    if hasattr(algorithm, "acceptance_pairs"):
+        return algorithm.acceptance_pairs(points, rng)
     rows, estimated, exact = algorithm.rows, [], []
     for x in points:
         new = x + algorithm.scale * (rows.pilot.factor @ rng.standard_normal(rows.dim))
@@ -44,7 +46,8 @@ def check_acceptance(
     idata : InferenceData
         The run.
     step : Step
-        The step method that made it; a sub-sampling one.
+        The step method that made it: one that sub-samples, or one for likelihoods without their constant, whose exact
+        acceptance is taken from at least 20 times as many draws.
     data : dict or path, optional
         Data of a Stan program.
     states : int
@@ -59,10 +62,10 @@ def check_acceptance(
     """
     if idata is None:
         raise ModelError("idata is missing: pass the run to check")
-    bound = step if hasattr(step, "algorithm") else None
+    bound = step if hasattr(step, "target") else None
     target = bound.target if bound is not None else as_target(model, data, **target_options)
     algorithm = bound.algorithm if bound is not None else step.bind(target)
-    if not hasattr(algorithm, "log_ratio"):
+    if not (hasattr(algorithm, "log_ratio") or hasattr(algorithm, "acceptance_pairs")):
         raise ModelError(f"{algorithm.name} has no estimated acceptance probability to check")
     [rng] = spawn_generators(random_seed, 1)
     posterior = group(idata, "posterior")
