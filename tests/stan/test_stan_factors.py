@@ -100,7 +100,7 @@ def test_table_and_its_extrapolation():
 
 
 @pytest.mark.parametrize(
-    ("switch", "held"), [("bent", "beta[1]"), ("overdispersed", "extra"), ("tied", "beta[0]"), ("skewed", "extra")]
+    ("switch", "held"), [("bent", "beta[1]"), ("overdispersed", "extra"), ("tied", "beta[1]"), ("skewed", "extra")]
 )
 def test_what_is_in_the_way_is_held(target, switch, held):
     """A coordinate in which the program does not factorise is a hyper-parameter; given it the factors are the density."""

@@ -23,7 +23,7 @@ transformed parameters {
 model {
   beta ~ multi_normal(rep_vector(0.5, P), prior_covariance);
   if (tied) {
-    extra ~ cauchy(beta[1], 1);
+    extra ~ cauchy(beta[2], 1);
   } else if (skewed) {
     extra ~ gumbel(0, 1);
   } else {
