@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import roots_hermitenorm
 
 from ppl_backends.targets.factors.sites import Array, SiteFamily, TiltedMoments
 
 __all__ = ["LEVELS", "Tilted", "tilted_moments"]
 
-LEVELS = (8, 16, 32, 64, 128)
+LEVELS = (8, 16, 32, 64, 128, 256)
 """Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels."""
 
 PANELS = len(LEVELS)
@@ -138,7 +139,7 @@ def _agree(
 @cache
 def _hermite(nodes: int) -> tuple[Array, Array]:
     """Nodes x and log weights so that Σ exp(log w) f(x) ≈ ∫ f(x) dx for f close to a Gaussian density."""
-    x, w = np.polynomial.hermite_e.hermegauss(nodes)
+    x, w = roots_hermitenorm(nodes)
     keep = w > 0
     return x[keep, None], (np.log(w[keep]) + 0.5 * x[keep] ** 2)[:, None]
 
