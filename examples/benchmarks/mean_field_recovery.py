@@ -51,11 +51,11 @@ def tuned_least_squares(i, j, y, m, rank, seed):
     return least_squares(i, j, y, m, rank, PENALTIES[int(np.argmin(scores))], np.random.default_rng(seed))
 
 
-def matrices(seeds):
+def matrices(seeds, sizes):
     """A row for every size and rank."""
     print("| m₁ = m₂ | rank | found | error | ALS, rank 20 | ALS, true rank | noise found | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for m in (200, 500, 1000):
+    for m in sizes:
         for rank in (2, 5, 10):
             found, errors, noise, seconds = [], [], [], []
             for seed in range(seeds):
@@ -117,8 +117,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=["matrices", "mixtures"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[200, 500, 1000])
     chosen = parser.parse_args()
-    {"matrices": matrices, "mixtures": mixtures}[chosen.task](chosen.seeds)
+    if chosen.task == "matrices":
+        matrices(chosen.seeds, chosen.sizes)
+    else:
+        mixtures(chosen.seeds)
 
 
 if __name__ == "__main__":

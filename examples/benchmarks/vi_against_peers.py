@@ -77,7 +77,10 @@ def warm_up(method):
     import pymc as pm
 
     if method.startswith("fit_vi"):
-        import ppl_backends  # noqa: F401
+        import jax  # noqa: F401
+
+        import ppl_backends.approximations.variational
+        import ppl_backends.targets.pymc.target  # noqa: F401
     elif method in ("Pathfinder", "DADVI"):
         import pymc_extras  # noqa: F401
     with pm.Model() as model:
@@ -119,7 +122,7 @@ def reference(name, draws=5000):
     REFERENCES.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def run(names, seeds, out, methods):
+def run(names, seeds, out, methods, limit):
     """Every fit in a process of its own; those that are recorded are left out."""
     done = {(row["problem"], row["method"], row["seed"]) for row in lines(out)}
     for name in names:
@@ -128,11 +131,14 @@ def run(names, seeds, out, methods):
                 if (name, method, seed) in done:
                     continue
                 command = [sys.executable, __file__, "one", name, "--methods", method, "--seeds", str(seed)]
-                found = subprocess.run(command, capture_output=True, text=True, check=False)
-                if found.returncode:
-                    row = {"problem": name, "method": method, "seed": seed, "failed": found.stderr[-300:]}
-                else:
+                row = {"problem": name, "method": method, "seed": seed}
+                try:
+                    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit)
                     row = json.loads(found.stdout.strip().splitlines()[-1])
+                except subprocess.TimeoutExpired:
+                    row["failed"] = f"more than {limit} s"
+                except subprocess.CalledProcessError as error:
+                    row["failed"] = error.stderr[-300:]
                 with out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
 
@@ -171,6 +177,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for a fit")
     parser.add_argument("--out", type=Path, default=Path("vi_against_peers.jsonl"))
     chosen = parser.parse_args()
     if chosen.task == "one":
@@ -179,7 +186,7 @@ def main():
     for name in chosen.names if chosen.task == "reference" else ():
         reference(name)
     if chosen.task == "run":
-        run(chosen.names, chosen.seeds, chosen.out, chosen.methods)
+        run(chosen.names, chosen.seeds, chosen.out, chosen.methods, chosen.limit)
     show(chosen.out)
 
 
