@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 __all__ = ["ChainProgress"]
+
+VALUE, BAR, ELAPSED = 7, 8, 8  # columns that a figure, the shortest bar and the clock take
 
 
 class ChainProgress:
@@ -21,23 +24,25 @@ class ChainProgress:
         What runs, e.g. ``"Tempering SMC"``.
     chains : int
     fields : sequence of str
-        Names of the figures shown beside the bar, in order.
+        Names of the figures shown beside the bar, in order. A narrow terminal leaves out those in the middle.
     enabled : bool
         With False nothing is drawn and :meth:`update` does nothing.
     """
 
     def __init__(self, description: str, chains: int, fields: Sequence[str], enabled: bool = True) -> None:
         self.description, self.chains, self.fields = description, chains, tuple(fields)
+        console = Console()
+        room = console.width - len(f"{description} · chain {chains}") - BAR - ELAPSED
         columns = [
             TextColumn("{task.description}", table_column=Column("Progress", no_wrap=True)),
             BarColumn(bar_width=24, table_column=Column("", ratio=1)),
             *(
                 TextColumn("{task.fields[" + name + "]}", table_column=Column(name, no_wrap=True))
-                for name in self.fields
+                for name in _fitting(self.fields, room)
             ),
             TimeElapsedColumn(table_column=Column("Elapsed")),
         ]
-        self._progress = Progress(*columns, disable=not enabled, transient=False)
+        self._progress = Progress(*columns, console=console, disable=not enabled, transient=False)
         self._tasks: list = []
 
     def __enter__(self) -> ChainProgress:
@@ -57,6 +62,20 @@ class ChainProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+
+
+def _fitting(fields: Sequence[str], room: int) -> list[str]:
+    """The names that fit, the outer ones first.
+
+    Examples
+    --------
+    >>> _fitting(["stage", "acceptance", "moves", "log Z"], 40)
+    ['stage', 'log Z']
+    """
+    kept = list(fields)
+    while len(kept) > 1 and sum(len(name) + VALUE + 2 for name in kept) > room:
+        kept.pop(len(kept) // 2)
+    return kept
 
 
 def _short(name: str, value: float | int | str) -> str:
