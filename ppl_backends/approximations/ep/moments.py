@@ -137,11 +137,12 @@ def _agree(
 
 
 @cache
-def _hermite(nodes: int) -> tuple[Array, Array]:
-    """Nodes x and log weights so that Σ exp(log w) f(x) ≈ ∫ f(x) dx for f close to a Gaussian density."""
+def _hermite(nodes: int) -> tuple[Array, Array, Array]:
+    """Nodes x, log weights so that Σ exp(log w) f(x) ≈ ∫ f(x) dx for f close to a Gaussian density, and rows 1, x, x²."""
     x, w = roots_hermitenorm(nodes)
     keep = w > 0
-    return x[keep, None], (np.log(w[keep]) + 0.5 * x[keep] ** 2)[:, None]
+    x, w = x[keep], w[keep]
+    return x[:, None], (np.log(w) + 0.5 * x**2)[:, None], np.stack([np.ones_like(x), x, x**2])
 
 
 def _at_level(
@@ -192,7 +193,7 @@ def _gauss_hermite(
     power: float,
 ) -> TiltedMoments:
     """One rule, importance-weighted from N(centre, spread) to the tilted density."""
-    x, log_w = _hermite(nodes)
+    x, log_w, powers = _hermite(nodes)
     with np.errstate(all="ignore"):
         sd = np.sqrt(spread)
         s = centre + sd * x
@@ -206,8 +207,9 @@ def _gauss_hermite(
         log_f += log_w
         top = log_f.max(axis=0)
         log_f -= top
+        np.maximum(log_f, -200.0, out=log_f)  # numbers next to underflow are slow
         f = np.exp(log_f, out=log_f)
-        total, first, square = np.concatenate([np.ones_like(x), x, x * x], axis=1).T @ f
+        total, first, square = powers @ f
         first /= total
         second = square / total - first**2
         log_z = top + np.log(total) + 0.5 * (np.log(spread / variance) - LOG_2PI)
