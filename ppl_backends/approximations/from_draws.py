@@ -70,6 +70,8 @@ def _unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[s
         stored = group(idata, "unconstrained_posterior")
     except KeyError:
         stored = None
+    except TypeError:
+        raise ModelError(f"idata is of type {type(idata).__name__}: expected InferenceData") from None
     if stored is not None and "x" in stored:
         values = stored["x"].values
         names = tuple(str(name) for name in stored["unconstrained_parameter"].values)

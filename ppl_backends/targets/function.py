@@ -57,13 +57,23 @@ class FunctionTarget(BaseTarget):
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """Both parts where a log prior was given, else the joint."""
         x = as_points(x, self.dim)
-        value, slope = sanitize(*self._log_likelihood(x))
+        value, slope = sanitize(*self._checked("log_likelihood", self._log_likelihood(x), len(x)))
         if self._log_prior is None:
             return JointEvaluation(value, slope if gradient else None)
-        prior, prior_slope = sanitize(*self._log_prior(x))
+        prior, prior_slope = sanitize(*self._checked("log_prior", self._log_prior(x), len(x)))
         if not gradient:
             return Evaluation(prior, value)
         return Evaluation(prior, value, prior_slope, slope)
+
+    def _checked(self, name: str, found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
+        """What a function returned, if it is a value and a gradient for every point."""
+        shapes = tuple(np.shape(part) for part in found) if isinstance(found, (tuple, list)) else type(found).__name__
+        if shapes != ((n,), (n, self.dim)):
+            raise ModelError(
+                f"{name} returned {shapes} for {n} points: expected a tuple of values and gradients, shapes ({n},) and "
+                f"({n}, {self.dim})"
+            )
+        return found
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Draws by the function given."""

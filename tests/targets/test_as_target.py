@@ -140,3 +140,11 @@ def test_deepcopy_of_the_model_context_is_left_alone():
         pm.Normal("x")
         target = pb.as_target(model)
     assert target.model is model
+
+
+@pytest.mark.parametrize(
+    "found", [lambda x: -0.5 * (x**2).sum(1), lambda x: (-0.5 * x**2, -x), lambda x: (x[:, 0], x[:, 0])]
+)
+def test_functions_that_return_something_else(found):
+    with pytest.raises(ModelError, match=r"log_likelihood returned .* expected a tuple of values and gradients"):
+        FunctionTarget(2, found).log_density(np.zeros((3, 2)))
