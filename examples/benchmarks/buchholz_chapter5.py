@@ -7,12 +7,14 @@
 ``cox``       Log-Gaussian Cox process of the Finnish pines on a grid, from the prior, in the normalisation of Table 5.3:
               without the factors of the Poisson probabilities that do not depend on the field.
 
-Every repeat is one run of 1,024 particles, as in the thesis. Load is the number of evaluations of the density (with its
+Every repeat is one run of 1,024 particles that are moved until they have forgotten, as in the thesis (``--len-chain 10``:
+waste-free). A kernel is named with its tuning, ``hmc-pr`` (a trial at every temperature), ``hmc-ft`` (Fearnhead & Taylor), or
+without, by acceptance rate. Load is the number of evaluations of the density (with its
 gradient, but for the random walk) per run; the adjusted variance is the variance of the log evidence, or of the mean of the
 first coordinate, times the load, here over that of the first kernel.
 
 Run: python examples/benchmarks/buchholz_chapter5.py gaussian student mixture binary cox [--dims 10 50] [--repeats 10]
-         [--kernels hmc mala random_walk]
+         [--kernels hmc-pr hmc-ft mala random_walk]
 """
 
 import argparse
@@ -147,11 +149,11 @@ def binary(name, sites):
 
 def run(target, kernel, repeats, seed, **options):
     """Per repeat: log evidence, mean of the first coordinate, share of positive ones, load."""
+    kernel, _, tuning = kernel.partition("-")
+    options |= {"kernel": kernel, "tuning": tuning or "auto"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PPLBackendsWarning)
-        idata = pb.sample_smc(
-            target, draws=1024, chains=repeats, kernel=kernel, random_seed=seed, progressbar=False, **options
-        )
+        idata = pb.sample_smc(target, draws=1024, chains=repeats, random_seed=seed, progressbar=False, **options)
     stats, posterior = group(idata, "sample_stats"), group(idata, "posterior")
     x = next(iter(posterior.data_vars.values())).values
     return {
@@ -196,11 +198,13 @@ def main():
     parser.add_argument("--cells", nargs="+", type=int, default=[10, 20], help="cells along a side for cox")
     parser.add_argument("--sets", nargs="+", default=["sonar", "musk"])
     parser.add_argument("--links", nargs="+", default=["logit", "probit"])
-    parser.add_argument("--kernels", nargs="+", default=["hmc", "mala", "random_walk"])
+    parser.add_argument("--kernels", nargs="+", default=["hmc-pr", "hmc-ft", "mala", "random_walk"])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--len-chain", type=int)
+    parser.add_argument("--initial", default="ep", help="for binary")
     options = parser.parse_args()
-    common = (options.kernels, options.repeats, options.seed)
+    common, chosen = (options.kernels, options.repeats, options.seed), {"len_chain": options.len_chain}
     print(
         "| problem | kernel | stages | load | log Z, mean ± sd of a run | adj. var log Z | adj. var mean | against truth |"
     )
@@ -208,17 +212,17 @@ def main():
     for part in options.parts:
         if part == "cox":
             for cells in options.cells:
-                report(f"cox {cells * cells}", cox(cells), *common)
+                report(f"cox {cells * cells}", cox(cells), *common, **chosen)
         elif part == "binary":
             for name in options.sets:
                 for link in options.links:
                     sites = {"logit": Logit, "probit": Probit}[link]
-                    report(f"{name} {link}", binary(name, sites), *common, initial="ep")
+                    report(f"{name} {link}", binary(name, sites), *common, initial=options.initial, **chosen)
         else:
             problem = {"gaussian": gaussian, "student": student, "mixture": mixture}[part]
             threshold = {"ess_threshold": 0.9} if part == "student" else {}
             for dim in options.dims:
-                report(f"{part} {dim}", problem(dim), *common, **threshold)
+                report(f"{part} {dim}", problem(dim), *common, **threshold, **chosen)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tempering SMC on twelve posteriors of posteriordb, written as Stan programs, against their reference draws.
+"""Tempering SMC on posteriors of posteriordb, as Stan programs, against their reference draws.
 
 Every posterior is run with the same settings: from the prior where it is proper, else from Laplace. A row passes if
 
@@ -9,12 +9,19 @@ Every posterior is run with the same settings: from the prior where it is proper
 Errors of our own come from the lineages, since particles with different initial ancestors are independent; from the
 spread of the chains' means where that is larger than the lineages explain.
 
-Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/posteriordb_smc.py [NAME ...] [--draws 3000] [--seed 1]
+Twelve posteriors are in this repository, with programs of its own. With ``--database``, a checkout of
+https://github.com/stan-dev/posteriordb, any posterior there is run with posteriordb's program and data; those without
+reference draws are run for their evidence alone. Rows are appended to ``--file`` as lines of JSON, what is there is not run
+again, and ``--print`` prints the table, as a run without a file does. ``--evidence`` skips improper priors, which have none.
+
+Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/posteriordb_smc.py [NAME ...] [--file rows.jsonl]
+         [--database CHECKOUT] [--draws 3000] [--seed 1]
 (the variable halves the compile times, which are not in ``seconds``).
 """
 
 import argparse
 import json
+import runpy
 import time
 import warnings
 import zipfile
@@ -28,6 +35,7 @@ import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.results import lineage_ess
+from ppl_backends.targets.propriety import improper_coordinate
 
 POSTERIORS = Path(__file__).parents[2] / "tests" / "stan" / "posteriordb"
 REFERENCES = json.loads((POSTERIORS / "references.json").read_text())
@@ -35,13 +43,34 @@ LARGEST_Z, LARGEST_ERROR, LARGEST_SD_CHANGE = 4.0, 0.03, 0.05
 SPREAD_LEVEL = 1e-4  # of the test that chains differ by more than their lineages explain; there are 69 parameters
 
 
-def read_target(name):
+def read_zip(path):
+    """The one JSON file in a zip."""
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(archive.namelist()[0]))
+
+
+def read_target(name, database=None):
     """A posterior as a target, its prior part compiled too."""
-    with zipfile.ZipFile(POSTERIORS / f"{name}.data.json.zip") as archive:
-        data = json.loads(archive.read(archive.namelist()[0]))
-    target = pb.as_target(POSTERIORS / f"{name}.stan", data)
-    assert target.has_split, target.split_problem
-    return target
+    if database is None:
+        program, data = POSTERIORS / f"{name}.stan", read_zip(POSTERIORS / f"{name}.data.json.zip")
+    else:
+        root = database / "posterior_database"
+        about = json.loads((root / "posteriors" / f"{name}.json").read_text())
+        program = root / "models" / "stan" / f"{about['model_name']}.stan"
+        data = read_zip(root / "data" / "data" / f"{about['data_name']}.json.zip")
+    return pb.as_target(program, data)
+
+
+def read_reference(name, database=None):
+    """Mean, sd and their errors by parameter, of the reference draws; None where there are none."""
+    if database is None or name in REFERENCES:
+        return REFERENCES[name]
+    root = database / "posterior_database"
+    drawn = json.loads((root / "posteriors" / f"{name}.json").read_text())["reference_posterior_name"]
+    if not drawn:
+        return None
+    summarize = runpy.run_path(str(POSTERIORS / "make_references.py"))["summarize"]
+    return summarize(read_zip(root / "reference_posteriors" / "draws" / "draws" / f"{drawn}.json.zip"))
 
 
 def posterior_draws(idata, names):
@@ -81,9 +110,9 @@ class Comparison(NamedTuple):
         return bool((means & errors & (np.abs(self.sd_ratio - 1) <= self.sd_allowed)).all())
 
 
-def compare(name, idata):
+def compare(name, idata, reference=None):
     """Compare the draws of ``idata`` with the reference of posterior ``name``."""
-    reference = REFERENCES[name]
+    reference = reference or REFERENCES[name]
     mean, sd, mcse_mean, mcse_sd = (
         np.array([figures[key] for figures in reference.values()]) for key in ("mean", "sd", "mcse_mean", "mcse_sd")
     )
@@ -110,52 +139,101 @@ def standard_error(values, ancestors):
     return np.sqrt(np.where(explained, within, between) / chains)
 
 
-def run(name, **options):
+def run(name, target=None, **options):
     """Sample one posterior; its InferenceData, the seconds taken and what was warned of."""
-    target = read_target(name)
+    target = target or read_target(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SamplerWarning)
-        clock = time.perf_counter()
+        clock = time.process_time()
         idata = pb.sample_smc(target, random_seed=options.pop("seed", 1), progressbar=False, **options)
-        seconds = time.perf_counter() - clock
+        seconds = time.process_time() - clock
     return idata, seconds, [str(warning.message) for warning in caught]
 
 
-COLUMNS = (
-    f"{'posterior':41} {'dim':>3} {'start':8} {'stages':>6} {'seconds':>7} {'|z|':>5} {'error':>6} {'sd ratio':>8}"
-)
-COLUMNS += f" {'log evidence':>19} {'prior norm.':>11} {'trusted':>7} result"
+def row(name, database, evidence, **options):
+    """The figures of one posterior, the worst of every kind."""
+    target = read_target(name, database)
+    known = {"name": name, "dim": target.dim, "draws": options["draws"], "chains": options["chains"]}
+    improper = improper_coordinate(target) if target.has_split else f"{target.dim} coordinates, as far as is known"
+    if evidence and improper:
+        return known | {"skipped": f"the prior is improper along {improper}"}
+    idata, seconds, warned = run(name, target, **options)
+    attrs, stats = group(idata, "posterior").attrs, group(idata, "sample_stats")
+    known |= {
+        "start": attrs["initial"],
+        "stages": stats.sizes["stage"],
+        "seconds": seconds,
+        "log_evidence": attrs["log_evidence"],
+        "log_evidence_se": attrs["log_evidence_se"],
+        "log_prior_normalizer": attrs.get("log_prior_normalizer"),
+        "proper": not improper,
+        "trusted": attrs["log_evidence_trusted"],
+        "warnings": warned,
+    }
+    reference = None if evidence else read_reference(name, database)
+    if reference:
+        found = compare(name, idata, reference)
+        worst = np.argmax(np.abs(found.sd_ratio - 1) / found.sd_allowed)
+        known |= {"z": np.abs(found.z).max(), "error": found.error.max(), "sd_ratio": found.sd_ratio[worst]}
+        known |= {"passed": found.passed}
+    return known
 
 
-def row(name, idata, seconds):
-    """One line of the table: the worst of every figure."""
-    found, attrs = compare(name, idata), group(idata, "posterior").attrs
-    stats = group(idata, "sample_stats")
-    ratio = found.sd_ratio[np.argmax(np.abs(found.sd_ratio - 1) / found.sd_allowed)]
-    normalizer = attrs.get("log_prior_normalizer")
-    evidence = f"{attrs['log_evidence']:.3f} ± {attrs['log_evidence_se']:.3f}"
-    return (
-        f"{name:41} {stats.sizes['unconstrained_parameter']:3} {attrs['initial']:8} {stats.sizes['stage']:6} "
-        f"{seconds:7.1f} {np.abs(found.z).max():5.2f} {found.error.max():6.3f} {ratio:8.3f} "
-        f"{evidence:>19} {'' if normalizer is None else format(normalizer, '.3f'):>11} "
-        f"{'yes' if attrs['log_evidence_trusted'] else 'no':>7} {'pass' if found.passed else 'FAIL'}"
-    )
+def table(rows):
+    """Markdown: reference posteriors, then evidences."""
+    print("| posterior | dim | start | stages | CPU s | abs z | error | sd ratio | |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    compared = [one for one in rows if "passed" in one]
+    for one in compared:
+        size = f"{one['name']} | {one['dim']} | {one['start']} | {one['stages']} | {one['seconds']:.0f}"
+        figures = f"{one['z']:.2f} | {one['error']:.3f} | {one['sd_ratio']:.3f}"
+        print(f"| {size} | {figures} | {'pass' if one['passed'] else 'FAIL'}{'' if one['trusted'] else ', flagged'} |")
+    print(f"\n{sum(one['passed'] for one in compared)} of {len(compared)} pass.\n")
+    print("| posterior | dim | log evidence | log prior normaliser | start | stages | particles | trusted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for one in rows:
+        if not one.get("proper"):
+            continue
+        normalizer = one["log_prior_normalizer"]
+        size = f"{one['start']} | {one['stages']} | {one['chains']} × {one['draws']:,}"
+        print(
+            f"| {one['name']} | {one['dim']} | {one['log_evidence']:.3f} ± {one['log_evidence_se']:.3f} | "
+            f"{'' if normalizer is None else format(normalizer, '.3f')} | {size} | {'yes' if one['trusted'] else 'no'} |"
+        )
 
 
 def main():
-    """Print the table, and below each row what was warned of."""
-    parser = argparse.ArgumentParser()
+    """Run what is missing, or print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(REFERENCES))
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--database", type=Path)
+    parser.add_argument("--evidence", action="store_true")
     parser.add_argument("--draws", type=int, default=3000)
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--max-moves", type=int, default=100)
+    parser.add_argument("--max-time", type=float)
     parser.add_argument("--initial", default="prior")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--print", action="store_true")
     options = vars(parser.parse_args())
-    print(COLUMNS)
-    for name in options.pop("names"):
-        idata, seconds, warned = run(name, **options)
-        print(row(name, idata, seconds), *warned, sep="\n    ", flush=True)
+    file, names = options.pop("file"), options.pop("names")
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+    if options.pop("print"):
+        return table(rows)
+    for name in names:
+        if any(one["name"] == name for one in rows):
+            continue
+        try:
+            found = row(name, **options)
+        except Exception as error:  # one that cannot be had is part of the table
+            found = {"name": name, "skipped": f"{type(error).__name__}: {error}"[:300]}
+        if file:
+            with file.open("a") as out:
+                out.write(json.dumps(found, default=lambda value: value.item()) + "\n")
+        rows.append(found)
+        print(found, flush=True)
+    return None if file else table(rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.mcmc.metric import AnyMetric
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["KERNELS", "Hmc", "Kernel", "KernelInfo", "Mala", "RandomWalk", "State", "make_kernel"]
+__all__ = ["KERNELS", "Hmc", "Independent", "Kernel", "KernelInfo", "Mala", "RandomWalk", "State", "make_kernel"]
 
 
 class State(Protocol):
@@ -90,6 +90,7 @@ class Kernel(Protocol):
     name: str
     uses_gradient: bool
     target_acceptance: float
+    largest_scale: float
 
     def initial_scale(self, dim: int) -> float:
         """Scale to begin with where the metric is the target's covariance."""
@@ -123,6 +124,7 @@ class RandomWalk:
     name = "random_walk"
     uses_gradient = False
     target_acceptance = 0.234
+    largest_scale = np.inf
 
     def initial_scale(self, dim: int) -> float:
         """2.38 / √dim."""
@@ -144,6 +146,41 @@ class RandomWalk:
         return _accept(rng, state, proposal, log_ratio, ((h * z) ** 2).sum(axis=1))
 
 
+class Independent:
+    """Proposals from N(m, Σ), fitted to the points: y' = √(1−h²) y + h z in whitened coordinates y about m.
+
+    At h = 1, the largest scale and the first, they are independent of where the point is, and one accepted is all it takes
+    to forget; where too few are, h falls below, and the proposal is the autoregressive one that leaves N(m, Σ) invariant
+    (Neal 1998), in the limit a random walk. A target with heavier tails than N(m, Σ) holds on to the points in them.
+    """
+
+    name = "independent"
+    uses_gradient = False
+    target_acceptance = 0.234
+    largest_scale = 1.0
+
+    def initial_scale(self, dim: int) -> float:
+        """1: independent proposals."""
+        return 1.0
+
+    def step(
+        self,
+        rng: np.random.Generator,
+        state: S,
+        evaluate: Callable[[Array], S],
+        scale: float | Array,
+        metric: AnyMetric,
+    ) -> tuple[S, KernelInfo]:
+        """One proposal for every point."""
+        h = np.minimum(_column(scale), 1.0)
+        y = metric.whiten(state.x)
+        proposed = np.sqrt(1.0 - h**2) * y + h * rng.standard_normal(y.shape)
+        proposal = evaluate(metric.place(proposed))
+        reference = 0.5 * ((proposed**2).sum(axis=1) - (y**2).sum(axis=1))
+        log_ratio = proposal.log_density - state.log_density + reference
+        return _accept(rng, state, proposal, log_ratio, ((proposed - y) ** 2).sum(axis=1))
+
+
 class Mala:
     """Metropolis-adjusted Langevin: x' = x + (h²/2) Σ ∇log π(x) + h L z (Roberts & Tweedie 1996).
 
@@ -156,6 +193,7 @@ class Mala:
     name = "mala"
     uses_gradient = True
     target_acceptance = 0.574
+    largest_scale = np.inf
 
     def initial_scale(self, dim: int) -> float:
         """1.65 / dim^(1/6)."""
@@ -195,6 +233,7 @@ class Hmc:
     name = "hmc"
     uses_gradient = True
     target_acceptance = 0.8
+    largest_scale = np.inf
 
     def initial_scale(self, dim: int) -> float:
         """1.2 / dim^(1/4)."""
@@ -274,7 +313,7 @@ def _cut(gradient: Array, h: Array) -> Array:
     return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))
 
 
-KERNELS: dict[str, type] = {kernel.name: kernel for kernel in (RandomWalk, Mala, Hmc)}
+KERNELS: dict[str, type] = {kernel.name: kernel for kernel in (RandomWalk, Independent, Mala, Hmc)}
 
 
 def make_kernel(name: str) -> Kernel:

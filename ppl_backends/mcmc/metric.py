@@ -1,7 +1,7 @@
 r"""The scale of a posterior as kernels use it: Σ = L Lᵀ, estimated robustly from points.
 
-Kernels work in whitened coordinates y = L⁻¹x, where the target is roughly isotropic with unit scale; only L z and Lᵀ g are
-ever needed, never L⁻¹.
+Kernels work in whitened coordinates y = L⁻¹x, where the target is roughly isotropic with unit scale; only the independent
+kernel needs L⁻¹ and a centre, the others L z and Lᵀ g.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from ppl_backends.targets.protocol import Array, Index
 
@@ -20,9 +21,10 @@ _WINSOR = 3.0
 
 @dataclass(frozen=True)
 class Metric:
-    """A covariance by its Cholesky factor, dense ``(dim, dim)`` or diagonal ``(dim,)``."""
+    """A covariance by its Cholesky factor, dense ``(dim, dim)`` or diagonal ``(dim,)``, and where its points are centred."""
 
     factor: Array
+    centre: Array | float = 0.0
 
     @property
     def is_dense(self) -> bool:
@@ -41,6 +43,17 @@ class Metric:
         """``Lᵀ g`` for every row: gradients in whitened coordinates."""
         return gradient @ self.factor if self.is_dense else gradient * self.factor
 
+    def place(self, y: Array) -> Array:
+        """Points with whitened coordinates ``y`` about the centre."""
+        return self.centre + self.colour(y)
+
+    def whiten(self, x: Array) -> Array:
+        """``L⁻¹(x − centre)`` for every row."""
+        if not self.is_dense:
+            return (x - self.centre) / self.factor
+        whitened: Array = solve_triangular(self.factor, (x - self.centre).T, lower=True, check_finite=False).T
+        return whitened
+
 
 def metric_from_points(x: Array) -> Metric:
     """Robust covariance of equally weighted points ``(n, dim)``: quantile scales, winsorised and shrunken correlations.
@@ -55,7 +68,7 @@ def metric_from_points(x: Array) -> Metric:
     spread = np.abs(x - centre).max(axis=0)
     scale = np.where(scale > 0, scale, np.where(spread > 0, spread, 1.0))
     if dim == 1:
-        return Metric(scale)
+        return Metric(scale, centre)
     z = np.clip((x - centre) / scale, -_WINSOR, _WINSOR)
     z -= z.mean(axis=0)
     z /= np.maximum(z.std(axis=0), 1e-12)
@@ -68,14 +81,14 @@ def metric_from_points(x: Array) -> Metric:
     total = (off_diagonal**2).sum()
     shrinkage = 1.0 if total == 0 else float(np.clip(noise.sum() / total, 0.0, 1.0))
     if shrinkage == 1.0:
-        return Metric(scale)
+        return Metric(scale, centre)
     correlation = (1.0 - shrinkage) * off_diagonal + np.eye(dim)
     try:
-        return Metric(scale[:, None] * np.linalg.cholesky(correlation))
+        return Metric(scale[:, None] * np.linalg.cholesky(correlation), centre)
     except np.linalg.LinAlgError:  # collinear points: keep what the eigenvalues above rounding support
         eigenvalues, vectors = np.linalg.eigh(correlation)
         root = vectors * np.sqrt(np.maximum(eigenvalues, 1e-10 * eigenvalues[-1]))
-        return Metric(scale[:, None] * np.linalg.qr(root.T)[1].T)
+        return Metric(scale[:, None] * np.linalg.qr(root.T)[1].T, centre)
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,16 @@ class SplitMetric:
         """``Lᵀ g`` with each part's own factor."""
         at = self._boundary(len(gradient))
         return np.concatenate([self.first.whiten_gradient(gradient[:at]), self.second.whiten_gradient(gradient[at:])])
+
+    def place(self, y: Array) -> Array:
+        """Points with whitened coordinates ``y``, each about its part's centre."""
+        at = self._boundary(len(y))
+        return np.concatenate([self.first.place(y[:at]), self.second.place(y[at:])])
+
+    def whiten(self, x: Array) -> Array:
+        """Whitened coordinates, each part's own."""
+        at = self._boundary(len(x))
+        return np.concatenate([self.first.whiten(x[:at]), self.second.whiten(x[at:])])
 
 
 def cross_fitted_metric(x: Array) -> SplitMetric:

@@ -20,8 +20,8 @@ import numpy as np
 
 from ppl_backends.mcmc.kernels import Kernel, KernelInfo
 from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
+from ppl_backends.smc.memory import WeightMemory, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
-from ppl_backends.smc.schedule import next_exponent
 from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, move_once
 from ppl_backends.targets.protocol import Array
 
@@ -60,6 +60,8 @@ class MoveSummary:
         Share of particles that never moved.
     noise : float
         Two standard errors of a correlation over so many particles.
+    n_modes : int
+        Separated modes in which the moves began; correlations are within them.
     """
 
     n_moves: int
@@ -70,6 +72,7 @@ class MoveSummary:
     gradients: float
     stuck: float
     noise: float = 0.0
+    n_modes: int = 1
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,8 @@ class _Mover:
         tuning: Tuning,
     ) -> None:
         self.state, self.path, self.kernel, self.metric, self.rng = state, path, kernel, metric, rng
-        self.tuning, self.start, self.memory = tuning, state.x, _WeightMemory(state)
+        self.tuning, self.start, self.modes = tuning, state.x, modes(state.x)
+        self.memory = WeightMemory(state, self.modes)
         self.product = np.ones(state.x.shape[1])
         self.scales: list[Parameters] = []
         self.acceptance: list[float] = []
@@ -248,7 +252,7 @@ class _Mover:
         self.scales.append(used)
         self.acceptance.append(float(info.acceptance.mean()))
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
-        self.product *= _correlation(before.x, self.state.x)
+        self.product *= correlation_left(before.x, self.state.x, self.modes)
         self.left = max(float(self.product.max()), self.memory.left(self.state))
 
     @property
@@ -268,41 +272,5 @@ class _Mover:
             self.gradients,
             float(np.mean((self.state.x == self.start).all(axis=1))),
             self.memory.noise,
+            int(self.modes.max()) + 1,
         )
-
-
-class _WeightMemory:
-    """Correlation of the incremental weights with what they were before the moves.
-
-    The step to come is taken from the particles before the moves; at λ = 1, where none comes, only log weights are compared.
-    """
-
-    def __init__(self, state: PathState) -> None:
-        self.noise = 2.0 / np.sqrt(len(state.x))  # two standard errors of a correlation that is zero
-        self.low, self.high = np.quantile(state.increment, [0.001, 0.999])
-        self.step = 0.0
-        if state.exponent < 1.0:
-            self.step = next_exponent(state.increment, state.exponent, 0.5) - state.exponent
-        self.before = self._functions(state)
-
-    def _functions(self, state: PathState) -> Array:
-        """Log weights and weights as columns, centred and of length one."""
-        log_weight = np.clip(state.increment, self.low, self.high)
-        columns = np.stack([log_weight, np.exp(self.step * (log_weight - self.high))], axis=1)
-        columns -= columns.mean(axis=0)
-        return columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
-
-    def left(self, state: PathState) -> float:
-        """The larger of the two correlations with the state before the moves."""
-        return float((self.before * self._functions(state)).sum(axis=0).max())
-
-
-def _correlation(before: Array, after: Array) -> Array:
-    """Correlation over particles of z + z² before and after a move, per coordinate, with z robustly standardised."""
-    low, centre, high = np.quantile(before, [0.158655, 0.5, 0.841345], axis=0)
-    width = np.where(high > low, 0.5 * (high - low), 1.0)
-    old, new = (np.clip((x - centre) / width, -5.0, 5.0) for x in (before, after))
-    old, new = old + old**2, new + new**2
-    old, new = old - old.mean(axis=0), new - new.mean(axis=0)
-    norm = np.sqrt((old**2).sum(axis=0) * (new**2).sum(axis=0))
-    return np.clip((old * new).sum(axis=0) / np.maximum(norm, 1e-300), 0.0, 1.0)

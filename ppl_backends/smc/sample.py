@@ -80,7 +80,7 @@ def sample_smc(
     path : {"tempering", "data"}
         Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
         continues when there are more; the latter starts from the prior.
-    kernel : {"auto", "hmc", "mala", "random_walk"}
+    kernel : {"auto", "hmc", "mala", "independent", "random_walk"}
         ``"auto"`` takes HMC where the target has gradients, else the random walk.
     tuning : {"auto", "acceptance", "ft", "pr"}
         Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &

@@ -301,7 +301,7 @@ def _resample_and_move(
 ) -> _Moved:
     """Particles of ``exponent`` that were moved there."""
     before, rng, n = run.state, run.rng, len(weights)
-    tuning = run.tuning or AcceptanceTuning(run.scale, kernel.target_acceptance)
+    tuning = run.tuning or AcceptanceTuning(run.scale, kernel.target_acceptance, kernel.largest_scale)
     if len_chain is not None:
         ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
         state = before.take(ancestors).at(exponent)

@@ -45,7 +45,7 @@ _FIRST_LENGTH = 25  # L* to begin with
 _LENGTH_STEP = 5
 _LONGEST = 200
 _MANY, _FEW = 0.1, 0.05  # shares of pairs near L*, above and below which it is changed
-_TRIAL_ACCEPTANCE = {"hmc": 0.9, "mala": 0.574, "random_walk": 0.234}
+_TRIAL_ACCEPTANCE = {"hmc": 0.9, "mala": 0.574, "random_walk": 0.234, "independent": 0.234}
 
 
 class Pairs(NamedTuple):
@@ -92,10 +92,13 @@ class AcceptanceTuning:
     ----------
     scale : float
     target : float
+    largest : float
+        That the scale may become.
     """
 
     scale: float
     target: float
+    largest: float = np.inf
 
     def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> AcceptanceTuning:
         """Nothing is tried."""
@@ -108,7 +111,7 @@ class AcceptanceTuning:
     def learn(self, info: KernelInfo, first: bool) -> AcceptanceTuning:
         """Follow the acceptance rate of a move."""
         rate = float(info.acceptance.mean())
-        return replace(self, scale=self.scale * float(np.exp(_GAIN * (rate - self.target))))
+        return replace(self, scale=min(self.largest, self.scale * float(np.exp(_GAIN * (rate - self.target)))))
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Gene
     """
     scale, longest = kernel.initial_scale(dim), _FIRST_LENGTH if isinstance(kernel, Hmc) else 1
     if name == "acceptance":
-        return AcceptanceTuning(scale, kernel.target_acceptance)
+        return AcceptanceTuning(scale, kernel.target_acceptance, kernel.largest_scale)
     if name not in ("ft", "pr"):
         raise ModelError(f"tuning={name!r}: expected 'acceptance', 'ft' or 'pr'")
     pairs = Pairs(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))

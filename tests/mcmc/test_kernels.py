@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import KERNELS, Hmc, KernelInfo, Mala, RandomWalk, make_kernel
+from ppl_backends.mcmc.kernels import KERNELS, Hmc, Independent, KernelInfo, Mala, RandomWalk, make_kernel
 from ppl_backends.mcmc.metric import Metric, SplitMetric, cross_fitted_metric, metric_from_points
 
 # Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
@@ -137,7 +137,21 @@ class HmcAcceptingEverything(Hmc):
         return evaluate(state.x + metric.colour(scale * momentum)), None
 
 
-@pytest.mark.parametrize("broken", [MalaWithoutReverseDensity(), RandomWalkWithDrift(), HmcAcceptingEverything()])
+class IndependentWithoutReference(Independent):
+    """Forgets the density that its proposals come from."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        h = min(scale, 1.0)
+        y = metric.whiten(state.x)
+        proposal = evaluate(metric.place(np.sqrt(1 - h**2) * y + h * rng.standard_normal(y.shape)))
+        accepted = np.log(rng.random(len(y))) < proposal.log_density - state.log_density
+        return state.where(accepted, proposal), None
+
+
+BROKEN = [MalaWithoutReverseDensity(), RandomWalkWithDrift(), HmcAcceptingEverything(), IndependentWithoutReference()]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_broken_twin_is_caught(broken):
     assert min(p_values(broken, 1.4)) < LEVEL
 
@@ -168,6 +182,18 @@ def test_non_finite_proposals_are_rejected(name):
     state, info = make_kernel(name).step(rng, state, Wall, 1.0, Metric(np.ones(2)))
     assert (state.x <= 0).all()
     assert np.isfinite(info.acceptance).all()
+
+
+def test_independent_proposals_from_the_target_itself_are_all_accepted():
+    class Normal(Points):
+        log_density = property(lambda self: -0.5 * (((self.x - 3.0) / 2.0) ** 2).sum(axis=1))
+
+    rng = np.random.default_rng(0)
+    state = Normal(3.0 + 2.0 * rng.standard_normal((500, 2)))
+    for metric in (Metric(np.full(2, 2.0), np.full(2, 3.0)), Metric(2.0 * np.eye(2), 3.0)):
+        _, info = Independent().step(rng, state, Normal, 5.0, SplitMetric(metric, metric))
+        np.testing.assert_allclose(info.acceptance, 1.0, atol=1e-9)
+        assert info.squared_jump.mean() == pytest.approx(4.0, rel=0.3)  # independent points are 2 d apart
 
 
 def test_unknown_kernel_names_the_choices():

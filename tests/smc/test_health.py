@@ -61,4 +61,15 @@ def test_a_lost_mode_is_not_trusted():
     """Few particles under a narrow prior: chains lose one mode or the other, and disagree about the evidence."""
     reasons, _, _ = verdict(bimodal(dim=4, separation=6.0), Hmc(), n=60, chains=6, moves=MoveSettings(1, 10))
     assert "spread by" in reasons or "have descendants" in reasons
+
+
+@pytest.mark.parametrize("options", [{}, {"len_chain": 10}])
+def test_separated_modes_that_every_chain_keeps_are_trusted_and_right(options):
+    reasons, error, size = verdict(bimodal(dim=2, separation=6.0), Hmc(), n=1500, **options)
+    assert reasons == ""
+    assert abs(error) < 5 * size
+
+
+def test_a_kernel_that_does_not_mix_within_modes_is_not_trusted():
+    reasons, _, _ = verdict(bimodal(dim=2, separation=6.0), TimidMala(), moves=MoveSettings(1, 12), len_chain=5)
     assert "did not forget" in reasons

@@ -1,0 +1,109 @@
+"""Which kernel ``sample_smc(kernel="auto")`` should take: error and cost of each on problems of several dimensions.
+
+``gaussian d``  N(0, I) to N(2, Ξ), correlation 0.7 and variances from 0.1 to 10 (exact).
+``skewed d``    independent Poisson counts with Gamma rates, on the log scale (exact).
+the others      the models of the comparison with peers, from the prior, against ``references.json``.
+
+A repeat is a single run with the defaults. Load is density evaluations per run, one with a gradient counted as ``--gradient``
+evaluations (its cost here is 2 to 3); the figure is mean squared error of the log evidence times load over that of HMC, below
+one is better than HMC; and the same for the variance of the posterior means, over coordinates.
+
+Run: python examples/benchmarks/smc_kernels.py [--problems gaussian-2 Pima ...] [--repeats 20]
+"""
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import ppl_backends as pb
+from ppl_backends.errors import PPLBackendsWarning
+from ppl_backends.results.inference_data import group
+
+sys.path.insert(0, str(Path(__file__).parent))
+from buchholz_chapter5 import gaussian
+
+HERE = Path(__file__).parent
+KERNELS = ("hmc", "mala", "random_walk", "independent")
+GAUSSIANS = (1, 2, 5, 10, 20, 50)
+
+
+def skewed(dim):
+    """Poisson counts 3 and 1 in turn with Gamma(1.5, 0.5) rates, on the log scale."""
+    from scipy.special import gammaln
+
+    a, b, counts = 1.5, 0.5, np.resize([3.0, 0.0, 1.0], dim)
+
+    def log_prior(x):
+        return (a * x - b * np.exp(x)).sum(axis=1) + dim * (a * np.log(b) - gammaln(a)), a - b * np.exp(x)
+
+    def log_likelihood(x):
+        return (counts * x - np.exp(x) - gammaln(counts + 1)).sum(axis=1), counts - np.exp(x)
+
+    def sample(n, rng):
+        return np.log(rng.gamma(a, 1 / b, size=(n, dim)))
+
+    each = a * np.log(b) - gammaln(a) + gammaln(a + counts) - (a + counts) * np.log(b + 1) - gammaln(counts + 1)
+    return pb.FunctionTarget(dim, log_likelihood, log_prior, sample), float(each.sum())
+
+
+def problem(name):
+    """Target and exact or reference log evidence."""
+    kind, _, dim = name.partition("-")
+    if kind == "gaussian":
+        return gaussian(int(dim))[:2]
+    if kind == "skewed":
+        return skewed(int(dim))
+    from models import MODELS
+
+    references = json.loads((HERE / "references.json").read_text())
+    return pb.as_target(MODELS[name](), cores=1), references[name]["log_evidence"]
+
+
+def run(target, kernel, repeats, seed):
+    """Log evidences, means per repeat, sds, evaluations per run, CPU seconds per run, whether it was trusted."""
+    clock = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PPLBackendsWarning)
+        idata = pb.sample_smc(target, chains=repeats, kernel=kernel, random_seed=seed, progressbar=False)
+    seconds = (time.process_time() - clock) / repeats
+    stats, posterior = group(idata, "sample_stats"), group(idata, "posterior")
+    values = [v.values.reshape(*v.shape[:2], -1) for v in posterior.data_vars.values()]
+    x = np.concatenate(values, axis=2)
+    evaluations = float(stats["n_evaluations"].sum("stage").mean()) * x.shape[1]
+    mean_error = np.mean(x.mean(axis=1).var(axis=0, ddof=1) / x.var(axis=(0, 1)))
+    return stats["log_evidence_single_run"].values, mean_error, evaluations, seconds, posterior.attrs
+
+
+def main():
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    exact = [f"gaussian-{dim}" for dim in GAUSSIANS] + [f"skewed-{dim}" for dim in GAUSSIANS]
+    parser.add_argument("--problems", nargs="+", default=[*exact, "EightSchools", "Pima"])
+    parser.add_argument("--kernels", nargs="+", default=KERNELS)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--gradient", type=float, default=2.5)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print("| problem | kernel | evaluations | CPU s | log Z − truth | sd | error² × load | means | trusted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for name in options.problems:
+        (target, truth), first = problem(name), None
+        for kernel in options.kernels:
+            log_evidence, mean_error, evaluations, seconds, attrs = run(target, kernel, options.repeats, options.seed)
+            error = log_evidence - truth
+            load = evaluations * (options.gradient if kernel in ("hmc", "mala") else 1.0)
+            figures = (float(np.mean(error**2)) * load, mean_error * load)
+            first = first or figures
+            line = f"| {name} | {kernel} | {evaluations:,.0f} | {seconds:.2f} |"
+            line += f" {error.mean():+.3f} | {error.std(ddof=1):.3f} |"
+            line += "".join(f" {one / base:.2f} |" for one, base in zip(figures, first, strict=True))
+            print(line, "yes |" if attrs["log_evidence_trusted"] else "no |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

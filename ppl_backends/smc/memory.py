@@ -1,0 +1,111 @@
+"""What particles that were moved still know of where they were.
+
+Separated modes are a case of their own. No move of a local kernel crosses between them, and none has to: a kernel that mixes
+within each mode leaves the target invariant, the masses of the modes are estimated by the weights as the evidence is, and the
+error of that is in the lineages. So memory is looked for within modes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.smc.path import PathState
+from ppl_backends.smc.schedule import next_exponent
+from ppl_backends.targets.protocol import Array, Index
+
+__all__ = ["WeightMemory", "correlation_left", "modes"]
+
+_GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six sd apart have it
+_SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
+_FEWEST = 100  # points that can show a gap
+_CANDIDATES = 10
+
+
+class WeightMemory:
+    """Correlation of the incremental weights with what they were before the moves.
+
+    The step to come is taken from the particles before the moves; at λ = 1, where none comes, only log weights are compared.
+    """
+
+    def __init__(self, state: PathState, labels: Index) -> None:
+        self.noise = 2.0 / np.sqrt(len(state.x))  # two standard errors of a correlation that is zero
+        self.low, self.high = np.quantile(state.increment, [0.001, 0.999])
+        self.step, self.labels = 0.0, labels
+        if state.exponent < 1.0:
+            self.step = next_exponent(state.increment, state.exponent, 0.5) - state.exponent
+        self.before = self._functions(state)
+
+    def _functions(self, state: PathState) -> Array:
+        """Log weights and weights as columns, centred within modes and of length one."""
+        log_weight = np.clip(state.increment, self.low, self.high)
+        columns = np.stack([log_weight, np.exp(self.step * (log_weight - self.high))], axis=1)
+        columns = _centred(columns, self.labels)
+        return columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+
+    def left(self, state: PathState) -> float:
+        """The larger of the two correlations with the state before the moves."""
+        return float((self.before * self._functions(state)).sum(axis=0).max())
+
+
+def correlation_left(before: Array, after: Array, labels: Index) -> Array:
+    """Correlation over particles of z + z² before and after a move, per coordinate, with z robustly standardised.
+
+    Particles are standardised, and correlations taken, within the modes that ``labels`` ``(n,)`` number.
+    """
+    old, new = np.empty_like(before), np.empty_like(after)
+    for label in range(labels.max() + 1):
+        rows = labels == label
+        low, centre, high = np.quantile(before[rows], [0.158655, 0.5, 0.841345], axis=0)
+        width = np.where(high > low, 0.5 * (high - low), 1.0)
+        for x, z in ((before, old), (after, new)):
+            z[rows] = np.clip((x[rows] - centre) / width, -5.0, 5.0)
+    old, new = _centred(old + old**2, labels), _centred(new + new**2, labels)
+    norm = np.sqrt((old**2).sum(axis=0) * (new**2).sum(axis=0))
+    return np.clip((old * new).sum(axis=0) / np.maximum(norm, 1e-300), 0.0, 1.0)
+
+
+def _centred(columns: Array, labels: Index) -> Array:
+    """Columns less their means within each mode."""
+    counts = np.bincount(labels)
+    means = np.stack([np.bincount(labels, column) / counts for column in columns.T], axis=1)
+    centred: Array = columns - means[labels]
+    return centred
+
+
+def modes(x: Array) -> Index:
+    """Number ``(n,)`` of the mode that each point ``(n, dim)`` is in, as far as gaps along coordinates tell them apart."""
+    labels = np.zeros(len(x), dtype=np.intp)
+    smallest = max(int(_SMALLEST_SHARE * len(x)), 1)
+    to_do = [0] if len(x) >= _FEWEST else []
+    while to_do:
+        label = to_do.pop()
+        rows = np.flatnonzero(labels == label)
+        cut = _gap(x[rows], smallest)
+        if cut is not None:
+            coordinate, value = cut
+            new = int(labels.max()) + 1
+            labels[rows[x[rows, coordinate] > value]] = new
+            to_do += [label, new]
+    return labels
+
+
+def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
+    """Coordinate and middle of the widest gap that leaves ``smallest`` points on both sides, if it is one between modes."""
+    if len(x) < 2 * smallest or len(x) < _FEWEST // 4:
+        return None
+    ordered = np.sort(x, axis=0)
+    gaps = np.diff(ordered[smallest - 1 : len(x) - smallest + 1], axis=0)
+    widest, at = gaps.max(axis=0), gaps.argmax(axis=0) + smallest
+    relative = widest / np.maximum(_width(ordered), 1e-300)
+    for j in np.argsort(relative)[::-1][:_CANDIDATES]:
+        # The points beyond a gap in a heavy tail lie further apart than the gap is wide.
+        if widest[j] > _GAP * max(_width(ordered[: at[j], j]), _width(ordered[at[j] :, j])):
+            return int(j), float(0.5 * (ordered[at[j] - 1, j] + ordered[at[j], j]))
+    return None
+
+
+def _width(x: Array) -> Array:
+    """Half the distance between the 16 % and the 84 % quantile."""
+    low, high = np.quantile(x, [0.158655, 0.841345], axis=0)
+    width: Array = 0.5 * (high - low)
+    return width

@@ -1,0 +1,42 @@
+"""What is left of where particles were, within modes."""
+
+import numpy as np
+import pytest
+
+from ppl_backends.smc.memory import correlation_left, modes
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("n", [100, 1000])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng, n: rng.standard_normal((n, 20)),
+        lambda rng, n: rng.standard_cauchy((n, 5)),
+        lambda rng, n: rng.exponential(size=(n, 5)),
+        lambda rng, n: rng.uniform(size=(n, 5)),
+    ],
+    ids=["normal", "Cauchy", "exponential", "uniform"],
+)
+def test_one_mode_is_not_taken_for_several(draw, n):
+    found = [modes(draw(np.random.default_rng(seed), n)).max() for seed in range(50)]
+    assert max(found) == 0
+
+
+def test_separated_modes_are_told_apart_whatever_their_shares():
+    centres = np.array([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 12.0]])
+    which = RNG.choice(3, size=2000, p=[0.2, 0.5, 0.3])
+    labels = modes(centres[which] + RNG.standard_normal((2000, 3)))
+    assert labels.max() == 2
+    assert all(len(set(labels[which == k])) == 1 for k in range(3))
+
+
+def test_memory_is_within_modes():
+    which = RNG.integers(0, 2, size=2000)
+    centres = np.where(which, 10.0, -10.0)[:, None]
+    before, after = centres + RNG.standard_normal((2, 2000, 1))
+    labels = modes(before)
+    assert correlation_left(before, after, 0 * labels) > 0.8
+    assert correlation_left(before, after, labels) < 0.1
+    assert correlation_left(before, before + 0.1, labels) > 0.9
