@@ -144,6 +144,7 @@ class PathHmc:
     name = "hmc"
     uses_gradient = True
     target_acceptance = 0.65
+    largest_scale = np.inf
 
     def __init__(self, length: float = 1.0, max_steps: int = 100) -> None:
         self.length, self.max_steps = length, max_steps

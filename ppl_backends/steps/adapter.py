@@ -47,14 +47,17 @@ def pymc_step(specification: Step, vars: Any, model: pm.Model) -> PyMCStep:
     return PyMCStep(specification.bind(block), block, chosen, layout, x)
 
 
-def forkable_target(model: pm.Model) -> BaseTarget:
-    """A PyMC model compiled by Numba, or by C where Numba lacks an operation: JAX does not run in forked workers."""
+def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
+    """A PyMC model compiled by Numba, or by C where Numba lacks an operation: JAX does not run in forked workers.
+
+    ``prior_alone`` for steps that never evaluate all data at once.
+    """
     recent = _recent.get(id(model))
     if recent is not None and recent.is_of(model):
         return recent
     target = PyMCTarget(model, backend="numba", cores=1)
     try:
-        target.log_density(np.zeros((1, target.dim)))
+        (target.evaluate_prior if prior_alone else target.log_density)(np.zeros((1, target.dim)))
     except CompilationError:
         target = PyMCTarget(model, backend="c", cores=1)
     _recent[id(model)] = target

@@ -13,7 +13,7 @@ from ppl_backends.mcmc.subsampling import control
 from ppl_backends.mcmc.subsampling.check import mean_error
 from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
 from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed
-from ppl_backends.mcmc.subsampling.rows import Rows, SiteRows, make_rows
+from ppl_backends.mcmc.subsampling.rows import Rows, make_rows
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -25,16 +25,27 @@ __all__ = [
     "TunaMetropolis",
 ]
 
+DEFAULT_SUBSET = 1000
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
-class SubsampledMetropolis(Step):
+class _SubsamplingStep(Step):
+    """A step that never evaluates all data at once."""
+
+    def make_target(self, model: Any) -> BaseTarget:
+        """The target of a ``pm.Model``."""
+        from ppl_backends.steps.adapter import forkable_target
+
+        return forkable_target(model, prior_alone=True)
+
+
+class SubsampledMetropolis(_SubsamplingStep):
     """Metropolis on an estimated log likelihood. Approximate.
 
     Parameters
     ----------
-    vars : None
-        These steps move all variables of a model.
+    vars : list of variables or names, optional
+        The block to move, all by default. A block's step runs in Python, the full one is compiled where it can be.
     subset : int, optional
         Rows a step. By default as many as make the variance of the estimate about one or less, at least 20.
     estimator : {"control_variates", "uniform", "sequential"}
@@ -94,12 +105,12 @@ class SubsampledMetropolis(Step):
         return algorithm
 
 
-class SubsampledHMC(Step):
+class SubsampledHMC(_SubsamplingStep):
     """Energy-conserving HMC on an estimated log likelihood with control variates (Dang et al. 2019). Approximate.
 
     Parameters
     ----------
-    vars : None
+    vars : list of variables or names, optional
     subset : int, optional
     path_length : float
         εL, in posterior standard deviations.
@@ -129,14 +140,14 @@ class SubsampledHMC(Step):
         return algorithm
 
 
-class ScalableMetropolis(Step):
+class ScalableMetropolis(_SubsamplingStep):
     """Scalable Metropolis–Hastings with second-order control variates (Cornish et al. 2019). Exact.
 
     For models whose rows have one linear predictor each, of a logit, probit or normal family.
 
     Parameters
     ----------
-    vars : None
+    vars : list of variables or names, optional
     proposal : {"random_walk", "independent"}
     steps : int
         Steps a draw.
@@ -160,17 +171,17 @@ class ScalableMetropolis(Step):
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         independent = self.proposal == "independent"
-        return Scalable(_site_rows(target, self.approximation), independent=independent, steps=self.steps)
+        return Scalable(make_rows(target, self.approximation), independent=independent, steps=self.steps)
 
 
-class TunaMetropolis(Step):
+class TunaMetropolis(_SubsamplingStep):
     """TunaMH (Zhang, Cooper & De Sa 2020): Poisson minibatches, exact, for logit models.
 
     With bounds ‖aᵢ‖ on the slopes its minibatches grow with the data: exact, not fast.
 
     Parameters
     ----------
-    vars : None
+    vars : list of variables or names, optional
     chi : float
         χ of the paper.
     scale : float, optional
@@ -195,17 +206,18 @@ class TunaMetropolis(Step):
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        return Tuna(_site_rows(target, self.approximation), self.chi, self.scale)
+        return Tuna(make_rows(target, self.approximation), self.chi, self.scale)
 
 
-class InformedSubsampling(Step):
+class InformedSubsampling(_SubsamplingStep):
     """Informed sub-sampling MCMC: subsets chosen by their summary statistics (Maire, Friel & Alquier 2019). Approximate.
 
     Parameters
     ----------
-    vars : None
-    subset : int
-        Rows of a subset.
+    vars : list of variables or names, optional
+    subset : int, optional
+        Rows of a subset, n. By default 1,000 with the gradient correction, whose error is √(2/n) of the Hessian; without it
+        √(2Nd)/(2.38 s), where single swaps mix: fewer rows are cheaper, but then subsets stand still.
     spread : float
         s: standard deviation, in posterior standard deviations, of the shifts of the mode that subsets may cause. The
         posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets.
@@ -225,7 +237,7 @@ class InformedSubsampling(Step):
         self,
         vars: Any = None,
         *,
-        subset: int = 1000,
+        subset: int | None = None,
         spread: float = 0.3,
         correction: str | None = "auto",
         swaps: int | None = None,
@@ -244,14 +256,17 @@ class InformedSubsampling(Step):
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
-        if self.subset >= rows.n:
-            raise ModelError(f"subset={self.subset}: the model has {rows.n} observations; use RandomWalk")
-        healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(self.spread, 1e6))
-        small = self.subset < healthy and np.isfinite(self.spread)
+        healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(self.spread, np.sqrt(rows.n)))
+        subset = self.subset
+        if subset is None:
+            subset = min(rows.n // 2, int(max(DEFAULT_SUBSET if self.correction else np.ceil(healthy), 2)))
+        if subset >= rows.n:
+            raise ModelError(f"subset={subset}: the model has {rows.n} observations; use RandomWalk")
+        small = subset < healthy and np.isfinite(self.spread)
         corrected = self.correction == "gradient" or (self.correction == "auto" and bool(small))
         algorithm = Informed(
             rows,
-            self.subset,
+            subset,
             spread=self.spread,
             rng=rng,
             swaps=self.swaps,
@@ -261,7 +276,7 @@ class InformedSubsampling(Step):
         moves = algorithm.swaps * algorithm.swap_rate
         if small and not corrected and moves < FEWEST_SWAPS:
             warnings.warn(
-                f"subsets of {self.subset} rows hardly move: {moves:.2g} accepted swaps a step, below the healthy size of "
+                f"subsets of {subset} rows hardly move: {moves:.2g} accepted swaps a step, below the healthy size of "
                 f"{healthy:.0f} rows; look at the ESS of z_first, or use correction='gradient'",
                 SamplerWarning,
                 stacklevel=3,
@@ -282,18 +297,8 @@ def _summaries(summary: Any, target: BaseTarget, n: int) -> Any:
     return np.sqrt(n) * np.linalg.solve(root, centred.T).T
 
 
-def _site_rows(target: BaseTarget, approximation: Any) -> SiteRows:
-    rows = make_rows(target, approximation)
-    if not isinstance(rows, SiteRows):
-        raise ModelError(
-            f"{target.label}: no bounds are known for its rows; exact sub-sampling needs one linear predictor a row, of a "
-            "logit, probit or normal family: use SubsampledMetropolis"
-        )
-    return rows
-
-
 def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple[int, float]:
-    subset, variance = control.choose_subset_size(rows, rng)
+    subset, variance = control.choose_subset_size(getattr(rows, "whole", rows), rng)
     return (subset if asked is None else min(asked, rows.n)), variance
 
 
@@ -305,10 +310,19 @@ def _announce(algorithm: Any, rng: np.random.Generator) -> None:
     algorithm.attributes["acceptance_error_at_start"] = error
     warnings.warn(
         f"{algorithm.name} is approximate: E|a − â| is about {error:.2g} over {PAIRS} moves about the mode; for a chain that "
-        "mixes, the error in total variation is at most a multiple of it",
+        f"mixes, the error in total variation is at most a multiple of it{_predicted(algorithm)}",
         SamplerWarning,
         stacklevel=4,
     )
+
+
+def _predicted(algorithm: Any) -> str:
+    """What theory says of informed subsets."""
+    if not isinstance(algorithm, Informed):
+        return ""
+    if algorithm.corrected:
+        return f"; sds are right to about {100 * algorithm.attributes['hessian_error_predicted']:.0f} %"
+    return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}"
 
 
 def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["check_acceptance", "mean_error"]
+__all__ = ["check_acceptance", "check_subsets", "mean_error"]
+
+FEWEST_SUBSETS = 50
 
 
 def mean_error(algorithm: Any, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -82,3 +85,46 @@ def check_acceptance(
         "mean_acceptance": float(estimated.mean()),
         "mean_exact_acceptance": float(exact.mean()),
     }
+
+
+def check_subsets(idata: Any) -> dict[str, float]:
+    """Whether the subsets of an informed sub-sampling run moved and kept to their law.
+
+    A chain on subsets that stand still samples the surrogate of one subset: its effective sample size looks good and says
+    nothing of the shift. The effective size to look at is that of z(U).
+
+    Parameters
+    ----------
+    idata : InferenceData
+        A run of ``InformedSubsampling``.
+
+    Returns
+    -------
+    dict
+        ``ess_of_z``, effective size of the first coordinate of z(U); ``z_norm``, root mean square of ‖z(U)‖, and
+        ``z_norm_uniform`` that of uniform subsets where the run knows it; ``swap_acceptance``; ``distinct_rows`` seen by a
+        chain, the smallest of all.
+    """
+    import arviz as az
+
+    stats = group(idata, "sample_stats")
+    if "z_first" not in stats:
+        raise ModelError("the run has no statistics of informed subsets: it is not one of InformedSubsampling")
+    z = np.asarray(stats["z_first"].values)
+    found = {
+        "ess_of_z": float(np.asarray(az.ess(z))) if z.std() > 0 else 0.0,
+        "z_norm": float(np.sqrt(np.mean(np.square(stats["z_norm"].values)))),
+        "swap_acceptance": float(stats["swap_accept"].mean()),
+        "distinct_rows": float(stats["distinct_rows"].values[:, -1].min()),
+    }
+    uniform = group(idata, "posterior").attrs.get("z_norm_uniform")
+    if uniform is not None:
+        found["z_norm_uniform"] = float(uniform)
+    if not found["ess_of_z"] >= FEWEST_SUBSETS:
+        warnings.warn(
+            f"the subsets hardly moved: {found['ess_of_z']:.0f} effective values of z(U); the parameters' effective sizes "
+            "do not show the shift of the posterior; take more swaps, a larger subset, or correction='gradient'",
+            SamplerWarning,
+            stacklevel=2,
+        )
+    return found

@@ -120,8 +120,9 @@ class _Subsampled:
         return SubsetState(x, subset, residuals, estimate_of(self.rows, x, residuals), 0, adaptation)
 
     def refresh(self, state: SubsetState, rng: np.random.Generator) -> SubsetState:
-        """Nothing depends on other coordinates: these algorithms move all of them."""
-        return state
+        """The same subset where the other coordinates of a block have moved."""
+        residuals = self.rows.residuals(state.x, state.subset)
+        return state._replace(residuals=residuals, estimate=estimate_of(self.rows, state.x, residuals))
 
     def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
         """An estimate of the log ratio of a symmetric move, on a fresh subset."""

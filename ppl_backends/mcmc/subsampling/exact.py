@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.subsampling.rows import Index, SiteRows
+from ppl_backends.mcmc.subsampling.rows import Index, Rows
 from ppl_backends.mcmc.subsampling.walks import scalable_walk
 from ppl_backends.targets.protocol import Array
 
@@ -51,7 +51,7 @@ class _Exact:
     name: str
     stats: ClassVar[dict[str, type]] = {**COMMON_STATS, "accepted": bool, "rows": int}
 
-    def __init__(self, rows: SiteRows, bounds: Array, scale: float | None) -> None:
+    def __init__(self, rows: Rows, bounds: Array, scale: float | None) -> None:
         self.rows, self.dim = rows, rows.dim
         self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
         self.bounds = bounds
@@ -67,8 +67,8 @@ class _Exact:
         return self._at(x)
 
     def refresh(self, state: ExactState, rng: np.random.Generator) -> ExactState:
-        """Nothing depends on other coordinates: these algorithms move all of them."""
-        return state
+        """The densities anew where the other coordinates of a block have moved."""
+        return self._at(state.x)
 
     def _at(self, x: Array) -> ExactState:
         raise NotImplementedError
@@ -87,7 +87,7 @@ class Scalable(_Exact):
 
     Parameters
     ----------
-    rows : SiteRows
+    rows : Rows
     scale : float, optional
     independent : bool
         Proposals of the Laplace approximation in place of a random walk.
@@ -97,14 +97,14 @@ class Scalable(_Exact):
 
     name = "scalable_metropolis"
 
-    def __init__(self, rows: SiteRows, scale: float | None = None, independent: bool = False, steps: int = 1) -> None:
+    def __init__(self, rows: Rows, scale: float | None = None, independent: bool = False, steps: int = 1) -> None:
         super().__init__(rows, rows.third_order_bounds(), scale)
         self._independent, self._steps, self._compiled = independent, steps, rows.compiled()
         self.attributes["steps_per_draw"] = steps
 
     def _at(self, x: Array) -> ExactState:
         delta = x - self.rows.pilot.mode
-        return ExactState(x, self.rows.pilot.whiten(delta), self.rows.expansion.at(delta) + self.rows.rest(x))
+        return ExactState(x, self.rows.standardise(x), self.rows.expansion.at(delta) + self.rows.rest(x))
 
     def step(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
         """Proposals; rows are looked at only where the known part accepts."""
@@ -122,8 +122,9 @@ class Scalable(_Exact):
     def _one(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
         pilot, proposals = self.rows.pilot, 0.0
         if self._independent:
-            new = self._at(pilot.draw(rng))
-            proposals = 0.5 * float(new.z @ new.z - state.z @ state.z)
+            z, old = rng.standard_normal(self.dim), pilot.whiten(state.x - pilot.mode)
+            new = self._at(pilot.mode + pilot.factor @ z)
+            proposals = 0.5 * float(z @ z - old @ old)
         else:
             new = self._at(self._walk(state, rng))
         accept = float(np.exp(min(new.known - state.known + proposals, 0.0)))
@@ -143,7 +144,7 @@ class Tuna(_Exact):
 
     Parameters
     ----------
-    rows : SiteRows
+    rows : Rows
     chi : float
         χ: larger batches and a smaller loss of acceptance.
     scale : float, optional
@@ -151,7 +152,7 @@ class Tuna(_Exact):
 
     name = "tuna_metropolis"
 
-    def __init__(self, rows: SiteRows, chi: float = 0.01, scale: float | None = None) -> None:
+    def __init__(self, rows: Rows, chi: float = 0.01, scale: float | None = None) -> None:
         super().__init__(rows, rows.lipschitz(), 0.5 * 2.38 / np.sqrt(rows.dim) if scale is None else scale)
         self._chi = chi
 

@@ -28,6 +28,7 @@ CHUNK = 20_000
 SWAPS_NEEDED = 0.05  # accepted swaps a step
 FEWEST_SWAPS = 0.02
 MOST_SWAPS = 1000
+SPREAD_SUBSETS = 30
 
 
 @numba.njit(cache=True, nogil=True)
@@ -111,6 +112,13 @@ class Informed:
         In place of the whitened scores.
     rng : Generator
         For the calibration of the number of swaps.
+
+    Attributes
+    ----------
+    attributes : dict
+        What a run stores: ``z_norm_uniform`` (root mean square of ‖z(U)‖ over uniform subsets), ``sd_inflation_predicted``,
+        ``hessian_error_predicted`` (√(2/n)), ``rows_per_step``, and ``log_likelihood_spread`` and
+        ``log_likelihood_spread_uniform``, standard deviations of the log surrogate over subsets.
     """
 
     name, approximate = "informed_subsampling", True
@@ -153,8 +161,10 @@ class Informed:
             "gradient_correction": int(corrected),
             "z_norm_uniform": float(np.sqrt(np.sum(self._summaries.var(axis=0, dtype=np.float64)) / subset)),
             "sd_inflation_predicted": self.inflation,
+            "hessian_error_predicted": float(np.sqrt(2 / subset)),
             "rows_per_step": 2 * subset,
         }
+        self.attributes |= self._spreads(rng)
 
     @property
     def inflation(self) -> float:
@@ -179,6 +189,19 @@ class Informed:
                 swap(self._summaries, subset, member, seen, z, inverse, rng.random((CHUNK, 3)))
         return subset, member, z
 
+    def _spreads(self, rng: np.random.Generator) -> dict[str, float]:
+        """Standard deviations over subsets of the surrogate's log at a pilot draw: of weighted and of uniform ones."""
+        x, mode = self.rows.pilot.draw(rng), self.rows.pilot.mode
+        subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
+        seen = np.ones(self.rows.n, dtype=np.bool_)
+        weighted, uniform = np.empty(SPREAD_SUBSETS), np.empty(SPREAD_SUBSETS)
+        for k in range(SPREAD_SUBSETS):
+            swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))
+            weighted[k] = self._surrogate(x, subset, z) - self.rows.rest(x)
+            plain = rng.choice(self.rows.n, size=self.subset, replace=False)
+            uniform[k] = self.rows.n / self.subset * float(self.rows.differences(mode, x, plain).sum())
+        return {"log_likelihood_spread": float(weighted.std()), "log_likelihood_spread_uniform": float(uniform.std())}
+
     def _swap_rate(self, rng: np.random.Generator) -> float:
         subset, member, z = (array.copy() for array in self._prepared)
         seen = np.ones(self.rows.n, dtype=np.bool_)
@@ -202,8 +225,8 @@ class Informed:
         return InformedState(x, subset, member, seen, z, self._surrogate(x, subset, z), self.subset)
 
     def refresh(self, state: InformedState, rng: np.random.Generator) -> InformedState:
-        """Nothing depends on other coordinates: the algorithm moves all of them."""
-        return state
+        """The same subset where the other coordinates of a block have moved."""
+        return state._replace(value=self._surrogate(state.x, state.subset, state.z))
 
     def _surrogate(self, x: Array, subset: Index, z: Array) -> float:
         mode = self.rows.pilot.mode

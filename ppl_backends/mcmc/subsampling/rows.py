@@ -24,12 +24,16 @@ from ppl_backends.targets.factors import Factors, families
 from ppl_backends.targets.factors.sites import StackedSites
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["Expansion", "ObservedRows", "Pilot", "QuadraticRest", "Rows", "SiteRows", "make_rows"]
+__all__ = ["BlockRows", "Expansion", "ObservedRows", "Pilot", "QuadraticRest", "Rows", "SiteRows", "make_rows"]
 
 Index = NDArray[np.int64]
 LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
 BLOCK = 1 << 16
 NEWTON_STEPS = 50
+NO_BOUNDS = (
+    "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor a row, of a logit, probit or "
+    "normal family; use SubsampledMetropolis"
+)
 
 
 class Pilot(NamedTuple):
@@ -130,6 +134,18 @@ class Rows:
     def scores(self) -> Array:
         """∇ℓᵢ at the mode ``(n, d)``."""
         raise NotImplementedError
+
+    def standardise(self, x: Array) -> Array:
+        """L⁻¹(θ − θ̂)."""
+        return self.pilot.whiten(x - self.pilot.mode)
+
+    def third_order_bounds(self) -> Array:
+        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖L⁻¹(θ − θ̂)‖³ ``(n,)``, L and θ̂ those of :meth:`standardise`."""
+        raise ModelError(NO_BOUNDS)
+
+    def lipschitz(self) -> Array:
+        """cᵢ with |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ ‖θ − θ'‖ ``(n,)``."""
+        raise ModelError(NO_BOUNDS)
 
     def full_difference(self, x: Array, new: Array) -> float:
         """Σ over all rows of ℓᵢ(new) − ℓᵢ(x)."""
@@ -298,16 +314,101 @@ class ObservedRows(Rows):
         return self._observations.score_and_hessian(self.pilot.mode)[0]
 
 
+class BlockRows(Rows):
+    """Rows of a whole target as a block of its coordinates sees them, the others where a conditional target holds them.
+
+    The expansion is that of all coordinates, about the pilot of all; the block's own pilot, for proposals, has the
+    conditional covariance (Λ_aa)⁻¹.
+
+    Parameters
+    ----------
+    whole : Rows
+    block : ConditionalTarget
+    """
+
+    def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
+        self.whole, self._block = whole, block
+        block.set_others(whole.pilot.mode)
+        self.n, self.dim = whole.n, block.dim
+        inverse = solve_triangular(whole.pilot.factor, np.eye(whole.dim), lower=True)
+        precision = (inverse.T @ inverse)[np.ix_(block.free, block.free)]
+        self.pilot = Pilot(whole.pilot.mode[block.free], np.linalg.cholesky(np.linalg.inv(precision)))
+        self.rest: Any = _BlockRest(whole.rest, block)
+        self.expansion: Any = _BlockExpansion(whole, block)
+
+    def _all(self, x: Array) -> Array:
+        return self._block.embed(x[None])[0]
+
+    def residuals(self, x: Array, index: Index) -> Array:
+        """ℓᵢ − qᵢ ``(m,)``."""
+        return self.whole.residuals(self._all(x), index)
+
+    def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
+        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
+        return self.whole.residual_gradient(self._all(x), index, weights)[self._block.free]
+
+    def differences(self, x: Array, new: Array, index: Index) -> Array:
+        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
+        return self.whole.differences(self._all(x), self._all(new), index)
+
+    def scores(self) -> Array:
+        """∇ℓᵢ at the mode ``(n, d)``, in the block's coordinates."""
+        return self.whole.scores()[:, self._block.free]
+
+    def standardise(self, x: Array) -> Array:
+        """L⁻¹(θ − θ̂) of all coordinates."""
+        return self.whole.standardise(self._all(x))
+
+    def third_order_bounds(self) -> Array:
+        """Those of all coordinates."""
+        return self.whole.third_order_bounds()
+
+    def lipschitz(self) -> Array:
+        """Those of all coordinates."""
+        return self.whole.lipschitz()
+
+
+class _BlockRest:
+    """The rest as a function of the block."""
+
+    def __init__(self, rest: Any, block: ConditionalTarget) -> None:
+        self._rest, self._block = rest, block
+
+    def __call__(self, x: Array) -> float:
+        return float(self._rest(self._block.embed(x[None])[0]))
+
+    def slope(self, x: Array) -> Array:
+        found: Array = self._rest.slope(self._block.embed(x[None])[0])[self._block.free]
+        return found
+
+
+class _BlockExpansion:
+    """Σ qᵢ as a function of the block's distance from its pilot."""
+
+    def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
+        self._whole, self._block = whole, block
+
+    def _delta(self, delta: Array) -> Array:
+        mode = self._whole.pilot.mode
+        return self._block.embed((mode[self._block.free] + delta)[None])[0] - mode
+
+    def at(self, delta: Array) -> float:
+        return self._whole.expansion.at(self._delta(delta))
+
+    def slope(self, delta: Array) -> Array:
+        return self._whole.expansion.slope(self._delta(delta))[self._block.free]
+
+
 def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
-    """The rows of a target about the mode of an approximation.
+    """The rows of a target about the mode of an approximation; of a conditional target as its block sees them.
 
     Raises
     ------
     ModelError
-        If the target is a block of a model, or has no independent rows.
+        If the target has no independent rows.
     """
     if isinstance(target, ConditionalTarget):
-        raise ModelError("sub-sampling steps move all variables of a model at once: leave vars out")
+        return BlockRows(make_rows(target.full, approximation), target)
     given = None if isinstance(approximation, str) else _pilot(approximation)
     found = _sites_of(target)
     if found is not None and (given is not None or approximation == "laplace"):

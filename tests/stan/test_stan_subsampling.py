@@ -1,0 +1,34 @@
+"""Sub-sampling steps on the rows of a Stan program's data."""
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import SamplerWarning
+from ppl_backends.mcmc.subsampling.rows import ObservedRows, make_rows
+from ppl_backends.results.inference_data import group
+
+pytest.importorskip("httpstan", reason="needs the stan extra")
+pytestmark = [pytest.mark.stan, pytest.mark.slow]
+
+
+def test_control_variates_on_a_program_s_rows(regression):
+    rows = make_rows(regression)
+    assert isinstance(rows, ObservedRows)
+    x, index = rows.pilot.draw(np.random.default_rng(0)), np.arange(rows.n)
+    delta = x - rows.pilot.mode
+    whole = rows.expansion.at(delta) + rows.residuals(x, index).sum()
+    np.testing.assert_allclose(whole, regression.observations.sum(x[None])[0], rtol=1e-6)
+    with pytest.warns(SamplerWarning, match="is approximate"):
+        idata = pb.sample_mcmc(
+            regression,
+            step=pb.steps.SubsampledMetropolis(subset=40, steps=4),
+            draws=400,
+            tune=0,
+            chains=2,
+            random_seed=1,
+            progressbar=False,
+        )
+    assert idata["posterior"].attrs["accuracy"] == "approximate"
+    assert (group(idata, "sample_stats")["log_likelihood_variance"] < 5).all()
+    assert 0.05 < float(group(idata, "sample_stats")["accept"].mean()) < 0.6
