@@ -49,6 +49,17 @@ def seconds(call, repeats, rounds=9):
     return float(np.median(times))
 
 
+def processor_seconds(call, repeats, rounds=9):
+    """Median over rounds of the processor time of one call, of all threads together."""
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        for _ in range(repeats):
+            call()
+        times.append((time.process_time() - start) / repeats)
+    return float(np.median(times))
+
+
 def evaluation(n_rows, n_columns):
     """Print the cost of evaluation for one size of data."""
     rng = np.random.default_rng(1)
@@ -65,6 +76,10 @@ def evaluation(n_rows, n_columns):
     print(f"  one point from Python      {1e6 * single:8.2f} µs   (adds {1e6 * (single - inside):.2f} µs)")
     print(f"  1000 points, one thread    {1e3 * one:8.2f} ms")
     print(f"  1000 points, two threads   {1e3 * two:8.2f} ms   ({one / two:.2f} times as fast)")
+    one, two = (processor_seconds(lambda t=t: t.log_density_and_gradient(x), batch) for t in (alone, both))
+    print(
+        f"  the same, processor time   {1e3 * one:8.2f} and {1e3 * two:.2f} ms ({2 * one / two:.2f} times on idle cores)"
+    )
     index = rng.integers(0, n_rows, size=(1000, 100))
     shared = seconds(lambda: both.observations.sum(x, index[0], gradient=True), batch)
     own = seconds(lambda: both.observations.sum(x, index, gradient=True), batch)
