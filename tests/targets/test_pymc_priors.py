@@ -155,8 +155,18 @@ def test_discrete_missing_values_are_refused_by_name():
     with pm.Model() as model:
         rate = pm.Gamma("rate", 2, 1)
         pm.Poisson("y", rate, observed=y)
-    with pytest.raises(ModelError, match="'y_unobserved' is discrete"):
+    with pytest.raises(ModelError, match="'y' is discrete and has missing values"):
         PyMCTarget(model)
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+def test_shapes_that_do_not_agree_are_named(mutable):
+    with pm.Model() as model:
+        design = pm.Data("X", np.ones((10, 2))) if mutable else np.ones((10, 2))
+        beta = pm.Normal("beta", shape=2)
+        pm.Bernoulli("y", logit_p=design @ beta, observed=np.ones(7))
+    with pytest.raises(ModelError, match="the shapes of 'y', its parameters and its data do not agree"):
+        PyMCTarget(model).log_density(np.zeros((1, 2)))
 
 
 def test_discrete_variables_are_refused_by_name():

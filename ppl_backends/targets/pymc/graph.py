@@ -172,6 +172,11 @@ def check_model(model: pm.Model, unnormalized: bool = False) -> None:
         raise ModelError("the model has no free variables: there is nothing to infer")
     for rv in free:
         if not model.rvs_to_values[rv].type.dtype.startswith("float"):
+            if rv.name.endswith("_unobserved"):
+                raise ModelError(
+                    f"observed variable '{rv.name.removesuffix('_unobserved')}' is discrete and has missing values: leave "
+                    "out the rows where it is missing"
+                )
             raise ModelError(
                 f"free variable '{rv.name}' is discrete: sum it out of the model (pm.Mixture, or a pm.Potential), only "
                 "continuous variables have an unconstrained space"
@@ -268,12 +273,17 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
     free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
     term_rvs = [*free, *observed, *potentials]
     outputs = [*free, *model.deterministics]
-    graphs = [*model.logp(vars=term_rvs, sum=False), *model.replace_rvs_by_values(outputs)]
-
     values = [model.rvs_to_values[rv] for rv in free]
     point, value_pieces = _cut(values, shapes.value.values(), "point")
     inputs, data_map = _data_inputs(data, static)
-    graphs = replace_checks(_clone(graphs, {**dict(zip(values, value_pieces, strict=True)), **data_map}))
+    fixed = {**dict(zip(values, value_pieces, strict=True)), **data_map}
+    try:
+        graphs = [*model.logp(vars=term_rvs, sum=False), *model.replace_rvs_by_values(outputs)]
+        graphs = replace_checks(_clone(graphs, fixed))
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise _shapes_disagree(model, fixed, error) from error
     terms = dict(zip([rv.name for rv in term_rvs], graphs[: len(term_rvs)], strict=True))
     _refuse_random(terms)
 
@@ -290,6 +300,18 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
         constrained_point=constrained_point,
         unconstrained=pt.concatenate([pt.atleast_1d(value).ravel() for value in inverse]),
     )
+
+
+def _shapes_disagree(model: pm.Model, replace: Mapping[Variable, Variable], error: ValueError) -> ModelError:
+    """One line for a log density that cannot be built, with the variable's name."""
+    reason = " ".join(str(error).split())[:200]
+    for rv in [*observed_variables(model), *free_variables(model), *model.potentials]:
+        try:
+            term = pm.logp(rv, model.rvs_to_values[rv]) if rv in model.rvs_to_values else rv
+            _clone(model.replace_rvs_by_values([term]), replace)
+        except ValueError:
+            return ModelError(f"the shapes of '{rv.name}', its parameters and its data do not agree: {reason}")
+    return ModelError(f"the shapes of the model's variables and data do not agree: {reason}")
 
 
 def _clone(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[Variable]:
