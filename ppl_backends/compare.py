@@ -66,6 +66,7 @@ def compare_evidence(
         ``kind``
             ``"evidence"``, ``"approximate evidence"`` or ``"lower bound"``.
         ``method``
+            Where it comes from.
         ``trusted``
             Whether the method's own checks passed.
 

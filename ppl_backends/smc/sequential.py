@@ -115,8 +115,9 @@ def update_smc(
         Stan program. They are put behind the rows of ``model``, along the first axis (in Stan along that of the rows).
     data : dict or path, optional
         Data of a Stan program, so far.
-    kernel, ess_threshold, min_moves, max_moves, cores, executor, max_time, random_seed, progressbar, \
-    log_likelihood, log_prior
+    kernel, ess_threshold, min_moves, max_moves, cores, executor, max_time, random_seed, progressbar
+        As for :func:`~ppl_backends.sample_smc`.
+    log_likelihood, log_prior : bool
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
         Passed on to :func:`~ppl_backends.as_target`.
