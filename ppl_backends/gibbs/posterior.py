@@ -50,7 +50,7 @@ class GibbsPosterior(BaseTarget):
 
     Parameters
     ----------
-    prior : tuple (mean, cov), pm.Model, Stan program, approximation, or target
+    prior : mean and covariance, pm.Model, Stan program, approximation, or target
         A Gaussian (numbers, vectors, or a covariance matrix), a model without likelihood, or a Stan program, of which the
         prior is taken.
     loss : str, Loss, function or PyTensor expression
