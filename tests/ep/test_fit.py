@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,9 @@ def test_one_coefficient_against_quadrature(family):
 @pytest.mark.parametrize(("name", "evidence"), [("sonar", -117.53), ("musk", -234.89)])
 def test_evidence_of_exact_ep(name, evidence):
     X, y, *_ = load_binary_regression(name)
-    q = fit_ep(Factors(X, None, Probit(y), 0.0, 1.0))
+    # 95 coefficients and 476 nearly separated rows: EP says that its standard deviations are off.
+    with pytest.warns(ApproximationWarning, match="far from Gaussian") if name == "musk" else nullcontext():
+        q = fit_ep(Factors(X, None, Probit(y), 0.0, 1.0))
     assert q.converged
     assert q.log_evidence == pytest.approx(evidence, abs=0.02)
 
@@ -268,6 +271,7 @@ def test_trouble_that_ep_survives(case):
     X, _, rng = regression()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "EP: the standard deviation of", ApproximationWarning)
         q = fit_ep(TROUBLE[case](X, rng.random(60) < 0.5))
     assert q.converged
     assert all(np.isfinite(a).all() for a in (q.mean, q.cov, q.log_evidence, q.sites.tau, q.loo.log_density))
@@ -402,6 +406,34 @@ def test_second_order_correction_of_the_evidence(name):
     noise = w.std() / w.mean() / np.sqrt(len(w))
     assert abs(q.log_evidence + q.evidence_correction() - exact) < 0.4 * abs(q.log_evidence - exact) + 4 * noise
     assert q.diagnostics["interaction"] == 0.0
+
+
+def test_ep_estimates_its_own_error():
+    """Plasma with a logit link: sds 7 % too small, the largest errors on the paper's sets."""
+    X, y, *_ = load_binary_regression("plasma", scaling="gelman")
+    scale = np.array([10.0, 2.5, 2.5])
+    q = fit_ep(Factors([X, np.eye(3)], None, [Logit(y), StudentT(np.zeros(3), 1.0, scale)], 0.0, 0.0))
+    z = np.random.default_rng(5).standard_t(6, size=(200_000, 3))
+    theta = q.mean + z @ q.cholesky.T
+    log_w = q.factors.log_density(theta) - student_t.logpdf(z, 6).sum(axis=1)
+    w = np.exp(log_w - log_w.max())
+    w /= w.sum()
+    mean = w @ theta
+    sd = np.sqrt(w @ (theta - mean) ** 2)
+    errors = q.sd_errors()
+    # The Monte Carlo error is 0.3 %; what remains is of third order.
+    np.testing.assert_allclose(errors, sd / q.sd - 1, atol=0.015)
+    assert errors.max() > 0.04
+    assert q.diagnostics["sd_error"] == pytest.approx(np.abs(errors).max())
+
+
+def test_separated_classes_are_flagged():
+    """With wide priors EP's sds are a quarter too small, and it says so."""
+    X, *_ = regression()
+    with pytest.warns(ApproximationWarning, match="far from Gaussian"):
+        q = fit_ep(Factors(X, None, Logit(X[:, 0] > 0), 0.0, 0.04))
+    assert q.converged
+    assert q.diagnostics["sd_error"] > 0.1
 
 
 def test_spikes_and_slabs_that_act_on_each_other_are_flagged():

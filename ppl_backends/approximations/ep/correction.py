@@ -9,6 +9,12 @@ Gaussian (Opper, Paquet & Winther 2013, Perturbative corrections for approximate
 models). Cumulants are differences of tilted variances in the cavity's mean: no new integrals are needed.
 
 Where single sites have several modes and act on each other, the terms are large and EP's own moments are off as well.
+The same expansion, with a source for θ, says by how much: to second order the posterior's covariance differs from EP's by
+
+    Σ_{i≠j} aᵢ aⱼᵀ (κ₃(i) κ₃(j) ρ²/2 + κ₄(i) κ₄(j) ρ³/6),
+
+where aᵢ is the covariance of θ with a predictor, over the predictor's standard deviation. Terms of a site with itself vanish,
+since EP matches its moments. (For means, terms of third order are as large as those of second.)
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from ppl_backends.targets.factors.sites import Array
 if TYPE_CHECKING:
     from ppl_backends.approximations.ep.result import EPApproximation
 
-__all__ = ["SecondOrder", "second_order"]
+__all__ = ["SecondOrder", "sd_errors", "second_order"]
 
 STEP = 0.3  # of the cavity's mean, in units that move the tilted mean by about as many standard deviations
 MOST_SITES = 1000  # those with the largest cumulants
@@ -48,25 +54,58 @@ class SecondOrder(NamedTuple):
     kurtosis: float
 
 
+class _Pairs(NamedTuple):
+    """The least Gaussian sites: cumulants ``(m,)``, correlations ``(m, m)`` with zeros for a diagonal, unit rows aᵢᵀL."""
+
+    skewness: Array
+    kurtosis: Array
+    correlation: Array
+    directions: Array
+
+
 def second_order(approximation: EPApproximation, rows: NDArray[np.integer] | None = None) -> SecondOrder:
     """Second-order terms of the pairs among ``rows``, all sites by default."""
+    pairs = _pairs(approximation, rows)
+    if pairs is None:
+        return SecondOrder(0.0, 0.0, 0.0)
+    skewness, kurtosis, correlation, _ = pairs
+    terms = np.outer(skewness, skewness) * correlation**3 / 12, np.outer(kurtosis, kurtosis) * correlation**4 / 48
+    size = float(sum(np.abs(term).sum() for term in terms))
+    return SecondOrder(float(sum(term.sum() for term in terms)), size, float(np.abs(kurtosis).max()))
+
+
+def sd_errors(approximation: EPApproximation) -> Array:
+    """What EP's standard deviations are off by, to second order: exact over EP's, less one, ``(d,)``."""
+    pairs = _pairs(approximation, None)
+    if pairs is None:
+        return np.zeros(approximation.dim)
+    skewness, kurtosis, correlation, directions = pairs
+    factor = approximation.cholesky
+    reach = factor @ directions.T if factor.ndim == 2 else factor[:, None] * directions.T
+    reach /= approximation.sd[:, None]  # correlations of θ with the predictors
+    square = correlation * correlation
+    weights = np.outer(0.5 * skewness, skewness)
+    weights += np.outer(kurtosis / 6, kurtosis) * correlation
+    weights *= square
+    ratio = np.einsum("dm,dm->d", reach @ weights, reach)
+    return np.asarray(np.sqrt(np.maximum(1 + ratio, 0.0)) - 1)
+
+
+def _pairs(approximation: EPApproximation, rows: NDArray[np.integer] | None) -> _Pairs | None:
     sites, factors = approximation.sites, approximation.factors
     assert factors is not None
     usable = ~sites.failed & (sites.variance > 0)
     rows = np.flatnonzero(usable) if rows is None else rows[usable[rows]]
     if not len(rows):
-        return SecondOrder(0.0, 0.0, 0.0)
+        return None
     skewness, kurtosis = _cumulants(approximation, rows)
     order = np.argsort(-(np.abs(skewness) + np.abs(kurtosis)), kind="stable")[:MOST_SITES]
-    skewness, kurtosis, factor = skewness[order], kurtosis[order], approximation.cholesky
-    design = factors.design[rows[order]]
+    design, factor = factors.design[rows[order]], approximation.cholesky
     spread = np.asarray(design @ factor if factor.ndim == 2 else design @ np.diag(factor))
     spread /= np.sqrt(np.einsum("nd,nd->n", spread, spread))[:, None]
     correlation = spread @ spread.T
     np.fill_diagonal(correlation, 0.0)
-    terms = np.outer(skewness, skewness) * correlation**3 / 12, np.outer(kurtosis, kurtosis) * correlation**4 / 48
-    size = float(sum(np.abs(term).sum() for term in terms))
-    return SecondOrder(float(sum(term.sum() for term in terms)), size, float(np.abs(kurtosis).max()))
+    return _Pairs(skewness[order], kurtosis[order], correlation, spread)
 
 
 @np.errstate(all="ignore")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from ppl_backends.approximations.ep.correction import SecondOrder, second_order
+from ppl_backends.approximations.ep.correction import SecondOrder, sd_errors, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
@@ -32,6 +32,7 @@ from ppl_backends.targets.protocol import BaseTarget
 __all__ = ["fit_ep", "fit_ep_sharded"]
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
+LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # of a site in its predictor's precision; of a standard deviation, relative
 FEW_OPERATIONS = 10**8  # of a sweep, up to which one thread is fastest
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
@@ -100,7 +101,8 @@ def fit_ep(
     -----
     ApproximationWarning
         If EP did not converge, with the change it stopped at; ``converged`` is then False. If sites with several modes
-        act on each other, as spikes and slabs of correlated predictors do.
+        act on each other, as spikes and slabs of correlated predictors do. If by its own estimate a standard deviation is
+        off by more than 10 %.
 
     References
     ----------
@@ -132,10 +134,12 @@ def fit_ep(
         result = fit(factors, start, target)
         _warn(result)
         _warn_of_modes(result, result)
+        _warn_of_sds(result, result)
         return result
     mixture = integrate(factors, target, fit)
     _warn_mixture(mixture)
     _warn_of_modes(mixture, mixture.at_mode)
+    _warn_of_sds(mixture, mixture.at_mode)
     return mixture
 
 
@@ -324,6 +328,28 @@ def _warn_of_modes(result: EPApproximation | EPMixture, given: EPApproximation) 
         warnings.warn(
             f"EP: sites with several modes act on each other, by {found.size:.2g} in log evidence (limit {MAX_INTERACTION}); "
             "means and standard deviations may be off by 10 % of the latter and more: check with sample_smc",
+            ApproximationWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_sds(result: EPApproximation | EPMixture, given: EPApproximation) -> None:
+    """Say so where EP's own estimate of its error is large; it is small where no site weighs much in its predictor."""
+    sites = given.sites
+    if given.factors is None or not given.converged or given.power != 1.0:
+        return
+    if result.diagnostics.get("interaction", 0.0) > MAX_INTERACTION:  # said already; an expansion is of no use there
+        return
+    share = np.abs(sites.tau * sites.variance)
+    if share.max(where=~sites.failed, initial=0.0) < LARGE_SHARE:
+        return
+    errors = sd_errors(given)
+    worst = int(np.argmax(np.abs(errors)))
+    result.diagnostics["sd_error"] = float(abs(errors[worst]))
+    if result.diagnostics["sd_error"] > MAX_ERROR:
+        warnings.warn(
+            f"EP: the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
+            f"estimate (limit {100 * MAX_ERROR:.0f} %), or more: the posterior is far from Gaussian; check with sample_smc",
             ApproximationWarning,
             stacklevel=3,
         )
