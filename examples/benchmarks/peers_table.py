@@ -1,7 +1,8 @@
 """Print the tables of ``smc_against_peers.py`` from its file.
 
 Errors are against ``references.json``. The ratio is mean squared error × mean CPU time, that sampler's over ours from
-``"auto"`` (above one: ours is ahead), with a 95 % bootstrap interval over seeds.
+``"auto"`` (above one: ours is ahead), with a 95 % bootstrap interval over seeds; below each table its geometric
+mean over problems, their number in brackets.
 
 Run: python examples/benchmarks/peers_table.py peers.jsonl [--against auto]
 """
@@ -59,6 +60,7 @@ def main():
     for quantity, title in QUANTITIES.items():
         print(f"\n{title}\n\n| problem | sampler | seeds | CPU s | RMSE | bias | error² × s, theirs / ours [95 %] |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
+        ratios = {}
         for problem in problems:
             ours = tables.get((problem, arguments.against))
             for sampler in samplers:
@@ -82,9 +84,13 @@ def main():
                     own_seconds = np.array([row["seconds"] for row in ours.values()])
                     value, low, high = ratio((squared, seconds), (own, own_seconds), np.random.default_rng(0))
                     line += f" {value:.2g} [{low:.2g}, {high:.2g}] |"
+                    ratios.setdefault(sampler, []).append(value)
                 else:
                     line += " |"
                 print(line)
+        print(f"\nGeometric means of the ratios, {title}:", end=" ")
+        means = {name: f"{np.exp(np.mean(np.log(values))):.3g} ({len(values)})" for name, values in ratios.items()}
+        print("; ".join(f"{name} {mean}" for name, mean in means.items()))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def run(target, kernel, repeats, seed):
     stats, posterior = group(idata, "sample_stats"), group(idata, "posterior")
     values = [v.values.reshape(*v.shape[:2], -1) for v in posterior.data_vars.values()]
     x = np.concatenate(values, axis=2)
-    evaluations = float(stats["n_evaluations"].sum("stage").mean()) * x.shape[1]
+    evaluations = (1.0 + float(stats["n_evaluations"].sum("stage").mean())) * x.shape[1]  # the start is evaluated too
     mean_error = np.mean(x.mean(axis=1).var(axis=0, ddof=1) / x.var(axis=(0, 1)))
     return stats["log_evidence_single_run"].values, mean_error, evaluations, seconds, posterior.attrs
 

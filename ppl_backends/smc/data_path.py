@@ -73,6 +73,16 @@ class DataPath(PriorPath):
         return self.prior.start(n, rng, run)
 
     @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return self.target.dim
+
+    @property
+    def label(self) -> str:
+        """What errors call the model."""
+        return self.target.label
+
+    @property
     def has_gradient(self) -> bool:
         """Whether sums over rows have gradients."""
         if not self.target.has_gradient or not hasattr(self.observations, "sum"):
