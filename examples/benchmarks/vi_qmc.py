@@ -166,8 +166,8 @@ def gradient(target, family, p, z):
     return family.gradient(p, z, slopes) + family.entropy(p)[1]
 
 
-def ascend(target, size, qmc, steps, rng, every=10, rate=0.1):
-    """Adam, as in the paper; parameters at the end, and the bound along the way on points of its own."""
+def ascend(target, size, qmc, steps, rng, every=20, rate=0.1):
+    """Adam, its step a tenth for the second half; parameters at the end, and bounds on points kept for them."""
     family = family_at(target)
     p, first, second = family.start(), 0.0, 0.0
     z = normal_noise(1024, target.dim, np.random.default_rng(99))
@@ -183,7 +183,7 @@ def ascend(target, size, qmc, steps, rng, every=10, rate=0.1):
     return p, trace
 
 
-def traces(out, steps=1000):
+def traces(out, steps=600):
     """The bound along the iterations, and where fit_vi arrives."""
     for name, make in MODELS.items():
         target = make()
@@ -198,7 +198,7 @@ def traces(out, steps=1000):
         record(out, table="traces", model=name, sampler="fit_vi", final=q.elbo, se=q.elbo_se, seconds=seconds)
 
 
-def variance(out, repeats=200, steps=300):
+def variance(out, repeats=60, steps=200):
     """Total variance of the gradient over coordinates, at the start and after some steps."""
     for name, make in MODELS.items():
         target = make()
@@ -273,8 +273,9 @@ def picture(out, path):
     figure, axes = plt.subplots(1, 4, figsize=(15, 3.4), layout="constrained")
     for axis, name in zip(axes, MODELS, strict=False):
         mine = [row for row in rows if row["table"] == "traces" and row["model"] == name]
-        for row, style in zip(mine, ("C1-", "C0-", "C2-", "k--"), strict=False):
+        for row in mine:
             if "trace" in row:
+                style = {"MC 10": "C1", "MC 100": "C0", "RQMC 10": "C2"}[row["sampler"]]
                 axis.plot(*zip(*row["trace"], strict=True), style, label=row["sampler"], linewidth=1)
             else:
                 axis.axhline(row["final"], color="k", linestyle=":", label="fit_vi")
@@ -286,7 +287,7 @@ def picture(out, path):
             ylim=(np.quantile(values, 0.1), best + 0.03 * (best - np.quantile(values, 0.1))),
         )
     axes[0].set_ylabel("evidence lower bound")
-    axes[0].legend(loc="lower right")
+    axes[1].legend(loc="lower right")
     for row in rows:
         if row["table"] == "growing":
             axes[3].semilogy(*zip(*row["trace"], strict=True), label=row["sampler"])
