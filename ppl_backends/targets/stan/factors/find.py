@@ -24,7 +24,7 @@ import numpy as np
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import Factors, GaussianPrior, ScaledSites, SiteFamily
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.stan.factors.predictor import find_predictor
+from ppl_backends.targets.stan.factors.predictor import Predictor, find_predictor
 from ppl_backends.targets.stan.factors.prior import read_prior
 from ppl_backends.targets.stan.factors.quantities import POINTS, TOLERANCE, Quantities, Refusal, random_points
 from ppl_backends.targets.stan.factors.sites import likelihood_sites, prove_sites
@@ -92,6 +92,7 @@ class StanFactors:
         self.hyper_names = tuple(target.names[j] for j in self.hyper_coordinates)
         self.names = tuple(target.names[j] for j in self.coordinates)
         self.start: Array = np.zeros(len(held))
+        self._latest: tuple[SiteFamily, Array, Array, Array] | None = None
 
     def __repr__(self) -> str:
         return f"StanFactors({self._target.label!r}, given {', '.join(self.hyper_names)})"
@@ -103,20 +104,36 @@ class StanFactors:
             raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_names)}: {self.hyper_names}")
         program = Quantities(self._target, self.hyper_coordinates, phi)
         found = find_predictor(program, self._predictor)
-        sites, scale, shift, constant = likelihood_sites(program, found)
-        families: list[SiteFamily] = [ScaledSites(sites, constant) if np.any(constant) else sites]
-        designs, offsets = [found.design * np.reshape(scale, (-1, 1))], [shift]
-        prove_sites(program, found, families[0], designs[0], offsets[0])
+        family, design, offset = self._sites_at(program, found)
+        families, designs, offsets = [family], [design], [offset]
         mean, precision, prior_sites = read_prior(program)
         for coordinate, family, slope, intercept in prior_sites:
             designs.append(slope * np.eye(program.dim)[None, coordinate])
             offsets.append(np.atleast_1d(intercept))
             families.append(family)
         observed = np.arange(program.n + len(prior_sites)) < program.n
-        rows, offset = np.concatenate(designs), np.concatenate(offsets)
+        rows, shifts = np.concatenate(designs), np.concatenate(offsets)
         return _proved(
-            program, Factors(rows, offset, families, mean, precision, observed=observed, names=program.names)
+            program, Factors(rows, shifts, families, mean, precision, observed=observed, names=program.names)
         )
+
+    def _sites_at(self, program: Quantities, found: Predictor) -> tuple[SiteFamily, Array, Array]:
+        """The sites of the likelihood, with design and offset: those of another φ where they still hold."""
+        if self._latest is not None:
+            family, scale, shift, offset = self._latest
+            moved = found.design * scale[:, None], shift + scale * (found.offset - offset)
+            try:
+                prove_sites(program, found, family, *moved)
+            except ModelError:
+                pass
+            else:
+                return family, *moved
+        sites, scale, shift, constant = likelihood_sites(program, found)
+        family, scale = ScaledSites(sites, constant) if np.any(constant) else sites, np.broadcast_to(scale, program.n)
+        design = found.design * scale[:, None]
+        prove_sites(program, found, family, design, shift)
+        self._latest = family, scale, shift, found.offset
+        return family, design, shift
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
         """Zero: the prior density of φ is in the constant of the factors."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import make_interp_spline
+from scipy.special import factorial
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import SiteFamily
@@ -59,7 +60,7 @@ def likelihood_sites(program: Quantities, found: Predictor) -> tuple[SiteFamily,
 
 def _tabulated(program: Quantities, found: Predictor, evaluate: Callable[[Array], Array]) -> TabulatedSites:
     """Sites of no known family, interpolated with a checked error."""
-    if 40 * len(TABLE) * program.n > TABLE_BYTES:
+    if 64 * len(TABLE) * program.n > TABLE_BYTES:
         raise ModelError(f"{program.label}: {program.n} sites of no known family are too many to tabulate")
     table = evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
     known_at = _finite_stretch(np.isfinite(table).all(axis=1))
@@ -98,7 +99,7 @@ def _diagonal(program: Quantities, points: Array) -> Array:
 
 
 class TabulatedSites(SiteFamily):
-    """Sites known at nodes: cubic splines between them, straight lines beyond.
+    """Sites known at nodes: quintic splines between them, straight lines beyond.
 
     Parameters
     ----------
@@ -110,23 +111,29 @@ class TabulatedSites(SiteFamily):
     def __init__(self, nodes: Array, values: Array) -> None:
         if not np.isfinite(values).all():
             raise ModelError(f"sites: not finite everywhere between {nodes[0]:g} and {nodes[-1]:g}")
-        self.n, self._nodes = values.shape[1], nodes
-        self._coefficients = np.ascontiguousarray(CubicSpline(nodes, values, axis=0).c)  # (4, k − 1, n)
+        spline = make_interp_spline(nodes, values, k=5)
+        self.n, self._breaks = values.shape[1], np.unique(spline.t)
+        terms = [spline(self._breaks[:-1], nu=m) / factorial(m) for m in range(5, -1, -1)]
+        self._coefficients = np.stack(terms)  # (6, pieces, n), of powers of the distance to the left break
 
     def take(self, rows: Any) -> SiteFamily:
         """The sites at ``rows`` as a family of their own."""
         taken = object.__new__(TabulatedSites)
-        taken.n, taken._nodes, taken._coefficients = len(rows), self._nodes, self._coefficients[:, :, rows]
+        taken.n, taken._breaks, taken._coefficients = len(rows), self._breaks, self._coefficients[:, :, rows]
         return taken
 
     def _parts(self, s: Array, rows: Any) -> tuple[Array, Array, Array, Array]:
         """Value, slope and curvature at the nearest point of the table, and the distance to it."""
-        inside = np.clip(s, self._nodes[0], self._nodes[-1])
-        piece = np.clip(np.searchsorted(self._nodes, inside, side="right") - 1, 0, len(self._nodes) - 2)
-        c = self._coefficients[:, piece, np.arange(self.n) if rows is None else rows]
-        t = inside - self._nodes[piece]
-        value = ((c[0] * t + c[1]) * t + c[2]) * t + c[3]
-        return value, (3 * c[0] * t + 2 * c[1]) * t + c[2], 6 * c[0] * t + 2 * c[1], s - inside
+        inside = np.clip(s, self._breaks[0], self._breaks[-1])
+        piece = np.clip(np.searchsorted(self._breaks, inside, side="right") - 1, 0, len(self._breaks) - 2)
+        column = np.arange(self.n) if rows is None else rows
+        t = inside - self._breaks[piece]
+        value = slope = half_curvature = np.zeros_like(t)
+        for coefficients in self._coefficients:  # Horner's scheme for a polynomial and its derivatives
+            half_curvature = half_curvature * t + slope
+            slope = slope * t + value
+            value = value * t + coefficients[piece, column]
+        return value, slope, 2 * half_curvature, s - inside
 
     def log_site(self, s: Array, rows: Any = None) -> Array:
         """Log t, shaped as ``s``."""
