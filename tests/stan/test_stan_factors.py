@@ -88,6 +88,15 @@ def test_unknown_sites_are_tabulated(target, data):
     same_approximation(pb.fit_ep(target, progressbar=False), pb.fit_ep(twin, progressbar=False), 1e-5)
 
 
+def test_prior_alone_gives_the_same_precision(target, data):
+    """By gradients of the prior where it is known apart, by differences of values where it is not."""
+    known = stan_target(target.program, data, predictor="eta")
+    assert known.free_prior_part is not None
+    assert target.free_prior_part is None
+    np.testing.assert_allclose(known.factors.prior.precision, target.factors.prior.precision, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(known.factors.prior.precision == 0, target.factors.prior.precision == 0)
+
+
 def test_table_and_its_extrapolation():
     nodes = np.sinh(np.linspace(-3, 3, 401))
     sites = TabulatedSites(nodes, -0.5 * nodes[:, None] ** 2 + nodes[:, None] * [0.3, -1.0])

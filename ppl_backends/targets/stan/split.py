@@ -107,12 +107,7 @@ def find_split(
     >>> split.route, split.likelihood_data, split.prior_data["N"]
     ('no_observations', ('y',), 0)
     """
-    unknown = sorted(set(likelihood_data or ()) - set(program.info["inputs"]))
-    if unknown:
-        names = ", ".join(program.info["inputs"])
-        raise ModelError(
-            f"{program.label}: likelihood_data names {unknown[0]!r}, which is not a data variable ({names})"
-        )
+    _require_data(program, likelihood_data)
     flag = program.info["inputs"].get("prior_only")
     if flag == {"type": "int", "dimensions": 0} and "prior_only" not in exclude:
         return _by_flag(program, data, likelihood_data)
@@ -153,7 +148,18 @@ def derive(program: StanProgram, likelihood_data: Sequence[str] | None = None) -
     ModelError
         If the program is ambiguous.
     """
+    _require_data(program, likelihood_data)
     return _derived(program, None if likelihood_data is None else tuple(likelihood_data))
+
+
+def _require_data(program: StanProgram, likelihood_data: Sequence[str] | None) -> None:
+    """Refuse names of the observed data that the program does not know."""
+    unknown = sorted(set(likelihood_data or ()) - set(program.info["inputs"]))
+    if unknown:
+        names = ", ".join(program.info["inputs"])
+        raise ModelError(
+            f"{program.label}: likelihood_data names {unknown[0]!r}, which is not a data variable ({names})"
+        )
 
 
 @lru_cache(maxsize=16)

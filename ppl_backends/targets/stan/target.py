@@ -162,6 +162,8 @@ class StanTarget(BaseTarget):
         self.coords, self.dims = dict(coords or {}), dict(dims or {})
         self._model: CompiledModel = open_model(self.library, self.data, self.label)
         self.dim = self._model.dim
+        if not self.dim:
+            raise ModelError(f"{self.label}: the program has no parameters: there is nothing to infer")
         self.names = unconstrained_names(self._model.names)
         self._lock = threading.RLock()
 

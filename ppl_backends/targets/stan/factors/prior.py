@@ -36,7 +36,7 @@ def read_prior(program: Quantities) -> tuple[Array, Array, list[tuple[int, SiteF
             raise program.refuse(said, j)
         family: SiteFamily = ScaledSites(known.family, known.constant) if np.any(known.constant) else known.family
         sites.append((j, family, float(np.ravel(known.scale)[0]), np.ravel(known.shift)))
-    _mixed_differences(program, precision, slope, steps, origin, {j for j, *_ in sites})
+    _couple(program, precision, steps, origin, {j for j, *_ in sites})
     off_diagonal = precision - np.diag(np.diag(precision))
     mean = np.linalg.lstsq(precision, slope, rcond=None)[0]
     if not np.allclose(precision @ mean, slope, atol=1e-8 * (1 + np.abs(slope).max())):
@@ -57,26 +57,40 @@ def _step(program: Quantities, j: int, origin: float) -> float:
     return float(sizes[large[0]]) if len(large) else 1.0
 
 
-def _mixed_differences(
-    program: Quantities, precision: Array, slope: Array, steps: Array, origin: float, alone: set[int]
-) -> None:
+def _couple(program: Quantities, precision: Array, steps: Array, origin: float, alone: set[int]) -> None:
     """Fill in the precision off the diagonal; a coordinate with a site of its own must have nothing there."""
+    mixed = (
+        _mixed_by_gradients(program, steps) if program.has_prior_gradient else _mixed_by_values(program, steps, origin)
+    )
+    np.fill_diagonal(mixed, 0.0)
+    for j, k in np.argwhere(np.triu(mixed)):
+        if j in alone or k in alone:
+            said = (
+                f"the priors of {program.names[j]} and {program.names[k]} are neither Gaussian together nor independent"
+            )
+            raise program.refuse(said, int(k if k in alone else j))
+    precision -= mixed
+
+
+def _mixed_by_gradients(program: Quantities, steps: Array) -> Array:
+    """Mixed second derivatives ``(dim, dim)`` from one gradient a coordinate; zero within rounding."""
+    at_zero, moved = np.split(program.prior_gradient(np.concatenate([np.zeros((1, program.dim)), np.diag(steps)])), [1])
+    mixed = (moved - at_zero) / steps[:, None]
+    size = 1e-11 * (1 + np.abs(moved).max(axis=1) + np.abs(at_zero).max()) / steps
+    return np.where(np.abs(mixed) + np.abs(mixed.T) <= size[:, None] + size, 0.0, 0.5 * (mixed + mixed.T))
+
+
+def _mixed_by_values(program: Quantities, steps: Array, origin: float) -> Array:
+    """The same from differences of values, for each pair of coordinates."""
     dim = program.dim
-    for j in range(dim):
+    single = program.log_prior(np.diag(steps))
+    mixed = np.zeros((dim, dim))
+    for j in range(dim - 1):
         others = np.arange(j + 1, dim)
-        if not len(others):
-            continue
-        points = np.zeros((len(others), 2, dim))
-        points[np.arange(len(others)), :, others] = steps[others, None]
-        points[:, 0, j] = steps[j]
-        both, single = program.log_prior(points.reshape(-1, dim)).reshape(-1, 2).T
-        own = program.log_prior(steps[j] * np.eye(dim)[j][None])[0]
-        mixed = both - single - own + origin
-        size = 1e-11 * (1 + np.abs(both) + abs(origin))
-        mixed = np.where(np.abs(mixed) <= size, 0.0, mixed)
-        precision[j, others] = precision[others, j] = -mixed / (steps[j] * steps[others])
-        tied = [k for k in others[mixed != 0] if k in alone or j in alone]
-        if tied:
-            both_names = f"{program.names[j]} and {program.names[tied[0]]}"
-            said = f"the priors of {both_names} are neither Gaussian together nor independent"
-            raise program.refuse(said, int(tied[0]) if tied[0] in alone else j)
+        points = np.diag(steps)[others]
+        points[:, j] = steps[j]
+        both = program.log_prior(points)
+        found = both - single[others] - single[j] + origin
+        found = np.where(np.abs(found) <= 1e-11 * (1 + np.abs(both) + abs(origin)), 0.0, found)
+        mixed[j, others] = mixed[others, j] = found / (steps[j] * steps[others])
+    return mixed

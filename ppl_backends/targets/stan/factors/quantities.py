@@ -92,6 +92,19 @@ class Quantities:
             return part.model.evaluate(self.point(theta), False, self.target.cores)[0]
         return self.log_density(theta) - self.log_lik(theta).sum(axis=1)
 
+    @property
+    def has_prior_gradient(self) -> bool:
+        """Whether :meth:`prior_gradient` is there: the prior alone needs no compilation."""
+        return self.target.free_prior_part is not None
+
+    def prior_gradient(self, theta: Array) -> Array:
+        """Gradient of the log prior ``(k, dim)``; zero where it is not finite."""
+        part = self.target.free_prior_part
+        assert part is not None
+        slope = part.model.evaluate(self.point(theta), True, self.target.cores)[1]
+        assert slope is not None
+        return slope[:, self.free]
+
     def refuse(self, said: str, j: int) -> Refusal:
         """The error for a free coordinate that is in the way."""
         way_out = "so EP does not apply to this program; use fit_laplace or sample_smc"
