@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -90,6 +91,10 @@ def as_target(
 
         if backend != "auto":
             raise ModelError(f"backend={backend!r} is for PyMC models; Stan programs are compiled with C++")
+        known = [name for name in inspect.signature(stan_target).parameters if name not in ("model", "data", "cores")]
+        for name in options:
+            if name not in known:
+                raise ModelError(f"unknown option {name!r} for a Stan program; known are cores, {', '.join(known)}")
         return stan_target(model, data=data, cores=cores, **options)
     pymc_model = _context_model() if model is None else _pymc_model(model)
     if pymc_model is not None:

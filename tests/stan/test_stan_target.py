@@ -18,6 +18,7 @@ from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 
 pytest.importorskip("httpstan", reason="needs the stan extra")
 
+from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.stan import stan_target
 
 pytestmark = [pytest.mark.stan, pytest.mark.slow]
@@ -431,3 +432,10 @@ def test_ode_solvers():
     np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-4)  # the solver's own tolerance
     assert target.log_density_and_gradient([[800.0]])[0] == -np.inf
     assert "ode.stan" in target.explain([800.0])
+
+
+def test_unknown_options_and_programs_without_parameters_are_explained():
+    with pytest.raises(ModelError, match="unknown option 'foo' for a Stan program; known are cores"):
+        as_target("data { int n; } model { }", data={"n": 1}, foo=1)
+    with pytest.raises(ModelError, match="has no parameters"):
+        as_target("data { int n; } model { }", data={"n": 1})
