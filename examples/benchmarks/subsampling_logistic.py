@@ -23,14 +23,15 @@ from scipy.stats import qmc
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.mcmc.subsampling.rows import QuadraticRest, SiteRows
+from ppl_backends.mcmc.subsampling.rows import QuadraticRest, SiteRows, make_rows
+from ppl_backends.steps.adapter import forkable_target
 from ppl_backends.targets import compiled_sites as sites
 
 DIM = 20
 S = pb.steps
 STEPS = {
     # name: (step, draws, steps a draw)
-    "full-data random walk": (lambda: S.RandomWalk(), 80, 1),
+    "full-data random walk": (lambda: S.RandomWalk(approximation=laplace()), 40, 1),
     "control variates": (lambda: S.SubsampledMetropolis(), 8_000, 10),
     "control variates, one step a draw": (lambda: S.SubsampledMetropolis(steps=1), 40_000, 1),
     "control variates, independent": (lambda: S.SubsampledMetropolis(proposal="independent"), 5_000, 10),
@@ -41,8 +42,8 @@ STEPS = {
     "scalable Metropolis, one step a draw": (lambda: S.ScalableMetropolis(steps=1), 20_000, 1),
     "scalable Metropolis, independent": (lambda: S.ScalableMetropolis(proposal="independent"), 5_000, 10),
     "TunaMH": (lambda: S.TunaMetropolis(), 300, 1),
-    "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 60_000, 1),
-    "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 50_000, 1),
+    "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 40_000, 1),
+    "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 40_000, 1),
     "informed, uniform subsets": (
         lambda: S.InformedSubsampling(subset=1000, spread=np.inf, correction=None),
         30_000,
@@ -50,6 +51,22 @@ STEPS = {
     ),
 }
 TUNE = 500
+
+
+def laplace() -> pb.GaussianApproximation:
+    """Laplace's approximation of the model on the context stack, by a few passes over its rows."""
+    pilot = make_rows(forkable_target(pm.modelcontext(None), prior_alone=True)).pilot
+    return pb.GaussianApproximation(pilot.mode, pilot.factor @ pilot.factor.T)
+
+
+def load(case: str, n: int, folder: Path):
+    """Design ``(n, 20)`` and outcomes, kept on disk."""
+    path = folder / f"data_{case}_{n}.npz"
+    if not path.exists():
+        design, y = simulate(case, n)
+        np.savez(path, design=design, y=y)
+    found = np.load(path)
+    return found["design"], found["y"]
 
 
 def simulate(case: str, n: int):
@@ -78,9 +95,9 @@ def reference(case: str, n: int, folder: Path):
     if path.exists():
         found = np.load(path)
         return found["mean"], found["sd"], float(found["weight_variance"])
-    design, y = simulate(case, n)
+    design, y = load(case, n, folder)
     rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(DIM), -np.eye(DIM)))
-    half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(128)
+    half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(64)
     z = np.concatenate([half, -half])
     mode, factor = rows.pilot
     log_w = np.empty(len(z))
@@ -97,9 +114,9 @@ def reference(case: str, n: int, folder: Path):
     return mean, sd, float(w.var())
 
 
-def make_model(case: str, n: int) -> pm.Model:
+def make_model(case: str, n: int, folder: Path) -> pm.Model:
     """The PyMC model of a case."""
-    design, y = simulate(case, n)
+    design, y = load(case, n, folder)
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=DIM)
         pm.Bernoulli("y", logit_p=pm.math.dot(pm.Data("design", design), beta), observed=y)
@@ -191,12 +208,12 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "subsampling_logistic.json"
     if options.save:
-        design, y = simulate(options.case, options.rows)
+        design, y = load(options.case, options.rows, options.out)
         mean, sd, _ = reference(options.case, options.rows, options.out)
         np.savez(options.save, design=design, y=y, mean=mean, sd=sd)
     if options.names:
         known = None if options.no_reference else reference(options.case, options.rows, options.out)
-        model = make_model(options.case, options.rows)
+        model = make_model(options.case, options.rows, options.out)
     for name in options.names:
         found, _step = run(model, name, known, options.scale)  # while a step lives, the next shares what it compiled
         done = json.loads(path.read_text()) if path.exists() else {}

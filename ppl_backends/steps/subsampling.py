@@ -171,7 +171,7 @@ class ScalableMetropolis(_SubsamplingStep):
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         independent = self.proposal == "independent"
-        return Scalable(make_rows(target, self.approximation), independent=independent, steps=self.steps)
+        return _compiled(Scalable(make_rows(target, self.approximation), independent=independent, steps=self.steps))
 
 
 class TunaMetropolis(_SubsamplingStep):
@@ -206,7 +206,7 @@ class TunaMetropolis(_SubsamplingStep):
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        return Tuna(make_rows(target, self.approximation), self.chi, self.scale)
+        return _compiled(Tuna(make_rows(target, self.approximation), self.chi, self.scale))
 
 
 class InformedSubsampling(_SubsamplingStep):
@@ -302,8 +302,16 @@ def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple
     return (subset if asked is None else min(asked, rows.n)), variance
 
 
+def _compiled(algorithm: Any) -> Any:
+    """The algorithm after one step, so that forked workers find everything compiled."""
+    rng = np.random.default_rng(0)
+    algorithm.step(algorithm.start(algorithm.initial_point(rng), rng), rng, False)
+    return algorithm
+
+
 def _announce(algorithm: Any, rng: np.random.Generator) -> None:
     """The warning that an approximate step gives, with its figure."""
+    _compiled(algorithm)
     points = np.array([algorithm.rows.pilot.draw(rng) for _ in range(PAIRS)])
     estimated, exact = mean_error(algorithm, points, rng)
     error = float(np.abs(estimated - exact).mean())

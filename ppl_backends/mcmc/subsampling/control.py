@@ -323,25 +323,35 @@ class SequentialMetropolis(_Subsampled):
         super().__init__(rows, subset, scale)
         self._tolerance = tolerance
 
-    def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
-        """One random-walk proposal."""
+    def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
+        """The estimate of the log ratio on which a test decides."""
+        known, drawn, _ = self._test(x, new, np.log(rng.random()), rng)
+        return known + self.rows.n * float(drawn.mean())
+
+    def _test(self, x: Array, new: Array, log_u: float, rng: np.random.Generator) -> tuple[float, Array, float]:
+        """The known part of the log ratio, the changes of residuals drawn, and the standard error of their mean."""
         rows, mode = self.rows, self.rows.pilot.mode
-        new = state.x + self.scale * (rows.pilot.factor @ rng.standard_normal(self.dim))
-        known = rows.rest(new) - rows.rest(state.x) + rows.expansion.at(new - mode) - rows.expansion.at(state.x - mode)
-        threshold = (np.log(rng.random()) - known) / rows.n  # accept where the mean of the residual changes exceeds it
-        size, drawn = self.subset, np.empty(0)
+        known = rows.rest(new) - rows.rest(x) + rows.expansion.at(new - mode) - rows.expansion.at(x - mode)
+        threshold = (log_u - known) / rows.n  # accept where the mean of the changes exceeds it
+        size, drawn = min(self.subset, rows.n), np.empty(0)
         while True:
             index = rng.integers(0, rows.n, size=size - len(drawn)) if size < rows.n else np.arange(rows.n)
-            change = rows.residuals(new, index) - rows.residuals(state.x, index)
+            change = rows.residuals(new, index) - rows.residuals(x, index)
             drawn = change if size >= rows.n else np.concatenate([drawn, change])
             error = float(drawn.std(ddof=1)) / np.sqrt(len(drawn))
             doubt = float(student.sf(abs(drawn.mean() - threshold) / max(error, 1e-300), len(drawn) - 1))
             if doubt < self._tolerance or size >= rows.n:
-                break
+                return known, drawn, error
             size = min(2 * size, rows.n)
-        accepted = bool(drawn.mean() > threshold)
-        accept = _probability(known + rows.n * float(drawn.mean()))
+
+    def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
+        """One random-walk proposal."""
+        new = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+        log_u = float(np.log(rng.random()))
+        known, drawn, error = self._test(state.x, new, log_u, rng)
+        ratio = known + self.rows.n * float(drawn.mean())
+        accept, accepted = _probability(ratio), ratio > log_u
         stats = self._statistics(state, accept, accepted, tune)
-        stats |= {"subset_size": len(drawn), "log_likelihood_variance": (rows.n * error) ** 2}
+        stats |= {"subset_size": len(drawn), "log_likelihood_variance": (self.rows.n * error) ** 2}
         stats["acceptance_error"] = self._error(state, new, accept, rng)
         return state._replace(x=new if accepted else state.x, step=state.step + 1), stats
