@@ -78,7 +78,7 @@ def test_rates_of_pairs(data):
 def test_smc_ep_and_importance_agree(data, loss):
     posterior = GibbsPosterior((0.0, 1.0), loss, *data, learning_rate=40.0)
     ep = pb.fit_ep(posterior)
-    smc = pb.sample_smc(posterior, draws=1000, chains=2, **QUIET)
+    smc = pb.sample_smc(posterior, draws=1000, chains=2, kernel="random_walk", **QUIET)
     assert attrs(smc)["log_evidence_note"].startswith("pseudo-evidence")
     # A wide Gaussian as the proposal: 1 nat of its evidence is ten standard errors.
     proposal = pb.GaussianApproximation(ep.mean, 2.0 * ep.cov)
