@@ -114,3 +114,19 @@ def test_two_processes_build_at_once(tmp_path):
     np.testing.assert_allclose(
         open_model(first, {}, "tiny").evaluate(x, True, 1)[0], -0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi)
     )
+
+
+@pytest.mark.slow
+def test_programs_that_optimisation_breaks_are_compiled_without_it():
+    from ppl_backends.targets.stan import stan_target
+
+    code = """
+    data { int J; int K; matrix[J, K] W; }
+    parameters { vector[J] theta; vector[K] lambda; }
+    model { lambda ~ std_normal(); theta ~ normal(W * lambda, 1); }
+    """
+    design, x = np.random.default_rng(0).standard_normal((6, 2)), np.random.default_rng(1).standard_normal((4, 8))
+    theta, slopes = x[:, :6], x[:, 6:]
+    expected = -0.5 * (slopes**2).sum(1) - 0.5 * ((theta - slopes @ design.T) ** 2).sum(1) - 4.0 * np.log(2 * np.pi)
+    target = stan_target(code, {"J": 6, "K": 2, "W": design.tolist()})
+    np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-12)

@@ -12,27 +12,34 @@ that takes half the time.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import platformdirs
 
 from ppl_backends.errors import CompilationError
+from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.toolchain import Compiler, Toolchain, find_compiler, find_toolchain
 
-__all__ = ["build_library", "cache_folder"]
+__all__ = ["build_library", "cache_folder", "open_program"]
 
 SHIM = Path(__file__).with_name("shim.cpp")
 # -O1 of stanc is worth a quarter of the evaluation time; -O2 and -O3 of the compiler gain little over -O1 and cost
 # compile time; without optimisation the library is 25 times slower.
 STANC_FLAGS = ("--O1",)
+# What an optimised program throws at every point where stanc made of `theta ~ normal(W * lambda, 1)`, with parameters
+# theta and an integer for the scale, a call of normal_id_glm that Stan's mathematical library does not take.
+STANC_FAULT = "Wrong type assumed!"
 COMPILER_FLAGS = (
     "-std=c++17",
     "-O1",
@@ -74,7 +81,8 @@ def build_library(program: StanProgram, toolchain: Toolchain | None = None, cach
     """
     toolchain, compiler = toolchain or find_toolchain(), find_compiler()
     cache = cache or cache_folder()
-    code = program.stanc(*STANC_FLAGS, "--print-cpp", toolchain=toolchain).stdout
+    flags = STANC_FLAGS if program.optimize else ()
+    code = program.stanc(*flags, "--print-cpp", toolchain=toolchain).stdout
     command = _compile_command(toolchain, compiler)
     key = _digest(code, SHIM.read_text(encoding="utf-8"), compiler.version, toolchain.version, *command)
     library = cache / f"{program.identifier}-{key}.so"
@@ -83,6 +91,18 @@ def build_library(program: StanProgram, toolchain: Toolchain | None = None, cach
             if not library.exists():
                 _build(code, library, toolchain, compiler)
     return library
+
+
+def open_program(program: StanProgram, data: Mapping[str, Any]) -> tuple[StanProgram, Path, CompiledModel]:
+    """Program, library and its model on data; compiled without stanc's optimisation where that broke the program."""
+    library = build_library(program)
+    model = open_model(library, data, program.label)
+    if program.optimize and model.dim:
+        model.evaluate(np.zeros((1, model.dim)), True, 1)
+        if any(STANC_FAULT in message for message in model.messages):
+            return open_program(dataclasses.replace(program, optimize=False), data)
+        model.messages.clear()
+    return program, library, model
 
 
 def _build(code: str, library: Path, toolchain: Toolchain, compiler: Compiler) -> None:

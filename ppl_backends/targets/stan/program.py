@@ -32,6 +32,8 @@ class StanProgram:
         The file it came from.
     include_paths : tuple of str
         Folders searched for ``#include`` files.
+    optimize : bool
+        Whether stanc optimises the program; see :func:`ppl_backends.targets.stan.build.open_program`.
 
     Examples
     --------
@@ -45,6 +47,7 @@ class StanProgram:
     code: str
     path: Path | None = None
     include_paths: tuple[str, ...] = ()
+    optimize: bool = True
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], include_paths: tuple[str, ...] = ()) -> StanProgram:

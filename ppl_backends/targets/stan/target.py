@@ -17,7 +17,7 @@ from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.targets.blocks import available_cores
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
-from ppl_backends.targets.stan.build import build_library
+from ppl_backends.targets.stan.build import open_program
 from ppl_backends.targets.stan.data import read_data, to_arrays
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, open_model
 from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations, read_rows
@@ -151,16 +151,19 @@ class StanTarget(BaseTarget):
         find_prior: bool = True,
         predictor: str | None = None,
     ) -> None:
-        self.program = source if isinstance(source, StanProgram) else None
-        self.label = self.program.label if self.program else Path(str(source)).name
+        self.label = source.label if isinstance(source, StanProgram) else Path(str(source)).name
         self.data = dict(data)
         self.cores = available_cores(cores)
-        self.library = build_library(source) if isinstance(source, StanProgram) else source
+        self._model: CompiledModel
+        if isinstance(source, StanProgram):
+            source, self.library, self._model = open_program(source, self.data)
+        else:
+            self.library, self._model = source, open_model(source, self.data, self.label)
+        self.program = source if isinstance(source, StanProgram) else None
         self._source, self._find_prior, self._predictor = source, find_prior, predictor
         self._rows = read_rows(rows, self.data, self.label) if rows else None
         self._likelihood_data = tuple(likelihood_data) if likelihood_data is not None else None
         self.coords, self.dims = dict(coords or {}), dict(dims or {})
-        self._model: CompiledModel = open_model(self.library, self.data, self.label)
         self.dim = self._model.dim
         if not self.dim:
             raise ModelError(f"{self.label}: the program has no parameters: there is nothing to infer")
