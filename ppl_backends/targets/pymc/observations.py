@@ -231,10 +231,14 @@ class RowTerm:
 
     def evaluate(self, kind: str, x: Array, rows: Index, weights: Array | None = None) -> list[Array]:
         """``pointwise`` ``[(k, m·columns)]``, or with ``weights`` ``(m, columns)`` ``gradient`` ``[(k,), (k, dim)]``."""
+        more = [] if weights is None else [weights]
+        arguments = [np.array(x, order="C"), np.array(rows, dtype=np.int64), *more, *self._values]
         if kind not in self._functions:
             self._functions[kind] = self._compile(kind)
-        function, more = self._functions[kind], [] if weights is None else [weights]
-        outputs = function(np.array(x, order="C"), np.array(rows, dtype=np.int64), *more, *self._values)
+            with warnings.catch_warnings():  # Numba compiles at the first call
+                warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
+                self._functions[kind](*arguments)
+        outputs = self._functions[kind](*arguments)
         if kind == "pointwise":
             value = np.asarray(outputs[0]).reshape(len(x), -1)
             return [np.where(np.isnan(value), -np.inf, value)]
@@ -249,12 +253,10 @@ class RowTerm:
         failures = []
         for library in (pytensor_backend.NUMBA, pytensor_backend.C):
             try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
-                    if kind == "pointwise":
-                        return library.compile_batched(self._point, [self._index, *self._leaves], [subset])
-                    total = (columns * weights).sum()
-                    return library.compile_gradient(self._point, [self._index, weights, *self._leaves], [total])
+                if kind == "pointwise":
+                    return library.compile_batched(self._point, [self._index, *self._leaves], [subset])
+                total = (columns * weights).sum()
+                return library.compile_gradient(self._point, [self._index, weights, *self._leaves], [total])
             except Exception as error:
                 failures.append(_short(error))
         raise ModelError(f"the log likelihood of subsets of '{self.name}' cannot be compiled: {'; '.join(failures)}")
