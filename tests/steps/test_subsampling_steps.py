@@ -13,6 +13,8 @@ from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.mcmc.subsampling.rows import BlockRows, ObservedRows, SiteRows
 from ppl_backends.results.inference_data import group
 
+pytestmark = pytest.mark.slow  # PyMC 6 compiles subsets for minutes
+
 S = pb.steps
 QUIET = {"progressbar": False, "random_seed": 1}
 SAMPLE = {**QUIET, "compute_convergence_checks": False, "chains": 2, "cores": 2}

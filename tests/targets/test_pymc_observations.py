@@ -8,6 +8,8 @@ import scipy.stats
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc import PyMCTarget
 
+pytestmark = pytest.mark.slow  # PyMC 6 compiles subsets for minutes
+
 N = 60
 
 
