@@ -18,7 +18,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.mcmc.adaptation import DualAveraging
 from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
 from ppl_backends.mcmc.conditional import ConditionalTarget
-from ppl_backends.mcmc.kernels import Kernel, KernelInfo, S
+from ppl_backends.mcmc.kernels import Kernel, KernelInfo, S, trajectory
 from ppl_backends.mcmc.metric import AnyMetric, Metric
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -164,20 +164,7 @@ class PathHmc:
         """One trajectory."""
         h = float(scale) * rng.uniform(0.8, 1.2)
         n_steps = int(np.clip(np.ceil(self.length / float(scale)), 1, self.max_steps))
-        start = rng.standard_normal(state.x.shape)
-        momentum, proposal, jump = start, state, np.zeros_like(start)
-        momentum = momentum + 0.5 * h * metric.whiten_gradient(state.gradient)
-        for k in range(n_steps):
-            jump = jump + h * momentum
-            proposal = evaluate(proposal.x + metric.colour(h * momentum))
-            force = metric.whiten_gradient(proposal.gradient)
-            momentum = momentum + (h if k < n_steps - 1 else 0.5 * h) * force
-        kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
-        log_ratio = proposal.log_density - state.log_density + kinetic
-        log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-        accepted = np.log(rng.random(len(log_ratio))) < log_ratio
-        info = KernelInfo(np.exp(np.minimum(log_ratio, 0.0)), (jump**2).sum(axis=1), n_steps)
-        return state.where(accepted, proposal), info
+        return trajectory(rng, state, evaluate, h, n_steps, metric, lambda gradient: gradient)
 
 
 class IndependentState(NamedTuple):

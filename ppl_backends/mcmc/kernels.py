@@ -18,7 +18,18 @@ from ppl_backends.errors import ModelError
 from ppl_backends.mcmc.metric import AnyMetric
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["KERNELS", "Hmc", "Independent", "Kernel", "KernelInfo", "Mala", "RandomWalk", "State", "make_kernel"]
+__all__ = [
+    "KERNELS",
+    "Hmc",
+    "Independent",
+    "Kernel",
+    "KernelInfo",
+    "Mala",
+    "RandomWalk",
+    "State",
+    "make_kernel",
+    "trajectory",
+]
 
 
 class State(Protocol):
@@ -116,6 +127,29 @@ def _accept(
     accepted = np.log(rng.random(len(log_ratio))) < log_ratio
     probability = np.exp(np.minimum(log_ratio, 0.0))
     return state.where(accepted, proposal), KernelInfo(probability, squared_jump, 1, log_ratio)
+
+
+def trajectory(
+    rng: np.random.Generator,
+    state: S,
+    evaluate: Callable[[Array], S],
+    h: float | Array,
+    n_steps: int,
+    metric: AnyMetric,
+    force: Callable[[Array], Array],
+) -> tuple[S, KernelInfo]:
+    """``n_steps`` leapfrog steps of length ``h`` with new momenta, accepted or not; ``force`` of whitened gradients."""
+    start = rng.standard_normal(state.x.shape)
+    momentum = start + 0.5 * h * force(metric.whiten_gradient(state.gradient))
+    proposal, jump = state, np.zeros_like(start)
+    for step in range(n_steps):
+        jump += h * momentum
+        proposal = evaluate(proposal.x + metric.colour(h * momentum))
+        momentum = momentum + (h if step < n_steps - 1 else 0.5 * h) * force(metric.whiten_gradient(proposal.gradient))
+    kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
+    log_ratio = proposal.log_density - state.log_density + kinetic
+    moved, info = _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
+    return moved, info._replace(gradients=n_steps)
 
 
 class RandomWalk:
@@ -251,18 +285,7 @@ class Hmc:
         h = _column(scale)
         length = 0.5 * np.pi * rng.uniform(0.5, 1.0)
         n_steps = int(np.clip(np.ceil(length / float(np.mean(h))), 1, _LONGEST_TRAJECTORY))
-        start = rng.standard_normal(state.x.shape)
-        momentum = start + 0.5 * h * _cut(metric.whiten_gradient(state.gradient), h)
-        proposal, jump = state, np.zeros_like(start)
-        for step in range(n_steps):
-            jump += h * momentum
-            proposal = evaluate(proposal.x + metric.colour(h * momentum))
-            force = _cut(metric.whiten_gradient(proposal.gradient), h)
-            momentum = momentum + (h if step < n_steps - 1 else 0.5 * h) * force
-        kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
-        log_ratio = proposal.log_density - state.log_density + kinetic
-        moved, info = _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
-        return moved, info._replace(gradients=n_steps)
+        return trajectory(rng, state, evaluate, h, n_steps, metric, lambda gradient: _cut(gradient, h))
 
     def step_each(
         self,

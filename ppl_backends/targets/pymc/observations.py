@@ -237,8 +237,9 @@ class RowTerm:
             self._functions[kind] = self._compile(kind)
             with warnings.catch_warnings():  # Numba compiles at the first call
                 warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
-                self._functions[kind](*arguments)
-        outputs = self._functions[kind](*arguments)
+                outputs = self._functions[kind](*arguments)
+        else:
+            outputs = self._functions[kind](*arguments)
         if kind == "pointwise":
             value = np.asarray(outputs[0]).reshape(len(x), -1)
             return [np.where(np.isnan(value), -np.inf, value)]
