@@ -60,6 +60,24 @@ def processor_seconds(call, repeats, rounds=9):
     return float(np.median(times))
 
 
+def interleaved(first, second, repeats, rounds=41):
+    """Times of two calls taken in turn, so that both see the same machine: two arrays of seconds per call."""
+    times = np.empty((rounds, 2))
+    for row in times:
+        for k, call in enumerate((first, second)):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            row[k] = (time.perf_counter() - start) / repeats
+    return times.T
+
+
+def with_quartiles(values):
+    """Text of a median and the quartiles around it."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return f"{median:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def evaluation(n_rows, n_columns):
     """Print the cost of evaluation for one size of data."""
     rng = np.random.default_rng(1)
@@ -68,14 +86,21 @@ def evaluation(n_rows, n_columns):
     alone, both = (stan_target(CODE, data, rows=rows, cores=cores) for cores in (1, 2))
     x = rng.normal(size=(1000, n_columns))
     copies, batch = np.repeat(x[:1], 1000, axis=0), max(1, 200_000 // (n_rows * n_columns) // 10)
-    inside = seconds(lambda: alone.log_density_and_gradient(copies), batch) / 1000
-    single = seconds(lambda: alone.log_density_and_gradient(x[:1]), 200 * batch)
-    one, two = (seconds(lambda t=t: t.log_density_and_gradient(x), batch) for t in (alone, both))
-    print(f"{n_rows} x {n_columns}: log density and gradient")
-    print(f"  one point in C++           {1e6 * inside:8.2f} µs")
-    print(f"  one point from Python      {1e6 * single:8.2f} µs   (adds {1e6 * (single - inside):.2f} µs)")
-    print(f"  1000 points, one thread    {1e3 * one:8.2f} ms")
-    print(f"  1000 points, two threads   {1e3 * two:8.2f} ms   ({one / two:.2f} times as fast)")
+    point = x[:1]
+    for target in (alone, both):
+        target.log_density_and_gradient(x)
+
+    def one_by_one():
+        for _ in range(100):
+            alone.log_density_and_gradient(point)
+
+    single, inside = interleaved(one_by_one, lambda: alone.log_density_and_gradient(copies[:100]), batch)
+    one, two = interleaved(*(lambda t=t: t.log_density_and_gradient(x) for t in (alone, both)), batch)
+    print(f"{n_rows} x {n_columns}: log density and gradient, medians [quartiles]")
+    print(f"  one point in C++           {with_quartiles(1e4 * inside)} µs")
+    print(f"  one point from Python adds {with_quartiles(1e4 * (single - inside))} µs")
+    print(f"  1000 points, one thread    {with_quartiles(1e3 * one)} ms")
+    print(f"  1000 points, two threads   {with_quartiles(1e3 * two)} ms, {with_quartiles(one / two)} times as fast")
     one, two = (processor_seconds(lambda t=t: t.log_density_and_gradient(x), batch) for t in (alone, both))
     print(
         f"  the same, processor time   {1e3 * one:8.2f} and {1e3 * two:.2f} ms ({2 * one / two:.2f} times on idle cores)"

@@ -92,6 +92,8 @@ def as_points(x: Any, dim: int) -> Array:
     ModelError
         If the last axis does not have length ``dim``.
     """
+    if type(x) is np.ndarray and x.dtype == np.float64 and x.ndim == 2 and x.shape[1] == dim:
+        return x  # the checks below cost as much as a small Stan program
     points = np.atleast_2d(np.asarray(x, dtype=np.float64))
     if points.ndim != 2 or points.shape[1] != dim:
         raise ModelError(f"points have shape {np.shape(x)}; expected (n_points, {dim}) on the unconstrained space")

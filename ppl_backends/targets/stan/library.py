@@ -221,6 +221,7 @@ class BatchedModel(CompiledModel):
     def __init__(self, library: ctypes.CDLL, handle: int, label: str) -> None:
         super().__init__(library, handle, label)
         self._scratch = _Scratch(handle, self.dim)
+        self._evaluate_point = self.library.pb_evaluate_point
 
     def _variables(self, everything: bool) -> list[Variable]:
         names = _words(self.library.bs_param_names(self._handle, everything, everything))
@@ -239,10 +240,11 @@ class BatchedModel(CompiledModel):
         """One point by way of buffers whose addresses are known: this is where a call's overhead counts."""
         own = self._scratch
         own.x[:] = x
-        own.point.threads = threads
-        if self.library.pb_evaluate_point(own.address, gradient) or own.point.printed:
-            self._note(own.point.error, own.point.printed)
-            own.point.error = own.point.printed = None
+        point = own.point
+        point.threads = threads
+        if self._evaluate_point(own.address, gradient) or point.printed:
+            self._note(point.error, point.printed)
+            point.error = point.printed = None
         return own.value.copy(), own.slope.copy() if gradient else None
 
     def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
