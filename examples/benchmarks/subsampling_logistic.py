@@ -32,25 +32,33 @@ S = pb.steps
 STEPS = {
     # name: (step, draws, steps a draw)
     "full-data random walk": (lambda: S.RandomWalk(approximation=laplace()), 40, 1),
-    "control variates": (lambda: S.SubsampledMetropolis(), 8_000, 10),
+    "control variates": (lambda: S.SubsampledMetropolis(), 20_000, 10),
     "control variates, one step a draw": (lambda: S.SubsampledMetropolis(steps=1), 40_000, 1),
     "control variates, independent": (lambda: S.SubsampledMetropolis(proposal="independent"), 5_000, 10),
     "control variates, HMC": (lambda: S.SubsampledHMC(), 1_500, 1),
     "sequential test": (lambda: S.SubsampledMetropolis(estimator="sequential"), 20_000, 1),
     "uniform subsets of 1,000": (lambda: S.SubsampledMetropolis(estimator="uniform", subset=1000), 10_000, 1),
-    "scalable Metropolis": (lambda: S.ScalableMetropolis(), 8_000, 10),
+    "scalable Metropolis": (lambda: S.ScalableMetropolis(), 20_000, 10),
     "scalable Metropolis, one step a draw": (lambda: S.ScalableMetropolis(steps=1), 20_000, 1),
     "scalable Metropolis, independent": (lambda: S.ScalableMetropolis(proposal="independent"), 5_000, 10),
     "TunaMH": (lambda: S.TunaMetropolis(), 300, 1),
-    "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 40_000, 1),
-    "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 40_000, 1),
+    "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 100_000, 1),
+    "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 100_000, 1),
     "informed, uniform subsets": (
         lambda: S.InformedSubsampling(subset=1000, spread=np.inf, correction=None),
         30_000,
         1,
     ),
 }
+CURVES = {
+    "full-data random walk": "s",
+    "informed, s = 0.3": "^",
+    "informed, gradient correction": "v",
+    "control variates": "o",
+    "scalable Metropolis": "D",
+}
 TUNE = 500
+HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the reference
 
 
 def laplace() -> pb.GaussianApproximation:
@@ -97,7 +105,7 @@ def reference(case: str, n: int, folder: Path):
         return found["mean"], found["sd"], float(found["weight_variance"])
     design, y = load(case, n, folder)
     rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(DIM), -np.eye(DIM)))
-    half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(64)
+    half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(HALVES[case])
     z = np.concatenate([half, -half])
     mode, factor = rows.pilot
     log_w = np.empty(len(z))
@@ -194,6 +202,29 @@ def table(done: dict) -> str:
     return "\n".join(lines)
 
 
+def picture(done: dict, path: Path) -> None:
+    """Time per iteration against the number of rows, of the steps in ``CURVES`` on the normal case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, marker in CURVES.items():
+        found = sorted(
+            (int(key.split("|")[1]), row["microseconds_per_iteration"])
+            for key, row in done.items()
+            if key.startswith("normal|") and key.endswith(f"|{name}")
+        )
+        if found:
+            axes.loglog(*zip(*found, strict=True), marker=marker, label=name)
+    axes.set_xlabel("rows")
+    axes.set_ylabel("processor time of an iteration, µs")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Run what is asked for and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -203,6 +234,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of draws")
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--save", type=Path, help="write data and reference for the peers' scripts to this .npz file")
+    parser.add_argument("--picture", type=Path, help="draw the time per iteration against the number of rows")
     parser.add_argument("--no-reference", action="store_true", help="times alone")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -220,8 +252,10 @@ def main() -> None:
         done[f"{options.case}|{options.rows}|{name}"] = found
         path.write_text(json.dumps(done, indent=1))
         print(time.strftime("%H:%M"), name, json.dumps(found), flush=True)
-    if path.exists():
-        print(table(json.loads(path.read_text())))
+    done = json.loads(path.read_text()) if path.exists() else {}
+    print(table(done))
+    if options.picture:
+        picture(done, options.picture)
 
 
 if __name__ == "__main__":

@@ -105,10 +105,13 @@ def gradient(design, y, extra, family, pilot, index, delta, weights, order):
 
 @jit
 def pairs(design, y, extra, family, pilot, index, delta, new):
-    """φᵢ at pilot + ``new`` less φᵢ at pilot + ``delta`` ``(m,)``."""
+    """φᵢ at pilot + ``new`` less φᵢ at pilot + ``delta`` ``(m,)``; from the pilot itself at half the cost."""
     out = np.empty(len(index))
+    from_pilot = not delta.any()
     for k in range(len(index)):
         i = index[k]
-        s, t = pilot[i, 0] + _dot(design[i], delta), pilot[i, 0] + _dot(design[i], new)
-        out[k] = site(family, t, y[i], extra[i])[0] - site(family, s, y[i], extra[i])[0]
+        before = pilot[i, 1]
+        if not from_pilot:
+            before = site(family, pilot[i, 0] + _dot(design[i], delta), y[i], extra[i])[0]
+        out[k] = site(family, pilot[i, 0] + _dot(design[i], new), y[i], extra[i])[0] - before
     return out

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 
 from ppl_backends.approximations.ep.design import lattice, net
 from ppl_backends.approximations.ep.evidence import evidence_gradient
-from ppl_backends.approximations.ep.marginals import Marginals, chosen
+from ppl_backends.approximations.ep.marginals import Marginals, chosen, mixed_marginals
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
@@ -90,18 +90,20 @@ class EPMixture(MixtureApproximation):
     loo: LeaveOneOut
     at_mode: EPApproximation
 
-    def marginals(self, coordinates: Any = None, points: int = 401) -> Marginals:
-        """Marginal densities of the mixture on grids of ±7 standard deviations."""
-        index = chosen(coordinates, self.names)
-        z = np.linspace(-7.0, 7.0, points)
-        mean, sd = self.mean[index], self.sd[index]
-        grid = mean[:, None] + sd[:, None] * z
-        means, sds = self.means[:, index, None], self.component_sds()[:, index, None]
-        parts = np.exp(-0.5 * ((grid - means) / sds) ** 2) / (np.sqrt(2 * np.pi) * sds)
-        density = np.einsum("k,kim->im", self.weights, parts)
-        apart = means[..., 0] - mean
-        third = self.weights @ (apart**3 + 3 * apart * sds[..., 0] ** 2)
-        return Marginals(tuple(self.names[j] for j in index), grid, density, mean, sd, third / sd**3)
+    _fits: list[EPApproximation]
+    _latent: NDArray[np.integer]
+
+    def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
+        """Marginal densities: those of EP given φ, corrected beyond Gaussian, mixed over φ.
+
+        Parameters
+        ----------
+        coordinates : sequence of int or str, optional
+            Which coordinates; all by default. The cost is one quadrature per site, coordinate, point and φ of weight.
+        points : int
+            At how many points of each coordinate the correction is computed; it is interpolated between them.
+        """
+        return mixed_marginals(self, chosen(coordinates, self.names), points)
 
 
 class _Posterior:
@@ -253,6 +255,7 @@ def _mix(
         top = -held_out.min(axis=0, initial=0.0)
         result.loo = leave_one_out(-top - np.log(weights @ np.exp(-held_out - top)))
     result.at_mode = mode.fit
+    result._fits, result._latent = [node.fit for node in nodes], np.asarray(factors.coordinates)
     return result
 
 

@@ -19,13 +19,15 @@ from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.sites import Array
 
 if TYPE_CHECKING:
+    from ppl_backends.approximations.ep.hyper import EPMixture
     from ppl_backends.approximations.ep.result import EPApproximation
 
-__all__ = ["Marginals", "chosen", "corrected_marginals"]
+__all__ = ["Marginals", "chosen", "corrected_marginals", "mixed_marginals"]
 
 HALF_WIDTH = 7.0  # standard deviations
 GRID = 401
 BLOCK = 200_000  # conditional sites in one quadrature
+CORRECTED_SHARE = 0.99  # of the weight of a mixture; the components of least weight are left Gaussian
 
 
 class Marginals(NamedTuple):
@@ -91,13 +93,47 @@ def corrected_marginals(approximation: EPApproximation, index: NDArray[np.intege
         correction = _log_correction(approximation, covariance[k] / sd[k], z)
         log_density[k] = -0.5 * fine**2 + CubicSpline(z, correction)(fine)
     density = np.exp(log_density - log_density.max(axis=1, keepdims=True))
+    names = [approximation.names[j] for j in index]
+    return _with_moments(names, mean, sd, density)
+
+
+def mixed_marginals(mixture: EPMixture, index: NDArray[np.integer], points: int) -> Marginals:
+    """Marginals of the coordinates ``index``, those of EP at every φ about the mixture's own Gaussians, mixed.
+
+    The Gaussians of the mixture differ from those at φ by the kernels around its design, so the corrected densities are
+    used in units of standard deviations. Hyper-parameters themselves keep their normal kernels.
+    """
+    z = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
+    mean, sd = mixture.mean[index], mixture.sd[index]
+    means, sds = mixture.means[:, index], mixture.component_sds()[:, index]
+    place = {int(j): k for k, j in enumerate(mixture._latent)}  # among the coordinates of EP given φ
+    latent = np.array([k for k, j in enumerate(index) if int(j) in place], dtype=int)
+    inner = np.array([place[int(index[k])] for k in latent], dtype=int)
+    by_weight = np.argsort(-mixture.weights)
+    heavy = set(by_weight[: 1 + np.searchsorted(np.cumsum(mixture.weights[by_weight]), CORRECTED_SHARE)].tolist())
+    density = np.zeros((len(index), GRID))
+    for k, weight in enumerate(mixture.weights):
+        at = (mean[:, None] + sd[:, None] * z - means[k, :, None]) / sds[k, :, None]
+        part = np.exp(-0.5 * at**2) / np.sqrt(2 * np.pi)
+        if k in heavy and len(latent):
+            corrected = corrected_marginals(mixture._fits[k], inner, points)
+            own = mixture._fits[k].sd[inner]
+            for row, curve, scale in zip(latent, corrected.density, own, strict=True):
+                part[row] = np.interp(at[row], z, curve * scale, left=0.0, right=0.0)
+        density += weight * part / sds[k, :, None]
+    return _with_moments([mixture.names[j] for j in index], mean, sd, density)
+
+
+def _with_moments(names: Sequence[str], mean: Array, sd: Array, density: Array) -> Marginals:
+    """Densities on the even grid of mean ± 7 sd, given up to constants: scaled, and with their moments."""
+    fine = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     step = fine[1] - fine[0]
-    density /= density.sum(axis=1, keepdims=True) * step
+    density = density / (density.sum(axis=1, keepdims=True) * step)
     first = (density * fine).sum(axis=1) * step
     central = fine - first[:, None]
     second, third = ((density * central**p).sum(axis=1) * step for p in (2, 3))
     return Marginals(
-        tuple(approximation.names[j] for j in index),
+        tuple(names),
         mean[:, None] + sd[:, None] * fine,
         density / sd[:, None],
         mean + sd * first,

@@ -31,7 +31,7 @@ class EPSites(NamedTuple):
     mean, variance : ndarray (n,)
         Of s under the approximation.
     level : ndarray (n,) of int
-        Quadrature in use: 8·2^level Gauss–Hermite nodes; 6 means adaptive panels. 0 where moments have a closed form.
+        Quadrature in use: 8, 32, 128 or 256 Gauss–Hermite nodes; 4 means adaptive panels. 0 where moments have a closed form.
     failed : ndarray (n,) of bool
         Sites whose cavity was not proper, or whose integral was not found, when EP stopped.
     """

@@ -55,6 +55,18 @@ def _square(z):
 
 
 @jit
+def _propose(rng, factor, inverse, scale, independent, delta):
+    """A point about ``delta``, or of the Laplace approximation, and the log ratio of the densities of the move back and there."""
+    z = np.empty(len(delta))
+    for j in range(len(delta)):
+        z[j] = rng.standard_normal()
+    move = _times(factor, z)
+    if independent:
+        return move, 0.5 * (_square(z) - _square(_times(inverse, delta)))
+    return delta + scale * move, 0.0
+
+
+@jit
 def control_variate_walk(
     rng,
     steps,
@@ -77,22 +89,14 @@ def control_variate_walk(
 
     Returns the mean acceptance probability, how many proposals were accepted, and the variance of the last estimate.
     """
-    n, m, d = len(design), len(subset), len(delta)
+    n, m = len(design), len(subset)
     block = max(1, m // 10)
     accepts, moves = 0.0, 0
     variance = n * n / m * residuals.var()
     value = _quadratic(slope, hessian, delta) + n * residuals.mean() - 0.5 * variance
     new_subset, new_residuals = subset.copy(), residuals.copy()
     for _ in range(steps):
-        z = np.empty(d)
-        for j in range(d):
-            z[j] = rng.standard_normal()
-        correction = 0.0
-        if independent:
-            new = _times(factor, z)
-            correction = 0.5 * (_square(z) - _square(_times(inverse, delta)))
-        else:
-            new = delta + scale * _times(factor, z)
+        new, correction = _propose(rng, factor, inverse, scale, independent, delta)
         first = int(rng.random() * (m - block + 1))
         new_subset[:] = subset
         for k in range(first, first + block):
@@ -131,18 +135,13 @@ def scalable_walk(
     delta,
 ):
     """``steps`` exact steps from ``delta``, in place; the mean acceptance probability, moves, and rows looked at."""
-    d, total = len(delta), ends[-1]
-    accepts, moves, looked = 0.0, 0, 0
+    total, accepts, moves, looked = ends[-1], 0.0, 0, 0
     z_square = _square(_times(inverse, delta))
     value = _quadratic(slope, hessian, delta)
     for _ in range(steps):
-        z = np.empty(d)
-        for j in range(d):
-            z[j] = rng.standard_normal()
-        new = _times(factor, z) if independent else delta + scale * _times(factor, z)
+        new, correction = _propose(rng, factor, inverse, scale, independent, delta)
         new_square = _square(_times(inverse, new))
         new_value = _quadratic(slope, hessian, new)
-        correction = 0.5 * (new_square - z_square) if independent else 0.0
         accept = np.exp(min(0.0, new_value - value + correction))
         accepts += accept
         accepted = rng.random() < accept

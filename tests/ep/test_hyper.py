@@ -1,0 +1,73 @@
+"""Marginals of EP integrated over a scale, against quadrature over both unknowns."""
+
+import pickle
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+
+import ppl_backends as pb
+
+COUNTS = np.array([0, 1, 0, 0, 2, 0])
+
+
+@pytest.fixture(scope="module")
+def fit():
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.5)
+        effect = pm.Normal("effect", 0, scale)
+        pm.Poisson("y", pm.math.exp(effect - 1), observed=COUNTS)
+    return pb.fit_ep(model)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Grids of log scale and effect, and their marginal densities."""
+    u, theta = np.linspace(-9, 3, 1201), np.linspace(-8, 5, 2001)
+    log_scale, effect = np.meshgrid(u, theta, indexing="ij")
+    log_density = (
+        stats.halfnorm.logpdf(np.exp(log_scale), scale=1.5)
+        + log_scale
+        + stats.norm.logpdf(effect, 0, np.exp(log_scale))
+        + stats.poisson.logpmf(COUNTS[:, None, None], np.exp(effect - 1)).sum(axis=0)
+    )
+    joint = np.exp(log_density)
+    found = {}
+    for name, grid, axis in (("scale_log__", u, 1), ("effect", theta, 0)):
+        density = joint.sum(axis=axis)
+        found[name] = grid, density / (density.sum() * (grid[1] - grid[0]))
+    return found, float(np.log(joint.sum() * (u[1] - u[0]) * (theta[1] - theta[0])))
+
+
+def _distance(grid, density, other):
+    return 0.5 * float(np.abs(density - other).sum()) * (grid[1] - grid[0])
+
+
+def test_marginals_of_a_mixture_are_corrected_given_the_scale(fit, exact):
+    found, log_evidence = exact
+    assert abs(fit.log_evidence - log_evidence) < 0.005
+    marginals = fit.marginals()
+    distances = {}
+    for k, name in enumerate(marginals.names):
+        grid, density = found[name]
+        distances[name] = _distance(grid, density, marginals.pdf(grid)[:, k])
+        mean = (grid * density).sum() * (grid[1] - grid[0])
+        sd = np.sqrt(((grid - mean) ** 2 * density).sum() * (grid[1] - grid[0]))
+        skewness = (((grid - mean) / sd) ** 3 * density).sum() * (grid[1] - grid[0])
+        assert abs(marginals.mean[k] - mean) < 0.02 * sd
+        assert marginals.sd[k] == pytest.approx(sd, rel=0.02)
+        assert abs(marginals.skewness[k] - skewness) < 0.05
+    assert distances["scale_log__"] < 0.02
+    j = fit.names.index("effect")
+    grid, density = found["effect"]
+    gaussians = fit.weights @ stats.norm.pdf(grid, fit.means[:, j, None], fit.component_sds()[:, j, None])
+    assert distances["effect"] < 0.5 * _distance(grid, density, gaussians)
+
+
+def test_coordinates_can_be_chosen_and_the_fit_pickled(fit):
+    whole, again = fit.marginals(), pickle.loads(pickle.dumps(fit))
+    only = again.marginals(["effect"])
+    assert only.names == ("effect",)
+    np.testing.assert_allclose(only.density[0], whole.density[whole.names.index("effect")])
+    assert only.quantile(0.5)[0] == pytest.approx(whole.quantile(0.5)[whole.names.index("effect")])
