@@ -26,7 +26,9 @@ _FITTERS = {
 _MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
 
 
-def resolve_approximation(target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None) -> Any:
+def resolve_approximation(
+    target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
+) -> Any:
     """An approximation of ``target``: fitted where named, checked where given.
 
     Parameters
@@ -36,6 +38,8 @@ def resolve_approximation(target: BaseTarget, approximation: Any = "auto", rando
         ``"auto"`` is EP where the target has factors and EP converges, else Laplace. An object with only ``mean`` and
         ``cov`` becomes a :class:`GaussianApproximation`.
     random_seed : int or numpy.random.Generator, optional
+    argument : str
+        What the caller knows ``approximation`` as, for messages.
 
     Raises
     ------
@@ -43,11 +47,11 @@ def resolve_approximation(target: BaseTarget, approximation: Any = "auto", rando
         If the name is unknown or not available, or the object is no approximation of this target.
     """
     if isinstance(approximation, str):
-        return _fit(target, approximation, random_seed)
+        return _fit(target, approximation, random_seed, argument)
     mean = getattr(approximation, "mean", None)
     if mean is None or callable(mean) or not hasattr(approximation, "cov"):
         raise ModelError(
-            f"approximation={approximation!r}: expected 'auto', 'laplace', 'ep', 'vi' or an object with mean and cov"
+            f"{argument}={approximation!r}: expected 'auto', 'laplace', 'ep', 'vi' or an object with mean and cov"
         )
     if not all(hasattr(approximation, member) for member in _MEMBERS):
         approximation = GaussianApproximation(mean, approximation.cov, target=target, method="given")
@@ -58,14 +62,15 @@ def resolve_approximation(target: BaseTarget, approximation: Any = "auto", rando
     return approximation
 
 
-def _fit(target: BaseTarget, name: str, random_seed: SeedLike) -> Any:
+def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) -> Any:
     if name == "auto":
-        return _ep_where_it_works(target) or _fit(target, "laplace", random_seed)
+        return _ep_where_it_works(target) or _fit(target, "laplace", random_seed, argument)
     if name not in _FITTERS:
-        raise ModelError(f"approximation={name!r}: expected 'auto', 'laplace', 'ep', 'vi' or an approximation")
+        known = ", ".join(map(repr, ["prior"] * (argument == "initial") + ["auto", *_FITTERS]))
+        raise ModelError(f"{argument}={name!r}: expected {known} or an approximation")
     fit = _fitter(name)
     if fit is None:
-        raise ModelError(f"approximation={name!r} is not available in this version; use 'laplace'")
+        raise ModelError(f"{argument}={name!r} is not available in this version; use 'laplace'")
     known = inspect.signature(fit).parameters  # deterministic methods take no seed
     options = {"random_seed": random_seed, "progressbar": False}
     return fit(target, **{name: value for name, value in options.items() if name in known})

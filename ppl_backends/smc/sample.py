@@ -259,7 +259,7 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
             initial = "laplace"
     from ppl_backends.approximations.resolve import resolve_approximation
 
-    return BridgePath(target, resolve_approximation(target, initial, random_seed=rng))
+    return BridgePath(target, resolve_approximation(target, initial, random_seed=rng, argument="initial"))
 
 
 def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:

@@ -1,4 +1,4 @@
-"""Marginals of EP integrated over a scale, against quadrature over both unknowns."""
+"""EP of PyMC models integrated over a scale, against quadrature over both unknowns; data that cannot be."""
 
 import pickle
 
@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
+from ppl_backends.errors import ModelError
 
 COUNTS = np.array([0, 1, 0, 0, 2, 0])
 
@@ -71,3 +72,30 @@ def test_coordinates_can_be_chosen_and_the_fit_pickled(fit):
     assert only.names == ("effect",)
     np.testing.assert_allclose(only.density[0], whole.density[whole.names.index("effect")])
     assert only.quantile(0.5)[0] == pytest.approx(whole.quantile(0.5)[whole.names.index("effect")])
+
+
+def _regression(X, y, likelihood):
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=X.shape[1])
+        likelihood(pm.math.dot(X, beta), y)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "wrong", "where"),
+    [
+        (lambda eta, y: pm.Bernoulli("y", logit_p=eta, observed=y), "X", "nan at element 3"),
+        (lambda eta, y: pm.Poisson("y", pm.math.exp(eta), observed=y), -1, "-inf at element 3"),
+        (lambda eta, y: pm.Normal("y", eta, 1.0, observed=y), np.inf, "-inf at element 3"),
+    ],
+)
+def test_impossible_data_are_named(likelihood, wrong, where):
+    rng = np.random.default_rng(3)
+    X, y = rng.normal(size=(8, 2)), rng.integers(0, 2, size=8)
+    if wrong == "X":
+        X[3, 1] = np.nan
+    else:
+        y = y.astype(type(wrong))
+        y[3] = wrong
+    with pytest.raises(ModelError, match=f"density of observed variable 'y' is {where}"):
+        pb.fit_ep(_regression(X, y, likelihood))

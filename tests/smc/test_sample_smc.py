@@ -87,7 +87,7 @@ def test_running_out_of_time_is_marked_and_warned_of():
         ({"draws": 0}, "draws=0"),
         ({"chains": 0}, "chains=0"),
         ({"kernel": "nuts"}, "kernel='nuts'"),
-        ({"initial": "nowhere"}, "nowhere"),
+        ({"initial": "nowhere"}, "initial='nowhere': expected 'prior', 'auto', 'laplace'"),
         ({"ess_threshold": 1.5}, "ess_threshold=1.5"),
         ({"min_moves": 5, "max_moves": 2}, "max_moves=2"),
         ({"random_seed": "seed"}, "random_seed"),

@@ -132,6 +132,8 @@ def fit_ep(
 
     if isinstance(factors, Factors):
         result = fit(factors, start, target)
+        if result.diagnostics["failed_sites"] and isinstance(target, BaseTarget):
+            _check_possible(target)
         _warn(result)
         _warn_of_modes(result, result)
         _warn_of_sds(result, result)
@@ -213,6 +215,11 @@ def _checked_options(power: float, schedule: str, damping: float, tolerance: flo
     return Options(float(power), float(damping), float(tolerance), int(max_sweeps))
 
 
+def _check_possible(target: BaseTarget) -> None:
+    """Raise where the density is zero or not a number everywhere: the reason why EP fails, and a better one."""
+    target.initial_points(1, np.random.default_rng(0))
+
+
 def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Any, BaseTarget]:
     """The factors of a model, as a function of hyper-parameters where it has any, and the target of its own space."""
     if isinstance(model, Factors):
@@ -221,14 +228,18 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
         from ppl_backends.targets.convert import as_target
 
         model = as_target(model, data, **target_options)
-    factors = model.factors
+    try:
+        factors = model.factors
+        if factors is not None and not isinstance(factors, Factors) and not len(factors.hyper_names):
+            factors = factors.at(np.empty(0))
+    except ModelError:
+        _check_possible(model)
+        raise
     if factors is None:
         raise ModelError(
             f"{model.label}: no factors with one linear predictor each are known, so EP does not apply; "
             "use fit_laplace or sample_smc"
         )
-    if not isinstance(factors, Factors) and not len(factors.hyper_names):
-        factors = factors.at(np.empty(0))
     return factors, model
 
 

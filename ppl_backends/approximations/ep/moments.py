@@ -22,8 +22,8 @@ from ppl_backends.targets.factors.sites import Array, SiteFamily, TiltedMoments
 __all__ = ["LEVELS", "Tilted", "tilted_moments"]
 
 LEVELS = (8, 32, 128, 256)
-"""Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels. Steps of four
-rather than two: on 200 sites each level costs more in calls than in nodes."""
+"""Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels. Steps of
+four rather than two: on 200 sites each level costs more in calls than in nodes."""
 
 PANELS = len(LEVELS)
 TOLERANCE = 1e-6
