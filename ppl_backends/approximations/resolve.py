@@ -66,8 +66,8 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
     if name == "auto":
         return _ep_where_it_works(target) or _fit(target, "laplace", random_seed, argument)
     if name not in _FITTERS:
-        known = ", ".join(map(repr, ["prior"] * (argument == "initial") + ["auto", *_FITTERS]))
-        raise ModelError(f"{argument}={name!r}: expected {known} or an approximation")
+        choices = ", ".join(map(repr, ["prior"] * (argument == "initial") + ["auto", *_FITTERS]))
+        raise ModelError(f"{argument}={name!r}: expected {choices} or an approximation")
     fit = _fitter(name)
     if fit is None:
         raise ModelError(f"{argument}={name!r} is not available in this version; use 'laplace'")
