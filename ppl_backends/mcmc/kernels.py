@@ -25,6 +25,7 @@ __all__ = [
     "Kernel",
     "KernelInfo",
     "Mala",
+    "Mixed",
     "RandomWalk",
     "State",
     "make_kernel",
@@ -215,6 +216,36 @@ class Independent:
         return _accept(rng, state, proposal, log_ratio, ((proposed - y) ** 2).sum(axis=1))
 
 
+class Mixed:
+    """Random-walk and independent proposals in turn, for targets without gradients.
+
+    Independent proposals forget at once where the target is close to the Gaussian fitted to it, and hold on to points in its
+    tails; a random walk moves those, and is slow elsewhere. Each is a Metropolis step with a scale of its own, which
+    :class:`~ppl_backends.smc.tuning.TurnTuning` keeps, with the share of either; :meth:`step` by itself tosses a coin.
+    """
+
+    name = "mixed"
+    uses_gradient = False
+    target_acceptance = 0.234
+    largest_scale = np.inf
+    parts = (RandomWalk(), Independent())
+
+    def initial_scale(self, dim: int) -> float:
+        """2.38 / √dim, cut to 1 by the independent proposals."""
+        return RandomWalk().initial_scale(dim)
+
+    def step(
+        self,
+        rng: np.random.Generator,
+        state: S,
+        evaluate: Callable[[Array], S],
+        scale: float | Array,
+        metric: AnyMetric,
+    ) -> tuple[S, KernelInfo]:
+        """One proposal for every point, all of the same kind, drawn at random."""
+        return self.parts[int(rng.integers(2))].step(rng, state, evaluate, scale, metric)
+
+
 class Mala:
     """Metropolis-adjusted Langevin: x' = x + (h²/2) Σ ∇log π(x) + h L z (Roberts & Tweedie 1996).
 
@@ -336,7 +367,7 @@ def _cut(gradient: Array, h: Array) -> Array:
     return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))
 
 
-KERNELS: dict[str, type] = {kernel.name: kernel for kernel in (RandomWalk, Independent, Mala, Hmc)}
+KERNELS: dict[str, type] = {kernel.name: kernel for kernel in (RandomWalk, Independent, Mixed, Mala, Hmc)}
 
 
 def make_kernel(name: str) -> Kernel:

@@ -82,7 +82,7 @@ class PlannedMoves:
     Attributes
     ----------
     metric : Metric or SplitMetric
-    scales : tuple of float or Pairs
+    scales : tuple of float, Pairs or Turn
         One per move.
     """
 
@@ -116,7 +116,7 @@ def move_particles(
     state : PathState
     summary : MoveSummary
     tuning : Tuning
-    scales : tuple of float or Pairs
+    scales : tuple of float, Pairs or Turn
         The parameters of every move.
     """
     mover = _Mover(state, path, kernel, cross_fitted_metric(state.x), rng, tuning)
@@ -186,7 +186,7 @@ def extend_chains(
         All states kept, those of a chain adjacent.
     summary : MoveSummary
     tuning : Tuning
-    scales : tuple of float or Pairs
+    scales : tuple of float, Pairs or Turn
         The parameters of every move.
     """
     mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
@@ -266,7 +266,7 @@ class _Mover:
         return MoveSummary(
             len(self.scales),
             float(np.mean(self.acceptance)),
-            float(np.median(last.scale)) if isinstance(last, Pairs) else last,
+            last if isinstance(last, float) else float(np.median(last.scale)),
             self.left,
             float(np.mean(self.jumps)),
             self.gradients,

@@ -29,7 +29,6 @@ from ppl_backends.targets.protocol import BaseTarget
 __all__ = ["sample_smc"]
 
 _DEFAULT_TUNING = "acceptance"
-_INDEPENDENT_DIM = 10  # up to which, without gradients, independent proposals beat the random walk (smc_kernels.py)
 # Waste-free by default: so many chains, if each then has at least so many states; and none with more than so many.
 _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 
@@ -81,9 +80,9 @@ def sample_smc(
     path : {"tempering", "data"}
         Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
         continues when there are more; the latter starts from the prior.
-    kernel : {"auto", "hmc", "mala", "independent", "random_walk"}
-        ``"auto"`` takes HMC where the target has gradients; else independent proposals up to ten dimensions, and the random
-        walk beyond. Attribute ``kernel`` says which it was.
+    kernel : {"auto", "hmc", "mala", "mixed", "independent", "random_walk"}
+        ``"auto"`` takes HMC where the target has gradients, else random-walk and independent proposals in turn
+        (``"mixed"``). Attribute ``kernel`` says which it was.
     tuning : {"auto", "acceptance", "ft", "pr"}
         Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &
         Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first.
@@ -280,10 +279,9 @@ def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
 
 
 def choose_kernel(name: str, target: BaseTarget) -> Kernel:
-    """The kernel asked for; ``"auto"`` is HMC where the target has gradients, else by dimension."""
+    """The kernel asked for; ``"auto"`` is HMC where the target has gradients, else the mixed one."""
     if name == "auto":
-        without = "independent" if target.dim <= _INDEPENDENT_DIM else "random_walk"
-        return make_kernel("hmc" if target.has_gradient else without)
+        return make_kernel("hmc" if target.has_gradient else "mixed")
     chosen = make_kernel(name)
     if chosen.uses_gradient and not target.has_gradient:
         raise ModelError(f"kernel={name!r} needs gradients and {target.label} has none; use kernel='random_walk'")

@@ -42,7 +42,7 @@ from ppl_backends.smc.moves import (
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import PlannedStage, Progress, SMCRun, Stage, Store
 from ppl_backends.smc.schedule import Schedule
-from ppl_backends.smc.tuning import AcceptanceTuning, Tuning, make_tuning
+from ppl_backends.smc.tuning import Tuning, acceptance_tuning, make_tuning
 from ppl_backends.targets.protocol import Array, Index, explain_point
 
 __all__ = ["Progress", "SMCRun", "Stage", "Store", "advance", "run_tempering"]
@@ -301,7 +301,7 @@ def _resample_and_move(
 ) -> _Moved:
     """Particles of ``exponent`` that were moved there."""
     before, rng, n = run.state, run.rng, len(weights)
-    tuning = run.tuning or AcceptanceTuning(run.scale, kernel.target_acceptance, kernel.largest_scale)
+    tuning = run.tuning or acceptance_tuning(kernel, run.scale, before.x.shape[1])
     if len_chain is not None:
         ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
         state = before.take(ancestors).at(exponent)

@@ -12,6 +12,9 @@ proportion to their Λ. ε* solves the median regression |ΔE| = a ε² for acce
 have an L close to it, and shrinks while few have.
 
 A random walk and a Langevin move are tuned alike, with L = 1, and with their own acceptance rates in place of 0.9.
+
+The mixed kernel has two kinds of proposals, which take turns. By ``"acceptance"`` each has its own step, and its share of
+the moves is its share of the expected squared jump that the two made of late, within a quarter and three quarters.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
+from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo, Mixed
 from ppl_backends.mcmc.metric import AnyMetric
 from ppl_backends.smc.path import PathState
 from ppl_backends.targets.protocol import Array, Index
@@ -35,6 +38,9 @@ __all__ = [
     "Parameters",
     "PretrialTuning",
     "Tuning",
+    "Turn",
+    "TurnTuning",
+    "acceptance_tuning",
     "make_tuning",
     "move_once",
 ]
@@ -45,7 +51,8 @@ _FIRST_LENGTH = 25  # L* to begin with
 _LENGTH_STEP = 5
 _LONGEST = 200
 _MANY, _FEW = 0.1, 0.05  # shares of pairs near L*, above and below which it is changed
-_TRIAL_ACCEPTANCE = {"hmc": 0.9, "mala": 0.574, "random_walk": 0.234, "independent": 0.234}
+_TRIAL_ACCEPTANCE = {"hmc": 0.9, "mala": 0.574, "random_walk": 0.234, "independent": 0.234, "mixed": 0.234}
+_LEAST_SHARE = 0.25  # of the moves, for either kind of a mixed kernel's proposals
 
 
 class Pairs(NamedTuple):
@@ -65,7 +72,20 @@ class Pairs(NamedTuple):
         return Pairs(self.scale[index], self.n_steps[index])
 
 
-Parameters = float | Pairs
+class Turn(NamedTuple):
+    """Which of a mixed kernel's proposals is next, and its step.
+
+    Attributes
+    ----------
+    part : int
+    scale : float
+    """
+
+    part: int
+    scale: float
+
+
+Parameters = float | Pairs | Turn
 
 
 def move_once(
@@ -77,6 +97,9 @@ def move_once(
     metric: AnyMetric,
 ) -> tuple[PathState, KernelInfo]:
     """One move of every particle, with one step for all or with each its own."""
+    if isinstance(parameters, Turn):
+        assert isinstance(kernel, Mixed)
+        return kernel.parts[parameters.part].step(rng, state, evaluate, parameters.scale, metric)
     if not isinstance(parameters, Pairs):
         return kernel.step(rng, state, evaluate, parameters, metric)
     if isinstance(kernel, Hmc):
@@ -112,6 +135,49 @@ class AcceptanceTuning:
         """Follow the acceptance rate of a move."""
         rate = float(info.acceptance.mean())
         return replace(self, scale=min(self.largest, self.scale * float(np.exp(_GAIN * (rate - self.target)))))
+
+
+@dataclass(frozen=True)
+class TurnTuning:
+    """Two kinds of proposals in turn, each with a step that follows its acceptance rate.
+
+    Attributes
+    ----------
+    parts : tuple of AcceptanceTuning
+    jump : tuple of float
+        Expected squared jump of either, averaged over its moves with half the weight on the last; NaN before the first.
+    due : float
+        Moves that the second is owed.
+    """
+
+    parts: tuple[AcceptanceTuning, AcceptanceTuning]
+    jump: tuple[float, float] = (np.nan, np.nan)
+    due: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the moves that the second kind makes."""
+        total = sum(self.jump)
+        share = self.jump[1] / total if total > 0 else 0.5
+        return min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
+
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> TurnTuning:
+        """Nothing is tried."""
+        return self
+
+    def parameters(self) -> Turn:
+        """Of the next move."""
+        part = int(self.due + self.share >= 1.0)
+        return Turn(part, self.parts[part].scale)
+
+    def learn(self, info: KernelInfo, first: bool) -> TurnTuning:
+        """Follow the acceptance rate and the jumps of a move."""
+        part = self.parameters().part
+        parts, jump = list(self.parts), list(self.jump)
+        parts[part] = parts[part].learn(info, first)
+        latest = float(_performance(info, 1).mean())
+        jump[part] = latest if np.isnan(jump[part]) else 0.5 * (jump[part] + latest)
+        return TurnTuning((parts[0], parts[1]), (jump[0], jump[1]), self.due + self.share - part)
 
 
 @dataclass(frozen=True)
@@ -192,7 +258,15 @@ class PretrialTuning:
         return self
 
 
-Tuning = AcceptanceTuning | CarriedTuning | PretrialTuning
+Tuning = AcceptanceTuning | TurnTuning | CarriedTuning | PretrialTuning
+
+
+def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTuning | TurnTuning:
+    """By acceptance rates, from ``scale``; the parts of a mixed kernel begin at their own."""
+    if isinstance(kernel, Mixed):
+        walk, independent = (acceptance_tuning(part, part.initial_scale(dim), dim) for part in kernel.parts)
+        return TurnTuning((walk, independent))  # type: ignore[arg-type]
+    return AcceptanceTuning(scale, kernel.target_acceptance, kernel.largest_scale)
 
 
 def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> Tuning:
@@ -205,7 +279,7 @@ def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Gene
     """
     scale, longest = kernel.initial_scale(dim), _FIRST_LENGTH if isinstance(kernel, Hmc) else 1
     if name == "acceptance":
-        return AcceptanceTuning(scale, kernel.target_acceptance, kernel.largest_scale)
+        return acceptance_tuning(kernel, scale, dim)
     if name not in ("ft", "pr"):
         raise ModelError(f"tuning={name!r}: expected 'acceptance', 'ft' or 'pr'")
     pairs = Pairs(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))

@@ -9,7 +9,7 @@ from ppl_backends.mcmc.kernels import KernelInfo, make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.tuning import CarriedTuning, Pairs, PretrialTuning
+from ppl_backends.smc.tuning import CarriedTuning, Pairs, PretrialTuning, make_tuning
 from tests.toys import conjugate_gaussian, gamma_poisson
 
 KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson()}
@@ -24,6 +24,8 @@ KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson()}
         ("skewed", "ft", "mala", {}),
         ("skewed", "pr", "random_walk", {}),
         ("skewed", "ft", "random_walk", {"len_chain": 10}),
+        ("skewed", "acceptance", "mixed", {}),
+        ("gaussian", "acceptance", "mixed", {"len_chain": 10}),
     ],
 )
 def test_evidence_means_and_sds_are_right(name, tuning, kernel, options):
@@ -83,6 +85,20 @@ def test_pairs_that_did_well_are_carried_on():
     carried = tuning.prepare(lambda tried: None, 1000, rng).pairs
     assert carried.scale == pytest.approx(0.9, abs=0.1)
     assert set(carried.n_steps) == {8, 9, 10}
+
+
+@pytest.mark.parametrize(("jumps", "share"), [((1.0, 3.0), 0.75), ((1.0, 1.0), 0.5), ((5.0, 0.0), 0.25)])
+def test_kinds_of_proposals_take_turns_in_proportion_to_their_jumps(jumps, share):
+    tuning, turns = make_tuning("acceptance", make_kernel("mixed"), 50, 4, np.random.default_rng(0)), []
+    for _ in range(100):
+        turns.append(tuning.parameters())
+        accepted = 0.5 if turns[-1].part else 0.1
+        info = KernelInfo(np.full(50, accepted), np.full(50, jumps[turns[-1].part] / accepted), 1.0)
+        tuning = tuning.learn(info, first=False)
+    assert np.mean([turn.part for turn in turns[20:]]) == pytest.approx(share, abs=0.03)
+    walk, independent = (next(turn.scale for turn in turns[::-1] if turn.part == part) for part in (0, 1))
+    assert walk < 2.38 / np.sqrt(4)  # too few accepted, and too many at the largest scale
+    assert independent == 1.0
 
 
 # The second pass makes as many moves as the first one found enough, at its luck: now and then they are a few short.
