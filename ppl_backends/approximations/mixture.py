@@ -18,6 +18,7 @@ __all__ = ["MixtureApproximation"]
 
 SMALLEST = 2.0**-53
 BLOCK_BYTES = 2**25
+MANY_POINTS = 100  # from which on one component after the other is faster than all at once: less memory is touched
 
 
 class MixtureApproximation:
@@ -152,7 +153,7 @@ class MixtureApproximation:
             parts, white = self._parts(block)
             values.append(logsumexp(parts, axis=0))
             share = np.exp(parts - values[-1])
-            gradients.append(-np.einsum("kn,kni,kij->nj", share, white, self._roots, optimize=True))
+            gradients.append(-self._pull(share, white))
         return np.concatenate(values), np.concatenate(gradients)
 
     def _blocks(self, x: Array) -> list[Array]:
@@ -163,8 +164,22 @@ class MixtureApproximation:
 
     def _parts(self, x: Array) -> tuple[Array, Array]:
         """Log of every component's share of the density ``(k, n)``, and whitened points ``(k, n, dim)``."""
-        white = (x - self.means[:, None]) @ np.swapaxes(self._roots, 1, 2)
+        if len(x) < MANY_POINTS:
+            white = (x - self.means[:, None]) @ np.swapaxes(self._roots, 1, 2)
+        else:
+            white = np.empty((self.n_components, len(x), self.dim))
+            for out, mean, root in zip(white, self.means, self._roots, strict=True):
+                np.matmul(x - mean, root.T, out=out)
         return self._log_peak[:, None] - 0.5 * np.einsum("kni,kni->kn", white, white), white
+
+    def _pull(self, share: Array, white: Array) -> Array:
+        """Σₖ shareₖ rootₖᵀ whiteₖ ``(n, dim)``."""
+        if share.shape[1] < MANY_POINTS:
+            return np.einsum("kn,kni,kij->nj", share, white, self._roots, optimize=True)
+        total = np.zeros(white.shape[1:])
+        for weight, points, root in zip(share, white, self._roots, strict=True):
+            total += (weight[:, None] * points) @ root
+        return total
 
     def to_inference_data(self, draws: int = 1000, chains: int = 1, random_seed: SeedLike = None) -> Any:
         """Independent draws in model space as InferenceData, marked as approximate.

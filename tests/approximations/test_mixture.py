@@ -28,6 +28,13 @@ def test_density_and_gradient():
     np.testing.assert_allclose(gradient[:20], differences, rtol=1e-5, atol=1e-6)
 
 
+def test_few_points_and_many_have_the_same_density_and_gradient():
+    x = np.random.default_rng(3).normal(scale=3.0, size=(300, 2))
+    few = [Q.log_density_and_gradient(piece) for piece in np.split(x, 6)]
+    for joined, whole in zip(zip(*few, strict=True), Q.log_density_and_gradient(x), strict=True):
+        np.testing.assert_allclose(np.concatenate(joined), whole, rtol=1e-12, atol=1e-12)
+
+
 def test_a_million_points_fit_in_memory():
     assert np.isfinite(Q.log_density(np.zeros((10**6, 2)))).all()
 

@@ -1,9 +1,10 @@
 """Write the reference evidences and posterior means of the comparison into ``references.json``.
 
 Evidences come from a long run of tempering SMC, with its standard error; means and standard deviations of the problem's
-quantities from NUTS by nutpie. Both are exact for the bimodal problem. Problems that are in the file are not run again.
+quantities from NUTS by nutpie. Both are exact for the bimodal problem. Problems that are in the file are not run again, but
+for their means and standard deviations with ``--means``.
 
-Run: python examples/benchmarks/peers/make_references.py Musk-I Cox-400 [--draws 8000] [--chains 8] [--nuts 5000]
+Run: python examples/benchmarks/peers/make_references.py Musk-I Cox-400 [--draws 8000] [--chains 8] [--nuts 5000] [--means]
 """
 
 import argparse
@@ -28,23 +29,27 @@ def make(name, draws, chains, nuts):
     """One reference."""
     if name == "Bimodal":
         return bimodal_truth()
-    model, problem = MODELS[name](), PROBLEMS[name]()
-    run = pb.sample_smc(model, initial="auto", draws=draws, chains=chains, random_seed=77, progressbar=False)
+    run = pb.sample_smc(MODELS[name](), initial="auto", draws=draws, chains=chains, random_seed=77, progressbar=False)
     smc = group(run, "posterior")
-    long = nutpie.sample(
-        nutpie.compile_pymc_model(model), draws=nuts, tune=1000, chains=4, cores=1, seed=77, progress_bar=False
-    )
-    found = {}
-    for key, posterior in (("smc", smc), ("nuts", group(long, "posterior"))):
-        values = {str(k): v.values.reshape(-1, *v.shape[2:]) for k, v in posterior.data_vars.items()}
-        found[key] = problem.quantities(values)
     return {
         "log_evidence": smc.attrs["log_evidence"],
         "log_evidence_se": smc.attrs["log_evidence_se"],
-        "mean": found["nuts"].mean(axis=0).tolist(),
-        "sd": found["nuts"].std(axis=0).tolist(),
-        "smc_mean": found["smc"].mean(axis=0).tolist(),
-    }
+        "smc_mean": quantities(name, smc).mean(axis=0).tolist(),
+    } | moments(name, nuts)
+
+
+def moments(name, nuts):
+    """Means and standard deviations by NUTS."""
+    model = nutpie.compile_pymc_model(MODELS[name]())
+    long = nutpie.sample(model, draws=nuts, tune=1000, chains=4, cores=1, seed=77, progress_bar=False)
+    found = quantities(name, group(long, "posterior"))
+    return {"mean": found.mean(axis=0).tolist(), "sd": found.std(axis=0).tolist(), "nuts": 4 * nuts}
+
+
+def quantities(name, posterior):
+    """Draws ``(n, k)`` of the problem's quantities."""
+    values = {str(k): v.values.reshape(-1, *v.shape[2:]) for k, v in posterior.data_vars.items()}
+    return PROBLEMS[name]().quantities(values)
 
 
 def main():
@@ -54,7 +59,9 @@ def main():
     parser.add_argument("--draws", type=int, default=8000)
     parser.add_argument("--chains", type=int, default=8)
     parser.add_argument("--nuts", type=int, default=5000)
+    parser.add_argument("--means", action="store_true")
     options = vars(parser.parse_args())
+    again = options.pop("means")
     warnings.simplefilter("ignore")
     for name in options.pop("names"):
         known = json.loads(REFERENCES.read_text())
@@ -62,6 +69,10 @@ def main():
             known[name] = make(name, **options)
             REFERENCES.write_text(json.dumps(known, indent=1) + "\n")
             print(name, known[name]["log_evidence"], known[name]["log_evidence_se"], flush=True)
+        elif again:
+            known[name] |= moments(name, options["nuts"])
+            REFERENCES.write_text(json.dumps(known, indent=1) + "\n")
+            print(name, "means", flush=True)
 
 
 if __name__ == "__main__":

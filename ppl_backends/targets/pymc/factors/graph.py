@@ -157,7 +157,7 @@ class BatchedGraph:
             self._shared = [m.type.ndim == o.type.ndim for m, o in zip(many, outputs, strict=True)]
             self._function = pytensor.function([*stacked, *single], many, mode=RAW_MODE, on_unused_input="ignore")
         self._batched, self._single = list(batched), list(single)
-        self._row_bytes = 8  # of all outputs at one setting; known after the first call
+        self._row_bytes: int | None = None  # of all outputs at one setting; known after the first
 
     def __call__(self, batched: Sequence[Array], single: Sequence[Array] = ()) -> list[Array]:
         """Outputs ``(k, ...)`` at inputs ``(k, ...)`` of one value each in ``single``."""
@@ -165,7 +165,7 @@ class BatchedGraph:
         k, start = len(batched[0]), 0
         blocks: list[list[Array]] = []
         while start < k:
-            stop = start + (1 if not blocks else max(1, BATCH_BYTES // self._row_bytes))
+            stop = start + (1 if self._row_bytes is None else max(1, BATCH_BYTES // self._row_bytes))
             rows = [np.asarray(b[start:stop], dtype=v.dtype) for b, v in zip(batched, self._batched, strict=True)]
             with np.errstate(all="ignore"), no_c_compiler():
                 values = [np.asarray(value) for value in self._function(*rows, *shared)]

@@ -38,17 +38,28 @@ class AffineFunction:
     def __init__(self, function: Callable[[Array], Array], moving: NDArray[np.integer]) -> None:
         self._function, self._moving = function, moving
         self._pattern: tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]] | None = None
+        self._is_small = False  # known after the first evaluation
 
     def at(self, x: Array) -> tuple[Any, Array]:
         """The matrix ``(m, len(moving))``, dense or CSR, and the values ``(m,)`` at zero, given the rest of ``x``."""
         origin = x.copy()
         origin[self._moving] = 0.0
+        if self._is_small:
+            return self._at_once(origin)
         offset = self._function(origin[None])[0]
+        self._is_small = len(self._moving) * len(offset) <= LARGE
         matrix = None if self._pattern is None else self._by_color(origin, offset)
         if matrix is None:
             matrix = self._by_column(origin, offset)
             self._pattern = _coloring(matrix) if sparse.issparse(matrix) else None
         return matrix, offset
+
+    def _at_once(self, origin: Array) -> tuple[Array, Array]:
+        """Matrix and offset by one evaluation."""
+        points = np.tile(origin, (1 + len(self._moving), 1))
+        points[np.arange(len(self._moving)) + 1, self._moving] = 1.0
+        values = self._function(points)
+        return (values[1:] - values[0]).T, values[0]
 
     def _by_column(self, origin: Array, offset: Array) -> Any:
         d, m = len(self._moving), len(offset)

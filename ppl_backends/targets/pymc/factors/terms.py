@@ -136,7 +136,7 @@ class SiteTerm:
         first = order[np.searchsorted(site[order], np.arange(n))]
         slope, intercept = np.zeros(rows.shape[0]), offsets.copy()
         slope[first], intercept[first] = 1.0, 0.0
-        others = np.setdiff1d(member, first, assume_unique=True)
+        others = member[slope[member] == 0.0]
         leader = first[site[others]]
         norm = length[leader]
         with np.errstate(all="ignore"):
@@ -178,6 +178,9 @@ class SiteTerm:
 
     def constant(self, x: Array, geometry: Geometry) -> float:
         """Sum of the elements that read no site."""
+        assert self.grouping is not None
+        if np.all(self.grouping.site_of_term >= 0):
+            return 0.0
         return float(self.by_site(self.element_log_site(geometry.offset[None], x, geometry))[1][0])
 
 
