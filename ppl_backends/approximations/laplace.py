@@ -22,13 +22,14 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import ApproximationWarning, ModelError, PriorSamplingError
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point
 
-__all__ = ["fit_laplace"]
+__all__ = ["fit_laplace", "with_other_modes"]
 
 DECREMENT_TOLERANCE = 1e-6  # posterior standard deviations
 SMALLEST_DROP = 0.05  # of the log density at one standard deviation; a Gaussian has 0.5, a Cauchy 0.41
@@ -36,6 +37,9 @@ LADDER = 2.0 ** np.arange(2, -14, -1)  # step lengths tried in one call
 LARGEST_NEWTON_DIM = 300  # above it L-BFGS goes first
 LARGEST_DENSE_DIM = 2000  # above it only the diagonal of the Hessian is formed
 FALLBACK_STARTS = 8
+OTHER_STARTS = 8
+APART = 0.1  # posterior standard deviations between two modes
+SMALLEST_SHARE = 1e-6  # of the evidence, of modes that are kept
 WIDEST_FALLBACK_SD = 10.0  # of a Gaussian returned although the Hessian does not give one
 BLOCK_BYTES = 32e6
 
@@ -157,6 +161,63 @@ def fit_laplace(
     if best.trouble:
         warnings.warn(f"Laplace approximation of {target.label}: {best.trouble}", ApproximationWarning, stacklevel=2)
     return best.gaussian
+
+
+def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> GaussianApproximation | MixtureApproximation:
+    """A Laplace approximation with the modes added that climbs from eight draws of the prior lead to.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    found : GaussianApproximation
+        At one mode. Where there is no other, it is returned as it is; so it is above 300 coordinates, where none is
+        looked for.
+
+    Returns
+    -------
+    GaussianApproximation or MixtureApproximation
+        Gaussians at the modes, weighted by their Laplace evidences. The draws are the same in every call.
+    """
+    if not found.converged or target.dim > LARGEST_NEWTON_DIM:
+        return found
+    modes, silent = [found], ChainProgress("Laplace", 1, (), enabled=False)
+    with silent, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for start in _dispersed(target, np.random.default_rng(0)):
+            end = _quasi_newton(target, start, 1, True)
+            if _is_known(end, modes):
+                continue
+            climbed = _newton(target, end[None], 100, silent)
+            check = _check(target, climbed, 0)
+            if not check.trouble and not _is_known(check.gaussian.mean, modes):
+                modes.append(check.gaussian)
+    evidence = np.array([mode.log_evidence for mode in modes])
+    weights = np.exp(evidence - evidence.max())
+    modes = [mode for mode, weight in zip(modes, weights, strict=True) if weight > SMALLEST_SHARE]
+    if len(modes) == 1:
+        return modes[0]
+    return MixtureApproximation(
+        weights[weights > SMALLEST_SHARE],
+        np.stack([mode.mean for mode in modes]),
+        np.stack([mode.cov for mode in modes]),
+        target=target,
+        method="laplace",
+        log_evidence=float(np.logaddexp.reduce(evidence)),
+        diagnostics={"modes": float(len(modes))},
+    )
+
+
+def _dispersed(target: BaseTarget, rng: np.random.Generator) -> Array:
+    """Points of finite density to look for modes from: of the prior, where it can be drawn from."""
+    try:
+        points = target.sample_prior(OTHER_STARTS, rng)
+    except PriorSamplingError:
+        points = target.initial_points(OTHER_STARTS, rng)
+    return points[np.isfinite(target.log_density_and_gradient(points)[0])]
+
+
+def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
+    """Whether a point is at one of the modes, on the scale of the Gaussians there."""
+    return any(float(np.sum((mode.whiten(x[None])) ** 2)) < APART**2 for mode in modes)
 
 
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):

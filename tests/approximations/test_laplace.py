@@ -5,6 +5,7 @@ import pytest
 from scipy.special import gammaln
 
 from ppl_backends.approximations import fit_laplace
+from ppl_backends.approximations.laplace import with_other_modes
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.targets import FunctionTarget
 
@@ -170,6 +171,27 @@ def test_the_number_of_calls_is_small():
     target.evaluate = lambda x, gradient=False: calls.append(len(x)) or inner(x, gradient)
     quiet(target)
     assert len(calls) < 12
+
+
+def test_no_other_mode_is_made_up():
+    for target in (gaussian_target()[0], log_gamma_target()):
+        found = quiet(target)
+        assert with_other_modes(target, found) is found
+
+
+def test_other_modes_are_found_from_dispersed_points_and_weighted_by_their_evidences():
+    def log_density(x):
+        logs = np.log([0.2, 0.8]) - 0.5 * np.stack([(x[:, 0] - 6) ** 2, (x[:, 0] + 6) ** 2], axis=1)
+        value = np.logaddexp(*logs.T)
+        share = np.exp(logs - value[:, None])
+        return value, (share @ [6.0, -6.0])[:, None] - x
+
+    target = FunctionTarget(1, log_density)
+    mixture = with_other_modes(target, quiet(target, start=[5.0]))
+    order = np.argsort(mixture.means[:, 0])
+    np.testing.assert_allclose(mixture.means[order, 0], [-6.0, 6.0], atol=1e-6)
+    np.testing.assert_allclose(mixture.weights[order], [0.8, 0.2], atol=1e-6)
+    assert mixture.log_evidence == pytest.approx(0.5 * np.log(2 * np.pi), abs=1e-6)
 
 
 def test_bad_input():

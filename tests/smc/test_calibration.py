@@ -69,6 +69,15 @@ def test_two_modes_from_the_prior_keep_their_masses():
     assert abs(attrs["log_evidence"] - known.log_evidence) < 5 * attrs["log_evidence_se"]
 
 
+def test_two_modes_are_both_found_by_the_automatic_start():
+    """Where both are Gaussian, Laplace at each is the posterior, and its evidence has hardly an error."""
+    known = bimodal(dim=3)
+    idata = pb.sample_smc(known.target, initial="auto", draws=1000, chains=2, random_seed=4, progressbar=False)
+    attrs, x = group(idata, "posterior").attrs, group(idata, "posterior")["x"].values
+    assert attrs["log_evidence"] == pytest.approx(known.log_evidence, abs=1e-6)
+    assert abs((x[..., 0] > 0).mean() - 0.3) < 5 * (0.21 / 2000) ** 0.5
+
+
 def test_two_modes_from_one_of_them_disagree_or_miss_and_are_flagged():
     """A start that covers one mode of a well-separated pair cannot find the other; the weights cannot tell.
 

@@ -34,7 +34,7 @@ class Ours:
     def __init__(self, name, models, initial):
         self.name, self.initial = name, initial
         self.target = pb.as_target(models[name](), cores=1)
-        pb.sample_smc(self.target, draws=100, chains=1, initial=initial, random_seed=0, progressbar=False)  # compiles
+        pb.sample_smc(self.target, chains=1, initial=initial, random_seed=10_000, progressbar=False)  # compiles
 
     def __call__(self, seed):
         """One run."""
@@ -152,26 +152,28 @@ class Blackjax:
             num_mcmc_steps=self.moves,
         )
         self.step = jax.jit(self.sampler.step)
-        state = self.step(jax.random.PRNGKey(0), self._start(0))[0]  # compiles, for both types of the state
-        self.step(jax.random.PRNGKey(0), state)
+        self._run(0, stages=2)  # compiles, for both types of the state
 
     def __call__(self, seed):
         """One run; the means are of its weighted particles."""
-        jax, problem = self.jax, self.problem
-        clock, key = time.process_time(), jax.random.PRNGKey(seed)
-        state, log_evidence = self._start(seed), 0.0
-        while float(state.tempering_param) < 1.0:
-            key, now = jax.random.split(key)
-            state, info = self.step(now, state)
-            log_evidence += float(info.log_likelihood_increment)
+        problem, clock = self.problem, time.process_time()
+        state, log_evidence = self._run(seed)
         theta, weights = np.asarray(state.particles), np.asarray(state.weights)
         mean = weights @ problem.quantities(problem.values(special, theta))
         return {"seconds": time.process_time() - clock, "log_evidence": log_evidence, "mean": mean.tolist()}
 
-    def _start(self, seed):
-        """Draws of the prior."""
-        z = np.random.default_rng(seed).standard_normal((self.n, self.problem.dim))
-        return self.sampler.init(self.jax.numpy.asarray(self.problem.mean + self.problem.sd * z))
+    def _run(self, seed, stages=10_000):
+        """The last state and the log evidence, from draws of the prior."""
+        key, problem = self.jax.random.PRNGKey(seed), self.problem
+        z = np.random.default_rng(seed).standard_normal((self.n, problem.dim))
+        state, log_evidence = self.sampler.init(self.jax.numpy.asarray(problem.mean + problem.sd * z)), 0.0
+        for _ in range(stages):
+            if float(state.tempering_param) >= 1.0:
+                break
+            key, now = self.jax.random.split(key)
+            state, info = self.step(now, state)
+            log_evidence += float(info.log_likelihood_increment)
+        return state, log_evidence
 
 
 def _smallest_sd(jax, log_density, dim):
