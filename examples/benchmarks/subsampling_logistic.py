@@ -44,6 +44,7 @@ STEPS = {
     "TunaMH": (lambda: S.TunaMetropolis(), 300, 1),
     "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 100_000, 1),
     "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 100_000, 1),
+    "informed, automatic size": (lambda: S.InformedSubsampling(), 50_000, 1),
     "informed, uniform subsets": (
         lambda: S.InformedSubsampling(subset=1000, spread=np.inf, correction=None),
         30_000,
@@ -58,7 +59,7 @@ CURVES = {
     "scalable Metropolis": "D",
 }
 TUNE = 500
-HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the reference
+HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the reference at a million rows; more for fewer
 
 
 def laplace() -> pb.GaussianApproximation:
@@ -105,7 +106,8 @@ def reference(case: str, n: int, folder: Path):
         return found["mean"], found["sd"], float(found["weight_variance"])
     design, y = load(case, n, folder)
     rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(DIM), -np.eye(DIM)))
-    half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(HALVES[case])
+    pairs = HALVES[case] << int(np.log2(np.clip(10**6 // n, 1, 512)))
+    half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(pairs)
     z = np.concatenate([half, -half])
     mode, factor = rows.pilot
     log_w = np.empty(len(z))
@@ -176,28 +178,57 @@ def run(model: pm.Model, name: str, known: tuple | None, scale: float) -> tuple[
     return found | {k: v for k, v in attributes.items() if isinstance(v, (int, float)) and k not in found}, step
 
 
-def table(done: dict) -> str:
-    """All rows as Markdown. The full data's ESS an iteration is that of the same random walk with control variates."""
+def laplace_line(case: str, n: int, folder: Path) -> str:
+    """How far Laplace's approximation is from the reference, where that has been made."""
+    path = folder / f"reference_{case}_{n}.npz"
+    if not path.exists():
+        return ""
+    found = np.load(path)
+    bias, ratio = (found["mode"] - found["mean"]) / found["sd"], found["laplace_sd"] / found["sd"]
+    return (
+        f"Laplace: bias {np.sqrt((bias**2).mean()):.3f} / {np.abs(bias).max():.3f}, sd ratio {ratio.min():.3f}–"
+        f"{ratio.max():.3f}; variance of the weights {float(found['weight_variance']):.2g}\n"
+    )
+
+
+def rows_a_step(row: dict, n: int) -> float:
+    """Rows that one iteration looks at."""
+    if "rows" in row:
+        return row["rows"] / row["iterations_per_draw"]
+    return row.get("rows_per_step", row.get("subset_size", n))
+
+
+def table(done: dict, folder: Path) -> str:
+    """All rows as Markdown.
+
+    The ESS an iteration of a chain on all data too short to tell is that of the same random walk with control variates.
+    """
     lines = []
     for group in sorted({key.rsplit("|", 1)[0] for key in done}):
         case, n = group.split("|")
         rows = {name: done[f"{group}|{name}"] for name in STEPS if f"{group}|{name}" in done}
         walk, full = rows.get("control variates"), rows.get("full-data random walk")
         base = float("nan")
-        if walk and full:
+        short = full is not None and full["draws"] < 1000
+        if full and not short:
+            base = full["ess_per_second"]
+        elif walk and full:
             rate = walk["ess"] / (walk["draws"] * walk["iterations_per_draw"])
             full["ess"] = rate * full["draws"]
             base = full["ess_per_second"] = rate * 1e6 / full["microseconds_per_iteration"]
-        lines += [f"\n{case}, n = {int(n):,}\n"]
-        lines += ["| step | µs/it | ESS | ESS/s | × full data | bias rms / max (1/√ESS) | sd ratio | accept |"]
-        lines += ["|" + " --- |" * 8]
+        lines += [f"\n{case}, n = {int(n):,}\n", laplace_line(case, int(n), folder)]
+        lines += [
+            "| step | µs/it | ESS | ESS/s | × full data | bias rms / max (1/√ESS) | sd ratio | accept | rows a step |"
+        ]
+        lines += ["|" + " --- |" * 9]
         for name, row in rows.items():
-            bias = "–" if "bias_rms" not in row or row is full else f"{row['bias_rms']:.3f} / {row['bias_max']:.3f}"
-            ratio = "–" if "ratio_min" not in row or row is full else f"{row['ratio_min']:.3f}–{row['ratio_max']:.3f}"
+            known = "bias_rms" in row and not (row is full and short)
+            bias = f"{row['bias_rms']:.3f} / {row['bias_max']:.3f}" if known else "–"
+            ratio = f"{row['ratio_min']:.3f}–{row['ratio_max']:.3f}" if known else "–"
             lines.append(
                 f"| {name} | {row['microseconds_per_iteration']:,.1f} | {row['ess']:,.0f} | {row['ess_per_second']:,.3g} "
                 f"| {row['ess_per_second'] / base:,.3g} | {bias} ({1 / np.sqrt(row['ess']):.3f}) | {ratio} "
-                f"| {row['accept']:.2f} |"
+                f"| {row['accept']:.2f} | {rows_a_step(row, int(n)):,.3g} |"
             )
     return "\n".join(lines)
 
@@ -253,7 +284,7 @@ def main() -> None:
         path.write_text(json.dumps(done, indent=1))
         print(time.strftime("%H:%M"), name, json.dumps(found), flush=True)
     done = json.loads(path.read_text()) if path.exists() else {}
-    print(table(done))
+    print(table(done, options.out))
     if options.picture:
         picture(done, options.picture)
 

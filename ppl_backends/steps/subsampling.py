@@ -12,7 +12,7 @@ from ppl_backends.mcmc.algorithm import Algorithm
 from ppl_backends.mcmc.subsampling import control
 from ppl_backends.mcmc.subsampling.check import mean_error
 from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
-from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed
+from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
 from ppl_backends.mcmc.subsampling.rows import Rows, make_rows
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 DEFAULT_SUBSET = 1000
+HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
@@ -216,8 +217,8 @@ class InformedSubsampling(_SubsamplingStep):
     ----------
     vars : list of variables or names, optional
     subset : int, optional
-        Rows of a subset, n. By default 1,000 with the gradient correction, whose error is √(2/n) of the Hessian; without it
-        √(2Nd)/(2.38 s), where single swaps mix: fewer rows are cheaper, but then subsets stand still.
+        Rows of a subset, n. By default at least 1,000 and as many as keep the error of the Hessian at 5 %; without the
+        gradient correction at least √(2Nd)/(2.38 s), where single swaps mix: on fewer rows subsets stand still.
     spread : float
         s: standard deviation, in posterior standard deviations, of the shifts of the mode that subsets may cause. The
         posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets.
@@ -257,9 +258,10 @@ class InformedSubsampling(_SubsamplingStep):
         """The algorithm on ``target``."""
         rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
         healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(self.spread, np.sqrt(rows.n)))
-        subset = self.subset
+        curvature, subset = curvature_variance(rows, rng), self.subset
         if subset is None:
-            subset = min(rows.n // 2, int(max(DEFAULT_SUBSET if self.correction else np.ceil(healthy), 2)))
+            wanted = max(DEFAULT_SUBSET if self.correction else healthy, curvature / HESSIAN_ERROR**2)
+            subset = min(rows.n // 2, int(np.ceil(wanted)))
         if subset >= rows.n:
             raise ModelError(f"subset={subset}: the model has {rows.n} observations; use RandomWalk")
         small = subset < healthy and np.isfinite(self.spread)
@@ -272,6 +274,7 @@ class InformedSubsampling(_SubsamplingStep):
             swaps=self.swaps,
             corrected=corrected,
             summaries=_summaries(self.summary, target, rows.n),
+            curvature=curvature,
         )
         moves = algorithm.swaps * algorithm.swap_rate
         if small and not corrected and moves < FEWEST_SWAPS:
@@ -328,9 +331,10 @@ def _predicted(algorithm: Any) -> str:
     """What theory says of informed subsets."""
     if not isinstance(algorithm, Informed):
         return ""
+    error = algorithm.attributes["hessian_error_predicted"]
     if algorithm.corrected:
-        return f"; sds are right to about {100 * algorithm.attributes['hessian_error_predicted']:.0f} %"
-    return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}"
+        return f"; sds are right to about {100 * error:.2g} %"
+    return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}, and right to {100 * error:.2g} % beside that"
 
 
 def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -15,8 +15,8 @@ from ppl_backends.mcmc.subsampling.control import (
     UniformMetropolis,
     choose_subset_size,
 )
-from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
-from ppl_backends.mcmc.subsampling.informed import Informed
+from ppl_backends.mcmc.subsampling.exact import RowSampler, Scalable, Tuna
+from ppl_backends.mcmc.subsampling.informed import Informed, curvature_variance
 from ppl_backends.mcmc.subsampling.rows import FunctionRest, QuadraticRest, SiteRows
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import compiled_sites as sites
@@ -102,8 +102,7 @@ class WithoutRows(Scalable):
 
     def __init__(self, rows, **options):
         super().__init__(rows, **options)
-        self.bounds = 1e-12 * self.bounds
-        self._sampler.ends *= 1e-12
+        self.near = self.far = RowSampler(1e-12 * self.far.bounds)
 
 
 class WithoutPrior(Tuna):
@@ -146,11 +145,13 @@ def test_bounds_hold_for_every_family():
     rest = QuadraticRest(0.0, np.zeros(2), -np.eye(2))
     for family, outcome in ((sites.LOGIT, y), (sites.PROBIT, 2 * y - 1), (sites.NORMAL, rng.normal(size=30))):
         rows = SiteRows(design, 0.1, outcome, 1.0, family, rest)
-        index, bounds = np.arange(30), rows.third_order_bounds()
+        index, bounds, near = np.arange(30), rows.third_order_bounds(), rows.third_order_bounds(2.0)
+        assert (near <= bounds).all()
         for _ in range(50):
             z = rng.standard_t(2, size=2)
+            size = np.linalg.norm(z)
             x = rows.pilot.mode + rows.pilot.factor @ z
-            assert (np.abs(rows.residuals(x, index)) <= bounds * np.linalg.norm(z) ** 3 + 1e-9).all()
+            assert (np.abs(rows.residuals(x, index)) <= (near if size <= 2 else bounds) * size**3 + 1e-9).all()
     with pytest.raises(ModelError, match="no bound"):
         SiteRows(design, 0.0, y, 1.0, sites.POISSON, rest).third_order_bounds()
     logit = rows_of(design, y)
@@ -224,6 +225,24 @@ def test_subset_size_follows_the_difficulty_and_swaps_keep_their_books():
     np.testing.assert_allclose(state.z, algorithm._summaries[state.subset].mean(axis=0, dtype=float), atol=1e-8)
     assert stats["distinct_rows"] == state.seen.sum()
     assert stats["z_norm"] < 0.1 * algorithm.attributes["z_norm_uniform"]
+
+
+def test_subsets_grow_where_few_rows_hold_the_information():
+    rng = np.random.default_rng(0)
+    x, rest = rng.normal(size=2000), QuadraticRest(0.0, np.zeros(1), -np.eye(1))
+    normal = SiteRows(x[:, None], 0.0, rng.normal(size=2000), 1.0, sites.NORMAL, rest)
+    wanted = np.var(2000 * x**2 / (1 + (x**2).sum()))
+    assert curvature_variance(normal, rng) == pytest.approx(wanted, rel=1e-6)
+    sizes = {}
+    for name, intercept in (("even", 0.0), ("rare", -4.0)):
+        design = np.c_[np.ones(20_000), 1.5 * rng.normal(size=(20_000, 1))]
+        y = (rng.random(20_000) < 1 / (1 + np.exp(-design @ [intercept, 1.0]))).astype(int)
+        target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+        with pytest.warns(SamplerWarning, match="is approximate"):
+            attributes = pb.steps.InformedSubsampling(correction="gradient").bind(target).attributes
+        assert attributes["hessian_error_predicted"] <= 0.0501
+        sizes[name] = attributes["subset_size"]
+    assert sizes["rare"] > 2 * sizes["even"]
 
 
 def test_hmc_agrees_with_quadrature():

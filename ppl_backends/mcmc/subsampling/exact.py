@@ -3,7 +3,7 @@ r"""Sub-sampling that leaves the posterior exactly invariant: scalable Metropoli
 Scalable MH (Cornish et al. 2019) factorises the acceptance: min(1, e^{Δ(rest + Σqᵢ)}) ∏ min(1, e^{Δrᵢ}) with rᵢ = ℓᵢ − qᵢ.
 The product is the probability that no event occurs among independent ones of rate (−Δrᵢ)₊, and since
 |Δrᵢ| ≤ cᵢ (‖z‖³ + ‖z'‖³), z = L⁻¹(θ − θ̂), those are found by thinning a Poisson number of proposals of rate Σcᵢ (…): less
-than one row a step where N is large.
+than one row a step where N is large. Moves within ``NEAR`` of the typical distance have smaller cᵢ than others.
 
 TunaMH (Zhang, Cooper & De Sa 2020) draws a Poisson minibatch whose law depends on both ends of the move and corrects for it
 in the ratio. With |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ M, M = ‖θ − θ'‖, C = Σcᵢ: row i comes Poisson(χcᵢCM² + ½(Dᵢ + cᵢM)) times, with
@@ -32,11 +32,14 @@ class ExactState(NamedTuple):
     known: float
 
 
+NEAR = 4.0  # beyond √d
+
+
 class RowSampler:
     """Rows with probability cᵢ/Σc, by inversion on a table with one entry per row (O(log N) a draw)."""
 
-    def __init__(self, weights: Array) -> None:
-        self.ends = np.cumsum(weights)
+    def __init__(self, bounds: Array) -> None:
+        self.bounds, self.ends = bounds, np.cumsum(bounds)
         self.total = float(self.ends[-1])
 
     def draw(self, n: int, rng: np.random.Generator) -> Index:
@@ -51,11 +54,9 @@ class _Exact:
     name: str
     stats: ClassVar[dict[str, type]] = {**COMMON_STATS, "accepted": bool, "rows": int}
 
-    def __init__(self, rows: Rows, bounds: Array, scale: float | None) -> None:
+    def __init__(self, rows: Rows, scale: float | None) -> None:
         self.rows, self.dim = rows, rows.dim
         self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
-        self.bounds = bounds
-        self._sampler = RowSampler(bounds)
         self.attributes: dict[str, Any] = {}
 
     def initial_point(self, rng: np.random.Generator) -> Array:
@@ -98,7 +99,9 @@ class Scalable(_Exact):
     name = "scalable_metropolis"
 
     def __init__(self, rows: Rows, scale: float | None = None, independent: bool = False, steps: int = 1) -> None:
-        super().__init__(rows, rows.third_order_bounds(), scale)
+        super().__init__(rows, scale)
+        self._radius = np.sqrt(getattr(rows, "whole", rows).dim) + NEAR
+        self.near, self.far = (RowSampler(rows.third_order_bounds(radius)) for radius in (self._radius, np.inf))
         self._independent, self._steps, self._compiled = independent, steps, rows.compiled()
         self.attributes["steps_per_draw"] = steps
 
@@ -110,8 +113,9 @@ class Scalable(_Exact):
         """Proposals; rows are looked at only where the known part accepts."""
         if self._compiled is not None:
             delta = state.x - self.rows.pilot.mode
+            tables = (self.near.bounds, self.near.ends, self.far.bounds, self.far.ends, self._radius)
             accept, moves, looked = scalable_walk(
-                rng, self._steps, *self._compiled, self.scale, self._independent, self.bounds, self._sampler.ends, delta
+                rng, self._steps, *self._compiled, self.scale, self._independent, *tables, delta
             )
             x = self.rows.pilot.mode + delta
             return state._replace(x=x), self._statistics(accept, moves > 0, tune, looked)
@@ -130,12 +134,14 @@ class Scalable(_Exact):
         accept = float(np.exp(min(new.known - state.known + proposals, 0.0)))
         accepted, looked = bool(rng.random() < accept), 0
         if accepted:
-            reach = float(state.z @ state.z) ** 1.5 + float(new.z @ new.z) ** 1.5
-            looked = int(rng.poisson(self._sampler.total * reach))
+            here, there = float(state.z @ state.z), float(new.z @ new.z)
+            sampler = self.near if max(here, there) <= self._radius**2 else self.far
+            reach = here**1.5 + there**1.5
+            looked = int(rng.poisson(sampler.total * reach))
             if looked:
-                index = self._sampler.draw(looked, rng)
+                index = sampler.draw(looked, rng)
                 drop = self.rows.residuals(state.x, index) - self.rows.residuals(new.x, index)
-                accepted = not bool((rng.random(looked) * self.bounds[index] * reach < drop).any())
+                accepted = not bool((rng.random(looked) * sampler.bounds[index] * reach < drop).any())
         return (new if accepted else state), self._statistics(accept, accepted, tune, looked)
 
 
@@ -153,8 +159,8 @@ class Tuna(_Exact):
     name = "tuna_metropolis"
 
     def __init__(self, rows: Rows, chi: float = 0.01, scale: float | None = None) -> None:
-        super().__init__(rows, rows.lipschitz(), 0.5 * 2.38 / np.sqrt(rows.dim) if scale is None else scale)
-        self._chi = chi
+        super().__init__(rows, 0.5 * 2.38 / np.sqrt(rows.dim) if scale is None else scale)
+        self._sampler, self._chi = RowSampler(rows.lipschitz()), chi
 
     def _at(self, x: Array) -> ExactState:
         return ExactState(x, x, self.rows.rest(x))
@@ -167,7 +173,7 @@ class Tuna(_Exact):
         looked = int(rng.poisson(total * (pull + distance)))
         index = self._sampler.draw(looked, rng)
         drop = -self.rows.differences(state.x, new.x, index)
-        bounds = self.bounds[index]
+        bounds = self._sampler.bounds[index]
         kept = rng.random(looked) * bounds * (pull + distance) < pull * bounds + 0.5 * (drop + bounds * distance)
         ratio = -drop[kept] / (bounds[kept] * (distance + 2 * pull))
         accept = float(np.exp(min(2 * float(np.arctanh(ratio).sum()) + new.known - state.known, 0.0)))

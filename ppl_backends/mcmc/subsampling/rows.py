@@ -139,8 +139,8 @@ class Rows:
         """L⁻¹(θ − θ̂)."""
         return self.pilot.whiten(x - self.pilot.mode)
 
-    def third_order_bounds(self) -> Array:
-        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖L⁻¹(θ − θ̂)‖³ ``(n,)``, L and θ̂ those of :meth:`standardise`."""
+    def third_order_bounds(self, radius: float = np.inf) -> Array:
+        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``, z as of :meth:`standardise`."""
         raise ModelError(NO_BOUNDS)
 
     def lipschitz(self) -> Array:
@@ -255,8 +255,11 @@ class SiteRows(Rows):
         inverse = np.ascontiguousarray(solve_triangular(factor, np.eye(self.dim), lower=True))
         return self.design, self.y, self.extra, self.family, self._pilot, slope, hessian, factor, inverse
 
-    def third_order_bounds(self) -> Array:
-        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖L⁻¹(θ − θ̂)‖³ ``(n,)``.
+    def third_order_bounds(self, radius: float = np.inf) -> Array:
+        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``.
+
+        For a logit |φ‴| ≤ |φ″|, so that |φ″| grows at most as an exponential: near the mode rows whose probability is near
+        zero or one have much smaller bounds than the largest third derivative gives.
 
         Raises
         ------
@@ -265,9 +268,13 @@ class SiteRows(Rows):
         """
         if self.family not in sites.THIRD_DERIVATIVE:
             raise ModelError("the third derivative of a Poisson log likelihood has no bound: use SubsampledMetropolis")
-        scale = self.extra if self.family == sites.LOGIT else np.ones(self.n)
+        third = np.full(self.n, sites.THIRD_DERIVATIVE[self.family])
         length = np.sqrt((self.design @ self.pilot.factor) ** 2 @ np.ones(self.dim))
-        return scale * sites.THIRD_DERIVATIVE[self.family] / 6 * length**3
+        if self.family == sites.LOGIT:
+            third *= self.extra
+            if np.isfinite(radius):
+                third = np.minimum(third, -self._pilot[:, 3] * np.exp(np.minimum(length * radius, 500.0)))
+        return third / 6 * length**3
 
     def lipschitz(self) -> Array:
         """cᵢ with |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ ‖θ − θ'‖ ``(n,)``."""
@@ -359,9 +366,9 @@ class BlockRows(Rows):
         """L⁻¹(θ − θ̂) of all coordinates."""
         return self.whole.standardise(self._all(x))
 
-    def third_order_bounds(self) -> Array:
+    def third_order_bounds(self, radius: float = np.inf) -> Array:
         """Those of all coordinates."""
-        return self.whole.third_order_bounds()
+        return self.whole.third_order_bounds(radius)
 
     def lipschitz(self) -> Array:
         """Those of all coordinates."""

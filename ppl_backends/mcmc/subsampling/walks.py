@@ -56,7 +56,7 @@ def _square(z):
 
 @jit
 def _propose(rng, factor, inverse, scale, independent, delta):
-    """A point about ``delta``, or of the Laplace approximation, and the log ratio of the densities of the move back and there."""
+    """A point about ``delta`` or of the Laplace approximation, and the log ratio of the proposals back and there."""
     z = np.empty(len(delta))
     for j in range(len(delta)):
         z[j] = rng.standard_normal()
@@ -130,12 +130,18 @@ def scalable_walk(
     inverse,
     scale,
     independent,
-    bounds,
-    ends,
+    near_bounds,
+    near_ends,
+    far_bounds,
+    far_ends,
+    radius,
     delta,
 ):
-    """``steps`` exact steps from ``delta``, in place; the mean acceptance probability, moves, and rows looked at."""
-    total, accepts, moves, looked = ends[-1], 0.0, 0, 0
+    """``steps`` exact steps from ``delta``, in place; the mean acceptance probability, moves, and rows looked at.
+
+    Bounds and their sums are those within ``radius`` of the mode, and everywhere.
+    """
+    accepts, moves, looked = 0.0, 0, 0
     z_square = _square(_times(inverse, delta))
     value = _quadratic(slope, hessian, delta)
     for _ in range(steps):
@@ -146,7 +152,10 @@ def scalable_walk(
         accepts += accept
         accepted = rng.random() < accept
         if accepted:
-            reach = z_square**1.5 + new_square**1.5
+            bounds, ends = far_bounds, far_ends
+            if max(z_square, new_square) <= radius * radius:
+                bounds, ends = near_bounds, near_ends
+            total, reach = ends[-1], z_square**1.5 + new_square**1.5
             events = rng.poisson(total * reach)
             looked += events
             for _k in range(events):
