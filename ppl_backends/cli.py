@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 console = Console()
 
+SUMMARY_ROWS = 60
 REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy", "bridgestan", "cmdstanpy", "httpstan")
 
 Program = Annotated[Path, typer.Argument(metavar="MODEL.stan", help="Stan program.", show_default=False)]
@@ -116,8 +117,9 @@ def laplace(
     import ppl_backends as pb
 
     with _one_line_errors():
-        approximation = pb.fit_laplace(str(model), data=_data(data), progressbar=not quiet)
-        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output)
+        target = pb.as_target(str(model), _data(data))
+        approximation = pb.fit_laplace(target, progressbar=not quiet)
+        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
 
 
 @app.command()
@@ -136,8 +138,9 @@ def ep(
     import ppl_backends as pb
 
     with _one_line_errors():
-        approximation = pb.fit_ep(str(model), data=_data(data), predictor=predictor, progressbar=not quiet)
-        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output)
+        target = pb.as_target(str(model), _data(data), predictor=predictor)
+        approximation = pb.fit_ep(target, progressbar=not quiet)
+        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
 
 
 @app.command()
@@ -154,8 +157,9 @@ def vi(
     import ppl_backends as pb
 
     with _one_line_errors():
-        approximation = pb.fit_vi(str(model), data=_data(data), family=family, random_seed=seed, progressbar=not quiet)
-        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output)
+        target = pb.as_target(str(model), _data(data))
+        approximation = pb.fit_vi(target, family=family, random_seed=seed, progressbar=not quiet)
+        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
 
 
 @app.command()
@@ -173,16 +177,16 @@ def importance(
     import ppl_backends as pb
 
     with _one_line_errors():
+        target = pb.as_target(str(model), _data(data))
         idata = pb.sample_importance(
-            str(model),
-            data=_data(data),
+            target,
             draws=draws,
             chains=chains,
             approximation=approximation,
             random_seed=seed,
             progressbar=not quiet,
         )
-        _finish(idata, output)
+        _finish(idata, output, target)
 
 
 @app.command()
@@ -200,27 +204,28 @@ def smc(
     import ppl_backends as pb
 
     with _one_line_errors():
+        target = pb.as_target(str(model), _data(data))
         idata = pb.sample_smc(
-            str(model),
-            data=_data(data),
+            target,
             draws=draws,
             chains=chains,
             initial=initial,
             random_seed=seed,
             progressbar=not quiet,
         )
-        _finish(idata, output)
+        _finish(idata, output, target)
 
 
 def _data(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _finish(idata: Any, output: Path | None) -> None:
-    """Print the summary and the evidence, and write the file."""
+def _finish(idata: Any, output: Path | None, target: Any) -> None:
+    """Print the summary of the program's parameters and the evidence, and write the file."""
     from ppl_backends.results.inference_data import group
 
-    _print_summary(idata)
+    names = [name for name in target.parameter_names if name in group(idata, "posterior")]
+    _print_summary(idata, names or None)
     attrs = group(idata, "posterior").attrs
     kind, label = ("elbo", "lower bound of the log evidence") if "elbo" in attrs else ("log_evidence", "log evidence")
     evidence = f"{label} {float(attrs.get(kind, float('nan'))):.3f}"
@@ -232,10 +237,14 @@ def _finish(idata: Any, output: Path | None) -> None:
         console.print(f"wrote {output}", highlight=False)
 
 
-def _print_summary(idata: Any) -> None:
+def _print_summary(idata: Any, names: list[str] | None = None) -> None:
+    """The first rows of a summary of the variables ``names``, of all by default."""
     import arviz as az
 
-    typer.echo(az.summary(idata).to_string())
+    summary = az.summary(idata, var_names=names)
+    typer.echo(summary.head(SUMMARY_ROWS).to_string())
+    if len(summary) > SUMMARY_ROWS:
+        typer.echo(f"... and {len(summary) - SUMMARY_ROWS} rows more")
 
 
 def _write(idata: Any, path: Path) -> None:

@@ -79,6 +79,8 @@ def test_stan_commands(stan_files, tmp_path):
         result = invoke(command, *stan_files, "--output", output, "--seed", 1, "--quiet")
         assert result.exit_code == 0, result.output
         assert printed_evidence(result.output) == pytest.approx(LOG_EVIDENCE, abs=tolerance)
+        assert "mu" in result.output
+        assert "eta" not in result.output  # the table is of the parameters
         with xr.open_dataset(output, group="posterior", engine="h5netcdf") as posterior:
             assert float(posterior["mu"].mean()) == pytest.approx(sum(Y) / 5, abs=5 * np.sqrt(1 / 5 / 1000))
     result = invoke("vi", *stan_files, "--seed", 1, "--quiet")
