@@ -102,8 +102,12 @@ def _evidences(axis: Any, idata: Any) -> None:
         half = float(student_t.isf((1 - _COVERAGE) / 2, attrs["log_evidence_df"])) * attrs["log_evidence_se"]
         axis.axhspan(attrs["log_evidence"] - half, attrs["log_evidence"] + half, color="0.85", zorder=0)
         axis.axhline(attrs["log_evidence"], color="0.5", linewidth=1, zorder=0)
-    trusted = bool(attrs.get("log_evidence_trusted", 1))
-    axis.set(title="log evidence" if trusted else "log evidence, not to be trusted", xlabel="chain", xticks=chains)
+    if not attrs.get("log_evidence_trusted", 1):
+        title = "log evidence, not to be trusted"
+    else:
+        bridged = attrs.get("log_evidence_method") == "bridge sampling"
+        title = "log evidence; band: bridge sampling" if bridged else "log evidence"
+    axis.set(title=title, xlabel="chain", xticks=chains)
     axis.ticklabel_format(axis="y", useOffset=False)
 
 

@@ -1,21 +1,25 @@
-"""Whether a run can be trusted, from figures it already has: mixing per stage, lineages, agreement of the runs."""
+"""Whether a run can be trusted, from figures it already has, and which of its evidences is reported."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.memory import modes
+from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.sampler import SMCRun
 
-__all__ = ["distrust", "split_finished", "warn_if_distrusted"]
+__all__ = ["Verdict", "distrust", "draws_are_healthy", "judge", "split_finished", "warn_if_distrusted"]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 _FEW_LINEAGES = 20
-_DISAGREEMENT = 4.0  # standard errors between the two evidences of the same runs
+_DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
+_PRECISE = 0.1  # standard error of a bridge that has something to say
 
 
 def split_finished(runs: Sequence[SMCRun], chains: int, interrupted: bool) -> tuple[list[SMCRun], str]:
@@ -41,7 +45,7 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bo
     reasons = []
     moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
     if moves:
-        slow = [move for move in moves if move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)]
+        slow = [move for move in moves if _remembers(move)]
         # With few chains the correlations are noisy, and one of many stages may stand out by chance.
         if len(slow) > 0.1 * len(moves) or any(
             move.correlation > max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow
@@ -77,10 +81,97 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
     ]
 
 
-def warn_if_distrusted(unfinished: str, reasons: Sequence[str]) -> None:
-    """One :class:`SamplerWarning` with all there is to say."""
+def _remembers(move: MoveSummary) -> bool:
+    return move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)
+
+
+class Verdict(NamedTuple):
+    """What is reported of the evidence.
+
+    Attributes
+    ----------
+    evidence : EvidenceEstimate
+    method : {"tempering", "bridge sampling"}
+        Whose it is.
+    reasons : list of str
+        Against the evidence of tempering.
+    replaced : str
+        Where it is not that of tempering: what was reported in place of what.
+    """
+
+    evidence: EvidenceEstimate
+    method: str
+    reasons: list[str]
+    replaced: str = ""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nothing speaks against the evidence reported."""
+        return bool(self.replaced) or not self.reasons
+
+    @property
+    def warnings(self) -> str:
+        """All there is to say."""
+        return "; ".join([self.replaced, *self.reasons] if self.replaced else self.reasons)
+
+
+def judge(
+    runs: Sequence[SMCRun],
+    evidence: EvidenceEstimate,
+    bridge: EvidenceEstimate | None,
+    *,
+    chains_kept: bool = False,
+    may_replace: bool = True,
+) -> Verdict:
+    """The evidence to report.
+
+    That of tempering, or where there is reason to distrust it that of bridge sampling, if the last particles are healthy, in
+    one mode, and the bridges are precise and agree: an error made on the way is not in them.
+
+    Parameters
+    ----------
+    runs : sequence of SMCRun
+    evidence : EvidenceEstimate
+        Of tempering.
+    bridge : EvidenceEstimate or None
+        Of bridge sampling from the last particles.
+    chains_kept : bool
+        Whether the moves were waste-free.
+    may_replace : bool
+        Whether the evidence reported may be that of bridge sampling.
+    """
+    reasons = distrust(runs, evidence, chains_kept)
+    if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
+        return Verdict(evidence, "tempering", reasons)
+    difference = evidence.log_evidence - bridge.log_evidence
+    error = float(np.hypot(evidence.standard_error, bridge.standard_error))
+    if abs(difference) > _DISAGREEMENT * error + 1e-6:
+        reasons.append(
+            f"bridge sampling from the last particles gives {bridge.log_evidence:.2f} ± {bridge.standard_error:.2f}, "
+            f"{abs(difference) / error:.0f} times the error of the difference away"
+        )
+    if not (reasons and may_replace and draws_are_healthy(runs)):
+        return Verdict(evidence, "tempering", reasons)
+    replaced = (
+        f"the log evidence reported is by bridge sampling from the last particles ({bridge.log_evidence:.3f} ± "
+        f"{bridge.standard_error:.3f}), because that of tempering ({evidence.log_evidence:.3f} ± "
+        f"{evidence.standard_error:.3f}) is not to be trusted"
+    )
+    return Verdict(bridge, "bridge sampling", reasons, replaced)
+
+
+def draws_are_healthy(runs: Sequence[SMCRun]) -> bool:
+    """Whether the last moves of every run forgot where they began, and all particles are in one mode."""
+    last = [run.stages[-1].moves for run in runs]
+    if any(move is None or _remembers(move) or move.n_modes > 1 for move in last):
+        return False
+    return int(modes(np.concatenate([run.x for run in runs])).max()) == 0
+
+
+def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = "") -> None:
+    """One :class:`SamplerWarning` with all there is to say; ``replaced`` says what was reported instead."""
     said = [unfinished] if unfinished else []
     if reasons:
-        said.append("do not trust this evidence yet: " + "; ".join(reasons))
+        said.append((replaced or "do not trust this evidence yet") + ": " + "; ".join(reasons))
     if said:
         warnings.warn(f"tempering SMC: {'; '.join(said)}", SamplerWarning, stacklevel=3)

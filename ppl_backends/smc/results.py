@@ -10,21 +10,21 @@ from scipy.special import logsumexp
 
 from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import PriorPath, TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["lineage_ess", "smc_inference_data"]
+__all__ = ["evidence_attrs", "lineage_ess", "smc_inference_data"]
 
 
 def smc_inference_data(
     path: TemperingPath,
     kernel_name: str,
     runs: Sequence[SMCRun],
-    evidence: EvidenceEstimate,
-    reasons: Sequence[str],
+    verdict: Verdict,
     unfinished: str,
     *,
     rng: np.random.Generator,
@@ -34,15 +34,16 @@ def smc_inference_data(
     attrs: Mapping[str, Any] | None = None,
 ) -> Any:
     """Assemble what :func:`~ppl_backends.sample_smc` returns; ``attrs`` are further attributes."""
-    reached = all(run.complete for run in runs)
+    reached, evidence = all(run.complete for run in runs), verdict.evidence
     path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
     attrs = dict(attrs or {}) | {
         "log_evidence": evidence.log_evidence if reached else None,
         "log_evidence_se": evidence.standard_error if reached else None,
         "log_evidence_df": evidence.df if reached else None,
+        "log_evidence_method": verdict.method if reached else None,
         "log_evidence_path_sampling": float(path_sampling) if reached else None,
-        "log_evidence_trusted": int(reached and not reasons),
-        "warnings": "; ".join([unfinished, *reasons] if unfinished else reasons),
+        "log_evidence_trusted": int(reached and verdict.trusted),
+        "warnings": "; ".join(said for said in (unfinished, verdict.warnings) if said),
         "complete": int(not unfinished),
         "initial": path.description,
         "kernel": kernel_name,
@@ -62,6 +63,13 @@ def smc_inference_data(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
+
+
+def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None) -> dict[str, float]:
+    """The evidences of both methods, whichever is reported."""
+    found = {"tempering": tempering} if bridge is None else {"tempering": tempering, "bridge": bridge}
+    attrs = {f"log_evidence_{name}": estimate.log_evidence for name, estimate in found.items()}
+    return attrs | {f"log_evidence_{name}_se": estimate.standard_error for name, estimate in found.items()}
 
 
 def _log_prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> float | None:

@@ -14,13 +14,15 @@ import numpy as np
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.mcmc.kernels import Kernel, make_kernel
 from ppl_backends.random import spawn_generators
+from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import run_chains
 from ppl_backends.smc.checkpoint import Checkpoint, fingerprint
-from ppl_backends.smc.evidence import combine_evidence
-from ppl_backends.smc.health import distrust, split_finished, warn_if_distrusted
+from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
+from ppl_backends.smc.health import judge, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
-from ppl_backends.smc.results import smc_inference_data
+from ppl_backends.smc.results import evidence_attrs, smc_inference_data
+from ppl_backends.smc.sampler import SMCRun
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
@@ -127,8 +129,10 @@ def sample_smc(
     -------
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with attributes ``log_evidence``, ``log_evidence_se``, ``log_evidence_df``,
-        ``log_evidence_trusted``; ``sample_stats`` with, per chain and stage, ``beta``, ``log_marginal_likelihood`` and the
-        particles' summary, and per draw ``ancestor``. Particles are no time series: siblings are adjacent.
+        ``log_evidence_trusted`` and ``log_evidence_method``: that of tempering or, where there is reason to distrust that
+        one and none to distrust the last particles, of bridge sampling, after a warning that says so. ``sample_stats`` with,
+        per chain and stage, ``beta``, ``log_marginal_likelihood`` and the particles' summary, and per draw ``ancestor``.
+        Particles are no time series: siblings are adjacent.
 
     Raises
     ------
@@ -188,7 +192,8 @@ def sample_smc(
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **options, "power": power}
     identity["power_potentials"] = power_potentials
     saved = None if checkpoint is None else _open_checkpoint(checkpoint, target, initial, identity, random_seed)
-    *generators, result_rng, initial_rng = spawn_generators(saved.seed if saved else random_seed, chains + 2)
+    seed = saved.seed if saved else random_seed
+    *generators, result_rng, initial_rng, bridge_rng = spawn_generators(seed, chains + 3)
     route = choose_path(target, saved.initial if saved else initial, initial_rng)
     if saved:
         saved.begin(getattr(route, "approximation", None))
@@ -204,14 +209,15 @@ def sample_smc(
     )
     runs, unfinished = split_finished(runs, chains, interrupted)
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    reasons = distrust(runs, estimate, chains_kept=options["len_chain"] is not None)
-    warn_if_distrusted(unfinished, reasons)
+    bridge = _bridge(route, runs, bridge_rng)
+    waste_free = options["len_chain"] is not None
+    verdict = judge(runs, estimate, bridge, chains_kept=waste_free, may_replace=not unbiased)
+    warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         route,
         chosen.name,
         runs,
-        estimate,
-        reasons,
+        verdict,
         unfinished,
         rng=result_rng,
         sampling_time=time.perf_counter() - clock,
@@ -222,8 +228,17 @@ def sample_smc(
             "len_chain": options["len_chain"] or 1,
             "schedule": options["schedule"].kind,
             "unbiased": int(unbiased),
-        },
+        }
+        | (evidence_attrs(estimate, bridge) if all(run.complete for run in runs) else {}),
     )
+
+
+def _bridge(path: TemperingPath, runs: Sequence[SMCRun], rng: np.random.Generator) -> EvidenceEstimate | None:
+    """The evidence from the last particles alone, where these were moved at λ = 1."""
+    if not all(run.complete and run.weighted is None for run in runs):
+        return None
+    samples = [Sample(run.x, run.log_density, run.lineage.eve) for run in runs]
+    return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
 
 
 def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:

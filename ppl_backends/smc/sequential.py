@@ -25,7 +25,7 @@ from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import as_inference_data, group
 from ppl_backends.smc.data_path import BlockPath, DataPath, DataRun, begin, beginning, run_data_path
 from ppl_backends.smc.evidence import LineageVariance, PathSampling, combine_evidence
-from ppl_backends.smc.health import distrust, split_finished, warn_if_distrusted
+from ppl_backends.smc.health import Verdict, distrust, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.results import smc_inference_data
 from ppl_backends.smc.sampler import Progress, SMCRun
@@ -257,14 +257,13 @@ def _result(
     chosen = [run for run in runs if not unfinished or run.seen == data.n] or list(runs)
     before = before[[runs.index(run) for run in chosen]] if len(chosen) < len(runs) else before
     evidence = _combined(finished, before * 0.0, np.zeros(len(finished)))
-    reasons = distrust(finished, evidence)
-    warn_if_distrusted(unfinished, reasons)
+    verdict = Verdict(evidence, "tempering", distrust(finished, evidence))
+    warn_if_distrusted(unfinished, verdict.reasons)
     idata = smc_inference_data(
         data,
         _kernel(kernel, data).name,
         finished,
-        evidence,
-        reasons,
+        verdict,
         unfinished,
         rng=rng,
         sampling_time=time.perf_counter() - clock,

@@ -1,0 +1,206 @@
+"""The evidence from the last particles alone: known answers, honest errors, and when it is reported."""
+
+import warnings
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+import ppl_backends as pb
+from ppl_backends.errors import SamplerWarning
+from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.bridge_sampling import Sample, bridge, bridge_evidence
+from ppl_backends.smc.health import draws_are_healthy
+from ppl_backends.smc.moves import MoveSettings
+from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.targets import FunctionTarget
+from tests.smc.test_calibration import funnel
+from tests.toys import LOG_2PI, bimodal, conjugate_gaussian, gamma_poisson
+
+
+def test_errors_of_a_bridge_between_independent_points_are_honest():
+    """From Gamma to Gaussian: skewed, with a heavier tail on one side."""
+    errors, sizes, rng = [], [], np.random.default_rng(0)
+    normal = stats.norm(np.log(2.0), 0.8)
+    for _ in range(400):
+        x, y = np.log(rng.gamma(2.0, size=500)), normal.rvs(500, random_state=rng)
+        found = bridge(*(1.5 + 2.0 * z - np.exp(z) - normal.logpdf(z) for z in (x, y)), np.arange(500))
+        errors.append(found.log_evidence - 1.5)
+        sizes.append(found.variance**0.5)
+    assert abs(np.mean(errors)) < 4.5 * np.std(errors) / 20
+    assert np.mean(np.abs(errors) < 1.96 * np.array(sizes)) > 0.91
+    # The points' part of the variance is counted twice.
+    assert 1.0 < np.mean(sizes) / np.std(errors) < 1.5
+
+
+def test_clones_count_once():
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((2, 2000)) * 0.8
+    ratio, proposed = -0.3 * x**2, -0.3 * (1.25 * y) ** 2
+    once = bridge(ratio[:200], proposed, np.arange(200))
+    cloned = bridge(np.repeat(ratio[:200], 10), proposed, np.repeat(np.arange(200), 10))
+    assert cloned.log_evidence == pytest.approx(once.log_evidence, abs=1e-6)
+    assert cloned.variance == pytest.approx(once.variance, rel=1e-3)
+
+
+def exact_draws(dim, n, rng):
+    """Of the posterior of ``conjugate_gaussian(dim)``, with its density."""
+    known = conjugate_gaussian(dim)
+    hessian = known.target.hessian(known.mean[None])[0]
+    x = rng.multivariate_normal(known.mean, np.linalg.inv(-hessian), size=n)
+    return known, Sample(x, known.target.log_density(x), np.arange(n))
+
+
+@pytest.mark.parametrize(("dim", "chains"), [(2, 1), (10, 1), (10, 4), (50, 4)])
+def test_the_evidence_of_a_gaussian(dim, chains):
+    rng = np.random.default_rng(2)
+    samples = []
+    for _ in range(chains):
+        known, sample = exact_draws(dim, 1000, rng)
+        samples.append(sample)
+    found = bridge_evidence(samples, known.target.log_density, rng)
+    assert abs(found.log_evidence - known.log_evidence) < 5 * found.standard_error
+    assert found.standard_error < 0.03
+    assert not found.runs_disagree
+
+
+def test_two_modes_take_two_gaussians():
+    known = bimodal(separation=6.0)
+    runs = [
+        run_tempering(PriorPath(known.target), make_kernel("hmc"), 1000, np.random.default_rng(s)) for s in range(3)
+    ]
+    samples = [Sample(run.x, run.log_density, run.lineage.eve) for run in runs]
+    found = bridge_evidence(samples, known.target.log_density, np.random.default_rng(3))
+    assert found.log_evidence == pytest.approx(known.log_evidence, abs=0.05)
+    assert found.standard_error < 0.02
+
+
+def test_too_few_points_or_points_that_do_not_vary_are_left_alone():
+    rng = np.random.default_rng(4)
+    known, sample = exact_draws(50, 200, rng)
+    assert bridge_evidence([sample], known.target.log_density, rng) is None
+    stuck = Sample(np.zeros((200, 2)), np.zeros(200), np.arange(200))
+    assert bridge_evidence([stuck, stuck], lambda x: np.zeros(len(x)), rng) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [gamma_poisson(), conjugate_gaussian(3)], ids=["skewed", "gaussian"])
+def test_intervals_cover_over_100_seeds(known):
+    """Nominal 95 % hold at least 88.5 %, three standard errors below; the mean standard error is at most 1.6 of the sd."""
+    errors, inside, sizes = [], [], []
+    for seed in range(100):
+        runs = [
+            run_tempering(
+                PriorPath(known.target), make_kernel("hmc"), 500, np.random.default_rng([9, seed, k]), len_chain=5
+            )
+            for k in range(4)
+        ]
+        samples = [Sample(run.x, run.log_density, run.lineage.eve) for run in runs]
+        found = bridge_evidence(samples, known.target.log_density, np.random.default_rng(seed))
+        errors.append(found.log_evidence - known.log_evidence)
+        sizes.append(found.standard_error)
+        inside.append(abs(errors[-1]) < found.standard_error * stats.t.ppf(0.975, found.df))
+    assert np.mean(inside) >= 0.885
+    assert np.mean(sizes) / np.std(errors) < 1.6
+
+
+def wide_regression(n=100, dim=5, prior_sd=10.0):
+    """A linear regression with wide priors, half-normal on the noise: the path from the prior leads through a funnel.
+
+    Given the noise the evidence is that of a Gaussian; over log σ it is integrated on a grid.
+    """
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, dim))
+    y = X @ np.ones(dim) + rng.normal(size=n)
+
+    def log_prior(x):
+        beta, log_sd = x[:, :dim], x[:, dim]
+        value = -0.5 * ((beta**2).sum(axis=1) + np.exp(2 * log_sd)) / prior_sd**2 + log_sd
+        value += np.log(2) - (dim + 1) * (np.log(prior_sd) + 0.5 * LOG_2PI)
+        slope = 1 - np.exp(2 * log_sd) / prior_sd**2
+        return value, np.concatenate([-beta / prior_sd**2, slope[:, None]], axis=1)
+
+    def log_likelihood(x):
+        residual, weight = y - x[:, :dim] @ X.T, np.exp(-2 * x[:, dim])
+        square = (residual**2).sum(axis=1) * weight
+        slopes = [(residual @ X) * weight[:, None], (square - n)[:, None]]
+        return -0.5 * square - n * (x[:, dim] + 0.5 * LOG_2PI), np.concatenate(slopes, axis=1)
+
+    def sample_prior(size, rng):
+        z = prior_sd * rng.standard_normal((size, dim + 1))
+        return np.concatenate([z[:, :dim], np.log(np.abs(z[:, dim:]))], axis=1)
+
+    values, vectors = np.linalg.eigh(X @ X.T)
+    log_sd = np.linspace(-2, 4, 4001)
+    variances = np.exp(2 * log_sd)[:, None] + prior_sd**2 * np.maximum(values, 0)
+    logs = -0.5 * ((vectors.T @ y) ** 2 / variances + np.log(variances) + LOG_2PI).sum(axis=1)
+    logs += stats.halfnorm(scale=prior_sd).logpdf(np.exp(log_sd)) + log_sd
+    target = FunctionTarget(dim + 1, log_likelihood, log_prior, sample_prior)
+    return target, float(logsumexp(logs) + np.log(log_sd[1] - log_sd[0]))
+
+
+def sampled(target, **options):
+    """Attributes of the result, and the warnings."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", SamplerWarning)
+        idata = pb.sample_smc(target, random_seed=1, progressbar=False, **options)
+    return group(idata, "posterior").attrs, " ".join(str(one.message) for one in said)
+
+
+def test_an_evidence_lost_on_the_way_is_replaced_and_said_to_be():
+    target, truth = wide_regression()
+    attrs, said = sampled(target, draws=1000, chains=3)
+    assert "path sampling" in attrs["warnings"]
+    assert attrs["log_evidence_tempering"] < truth - 0.3
+    assert attrs["log_evidence_method"] == "bridge sampling"
+    assert "reported is by bridge sampling" in said
+    assert attrs["log_evidence"] == attrs["log_evidence_bridge"]
+    assert attrs["log_evidence_se"] < 0.03
+    assert abs(attrs["log_evidence"] - truth) < 5 * attrs["log_evidence_se"]
+    assert attrs["log_evidence_trusted"] == 1
+
+
+def test_an_unbiased_evidence_is_never_replaced():
+    target, _ = wide_regression()
+    attrs, said = sampled(target, draws=500, chains=2, unbiased=True)
+    assert attrs["log_evidence_method"] == "tempering"
+    assert attrs["log_evidence_trusted"] == 0
+    assert "do not trust" in said
+
+
+def test_a_healthy_run_has_both_and_reports_tempering():
+    known = conjugate_gaussian(3)
+    attrs, said = sampled(known.target, draws=1000, chains=2)
+    assert said == ""
+    assert attrs["log_evidence"] == attrs["log_evidence_tempering"]
+    assert attrs["log_evidence_method"] == "tempering"
+    assert abs(attrs["log_evidence_bridge"] - known.log_evidence) < 5 * attrs["log_evidence_bridge_se"]
+
+
+def test_particles_that_did_not_mix_at_the_end_replace_nothing():
+    """In a funnel the last particles are no better than those on the way, and bridges between them are off as well."""
+    start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
+    attrs, said = sampled(funnel(5), initial=start, draws=400, chains=2, max_moves=30)
+    assert attrs["log_evidence_method"] == "tempering"
+    assert attrs["log_evidence_trusted"] == 0
+    assert "do not trust" in said
+
+
+def test_one_importance_step_has_no_bridge():
+    known = conjugate_gaussian(3)
+    attrs, _ = sampled(known.target, initial="laplace", draws=500, chains=2)
+    assert "log_evidence_bridge" not in attrs
+
+
+def test_a_short_chain_of_moves_is_not_replaced():
+    known = conjugate_gaussian(20)
+    runs = [
+        run_tempering(
+            PriorPath(known.target), make_kernel("random_walk"), 500, np.random.default_rng(s), moves=MoveSettings(1, 3)
+        )
+        for s in range(2)
+    ]
+    assert not draws_are_healthy(runs)
