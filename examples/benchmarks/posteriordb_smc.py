@@ -168,8 +168,11 @@ def row(name, database, evidence, **options):
         "log_prior_normalizer": attrs.get("log_prior_normalizer"),
         "proper": not improper,
         "trusted": attrs["log_evidence_trusted"],
+        "method": attrs.get("log_evidence_method"),
         "warnings": warned,
     }
+    for other in ("tempering", "bridge"):
+        known |= {name: attrs[name] for name in (f"log_evidence_{other}", f"log_evidence_{other}_se") if name in attrs}
     reference = None if evidence else read_reference(name, database)
     if reference:
         found = compare(name, idata, reference)
@@ -177,6 +180,13 @@ def row(name, database, evidence, **options):
         known |= {"z": np.abs(found.z).max(), "error": found.error.max(), "sd_ratio": found.sd_ratio[worst]}
         known |= {"passed": found.passed}
     return known
+
+
+def remark(one):
+    """What is to be said of an evidence."""
+    if one.get("method") == "bridge sampling":
+        return ", evidence by bridge sampling"
+    return "" if one["trusted"] else ", evidence flagged"
 
 
 def table(rows):
@@ -187,7 +197,7 @@ def table(rows):
     for one in compared:
         size = f"{one['name']} | {one['dim']} | {one['start']} | {one['stages']} | {one['seconds']:.0f}"
         figures = f"{one['z']:.2f} | {one['error']:.3f} | {one['sd_ratio']:.3f}"
-        print(f"| {size} | {figures} | {'pass' if one['passed'] else 'FAIL'}{'' if one['trusted'] else ', flagged'} |")
+        print(f"| {size} | {figures} | {'pass' if one['passed'] else 'FAIL'}{remark(one)} |")
     print(f"\n{sum(one['passed'] for one in compared)} of {len(compared)} pass.\n")
     print("| posterior | dim | log evidence | log prior normaliser | start | stages | particles | trusted |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
