@@ -8,8 +8,6 @@ import scipy.stats
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc import PyMCTarget
 
-pytestmark = pytest.mark.slow  # PyMC 6 compiles subsets for minutes
-
 N = 60
 
 
@@ -45,6 +43,7 @@ def poisson(data):
     return model
 
 
+@pytest.mark.slow  # Numba compiles values and gradients of two subset graphs
 def test_subsets_are_slices_of_the_whole(data):
     target = PyMCTarget(regression(data), backend="numba", cores=1)
     observations, rng = target.observations, np.random.default_rng(2)
