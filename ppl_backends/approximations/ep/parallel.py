@@ -153,10 +153,12 @@ def full_step(state: SiteState, update: ShardUpdate) -> Array:
 
 def relative_change(state: SiteState, update: ShardUpdate) -> float:
     """Size of the full step relative to that of the site parameters, both in units of the marginals."""
-    none = state._replace(tau=np.zeros_like(state.tau), nu=np.zeros_like(state.nu))
-    before = float(np.linalg.norm(full_step(none, update._replace(state=state))))
-    after = float(np.linalg.norm(full_step(none, update)))
-    return float(np.linalg.norm(full_step(state, update))) / max(before, after, 1e-8)
+    variance = update.variance
+    sd = np.sqrt(variance)
+    before, after = ((variance * sites.tau, sd * sites.nu) for sites in (state, update.state))
+    step = [new - old for new, old in zip(after, before, strict=True)]
+    sizes = [float(np.sqrt(tau @ tau + nu @ nu)) for tau, nu in (step, before, after)]
+    return sizes[0] / max(*sizes[1:], 1e-8)
 
 
 def _adapted(step: float, largest: float, previous: Array, direction: Array) -> float:

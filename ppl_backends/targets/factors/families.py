@@ -109,8 +109,14 @@ class Logit(SiteFamily):
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
         successes, trials, constant = self._at(rows, "successes", "trials", "constant")
-        softplus = np.log1p(np.exp(-np.abs(s))) + np.maximum(s, 0.0)
-        return successes * s - trials * softplus + constant
+        value = np.abs(s)  # in place from here on: a sweep of EP spends its time in these lines
+        np.exp(np.negative(value, out=value), out=value)
+        np.log1p(value, out=value)
+        value += np.maximum(s, 0.0)
+        value *= -trials
+        value += successes * s
+        value += constant
+        return value
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
         """First and second derivative of log t in s."""
