@@ -1,9 +1,10 @@
 """Evaluation of batched functions in blocks of points: few compiled shapes, temporaries that fit the cache, threads.
 
 A compiled backend sees one program per shape. Points are therefore cut into blocks of ``cap`` rows, ``cap`` a power of
-two chosen from a byte budget, and the last block is padded to a power of eight or to ``cap``, so that at most
-``log8(cap) + 2`` shapes ever occur: compiling a shape costs more than a few idle rows in one block. The cuts depend on
-the number of points alone, never on the number of threads, so results are the same bits whatever ``cores`` is.
+two chosen from a byte budget, and the last block is padded to 1, 8 or 64 rows, above to a power of two, so that few shapes
+ever occur: compiling a shape costs more than idle rows in one block, but a sampler that moves a hundred points a thousand
+times should not pay for five hundred. The cuts depend on the number of points alone, never on the number of threads, so
+results are the same bits whatever ``cores`` is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["Block", "available_cores", "block_cap", "evaluate_in_blocks", "pad_rows", "partition"]
+
+_COARSE = 64  # rows below which idle ones cost next to nothing
 
 BlockFunction = Callable[[Array], Sequence[Array]]
 
@@ -81,7 +84,7 @@ def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest:
 
 
 def partition(n: int, cap: int) -> list[Block]:
-    """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to the next power of eight, or to ``cap``.
+    """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to 1, 8, 64, 128, 256, ... rows, or to ``cap``.
 
     Examples
     --------
@@ -93,7 +96,7 @@ def partition(n: int, cap: int) -> list[Block]:
     if done < n or n == 0:
         padded = 1
         while padded < n - done:
-            padded *= 8
+            padded *= 8 if padded < _COARSE else 2
         blocks.append(Block(done, n, min(padded, cap)))
     return blocks
 
