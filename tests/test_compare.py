@@ -6,6 +6,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.results.inference_data import as_inference_data, group
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian, gamma_poisson
 
@@ -44,6 +45,23 @@ def test_probabilities_of_draws(draws):
     assert table["trusted"].all()
     assert table["probability"].sum() == pytest.approx(1)
     assert table["log_evidence"].is_monotonic_decreasing
+
+
+def test_a_bridged_evidence_takes_the_error_of_its_priors_integral_along(draws):
+    posterior = group(draws[0], "posterior")
+    about = {
+        "log_evidence": -10.0,
+        "log_evidence_se": 0.03,
+        "log_prior_normalizer": -2.0,
+        "log_prior_normalizer_se": 0.04,
+    }
+    errors = []
+    for method in ("tempering", "bridge sampling"):
+        result = as_inference_data({"posterior": posterior.assign_attrs(about, log_evidence_method=method)})
+        table = pb.compare_evidence({"a": result, "b": draws[1]})
+        assert table.loc["a", "log_evidence"] == pytest.approx(-8.0)
+        errors.append(table.loc["a", "se"])
+    np.testing.assert_allclose(errors, [0.03, 0.05])
 
 
 def test_error_of_probabilities_is_the_delta_method_for_small_errors():

@@ -262,6 +262,10 @@ def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[floa
         raise ModelError("draws alone have no KL; certify a Gaussian approximation, or a run of sample_smc")
     log_z = float(attrs["log_evidence"]) - float(attrs.get("log_prior_normalizer", 0.0))
     error, df = float(attrs["log_evidence_se"]), float(attrs.get("log_evidence_df", np.nan))
+    if (
+        attrs.get("log_evidence_method") == "bridge sampling"
+    ):  # its error does not have that of the prior's integral in it
+        error = float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
     quantile = norm.ppf(1 - share) if not np.isfinite(df) else student.ppf(1 - share, df)
     risk = float(posterior.risk(_points(posterior, found)).mean())
     kl = -posterior.learning_rate * risk - log_z

@@ -12,7 +12,7 @@ from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
-from ppl_backends.smc.path import PriorPath, TemperingPath
+from ppl_backends.smc.path import PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
@@ -49,6 +49,7 @@ def smc_inference_data(
         "kernel": kernel_name,
         "log_evidence_note": improper_note(path.target),
         "log_prior_normalizer": _log_prior_normalizer(path, runs),
+        "log_prior_normalizer_se": _log_prior_normalizer_se(path, runs),
     }
     return build_inference_data(
         path.target,
@@ -77,6 +78,14 @@ def _log_prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> float 
     if not isinstance(path, PriorPath):
         return None
     return float(logsumexp([run.log_normalizer for run in runs]) - np.log(len(runs)))
+
+
+def _log_prior_normalizer_se(path: TemperingPath, runs: Sequence[SMCRun]) -> float | None:
+    """From the spread of the runs, where it is estimated: NaN for a single one."""
+    if not isinstance(path, SampledPriorPath):
+        return None
+    values = np.array([run.log_normalizer for run in runs])
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
 _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
