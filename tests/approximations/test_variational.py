@@ -1,5 +1,7 @@
 """Gaussian variational inference against closed forms, evidences and its own invariants."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy.special import expit, log_expit
@@ -321,3 +323,28 @@ def test_schedules():
     assert values[-1] == 100
     assert np.all(np.diff(values) >= 0)
     np.testing.assert_allclose(ladder([0.1, 0.5, 1.0]), [0.1, 0.5])
+
+
+def test_many_coordinates_without_a_mode():
+    """A centred hierarchical model of 322 coordinates: the density has no mode to start from, the bound has a maximum."""
+    groups, rng = 320, np.random.default_rng(4)
+    y = 1.0 + 0.6 * rng.normal(size=groups) + 0.5 * rng.normal(size=groups)
+
+    def density(x):
+        m, log_s, b = x[:, :1], x[:, 1:2], x[:, 2:]
+        z, residual = (b - m) * np.exp(-log_s), (y - b) / 0.5
+        value = -0.5 * ((z**2 + residual**2).sum(axis=1) + m[:, 0] ** 2 + (2 * log_s[:, 0]) ** 2) - groups * log_s[:, 0]
+        slope = np.empty_like(x)
+        slope[:, :1] = (z * np.exp(-log_s)).sum(axis=1, keepdims=True) - m
+        slope[:, 1:2] = (z**2 - 1).sum(axis=1, keepdims=True) - 4 * log_s
+        slope[:, 2:] = -z * np.exp(-log_s) + residual / 0.5
+        return value, slope
+
+    target = FunctionTarget(groups + 2, density)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)  # the funnel is far from a Gaussian
+        q = pb.fit_vi(target, family="mean_field", random_seed=1, progressbar=False)
+        tight = pb.fit_vi(target, family="mean_field", random_seed=2, tolerance=0.002, progressbar=False)
+    assert q.converged
+    assert abs(q.elbo - tight.elbo) < 0.3 + 4 * np.hypot(q.elbo_se, tight.elbo_se)
+    assert np.all(np.abs(q.mean[:2] - tight.mean[:2]) < 1.0 * tight.sd[:2])

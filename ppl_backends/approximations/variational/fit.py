@@ -16,7 +16,7 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.laplace import fit_laplace
+from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, fit_laplace
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
 from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
@@ -43,6 +43,7 @@ BOUND_DRAWS = 2048
 PILOT_DRAWS = 32
 HALVINGS = 40
 SHORT_ITERATIONS = 50
+CLIMBS = 10  # hundreds of quasi-Newton steps
 SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed from
 
 
@@ -292,10 +293,21 @@ def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a start need not be a good approximation
-            laplace = fit_laplace(seen, random_seed=rng, progressbar=False)
+            laplace = _laplace(seen, rng)
     except (ModelError, LinAlgError):  # no point, or no curvature, that a Gaussian could be made of
         return [prior_gaussian(target, rng)]
     return [laplace] if laplace.converged else [laplace, prior_gaussian(target, rng)]
+
+
+def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximation:
+    """Laplace's Gaussian; with many coordinates a dense one only where a cheap climb has found the mode."""
+    options: dict[str, Any] = {"random_seed": rng, "progressbar": False}
+    if target.dim > LARGEST_NEWTON_DIM:
+        found = fit_laplace(target, representation="diagonal", max_iterations=CLIMBS, **options)
+        if not found.converged:
+            return found
+        options["start"] = found.mean
+    return fit_laplace(target, **options)
 
 
 def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> GaussianApproximation | None:

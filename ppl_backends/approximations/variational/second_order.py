@@ -37,7 +37,8 @@ class Maximum(NamedTuple):
     first_value : float
         At the start.
     expected_gain : float
-        ½ gᵀHg: what a Newton step would still gain.
+        What a Newton step would still gain: the larger of ½ gᵀHg with the curvature learned, which is that of the
+        stiffest directions where few have been seen, and with H = 1, which is right in the units of the base.
     iterations : int
     converged : bool
     """
@@ -61,7 +62,7 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
     gain, first_value = np.inf, value
     for iteration in range(max_iterations):
         direction = _direction(gradient, pairs)
-        gain = 0.5 * float(gradient @ direction)
+        gain = 0.5 * max(float(gradient @ direction), float(gradient @ gradient))
         if not np.isfinite(value) or gain < tolerance or (len(gains) == 10 and sum(gains) < tolerance):
             return Maximum(x, value, first_value, gain, iteration, bool(np.isfinite(value)))
         first = 1.0 if pairs else min(1.0, 1.0 / float(np.abs(direction).max()))
