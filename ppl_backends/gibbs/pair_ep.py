@@ -1,4 +1,8 @@
-"""EP for pair losses without a design of all pairs in memory: a piece of it is made where its sites are updated."""
+"""EP for pair losses without a design of all pairs: rows Xᵢ − Xⱼ are known by their structure.
+
+Variances of differences come from those of rows and their covariances, and Σ τᵢⱼ (Xᵢ − Xⱼ)(Xᵢ − Xⱼ)ᵀ from sums of τ over
+rows and columns, so that a sweep costs n₊n₋ tilted moments and matrix products of rows rather than of pairs.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,64 @@ from ppl_backends.targets.protocol import Index
 
 __all__ = ["fit_pair_ep"]
 
-SHARD_BYTES = 2**27
+SHARD_PAIRS = 2**20
+EQUAL = 1e-13  # least variance of a difference, relative to those of its rows
+
+
+class RowDifferences:
+    """The design of all pairs ``(n₊ n₋, d)``, Xᵢ − Xⱼ with i the slower index, as EP uses it.
+
+    Parameters
+    ----------
+    above, below : ndarray (n₊, d), (n₋, d)
+    """
+
+    def __init__(self, above: Array, below: Array) -> None:
+        centre = below.mean(axis=0)  # of no effect on differences, and less to cancel
+        self.above, self.below = above - centre, below - centre
+        self.shape = (len(above) * len(below), above.shape[1])
+
+    def __matmul__(self, theta: Array) -> Array:
+        """Differences of scores ``(n₊ n₋,)``."""
+        return ((self.above @ theta)[:, None] - self.below @ theta).ravel()
+
+    @property
+    def T(self) -> _Transposed:  # noqa: N802 the name that arrays have
+        """What sums over pairs are taken with."""
+        return _Transposed(self)
+
+    def variances(self, root: Array) -> Array:
+        """Of the differences, under a covariance rootᵀ root; exactly zero for equal rows."""
+        a, b = self.above @ root.T, self.below @ root.T
+        sizes = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("nd,nd->n", b, b)
+        variance = sizes - 2 * (a @ b.T)
+        return np.where(variance > EQUAL * sizes, variance, 0.0).ravel()
+
+    def gram(self, weights: Array) -> Array:
+        """Σ wᵢⱼ (Xᵢ − Xⱼ)(Xᵢ − Xⱼ)ᵀ."""
+        w = weights.reshape(len(self.above), len(self.below))
+        cross = self.above.T @ (w @ self.below)
+        return (
+            self.above.T @ (self.above * w.sum(axis=1)[:, None])
+            + self.below.T @ (self.below * w.sum(axis=0)[:, None])
+            - (cross + cross.T)
+        )
+
+
+class _Transposed:
+    def __init__(self, design: RowDifferences) -> None:
+        self.design = design
+
+    def __matmul__(self, weights: Array) -> Array:
+        """Σ wᵢⱼ (Xᵢ − Xⱼ)."""
+        above, below = self.design.above, self.design.below
+        w = weights.reshape(len(above), len(below))
+        return above.T @ w.sum(axis=1) - below.T @ w.sum(axis=0)
 
 
 @dataclass(frozen=True)
 class _PairRows:
-    """The pairs of some positive rows with all negative ones, read when they are needed."""
+    """The pairs of some positive rows with all negative ones."""
 
     X: Array
     offset: Array
@@ -31,11 +87,10 @@ class _PairRows:
     inner: Loss
     weight: float
 
-    def __call__(self) -> tuple[Array, Array, SiteFamily]:
-        d = self.X.shape[1]
-        design = (self.X[self.above][:, None, :] - self.X[self.below][None, :, :]).reshape(-1, d)
+    def __call__(self) -> tuple[RowDifferences, Array, SiteFamily]:
         offset = (self.offset[self.above][:, None] - self.offset[self.below]).ravel()
-        return design, offset, self.inner.sites(np.ones(len(design)), self.weight)
+        design = RowDifferences(self.X[self.above], self.X[self.below])
+        return design, offset, self.inner.sites(np.ones(len(offset)), self.weight)
 
 
 def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, **options: Any) -> Any:
@@ -67,7 +122,7 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     if prior is None or not isinstance(risk.loss, PairLoss):
         raise ModelError("fit_pair_ep: expected a pair loss and a Gaussian prior; use fit_ep or sample_smc")
     above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
-    step = max(1, SHARD_BYTES // (8 * len(below) * risk.X.shape[1]))
+    step = max(1, SHARD_PAIRS // len(below))
     shards = [
         FileShard(
             _PairRows(risk.X, risk.offset, above[k : k + step], below, risk.loss.inner, posterior.site_weight),

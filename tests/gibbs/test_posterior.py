@@ -9,6 +9,7 @@ from scipy import stats
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs import FunctionLoss, GibbsPosterior, PairLoss, fit_pair_ep, gibbs_potential
+from ppl_backends.gibbs.pair_ep import RowDifferences
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.power import with_power
 
@@ -217,7 +218,21 @@ def test_steps_have_no_laplace_approximation(data):
 
 def test_ep_of_pairs_in_pieces_is_ep_of_all_pairs(data, monkeypatch):
     posterior = GibbsPosterior((0.0, 1.0), "auc", *data, learning_rate=40.0)
-    monkeypatch.setattr("ppl_backends.gibbs.pair_ep.SHARD_BYTES", 5000)
+    monkeypatch.setattr("ppl_backends.gibbs.pair_ep.SHARD_PAIRS", 500)
     pieces, whole = fit_pair_ep(posterior), pb.fit_ep(posterior)
     np.testing.assert_allclose(pieces.mean, whole.mean, atol=1e-5)
     assert pieces.log_evidence == pytest.approx(whole.log_evidence, abs=1e-5)
+
+
+def test_differences_of_rows_are_the_design_of_pairs():
+    rng = np.random.default_rng(2)
+    above, below = rng.normal(size=(4, 3)) + 5, rng.normal(size=(6, 3)) + 5
+    below[1] = above[2]
+    pairs, root = RowDifferences(above, below), np.tril(rng.normal(size=(3, 3)))
+    dense, weights = (above[:, None] - below).reshape(-1, 3), rng.normal(size=24)
+    theta = rng.normal(size=3)
+    np.testing.assert_allclose(pairs @ theta, dense @ theta, atol=1e-12)
+    np.testing.assert_allclose(pairs.T @ weights, dense.T @ weights, atol=1e-12)
+    np.testing.assert_allclose(pairs.gram(weights), dense.T @ (dense * weights[:, None]), atol=1e-12)
+    np.testing.assert_allclose(pairs.variances(root), ((dense @ root.T) ** 2).sum(axis=1), atol=1e-12)
+    assert pairs.variances(root)[2 * 6 + 1] == 0

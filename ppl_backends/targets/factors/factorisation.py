@@ -296,6 +296,8 @@ def weighted_gram(design: Any, weights: Array) -> Array:
     """Aᵀ diag(weights) A as a dense matrix."""
     if sparse.issparse(design):
         return (design.T @ sparse.diags(weights) @ design).toarray()
+    if hasattr(design, "gram"):  # a design known by its structure
+        return np.asarray(design.gram(weights))
     return design.T @ (design * weights[:, None])
 
 
