@@ -43,7 +43,7 @@ class RowDifferences:
         return ((self.above @ theta)[:, None] - self.below @ theta).ravel()
 
     @property
-    def T(self) -> _Transposed:  # noqa: N802 the name that arrays have
+    def T(self) -> _Transposed:
         """What sums over pairs are taken with."""
         return _Transposed(self)
 
