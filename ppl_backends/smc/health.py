@@ -147,7 +147,7 @@ def judge(
     error = float(np.hypot(evidence.standard_error, bridge.standard_error))
     if abs(difference) > _DISAGREEMENT * error + 1e-6:
         reasons.append(
-            f"bridge sampling from the last particles gives {bridge.log_evidence:.2f} ± {bridge.standard_error:.2f}, "
+            f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, "
             f"{abs(difference) / error:.0f} times the error of the difference away"
         )
     if not (reasons and may_replace and draws_are_healthy(runs)):
