@@ -44,7 +44,7 @@ STEPS = {
     "TunaMH": (lambda: S.TunaMetropolis(), 300, 1),
     "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 100_000, 1),
     "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 100_000, 1),
-    "informed, automatic size": (lambda: S.InformedSubsampling(), 50_000, 1),
+    "informed, automatic size": (lambda: S.InformedSubsampling(), 30_000, 1),
     "informed, uniform subsets": (
         lambda: S.InformedSubsampling(subset=1000, spread=np.inf, correction=None),
         30_000,

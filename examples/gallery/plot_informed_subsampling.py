@@ -43,7 +43,7 @@ def run(model, names, step, draws, tune=500):
 
 
 informed = pb.steps.InformedSubsampling(subset=SUBSET, correction=None, swaps=100)
-corrected = pb.steps.InformedSubsampling(subset=SUBSET, correction="gradient")
+corrected = pb.steps.InformedSubsampling(subset=SUBSET, spread=0.3, correction="gradient")
 uniform = pb.steps.InformedSubsampling(subset=SUBSET, spread=np.inf, correction=None, swaps=20)
 steps = {"informed": informed, "gradient correction": corrected, "uniform": uniform}
 draws = {"all data": run(autoregression, ["theta", "sigma"], pb.steps.RandomWalk(), 6000)}

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 DEFAULT_SUBSET = 1000
+SPREAD = 0.3
 HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
@@ -219,9 +220,10 @@ class InformedSubsampling(_SubsamplingStep):
     subset : int, optional
         Rows of a subset, n. By default at least 1,000 and as many as keep the error of the Hessian at 5 %; without the
         gradient correction at least √(2Nd)/(2.38 s), where single swaps mix: on fewer rows subsets stand still.
-    spread : float
+    spread : float, optional
         s: standard deviation, in posterior standard deviations, of the shifts of the mode that subsets may cause. The
-        posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets.
+        posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets. By default 0.3, and infinite with the
+        gradient correction, which takes the shifts out.
     correction : {"auto", "gradient", None}
         Whether the subset's gradient at the pilot is set right; ``"auto"`` where the subset is too small to mix otherwise.
     swaps : int, optional
@@ -239,7 +241,7 @@ class InformedSubsampling(_SubsamplingStep):
         vars: Any = None,
         *,
         subset: int | None = None,
-        spread: float = 0.3,
+        spread: float | None = None,
         correction: str | None = "auto",
         swaps: int | None = None,
         summary: Any = None,
@@ -247,7 +249,7 @@ class InformedSubsampling(_SubsamplingStep):
         model: Any = None,
     ) -> None:
         _check_subset(subset)
-        if not spread > 0:
+        if spread is not None and not spread > 0:
             raise ModelError(f"spread={spread!r}: expected a positive number of posterior standard deviations")
         if correction not in ("auto", "gradient", None):
             raise ModelError(f"correction={correction!r}: expected 'auto', 'gradient' or None")
@@ -257,24 +259,26 @@ class InformedSubsampling(_SubsamplingStep):
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
-        healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(self.spread, np.sqrt(rows.n)))
-        curvature, subset = curvature_variance(rows, rng), self.subset
+        spread, subset = SPREAD if self.spread is None else self.spread, self.subset
+        healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(spread, np.sqrt(rows.n)))
         if subset is None:
-            wanted = max(DEFAULT_SUBSET if self.correction else healthy, curvature / HESSIAN_ERROR**2)
+            curved = curvature_variance(rows, rng) / HESSIAN_ERROR**2
+            wanted = max(DEFAULT_SUBSET if self.correction else healthy, curved)
             subset = min(rows.n // 2, int(np.ceil(wanted)))
         if subset >= rows.n:
             raise ModelError(f"subset={subset}: the model has {rows.n} observations; use RandomWalk")
-        small = subset < healthy and np.isfinite(self.spread)
+        small = subset < healthy and np.isfinite(spread)
         corrected = self.correction == "gradient" or (self.correction == "auto" and bool(small))
+        if corrected and self.spread is None:
+            spread = np.inf  # nothing is left for weights to do
         algorithm = Informed(
             rows,
             subset,
-            spread=self.spread,
+            spread=spread,
             rng=rng,
             swaps=self.swaps,
             corrected=corrected,
             summaries=_summaries(self.summary, target, rows.n),
-            curvature=curvature,
         )
         moves = algorithm.swaps * algorithm.swap_rate
         if small and not corrected and moves < FEWEST_SWAPS:
@@ -331,7 +335,7 @@ def _predicted(algorithm: Any) -> str:
     """What theory says of informed subsets."""
     if not isinstance(algorithm, Informed):
         return ""
-    error = algorithm.attributes["hessian_error_predicted"]
+    error = algorithm.attributes["hessian_error"]
     if algorithm.corrected:
         return f"; sds are right to about {100 * error:.2g} %"
     return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}, and right to {100 * error:.2g} % beside that"

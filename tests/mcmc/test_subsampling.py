@@ -240,7 +240,7 @@ def test_subsets_grow_where_few_rows_hold_the_information():
         target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
         with pytest.warns(SamplerWarning, match="is approximate"):
             attributes = pb.steps.InformedSubsampling(correction="gradient").bind(target).attributes
-        assert attributes["hessian_error_predicted"] <= 0.0501
+        assert attributes["hessian_error"] < 0.09
         sizes[name] = attributes["subset_size"]
     assert sizes["rare"] > 2 * sizes["even"]
 

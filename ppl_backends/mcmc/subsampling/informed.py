@@ -7,7 +7,8 @@ Weighted subsets have sd s in every coordinate, which inflates the posterior's s
 
 With the gradient correction the surrogate's gradient at θ̂ is set right, −z(U)ᵀL⁻¹(θ − θ̂) being added: the shift is gone,
 what is left is the relative error of the Hessian, √(v/n), v the variance over rows of their whitened curvatures: 2 for a
-logistic regression with normal covariates, tens where few rows hold most of the information, as with rare events.
+logistic regression with normal covariates, tens where few rows hold most of the information, as with rare events. Weights
+are then better left out: subsets of rows that say nothing have z(U) near zero too, and uniform subsets move at every step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ CHUNK = 20_000
 SWAPS_NEEDED = 0.05  # accepted swaps a step
 FEWEST_SWAPS = 0.02
 MOST_SWAPS = 1000
+RENEWAL = 100  # steps in which as many swaps as a uniform subset has rows are made
 SPREAD_SUBSETS = 30
 CURVATURE_ROWS = 100_000
 CURVATURE_DIRECTIONS = 8
@@ -127,14 +129,13 @@ class Informed:
         In place of the whitened scores.
     rng : Generator
         For the calibration of the number of swaps.
-    curvature : float, optional
-        :func:`curvature_variance`, where it is known.
 
     Attributes
     ----------
     attributes : dict
         What a run stores: ``z_norm_uniform`` (root mean square of ‖z(U)‖ over uniform subsets), ``sd_inflation_predicted``,
-        ``hessian_error_predicted`` (√(v/n)), ``rows_per_step``, and ``log_likelihood_spread`` and
+        ``hessian_error`` (root mean square over subsets of the relative error of the curvature in a random direction, that
+        of their weights included), ``rows_per_step``, and ``log_likelihood_spread`` and
         ``log_likelihood_spread_uniform``, standard deviations of the log surrogate over subsets.
     """
 
@@ -160,10 +161,8 @@ class Informed:
         corrected: bool = False,
         summaries: Array | None = None,
         scale: float | None = None,
-        curvature: float | None = None,
     ) -> None:
         self.rows, self.dim, self.subset, self.spread, self.corrected = rows, rows.dim, subset, spread, corrected
-        curvature = curvature_variance(rows, rng) if curvature is None else curvature
         scores = whitened_scores(rows) if summaries is None or corrected else None
         self._summaries = np.asarray(scores if summaries is None else summaries, dtype=np.float32)
         self._scores = scores
@@ -171,7 +170,8 @@ class Informed:
         self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
         self._prepared = self._annealed(rng)
         rate = self._swap_rate(rng)
-        automatic = int(np.clip(np.ceil(SWAPS_NEEDED / max(rate, 1e-9)), 1, MOST_SWAPS))
+        needed = SWAPS_NEEDED / max(rate, 1e-9) if self._inverse else subset / RENEWAL
+        automatic = int(np.clip(np.ceil(needed), 1, MOST_SWAPS))
         self.swaps, self.swap_rate = (automatic if swaps is None else int(swaps)), rate
         self.attributes: dict[str, Any] = {
             "subset_size": subset,
@@ -180,7 +180,6 @@ class Informed:
             "gradient_correction": int(corrected),
             "z_norm_uniform": float(np.sqrt(np.sum(self._summaries.var(axis=0, dtype=np.float64)) / subset)),
             "sd_inflation_predicted": self.inflation,
-            "hessian_error_predicted": float(np.sqrt(curvature / subset)),
             "rows_per_step": 2 * subset,
         }
         self.attributes |= self._spreads(rng)
@@ -213,13 +212,26 @@ class Informed:
         x, mode = self.rows.pilot.draw(rng), self.rows.pilot.mode
         subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
         seen = np.ones(self.rows.n, dtype=np.bool_)
-        weighted, uniform = np.empty(SPREAD_SUBSETS), np.empty(SPREAD_SUBSETS)
+        weighted, uniform, errors = np.empty((3, SPREAD_SUBSETS))
         for k in range(SPREAD_SUBSETS):
             swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))
             weighted[k] = self._surrogate(x, subset, z) - self.rows.rest(x)
             plain = rng.choice(self.rows.n, size=self.subset, replace=False)
             uniform[k] = self.rows.n / self.subset * float(self.rows.differences(mode, x, plain).sum())
-        return {"log_likelihood_spread": float(weighted.std()), "log_likelihood_spread_uniform": float(uniform.std())}
+            errors[k] = self._hessian_error(subset, rng)
+        return {
+            "log_likelihood_spread": float(weighted.std()),
+            "log_likelihood_spread_uniform": float(uniform.std()),
+            "hessian_error": float(np.sqrt(np.mean(errors**2))),
+        }
+
+    def _hessian_error(self, subset: Index, rng: np.random.Generator) -> float:
+        """Of the surrogate's curvature along one posterior sd in a random direction, relative to the posterior's."""
+        rows, z = self.rows, rng.standard_normal(self.dim)
+        step, still = rows.pilot.factor @ (z / np.linalg.norm(z)), np.zeros(self.dim)
+        found = sum(float(rows.differences(rows.pilot.mode, rows.pilot.mode + h, subset).sum()) for h in (step, -step))
+        wanted = rows.expansion.at(step) + rows.expansion.at(-step) - 2 * rows.expansion.at(still)
+        return rows.n / self.subset * found - wanted
 
     def _swap_rate(self, rng: np.random.Generator) -> float:
         subset, member, z = (array.copy() for array in self._prepared)
