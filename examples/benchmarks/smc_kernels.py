@@ -2,8 +2,8 @@
 
 ``gaussian d``  N(0, I) to N(2, Ξ), correlation 0.7 and variances from 0.1 to 10 (exact).
 ``skewed d``    independent Poisson counts with Gamma rates, on the log scale (exact).
-``toy λ``, ``pima λ [v]``  pseudo-posteriors of the 0–1 risk of a linear classifier, with learning rate λ and prior
-                N(0, v I): of 80 made-up points and of Pima. Their log evidence is that of all kernels' runs together.
+``toy λ``, ``pima λ``  pseudo-posteriors of the 0–1 risk of a linear classifier, with learning rate λ and prior N(0, I): of
+                80 made-up points and of Pima. Their log evidence is that of all kernels' runs together.
 the others      the models of the comparison with peers, from the prior, against ``references.json``.
 
 A repeat is a single run with the defaults. Load is density evaluations per run, one with a gradient counted as ``--gradient``
@@ -35,7 +35,7 @@ from buchholz_chapter5 import gaussian
 HERE = Path(__file__).parent
 KERNELS = ("hmc", "mala", "random_walk", "independent", "mixed")
 GAUSSIANS = (1, 2, 5, 10, 20, 50)
-ZERO_ONE = ("toy-30", "toy-100", "pima-100", "pima-500", "pima-100-25")
+ZERO_ONE = ("toy-30", "toy-100", "pima-100", "pima-500")
 
 
 def skewed(dim):
@@ -57,7 +57,7 @@ def skewed(dim):
     return pb.FunctionTarget(dim, log_likelihood, log_prior, sample), float(each.sum())
 
 
-def zero_one(name, rate, variance):
+def zero_one(name, rate):
     """The pseudo-posterior of a linear classifier's 0–1 risk."""
     if name == "pima":
         X, y, *_ = load_binary_regression("pima")
@@ -65,19 +65,18 @@ def zero_one(name, rate, variance):
         rng = np.random.default_rng(0)
         X = np.column_stack([np.ones(80), rng.standard_normal(80)])
         y = X @ [0.3, 1.0] + 0.7 * rng.standard_normal(80) > 0
-    return pb.GibbsPosterior((0.0, variance), "zero_one", X, np.where(y, 1.0, -1.0), learning_rate=rate)
+    return pb.GibbsPosterior((0.0, 1.0), "zero_one", X, np.where(y, 1.0, -1.0), learning_rate=rate)
 
 
 def problem(name):
     """Target and exact or reference log evidence, None where there is neither."""
-    kind, *numbers = name.split("-")
+    kind, _, number = name.partition("-")
     if kind == "gaussian":
-        return gaussian(int(numbers[0]))[:2]
+        return gaussian(int(number))[:2]
     if kind == "skewed":
-        return skewed(int(numbers[0]))
+        return skewed(int(number))
     if kind in ("toy", "pima"):
-        rate, variance = [*map(float, numbers), 1.0][:2]
-        return zero_one(kind, rate, variance), None
+        return zero_one(kind, float(number)), None
     from models import MODELS
 
     references = json.loads((HERE / "references.json").read_text())

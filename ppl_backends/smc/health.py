@@ -17,6 +17,7 @@ from ppl_backends.smc.sampler import SMCRun
 __all__ = ["Verdict", "distrust", "draws_are_healthy", "judge", "split_finished", "warn_if_distrusted"]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
+_FORGOTTEN = 0.1  # the same, at the last temperature and on average over the runs, below which particles speak for themselves
 _FEW_LINEAGES = 20
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
@@ -164,6 +165,8 @@ def draws_are_healthy(runs: Sequence[SMCRun]) -> bool:
     """Whether the last moves of every run forgot where they began, and all particles are in one mode."""
     last = [run.stages[-1].moves for run in runs]
     if any(move is None or _remembers(move) or move.n_modes > 1 for move in last):
+        return False
+    if float(np.mean([move.correlation for move in last if move is not None])) > _FORGOTTEN:
         return False
     return int(modes(np.concatenate([run.x for run in runs])).max()) == 0
 
