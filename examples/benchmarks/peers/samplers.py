@@ -46,6 +46,7 @@ class Ours:
             "seconds": seconds,
             "log_evidence": posterior.attrs["log_evidence"],
             "log_evidence_se": posterior.attrs["log_evidence_se"],
+            "log_evidence_bridge": posterior.attrs.get("log_evidence_bridge"),
             "trusted": posterior.attrs["log_evidence_trusted"],
             "start": posterior.attrs["initial"],
             "kernel": posterior.attrs["kernel"],
