@@ -17,7 +17,7 @@ FALSE_FAILURE = 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["hmc", "mala", "random_walk"])
+@pytest.mark.parametrize("kernel", ["hmc", "mala", "random_walk", "mixed"])
 def test_simulation_based_calibration(kernel):
     """Ranks of the true log rate among draws are uniform (Talts et al. 2018): Gamma(1.5, 0.5) rate, four counts."""
     rng = np.random.default_rng(20)
