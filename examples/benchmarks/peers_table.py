@@ -1,9 +1,9 @@
 """Print the tables of ``smc_against_peers.py`` from its file.
 
 Errors are against ``references.json``. The ratio is mean squared error × mean CPU time, that sampler's over ours from
-``"auto"`` (above one: ours is ahead), with a 95 % bootstrap interval over seeds; below each table its geometric
-mean over problems, their number in brackets, without those where ours has no error. Runs from the prior give
-a second evidence, by bridge sampling from their last particles, which has a row of its own.
+``"auto"`` (above one: ours is ahead), with a 95 % bootstrap interval over seeds where both have three or more; below
+each table its geometric mean over problems, their number in brackets, without those where ours has no error. Runs from
+the prior give a second evidence, by bridge sampling from their last particles, which has a row of its own.
 
 Run: python examples/benchmarks/peers_table.py peers.jsonl [--against auto]
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
+FEWEST = 3  # seeds for an interval
 EXACT = 1e-12  # mean squared error below which a ratio to it says nothing
 QUANTITIES = {"evidence": "log evidence", "means": "posterior means"}
 
@@ -93,7 +94,8 @@ def main():
                         continue
                     own_seconds = np.array([row["seconds"] for row in ours.values()])
                     value, low, high = ratio((squared, seconds), (own, own_seconds), np.random.default_rng(0))
-                    line += f" {value:.2g} [{low:.2g}, {high:.2g}] |"
+                    interval = f" [{low:.2g}, {high:.2g}]" if min(len(own), len(squared)) >= FEWEST else ""
+                    line += f" {value:.2g}{interval} |"
                     ratios.setdefault(sampler, []).append(value)
                 else:
                     line += " |"
