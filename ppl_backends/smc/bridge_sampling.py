@@ -87,8 +87,11 @@ def bridge(log_ratio: Array, log_ratio_proposed: Array, founder: Index) -> Bridg
 
     Examples
     --------
+    >>> import numpy as np
     >>> x, y = np.random.default_rng(1).standard_normal((2, 4000))
-    >>> found = bridge(2.0 + 0.1 * x - 0.005, 2.0 + 0.1 * (y - 0.1) - 0.005, np.arange(4000))
+    >>> def log_ratio(z):  # of e² N(0.1, 1) to N(0, 1)
+    ...     return 2.0 + 0.1 * z - 0.005
+    >>> found = bridge(log_ratio(0.1 + x), log_ratio(y), np.arange(4000))
     >>> bool(abs(found.log_evidence - 2.0) < 0.01)
     True
     """
