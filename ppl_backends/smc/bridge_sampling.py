@@ -155,25 +155,34 @@ def bridge_evidence(
     if len(samples) == 1:
         half = len(samples[0].x) // 2
         samples = [samples[0].rows(slice(half)), samples[0].rows(slice(half, None))]
-    dim = samples[0].x.shape[1]
-    found = []
+    dim, found = samples[0].x.shape[1], []
     for k, sample in enumerate(samples):
         others = np.concatenate([other.x for j, other in enumerate(samples) if j != k])
         # A covariance from n points costs an overlap of about exp(−dim²/4n).
         if dim**2 > 8 * len(others):
             return None
-        try:
-            q = _fitted(others)
-        except ModelError:
+        with np.errstate(all="ignore"):  # particles in far tails overflow
+            estimate = _bridge_to(others, sample, log_density, rng)
+        if estimate is None:
             return None
-        proposed = q.sample(min(len(sample.x), _MOST_DRAWS), rng)
-        with np.errstate(all="ignore"):
-            density = log_density(proposed)
-        ratio = np.where(np.isnan(density), -np.inf, density) - q.log_density(proposed)
-        if not np.any(ratio > -np.inf):
-            return None
-        found.append(bridge(sample.log_density - q.log_density(sample.x), ratio, sample.founder))
+        found.append(estimate)
     return combine_evidence(*np.array(found).T)
+
+
+def _bridge_to(
+    others: Array, sample: Sample, log_density: Callable[[Array], Array], rng: np.random.Generator
+) -> BridgeEstimate | None:
+    """A bridge from the sample to what is fitted to the others."""
+    try:
+        q = _fitted(others)
+    except ModelError:
+        return None
+    proposed = q.sample(min(len(sample.x), _MOST_DRAWS), rng)
+    density = log_density(proposed)
+    ratio = np.where(np.isnan(density), -np.inf, density) - q.log_density(proposed)
+    if not np.any(ratio > -np.inf):
+        return None
+    return bridge(sample.log_density - q.log_density(sample.x), ratio, sample.founder)
 
 
 def _fitted(x: Array) -> MixtureApproximation:

@@ -17,7 +17,9 @@ from ppl_backends.smc.sampler import SMCRun
 __all__ = ["Verdict", "distrust", "draws_are_healthy", "judge", "split_finished", "warn_if_distrusted"]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
-_FORGOTTEN = 0.1  # the same, at the last temperature and on average over the runs, below which particles speak for themselves
+_FORGOTTEN = (
+    0.1  # the same at the last temperature, on average over the runs, below which particles speak for themselves
+)
 _FEW_LINEAGES = 20
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
