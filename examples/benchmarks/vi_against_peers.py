@@ -4,11 +4,12 @@
     python examples/benchmarks/vi_against_peers.py run Pima German Sonar-5 EightSchools Hierarchical Poisson
     python examples/benchmarks/vi_against_peers.py print
 
-Every fit has its defaults, but that Pathfinder and DADVI are not compiled, and a process of its own, in which it is run twice, with two seeds: the first time with
-compiling the model but no imports, the second time with whatever the method keeps of the first. What is compared are the
-means and standard deviations of 10,000 draws from the first approximation with those of long NUTS runs: the root mean
-square, over quantities, of the error of the mean in posterior standard deviations and of the log of the ratio of
-standard deviations. Processor time is that of the process and its children. Run it where pymc-extras is installed;
+Every fit has its defaults, but that Pathfinder and DADVI are not compiled, and a process of its own, in which it is run
+twice, with two seeds: the first time with compiling the model but no imports, the second time with whatever the method
+keeps of the first. What is compared are the means and standard deviations of 10,000 draws from the first approximation
+with those of long NUTS runs: the root mean square, over quantities, of the error of the mean in posterior standard
+deviations and of the log of the ratio of standard deviations. Processor time is that of the process and its
+children. Run it where pymc-extras is installed;
 references are those of ``references.json``, and of nutpie for the problem that is defined here.
 """
 
