@@ -83,7 +83,9 @@ def test_data_outside_the_support_is_an_error_that_names_the_variable():
 
 
 INTERRUPTED = """
+import signal
 import numpy as np, pymc as pm, ppl_backends as pb
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with SIGINT ignored
 with pm.Model() as model:
     x = pm.Normal("x", 0, 1, shape=30)
     pm.Normal("y", x.sum(), 0.001, observed=3.0)
@@ -105,7 +107,12 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path):
     assert process.stdout.readline().strip() == "ready"
     time.sleep(5)
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
+    try:
+        _, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     assert (
         "KeyboardInterrupt" in stderr or "tempering SMC: interrupted" in stderr
     )  # before, or after, a first temperature
