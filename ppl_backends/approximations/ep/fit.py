@@ -132,7 +132,7 @@ def fit_ep(
 
     if isinstance(factors, Factors):
         result = fit(factors, start, target)
-        if result.diagnostics["failed_sites"] and isinstance(target, BaseTarget):
+        if result.diagnostics["failed_sites"]:
             _check_possible(target)
         _warn(result)
         _warn_of_modes(result, result)

@@ -31,7 +31,7 @@ from ppl_backends.parallel import map_independent
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["Options", "Run", "Sites", "laplace_start", "relative_change", "run_parallel", "starting_point"]
+__all__ = ["Options", "Run", "Sites", "full_step", "laplace_start", "run_parallel", "starting_point"]
 
 MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
@@ -127,7 +127,7 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
         update = sites.sweep(state, q, options.power, check=checked)
         raised = bool(np.any(update.state.level != state.level))
         state = state._replace(level=update.state.level)
-        change = relative_change(state, update)
+        proposed, change = full_step(state, update)
         if change < options.tolerance:
             stalled = bool(update.failed.any())  # nothing moves, yet some sites are left out
             if checked and not raised:
@@ -135,7 +135,7 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
                 break
             checked = True
             continue
-        previous, direction = direction, full_step(state, update)
+        previous, direction = direction, proposed
         step, checked = _adapted(step, options.damping, previous, direction), False
         moved = _advance(sites, state, update, precision, shift, step)
         if moved is None:
@@ -145,20 +145,14 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
     return Run(q, state._replace(level=final.state.level), final, sweeps, change, step, converged)
 
 
-def full_step(state: SiteState, update: ShardUpdate) -> Array:
-    """The step to the proposed sites, in units of the marginals ``(2n,)``."""
-    sd = np.sqrt(update.variance)
-    return np.concatenate([(update.state.tau - state.tau) * sd**2, (update.state.nu - state.nu) * sd])
-
-
-def relative_change(state: SiteState, update: ShardUpdate) -> float:
-    """Size of the full step relative to that of the site parameters, both in units of the marginals."""
+def full_step(state: SiteState, update: ShardUpdate) -> tuple[Array, float]:
+    """The step to the proposed sites in units of the marginals ``(2n,)``, and its size relative to that of the sites."""
     variance = update.variance
     sd = np.sqrt(variance)
-    before, after = ((variance * sites.tau, sd * sites.nu) for sites in (state, update.state))
-    step = [new - old for new, old in zip(after, before, strict=True)]
-    sizes = [float(np.sqrt(tau @ tau + nu @ nu)) for tau, nu in (step, before, after)]
-    return sizes[0] / max(*sizes[1:], 1e-8)
+    before, after = (np.concatenate([variance * sites.tau, sd * sites.nu]) for sites in (state, update.state))
+    step = after - before
+    size, *sizes = (float(np.sqrt(part @ part)) for part in (step, before, after))
+    return step, size / max(*sizes, 1e-8)
 
 
 def _adapted(step: float, largest: float, previous: Array, direction: Array) -> float:

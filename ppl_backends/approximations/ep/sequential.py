@@ -11,7 +11,7 @@ from scipy import sparse
 
 from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.moments import tilted_moments
-from ppl_backends.approximations.ep.parallel import Options, Run, Sites, relative_change, starting_point
+from ppl_backends.approximations.ep.parallel import Options, Run, Sites, full_step, starting_point
 from ppl_backends.approximations.ep.shards import SiteState
 
 __all__ = ["run_sequential"]
@@ -35,7 +35,7 @@ def run_sequential(sites: Sites, options: Options, start: SiteState | None = Non
         q, previous = moved_q, change
         update = sites.sweep(moved, q, options.power, check=True)
         state = moved._replace(level=update.state.level)
-        change = relative_change(state, update)
+        _, change = full_step(state, update)
         converged = change < options.tolerance and not update.failed.any()
         if converged:
             break
