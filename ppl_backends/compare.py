@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ppl_backends.errors import ApproximationWarning, ModelError
-from ppl_backends.results.inference_data import group
+from ppl_backends.results.inference_data import group, normalised_evidence_error
 from ppl_backends.targets.propriety import improper_note
 
 __all__ = ["compare_evidence", "plot_evidence"]
@@ -164,20 +164,12 @@ def _of_draws(name: str, result: Any) -> _Entry:
     trusted = bool(attrs.get("log_evidence_trusted", attrs.get("converged", 1)))
     return _Entry(
         float(attrs[key]) - _normaliser(name, attrs.get("log_prior_normalizer", 0.0)),
-        _standard_error(attrs, key),
+        normalised_evidence_error(attrs, key),
         float(attrs.get("log_evidence_df", np.nan)),
         KINDS["bound" if bound else "exact" if exact else "approximate"],
         str(attrs.get("method", "unknown")),
         trusted and not float(attrs.get("pareto_k", 0.0) if bound else 0.0) > LARGEST_PARETO_K,
     )
-
-
-def _standard_error(attrs: Any, key: str) -> float:
-    """Of the evidence less the log integral of the prior: bridge sampling's error does not have the latter's in it."""
-    error = float(attrs.get(f"{key}_se", np.nan))
-    if attrs.get("log_evidence_method") != "bridge sampling":
-        return error
-    return float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
 
 
 def _refuse_improper(name: str, note: Any) -> None:

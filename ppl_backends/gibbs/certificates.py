@@ -252,7 +252,7 @@ def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
 
 def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[float, float, float]:
     """Expected risk, KL and what is added to −log Ẑ so that it bounds −log Z but with probability ``share``."""
-    from ppl_backends.results.inference_data import group
+    from ppl_backends.results.inference_data import group, normalised_evidence_error
 
     found = group(idata, "posterior")
     attrs = found.attrs
@@ -261,11 +261,7 @@ def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[floa
     if "SMC" not in str(attrs.get("method", "")):
         raise ModelError("draws alone have no KL; certify a Gaussian approximation, or a run of sample_smc")
     log_z = float(attrs["log_evidence"]) - float(attrs.get("log_prior_normalizer", 0.0))
-    error, df = float(attrs["log_evidence_se"]), float(attrs.get("log_evidence_df", np.nan))
-    if (
-        attrs.get("log_evidence_method") == "bridge sampling"
-    ):  # its error does not have that of the prior's integral in it
-        error = float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
+    error, df = normalised_evidence_error(attrs), float(attrs.get("log_evidence_df", np.nan))
     quantile = norm.ppf(1 - share) if not np.isfinite(df) else student.ppf(1 - share, df)
     risk = float(posterior.risk(_points(posterior, found)).mean())
     kl = -posterior.learning_rate * risk - log_z

@@ -16,7 +16,7 @@ import xarray as xr
 import ppl_backends
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["ARVIZ_MAJOR", "as_inference_data", "build_inference_data", "group"]
+__all__ = ["ARVIZ_MAJOR", "as_inference_data", "build_inference_data", "group", "normalised_evidence_error"]
 
 ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
@@ -43,6 +43,17 @@ def group(idata: Any, name: str) -> xr.Dataset:
     """
     found = idata[name]
     return found.to_dataset() if isinstance(found, xr.DataTree) else found
+
+
+def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence") -> float:
+    """Standard error of an evidence less the log integral of the prior, from the attributes of a result.
+
+    That of bridge sampling does not have the error of the prior's integral in it; that of tempering does.
+    """
+    error = float(attrs.get(f"{key}_se", np.nan))
+    if attrs.get("log_evidence_method") != "bridge sampling":
+        return error
+    return float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
 
 
 def build_inference_data(
