@@ -44,7 +44,8 @@ STEPS = {
     "TunaMH": (lambda: S.TunaMetropolis(), 300, 1),
     "informed, s = 0.3": (lambda: S.InformedSubsampling(subset=1000, correction=None), 100_000, 1),
     "informed, gradient correction": (lambda: S.InformedSubsampling(subset=1000, correction="gradient"), 100_000, 1),
-    "informed, automatic size": (lambda: S.InformedSubsampling(), 30_000, 1),
+    "informed, gradient correction, automatic size": (lambda: S.InformedSubsampling(correction="gradient"), 75_000, 1),
+    "informed, defaults": (lambda: S.InformedSubsampling(), 100_000, 1),
     "informed, uniform subsets": (
         lambda: S.InformedSubsampling(subset=1000, spread=np.inf, correction=None),
         30_000,
@@ -59,6 +60,16 @@ CURVES = {
     "scalable Metropolis": "D",
 }
 TUNE = 500
+MEANS = {
+    "microseconds_per_iteration",
+    "setup_seconds",
+    "accept",
+    "rows",
+    "subset_size",
+    "z_norm",
+    "swap_accept",
+    "ess_of_z",
+}
 HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the reference at a million rows; more for fewer
 
 
@@ -133,8 +144,8 @@ def make_model(case: str, n: int, folder: Path) -> pm.Model:
     return model
 
 
-def run(model: pm.Model, name: str, known: tuple | None, scale: float) -> tuple[dict, object]:
-    """One row, and its step."""
+def run(model: pm.Model, name: str, known: tuple | None, scale: float, seed: int) -> tuple[dict, object]:
+    """One run of a row, and its step."""
     make, draws, per_draw = STEPS[name]
     draws = max(10, int(draws * scale))
     tune = min(TUNE, draws // 4)
@@ -144,7 +155,13 @@ def run(model: pm.Model, name: str, known: tuple | None, scale: float) -> tuple[
             warnings.simplefilter("ignore", SamplerWarning)
             step = make()
         setup = time.perf_counter() - clock
-        options = {"chains": 1, "cores": 1, "random_seed": 1, "progressbar": False, "compute_convergence_checks": False}
+        options = {
+            "chains": 1,
+            "cores": 1,
+            "random_seed": seed,
+            "progressbar": False,
+            "compute_convergence_checks": False,
+        }
         clocks = []
         idata = pm.sample(
             draws=draws, tune=tune, step=step, callback=lambda **_: clocks.append(time.process_time()), **options
@@ -166,8 +183,7 @@ def run(model: pm.Model, name: str, known: tuple | None, scale: float) -> tuple[
     if known is not None:
         mean, sd, found["weight_variance"] = known
         bias, ratio = (x.mean(axis=(0, 1)) - mean) / sd, x.std(axis=(0, 1)) / sd
-        found |= {"bias_rms": float(np.sqrt((bias**2).mean())), "bias_max": float(np.abs(bias).max())}
-        found |= {f"ratio_{key}": float(getattr(ratio, key)()) for key in ("min", "mean", "max")}
+        found |= {"bias": bias.tolist(), "ratio": ratio.tolist()} | accuracy([bias], [ratio])
     for key in ("swap_accept", "rows", "subset_size", "log_likelihood_variance", "z_norm", "acceptance_error"):
         if key in stats:
             found[key] = float(np.nanmean(stats[key].values))
@@ -176,6 +192,23 @@ def run(model: pm.Model, name: str, known: tuple | None, scale: float) -> tuple[
         found["distinct_rows"] = int(stats["distinct_rows"].values[0, -1])
     attributes = getattr(step.algorithm, "attributes", {})
     return found | {k: v for k, v in attributes.items() if isinstance(v, (int, float)) and k not in found}, step
+
+
+def accuracy(biases: list, ratios: list) -> dict:
+    """Of the means over runs: root mean square and largest bias, and the range of ratios of sds."""
+    bias, ratio = np.mean(biases, axis=0), np.mean(ratios, axis=0)
+    found = {"bias_rms": float(np.sqrt((bias**2).mean())), "bias_max": float(np.abs(bias).max())}
+    return found | {f"ratio_{key}": float(getattr(ratio, key)()) for key in ("min", "mean", "max")}
+
+
+def pooled(runs: list[dict]) -> dict:
+    """The runs of a row as one: effective sizes and seconds add up, biases and ratios are those of all draws."""
+    if len(runs) == 1:
+        return runs[0] | {"seeds": 1}
+    total = {key: sum(row[key] for row in runs) for key in ("draws", "seconds", "ess")}
+    mean = {key: float(np.mean([row[key] for row in runs])) for key in runs[0] if key in MEANS}
+    out = runs[0] | mean | total | {"ess_per_second": total["ess"] / total["seconds"], "seeds": len(runs)}
+    return out | (accuracy([row["bias"] for row in runs], [row["ratio"] for row in runs]) if "bias" in runs[0] else {})
 
 
 def laplace_line(case: str, n: int, folder: Path) -> str:
@@ -189,6 +222,11 @@ def laplace_line(case: str, n: int, folder: Path) -> str:
         f"Laplace: bias {np.sqrt((bias**2).mean()):.3f} / {np.abs(bias).max():.3f}, sd ratio {ratio.min():.3f}–"
         f"{ratio.max():.3f}; variance of the weights {float(found['weight_variance']):.2g}\n"
     )
+
+
+def runs_of(done: dict, key: str) -> list[dict]:
+    """The runs of a row, one for each seed."""
+    return [row for found, row in done.items() if found.partition("#")[0] == key]
 
 
 def rows_a_step(row: dict, n: int) -> float:
@@ -206,7 +244,7 @@ def table(done: dict, folder: Path) -> str:
     lines = []
     for group in sorted({key.rsplit("|", 1)[0] for key in done}):
         case, n = group.split("|")
-        rows = {name: done[f"{group}|{name}"] for name in STEPS if f"{group}|{name}" in done}
+        rows = {name: pooled(found) for name in STEPS if (found := runs_of(done, f"{group}|{name}"))}
         walk, full = rows.get("control variates"), rows.get("full-data random walk")
         base = float("nan")
         short = full is not None and full["draws"] < 1000
@@ -218,15 +256,16 @@ def table(done: dict, folder: Path) -> str:
             base = full["ess_per_second"] = rate * 1e6 / full["microseconds_per_iteration"]
         lines += [f"\n{case}, n = {int(n):,}\n", laplace_line(case, int(n), folder)]
         lines += [
-            "| step | µs/it | ESS | ESS/s | × full data | bias rms / max (1/√ESS) | sd ratio | accept | rows a step |"
+            "| step | seeds | µs/it | ESS | ESS/s | × full data | bias rms / max (1/√ESS) | sd ratio | accept | rows a step |"
         ]
-        lines += ["|" + " --- |" * 9]
+        lines += ["|" + " --- |" * 10]
         for name, row in rows.items():
             known = "bias_rms" in row and not (row is full and short)
             bias = f"{row['bias_rms']:.3f} / {row['bias_max']:.3f}" if known else "–"
             ratio = f"{row['ratio_min']:.3f}–{row['ratio_max']:.3f}" if known else "–"
             lines.append(
-                f"| {name} | {row['microseconds_per_iteration']:,.1f} | {row['ess']:,.0f} | {row['ess_per_second']:,.3g} "
+                f"| {name} | {row['seeds']} "
+                f"| {row['microseconds_per_iteration']:,.1f} | {row['ess']:,.0f} | {row['ess_per_second']:,.3g} "
                 f"| {row['ess_per_second'] / base:,.3g} | {bias} ({1 / np.sqrt(row['ess']):.3f}) | {ratio} "
                 f"| {row['accept']:.2f} | {rows_a_step(row, int(n)):,.3g} |"
             )
@@ -242,11 +281,9 @@ def picture(done: dict, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for name, marker in CURVES.items():
-        found = sorted(
-            (int(key.split("|")[1]), row["microseconds_per_iteration"])
-            for key, row in done.items()
-            if key.startswith("normal|") and key.endswith(f"|{name}")
-        )
+        sizes = sorted({int(key.split("|")[1]) for key in done if key.startswith("normal|")})
+        rows = {n: runs_of(done, f"normal|{n}|{name}") for n in sizes}
+        found = [(n, pooled(runs)["microseconds_per_iteration"]) for n, runs in rows.items() if runs]
         if found:
             axes.loglog(*zip(*found, strict=True), marker=marker, label=name)
     axes.set_xlabel("rows")
@@ -262,6 +299,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="row")
     parser.add_argument("--case", default="normal", choices=["normal", "t3", "rare"])
     parser.add_argument("--rows", type=int, default=10**6)
+    parser.add_argument("--seed", type=int, default=1, help="of the chain; runs with several seeds are pooled")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of draws")
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--save", type=Path, help="write data and reference for the peers' scripts to this .npz file")
@@ -278,9 +316,10 @@ def main() -> None:
         known = None if options.no_reference else reference(options.case, options.rows, options.out)
         model = make_model(options.case, options.rows, options.out)
     for name in options.names:
-        found, _step = run(model, name, known, options.scale)  # while a step lives, the next shares what it compiled
+        # while a step lives, the next shares what it compiled
+        found, _step = run(model, name, known, options.scale, options.seed)
         done = json.loads(path.read_text()) if path.exists() else {}
-        done[f"{options.case}|{options.rows}|{name}"] = found
+        done[f"{options.case}|{options.rows}|{name}" + (f"#{options.seed}" if options.seed > 1 else "")] = found
         path.write_text(json.dumps(done, indent=1))
         print(time.strftime("%H:%M"), name, json.dumps(found), flush=True)
     done = json.loads(path.read_text()) if path.exists() else {}

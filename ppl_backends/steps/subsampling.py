@@ -14,6 +14,7 @@ from ppl_backends.mcmc.subsampling.check import mean_error
 from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
 from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
 from ppl_backends.mcmc.subsampling.rows import Rows, make_rows
+from ppl_backends.mcmc.subsampling.sufficient import sufficient_statistics
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -28,6 +29,7 @@ __all__ = [
 DEFAULT_SUBSET = 1000
 SPREAD = 0.3
 HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
+COLLINEAR = 1e-10  # share of the largest variance below which a combination of summary statistics is rounding error
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
@@ -218,19 +220,23 @@ class InformedSubsampling(_SubsamplingStep):
     ----------
     vars : list of variables or names, optional
     subset : int, optional
-        Rows of a subset, n. By default at least 1,000 and as many as keep the error of the Hessian at 5 %; without the
-        gradient correction at least √(2Nd)/(2.38 s), where single swaps mix: on fewer rows subsets stand still.
+        Rows of a subset, n. By default 1,000, or as many as keep the log surrogate's variance over subsets at one; where
+        the Hessian is not set right, as many as keep its error at 5 %; without any correction at least √(2Nk)/(2.38 s) for
+        k statistics, where single swaps mix: on fewer rows subsets stand still.
     spread : float, optional
         s: standard deviation, in posterior standard deviations, of the shifts of the mode that subsets may cause. The
-        posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets. By default 0.3, and infinite with the
-        gradient correction, which takes the shifts out.
-    correction : {"auto", "gradient", None}
-        Whether the subset's gradient at the pilot is set right; ``"auto"`` where the subset is too small to mix otherwise.
+        posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets. By default 0.3, and infinite with a
+        correction, which takes the shifts out.
+    correction : {"auto", "curvature", "gradient", None}
+        Whether the subset's gradient at the pilot, or its gradient and its Hessian, are set right. ``"auto"`` does both
+        where the subset is too small to mix otherwise.
     swaps : int, optional
         Swap proposals a step; automatic by default.
-    summary : array (N, k) or callable, optional
-        Summary statistics of the rows, or a function of the target that returns them, in place of the scores. They must
-        identify the subset's *likelihood*: for a regression Σ x y alone does not.
+    summary : {"auto", "scores", "sufficient"}, array (N, k) or callable
+        Summary statistics of the rows: the whitened scores at the pilot; sufficient statistics where the likelihood is an
+        exponential family with a few (see :func:`~ppl_backends.mcmc.subsampling.sufficient.sufficient_statistics`); or
+        your own, as an array or a function of the target. They must identify the subset's *likelihood*: for a regression
+        Σ x y alone does not. ``"auto"``: sufficient ones for weighted subsets without a correction, where there are any.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
         Its mean is the pilot where the scores are taken.
     model : pm.Model, optional
@@ -244,64 +250,93 @@ class InformedSubsampling(_SubsamplingStep):
         spread: float | None = None,
         correction: str | None = "auto",
         swaps: int | None = None,
-        summary: Any = None,
+        summary: Any = "auto",
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
         _check_subset(subset)
         if spread is not None and not spread > 0:
             raise ModelError(f"spread={spread!r}: expected a positive number of posterior standard deviations")
-        if correction not in ("auto", "gradient", None):
-            raise ModelError(f"correction={correction!r}: expected 'auto', 'gradient' or None")
+        if correction not in ("auto", "curvature", "gradient", None):
+            raise ModelError(f"correction={correction!r}: expected 'auto', 'curvature', 'gradient' or None")
+        if isinstance(summary, str):
+            _check_choice("summary", summary, ("auto", "scores", "sufficient"))
         self.subset, self.spread, self.correction = subset, spread, correction
         self.swaps, self.summary, self.approximation = swaps, summary, approximation
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
-        spread, subset = SPREAD if self.spread is None else self.spread, self.subset
-        healthy = np.sqrt(2 * rows.n * rows.dim) / (2.38 * min(spread, np.sqrt(rows.n)))
-        if subset is None:
-            curved = curvature_variance(rows, rng) / HESSIAN_ERROR**2
-            wanted = max(DEFAULT_SUBSET if self.correction else healthy, curved)
-            subset = min(rows.n // 2, int(np.ceil(wanted)))
-        if subset >= rows.n:
-            raise ModelError(f"subset={subset}: the model has {rows.n} observations; use RandomWalk")
+        summaries, attributes = self._summaries(target, rows)
+        n_statistics = rows.dim if summaries is None else summaries.shape[1]
+        spread = SPREAD if self.spread is None else self.spread
+        healthy = np.sqrt(2 * rows.n * n_statistics) / (2.38 * min(spread, np.sqrt(rows.n)))
+        subset = self._size(rows, healthy, rng)
         small = subset < healthy and np.isfinite(spread)
-        corrected = self.correction == "gradient" or (self.correction == "auto" and bool(small))
-        if corrected and self.spread is None:
+        correction = self.correction
+        if correction == "auto":
+            correction = "curvature" if small else None
+        if correction is not None and self.spread is None:
             spread = np.inf  # nothing is left for weights to do
         algorithm = Informed(
-            rows,
-            subset,
-            spread=spread,
-            rng=rng,
-            swaps=self.swaps,
-            corrected=corrected,
-            summaries=_summaries(self.summary, target, rows.n),
+            rows, subset, spread=spread, rng=rng, swaps=self.swaps, correction=correction, summaries=summaries
         )
+        algorithm.attributes |= attributes
         moves = algorithm.swaps * algorithm.swap_rate
-        if small and not corrected and moves < FEWEST_SWAPS:
+        if small and correction is None and moves < FEWEST_SWAPS:
             warnings.warn(
                 f"subsets of {subset} rows hardly move: {moves:.2g} accepted swaps a step, below the healthy size of "
-                f"{healthy:.0f} rows; look at the ESS of z_first, or use correction='gradient'",
+                f"{healthy:.0f} rows; look at the ESS of z_first, or use correction='curvature'",
                 SamplerWarning,
                 stacklevel=3,
             )
         _announce(algorithm, rng)
         return algorithm
 
+    def _summaries(self, target: BaseTarget, rows: Rows) -> tuple[Any, dict[str, Any]]:
+        """Summary statistics in place of the scores, None for these, and what a run says of them."""
+        if not isinstance(self.summary, str):
+            values = self.summary(target) if callable(self.summary) else self.summary
+            return _whitened(np.asarray(values, dtype=np.float64), rows.n), {}
+        weighted = self.correction is None and (self.spread is None or np.isfinite(self.spread))
+        if self.summary == "scores" or (self.summary == "auto" and not weighted):
+            return None, {}
+        try:
+            found = sufficient_statistics(rows, np.random.default_rng(0))
+        except ModelError:
+            if self.summary == "sufficient":
+                raise
+            return None, {}
+        if self.summary == "auto" and found.rank <= getattr(rows, "whole", rows).dim:
+            return None, {}  # the scores are as many combinations of them
+        attributes = {"sufficient_statistics": found.rank, "family_residual": found.residual}
+        return _whitened(found.statistics, rows.n), attributes
 
-def _summaries(summary: Any, target: BaseTarget, n: int) -> Any:
-    """User summaries, whitened on the scale of the scores: √N per standard deviation of a row."""
-    if summary is None:
-        return None
-    values = np.asarray(summary(target) if callable(summary) else summary, dtype=np.float64)
+    def _size(self, rows: Rows, healthy: float, rng: np.random.Generator) -> int:
+        """Rows of a subset, as asked for or as the correction needs."""
+        if self.subset is not None:
+            if self.subset >= rows.n:
+                raise ModelError(f"subset={self.subset}: the model has {rows.n} observations; use RandomWalk")
+            return self.subset
+        if self.correction in ("auto", "curvature"):
+            wanted: float = max(DEFAULT_SUBSET, _subset_of(rows, None, rng)[0])
+        else:
+            curved = curvature_variance(rows, rng) / HESSIAN_ERROR**2
+            wanted = max(DEFAULT_SUBSET if self.correction else healthy, curved)
+        return min(rows.n // 2, int(np.ceil(wanted)))
+
+
+def _whitened(values: Any, n: int) -> Any:
+    """Summary statistics on the scale of the scores: uncorrelated, √N per standard deviation of a row."""
     if values.ndim != 2 or len(values) != n:
         raise ModelError(f"summary has shape {values.shape}; expected ({n}, k), a row for each observation")
-    centred = values - values.mean(axis=0)
-    root = np.linalg.cholesky(np.cov(centred.T, ddof=0).reshape(values.shape[1], -1) + 1e-12 * np.eye(values.shape[1]))
-    return np.sqrt(n) * np.linalg.solve(root, centred.T).T
+    centred, scale = values - values.mean(axis=0), values.std(axis=0)
+    if not (np.isfinite(values).all() and (scale > 0).all()):
+        raise ModelError("summary has a column that is constant or not finite")
+    centred /= scale
+    variances, axes = np.linalg.eigh(centred.T @ centred / n)
+    kept = variances > COLLINEAR * variances[-1]
+    return np.sqrt(n) * centred @ (axes[:, kept] / np.sqrt(variances[kept]))
 
 
 def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple[int, float]:
@@ -336,7 +371,10 @@ def _predicted(algorithm: Any) -> str:
     if not isinstance(algorithm, Informed):
         return ""
     error = algorithm.attributes["hessian_error"]
-    if algorithm.corrected:
+    if algorithm.correction == "curvature":
+        noise = algorithm.attributes["log_likelihood_spread"]
+        return f"; the log surrogate varies by {noise:.2g} over subsets"
+    if algorithm.correction == "gradient":
         return f"; sds are right to about {100 * error:.2g} %"
     return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}, and right to {100 * error:.2g} % beside that"
 

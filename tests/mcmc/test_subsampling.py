@@ -201,7 +201,7 @@ def test_posteriors_of_uniform_and_informed_subsets_are_as_wide_as_theory_says()
     for name, options in {
         "uniform": {"spread": np.inf, "swaps": 100},
         "informed": {"spread": 0.3, "swaps": 20},
-        "corrected": {"spread": np.inf, "swaps": 20, "corrected": True},
+        "corrected": {"spread": np.inf, "swaps": 20, "correction": "gradient"},
     }.items():
         algorithm = Informed(rows, 400, rng=rng, **options)
         x, _ = chain(algorithm, 8000)
