@@ -90,6 +90,10 @@ class PowerTarget(BaseTarget):
         except ModelError:
             return None
 
+    def in_one_shape(self) -> BaseTarget:
+        """The same power of the target in one shape."""
+        return PowerTarget(self.target.in_one_shape(), self.power, self.power_potentials)
+
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian of the tempered target."""
         if self.has_potentials and not self.power_potentials:

@@ -183,6 +183,10 @@ class BaseTarget:
         """One pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, gradient)")
 
+    def in_one_shape(self) -> BaseTarget:
+        """The same density for few evaluations: a target that compiles for every number of points has one program then."""
+        return self
+
     def log_density(self, x: Array) -> Array:
         """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
         return self.evaluate(x).log_density

@@ -14,6 +14,7 @@ from scipy.special import expit
 
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
 from ppl_backends.targets import PyMCTarget
+from ppl_backends.targets.power import with_power
 from tests.targets.models import every_transform, logistic_model, normal_model
 
 
@@ -109,6 +110,20 @@ def test_batches_of_any_size_are_single_evaluations(n):
         one_value, one_gradient = target.log_density_and_gradient(x[i])
         np.testing.assert_allclose(value[i], one_value[0], rtol=1e-12)
         np.testing.assert_allclose(gradient[i], one_gradient[0], rtol=1e-10, atol=1e-12)
+
+
+def test_one_shape_is_the_same_density_by_one_program():
+    target = PyMCTarget(logistic_model())
+    one, half = target.in_one_shape(), with_power(target, 0.5).in_one_shape()
+    for n in (0, 1, 3, 64, 200):
+        x = np.random.default_rng(n).normal(size=(n, target.dim))
+        expected = target.log_density_and_gradient(x)
+        for got in (one.log_density_and_gradient(x), (one.log_density(x), one.evaluate(x).gradient)):
+            np.testing.assert_allclose(got[0], expected[0], rtol=1e-12)
+            np.testing.assert_allclose(got[1], expected[1], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(half.log_density(x), with_power(target, 0.5).log_density(x), rtol=1e-12)
+    np.testing.assert_allclose(one.hessian(x[:2]), target.hessian(x[:2]), rtol=1e-5, atol=1e-6)
+    assert PyMCTarget(logistic_model(), backend="c").in_one_shape()._one_shape is False
 
 
 def test_the_number_of_threads_does_not_change_a_bit():
@@ -212,6 +227,7 @@ def test_jax_refuses_to_run_in_a_forked_child():
 import os
 import pymc as pm
 from ppl_backends.targets import PyMCTarget
+from ppl_backends.targets.power import with_power
 with pm.Model() as model:
     pm.Normal("x")
 target = PyMCTarget(model)

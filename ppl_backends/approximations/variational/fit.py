@@ -151,8 +151,9 @@ def fit_vi(
     """
     from ppl_backends.targets.convert import as_target
 
-    target = with_power(as_target(model, data, **target_options), power, power_potentials)
-    family, method, gradient = _choices(target, family, method, gradient, minibatch)
+    whole = with_power(as_target(model, data, **target_options), power, power_potentials)
+    family, method, gradient = _choices(whole, family, method, gradient, minibatch)
+    target = _evaluated(whole, gradient)
     _check_numbers(tolerance=tolerance, draws=draws, max_draws=max_draws, rank=rank, elbo_draws=elbo_draws)
     fit_rng, bound_rng = spawn_generators(random_seed, 2)
     largest_rank = min(DEFAULT_RANK if rank is None else rank, target.dim)
@@ -169,7 +170,7 @@ def fit_vi(
             member = _anneal(target, member, ladder(annealing), first, tolerance, gradient, fit_rng, qmc, progress)
         fit = run(target, member, fit_rng, _reporter(progress, tolerance))
         progress.update(0, 1.0)
-    q = _result(target, fit)
+    q = _result(whole, fit)
     bound = estimate_bound(target, q, elbo_draws, bound_rng, qmc)
     _describe(q, fit, bound)
     q.evidence_note = improper_note(target)
@@ -206,6 +207,12 @@ def _choices(
         if gradient == "score" and family == "low_rank":
             family = "mean_field"
     return family, method, gradient
+
+
+def _evaluated(target: BaseTarget, gradient: str) -> BaseTarget:
+    """The target as the fit evaluates it: small ones by one compiled program, which takes longer to make than to use."""
+    small = target.dim <= LARGEST_NEWTON_DIM and gradient == "reparameterised"
+    return target.in_one_shape() if small and isinstance(target, BaseTarget) else target
 
 
 def _check_numbers(**numbers: Any) -> None:

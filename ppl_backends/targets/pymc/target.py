@@ -13,7 +13,7 @@ import pymc as pm
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import ModelError, PriorSamplingError
-from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks
+from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.factors import PyMCFactors
@@ -34,6 +34,7 @@ from ppl_backends.targets.pymc.priors import PriorSampler
 __all__ = ["PyMCTarget"]
 
 JITTER_ROUNDS = 12
+ONE_SHAPE = 64  # rows of the only block of a target in one shape
 
 
 class PyMCTarget(BaseTarget):
@@ -76,6 +77,7 @@ class PyMCTarget(BaseTarget):
     has_split = True
     label = "PyMC model"
     accepts_unnormalized = False
+    _one_shape = False
 
     def __init__(
         self, model: pm.Model, *, backend: str = "auto", cores: int | None = None, data: DataValues | None = None
@@ -105,21 +107,39 @@ class PyMCTarget(BaseTarget):
 
     # -- the log density -------------------------------------------------------------------------------------------
 
-    def _call(self, kind: str, x: Array) -> list[Array]:
+    def _call(self, kind: str, x: Array, largest: int | None = None) -> list[Array]:
         """The compiled function ``kind`` at the rows of ``x``."""
         function = self._compiled.function(kind)
         jax = function.backend == "jax"  # keeps its own threads, and compiles for every size of block
+        cap = min(function.cap, largest or function.cap)
         return evaluate_in_blocks(
-            lambda block: function(block, self._arguments), x, function.cap, 1 if jax else self.cores, pad=jax
+            lambda block: function(block, self._arguments), x, cap, 1 if jax else self.cores, pad=jax
         )
+
+    def in_one_shape(self) -> PyMCTarget:
+        """The same density by one compiled program, for methods whose evaluations take less time than compiling does.
+
+        Blocks have 64 rows, values come with gradients, and Hessians are differences of these. It is the target itself
+        where the backend does not compile for every size of block, or 64 rows are beyond the byte budget of one.
+        """
+        function = self._compiled.function("gradient")
+        if function.backend != "jax" or function.cap < ONE_SHAPE:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _one_shape=True)
+        return other
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Log prior and log likelihood ``(n,)``, with their gradients ``(n, dim)`` on request, in one pass."""
         x = as_points(x, self.dim)
-        if not gradient:
+        if self._one_shape:
+            padded = pad_rows(x, ONE_SHAPE * max(1, -(-len(x) // ONE_SHAPE)))
+            values = [value[: len(x)] for value in self._call("gradient", padded, ONE_SHAPE)]
+        elif not gradient:
             prior, likelihood = self._call("value", x)
             return Evaluation(sanitize(prior)[0], sanitize(likelihood)[0])
-        values = self._call("gradient", x)
+        else:
+            values = self._call("gradient", x)
         prior, prior_gradient = sanitize(values[0], values[2])
         likelihood, likelihood_gradient = sanitize(values[1], values[3])
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
@@ -138,6 +158,8 @@ class PyMCTarget(BaseTarget):
         """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``."""
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
+        if self._one_shape:
+            return super().hessian(x, part)
         [hessian] = self._call(f"hessian of the {part}", as_points(x, self.dim))
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
 
