@@ -156,7 +156,23 @@ def test_the_curvature_correction_leaves_errors_of_third_order():
         spread[correction] = algorithm.attributes["log_likelihood_spread"]
     assert spread["curvature"] < 0.5 * spread["gradient"] < 0.25 * spread[None]
     assert algorithm.attributes["hessian_error"] == 0.0
-    index = np.arange(rows.n)
-    x = rows.pilot.draw(rng)
-    full = rows.full_difference(rows.pilot.mode, x) + rows.rest(x) + rows.expansion.value
-    assert algorithm._surrogate(x, index, np.zeros(3)) == pytest.approx(full, rel=1e-10)
+
+
+def test_a_row_far_out_does_not_leave_the_surrogate_without_a_maximum():
+    rng = np.random.default_rng(7)
+    design = np.c_[np.ones(20_000), rng.normal(size=20_000)]
+    design[0, 1] = 40.0
+    y = (rng.random(20_000) < 1 / (1 + np.exp(-design @ [0.0, 0.0]))).astype(int)
+    y[0], y[1] = 1, 1
+    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(2), -np.eye(2)))
+    algorithm = Informed(rows, 200, spread=np.inf, rng=rng, correction="curvature")
+    line = np.linspace(0, 60, 121)[:, None] * rows.pilot.factor[:, 1]
+    index = np.arange(200)
+    escapes = []
+    for sign in (-1, 1):
+        points = rows.pilot.mode + sign * line
+        values = np.array([algorithm._surrogate(x, index, np.zeros(2)) for x in points])
+        assert values.max() < values[0] + 1.0
+        plain = [rows.rest(x) + rows.expansion.at(x - points[0]) + 100 * rows.residuals(x, index).sum() for x in points]
+        escapes.append(max(plain) - plain[0])
+    assert max(escapes) > 1000.0

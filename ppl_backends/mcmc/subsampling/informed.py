@@ -9,8 +9,10 @@ With the gradient correction the surrogate's gradient at θ̂ is set right, −z
 what is left is the relative error of the Hessian, √(v/n), v the variance over rows of their whitened curvatures: 2 for a
 logistic regression with normal covariates, tens where few rows hold most of the information, as with rare events. Weights
 are then better left out: subsets of rows that say nothing have z(U) near zero too, and uniform subsets move at every step.
-The curvature correction sets the Hessian right as well: the surrogate is then Σ qᵢ + (N/n) Σ_U (ℓᵢ − qᵢ), with errors of
-third order only, at the cost of two more evaluations of the subset where rows have no known linear predictor.
+The curvature correction sets the Hessian right as well: the surrogate is then Σ qᵢ + (N/n) Σ_U (ℓᵢ − qᵢ) − σ̂²/2, the
+estimate of :mod:`~ppl_backends.mcmc.subsampling.control`, with errors of third order only, at the cost of two more
+evaluations of the subset where rows have no known linear predictor. Without −σ̂²/2 one row far out would do: (N/n)(ℓᵢ − qᵢ)
+grows like (N/n) times half the row's curvature, which can exceed that of all data, and the surrogate then has no maximum.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
+from ppl_backends.mcmc.subsampling.control import estimate_of
 from ppl_backends.mcmc.subsampling.rows import BLOCK, Index, Rows
 from ppl_backends.targets.protocol import Array
 
@@ -266,8 +269,7 @@ class Informed:
     def _surrogate(self, x: Array, subset: Index, z: Array) -> float:
         mode, ratio = self.rows.pilot.mode, self.rows.n / len(subset)
         if self.correction == "curvature":
-            known = self.rows.rest(x) + self.rows.expansion.at(x - mode)
-            return known + ratio * float(self.rows.residuals(x, subset).sum())
+            return estimate_of(self.rows, x, self.rows.residuals(x, subset)).value
         value = self.rows.rest(x) + ratio * float(self.rows.differences(mode, x, subset).sum())
         if self.correction == "gradient":
             assert self._scores is not None
