@@ -1,16 +1,18 @@
-"""Gaussian variational inference against PyMC's ADVI and the Pathfinder and DADVI of pymc-extras: errors and times.
+"""Gaussian variational inference against ADVI of PyMC and Stan, and Pathfinder and DADVI of pymc-extras: errors and times.
 
     python examples/benchmarks/vi_against_peers.py reference Poisson
     python examples/benchmarks/vi_against_peers.py run Pima German Sonar-5 EightSchools Hierarchical Poisson
     python examples/benchmarks/vi_against_peers.py print
 
-Every fit has its defaults, but that Pathfinder and DADVI are not compiled, and a process of its own, in which it is run
-twice, with two seeds: the first time with compiling the model but no imports, the second time with whatever the method
-keeps of the first. What is compared are the means and standard deviations of 10,000 draws from the first approximation
-with those of long NUTS runs: the root mean square, over quantities, of the error of the mean in posterior standard
-deviations and of the log of the ratio of standard deviations. Processor time is that of the process and its
-children. Run it where pymc-extras is installed;
-references are those of ``references.json``, and of nutpie for the problem that is defined here.
+Every fit has its defaults and a process of its own, in which it is run twice, with two seeds: the first time with
+compiling the model but no imports, the second time with whatever the method keeps of the first (``--once`` leaves that
+out). Pathfinder and DADVI are there in two ways: by default, compiled by Numba, and with PyTensor's ``FAST_COMPILE``.
+Numba keeps files on disk; set ``PYTENSOR_FLAGS=base_compiledir=FOLDER`` to start from none. What is compared are the means
+and standard deviations of 10,000 draws from the first approximation with those of long NUTS runs: the root mean square,
+over quantities, of the error of the mean in posterior standard deviations and of the log of the ratio of standard
+deviations. Processor time is that of the process and its children. Run it where pymc-extras is installed, for Stan with a
+toolchain as the package finds it; references are those of ``references.json``, and of nutpie for the problem that is
+defined here.
 """
 
 import argparse
@@ -30,14 +32,20 @@ AREAS, GROUPS = 32, 3
 DRAWS = 10_000
 
 
-def poisson():
-    """Counts of 32 areas × 3 groups with area effects, non-centred (d = 36): the model, and its quantities."""
-    import pymc as pm
-
+def counts():
+    """Area, group, exposure and count of 32 areas × 3 groups."""
     rng = np.random.default_rng(2)
     area, group = (index.ravel() for index in np.indices((AREAS, GROUPS)))
     exposure = rng.integers(20, 200, size=area.size)
     y = rng.poisson(exposure * np.exp(-1.0 + np.array([0.0, 0.4, -0.7])[group] + 0.5 * rng.normal(size=AREAS)[area]))
+    return area, group, exposure, y
+
+
+def poisson():
+    """Counts with area effects, non-centred (d = 36): the model, and its quantities."""
+    import pymc as pm
+
+    area, group, exposure, y = counts()
     with pm.Model() as model:
         level, effect = pm.Normal("level", 0, 2.5), pm.Normal("effect", 0, 2.5, shape=GROUPS - 1)
         tau, z = pm.HalfNormal("tau", 1), pm.Normal("z", 0, 1, shape=AREAS)
@@ -86,14 +94,15 @@ def fit_advi(model, seed, method="advi"):
         return pm.fit(method=method, random_seed=seed, progressbar=False).sample(DRAWS, random_seed=seed)
 
 
-def fit_extras(model, seed, method):
-    """The fits of pymc-extras, in this process and without compiling: that took many times longer than the fits."""
+def fit_extras(model, seed, method, compiled=False):
+    """The fits of pymc-extras: as they come, or in ``FAST_COMPILE`` mode and, Pathfinder, in this process."""
     import pymc_extras as pmx
 
-    cheap = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "progressbar": False}
-    options = (
-        {"num_draws": DRAWS, "parallel": False, **cheap} if method == "pathfinder" else {"n_draws": DRAWS, **cheap}
-    )
+    options = {"num_draws" if method == "pathfinder" else "n_draws": DRAWS, "progressbar": False}
+    if not compiled:
+        options["compile_kwargs"] = {"mode": "FAST_COMPILE"}
+        if method == "pathfinder":
+            options["parallel"] = False
     with model:
         return pmx.fit(method=method, random_seed=seed, **options)
 
@@ -105,11 +114,27 @@ METHODS = {
     "PyMC full-rank ADVI": lambda model, seed: fit_advi(model, seed, "fullrank_advi"),
     "Pathfinder": lambda model, seed: fit_extras(model, seed, "pathfinder"),
     "DADVI": lambda model, seed: fit_extras(model, seed, "dadvi"),
+    "Pathfinder, default": lambda model, seed: fit_extras(model, seed, "pathfinder", compiled=True),
+    "DADVI, default": lambda model, seed: fit_extras(model, seed, "dadvi", compiled=True),
 }
+STAN = {"Stan ADVI": "meanfield", "Stan full-rank ADVI": "fullrank"}
+
+
+def fit(name, method, model, seed):
+    """Draws of the free variables by a method, name → ``(draws, *shape)``."""
+    if method not in STAN:
+        return flat(METHODS[method](model, seed), model)
+    from peers import stan_advi
+
+    area, group, exposure, y = counts()
+    sizes = {"N": len(y), "A": AREAS, "G": GROUPS - 1}
+    data = sizes | {"area": area + 1, "X": np.eye(GROUPS)[group][:, 1:], "exposure": exposure, "y": y}
+    return stan_advi.fit(name, STAN[method], seed + 1, DRAWS, data)
 
 
 def warm_up(method):
     """Import what the method needs, and let it compile what does not depend on the model."""
+    import arviz  # noqa: F401
     import pymc as pm
 
     if method.startswith("fit_vi"):
@@ -117,8 +142,12 @@ def warm_up(method):
 
         import ppl_backends.approximations.variational
         import ppl_backends.targets.pymc.target  # noqa: F401
-    elif method in ("Pathfinder", "DADVI"):
+    elif method.startswith(("Pathfinder", "DADVI")):
         import pymc_extras  # noqa: F401
+    elif method in STAN:
+        from peers import stan_advi
+
+        stan_advi.compile_driver()
     with pm.Model() as model:
         pm.Normal("x")
     model.logp_dlogp_function()
@@ -130,14 +159,14 @@ def processor_time():
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def one(name, method, seed):
+def one(name, method, seed, once=False):
     """A fit, its errors and times, and the times of another, as JSON on the last line."""
     model, quantities = posterior(name)
     warm_up(method)
     row = {"problem": name, "method": method, "seed": seed}
-    for repeat, prefix in enumerate(("", "again_")):
+    for repeat, prefix in enumerate(("",) if once else ("", "again_")):
         wall, processor = time.perf_counter(), processor_time()
-        draws = quantities(flat(METHODS[method](model, 100 * repeat + seed), model))
+        draws = quantities(fit(name, method, model, 100 * repeat + seed))
         row |= {f"{prefix}wall": time.perf_counter() - wall, f"{prefix}processor": processor_time() - processor}
         if not repeat:
             known = references()[name]
@@ -160,15 +189,16 @@ def reference(name, draws=5000):
     REFERENCES.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def run(names, seeds, out, methods, limit):
-    """Every fit in a process of its own; those that are recorded are left out."""
+def run(names, seeds, out, methods, limit, once):
+    """Every fit in a process of its own, methods by turns; those that are recorded are left out."""
     done = {(row["problem"], row["method"], row["seed"]) for row in lines(out)}
-    for name in names:
-        for seed in range(seeds):
-            for method in methods or METHODS:
+    for seed in range(seeds):
+        for name in names:
+            for method in methods or (*METHODS, *STAN):
                 if (name, method, seed) in done:
                     continue
                 command = [sys.executable, __file__, "one", name, "--methods", method, "--seeds", str(seed)]
+                command += ["--once"] if once else []
                 row = {"problem": name, "method": method, "seed": seed}
                 try:
                     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit)
@@ -190,16 +220,20 @@ def show(out):
     """Markdown: means over seeds for every problem, and geometric means over problems relative to the first method."""
     rows = [row for row in lines(out) if "failed" not in row]
     names = list(dict.fromkeys(row["problem"] for row in rows))
-    keys = ("mean", "sd", "processor", "again_processor")
+    keys = ("mean", "sd", "processor", "wall", "again_processor", "again_wall")
     table = {}
     for name in names:
-        for method in METHODS:
-            mine = [[row[key] for key in keys] for row in rows if (row["problem"], row["method"]) == (name, method)]
+        for method in (*METHODS, *STAN):
+            mine = [
+                [row.get(key, np.nan) for key in keys]
+                for row in rows
+                if (row["problem"], row["method"]) == (name, method)
+            ]
             if mine:
                 table[name, method] = np.mean(mine, axis=0)
                 figures = " | ".join(f"{value:.3g}" for value in table[name, method])
                 print(f"| {name} | {method} | {len(mine)} | {figures} |")
-    for method in METHODS:
+    for method in (*METHODS, *STAN):
         both = [name for name in names if (name, method) in table and (name, "fit_vi") in table]
         if both:
             ratios = np.exp(np.mean([np.log(table[name, method] / table[name, "fit_vi"]) for name in both], axis=0))
@@ -215,16 +249,17 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--once", action="store_true", help="no second fit")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for a fit")
     parser.add_argument("--out", type=Path, default=Path("vi_against_peers.jsonl"))
     chosen = parser.parse_args()
     if chosen.task == "one":
-        one(chosen.names[0], chosen.methods[0], chosen.seeds)
+        one(chosen.names[0], chosen.methods[0], chosen.seeds, chosen.once)
         return
     for name in chosen.names if chosen.task == "reference" else ():
         reference(name)
     if chosen.task == "run":
-        run(chosen.names, chosen.seeds, chosen.out, chosen.methods, chosen.limit)
+        run(chosen.names, chosen.seeds, chosen.out, chosen.methods, chosen.limit, chosen.once)
     show(chosen.out)
 
 
