@@ -168,7 +168,15 @@ def _value_variables(vars: Any, model: pm.Model) -> list:
     if vars is None:
         return [model.rvs_to_values[rv] for rv in free_variables(model)]
     given = list(vars) if isinstance(vars, Sequence) and not isinstance(vars, str) else [vars]
-    named = [model[name] if isinstance(name, str) else name for name in given]
+    if any(isinstance(variable, pm.Model) for variable in given):
+        raise ModelError("vars holds a model: pass it as model=, or make the step inside of its context")
+    free = {rv.name: rv for rv in model.free_RVs}
+    known = set(free.values()) | {model.rvs_to_values[rv] for rv in free.values()}
+    wrong = [v for v in given if not (v in free if isinstance(v, str) else v in known)]
+    if wrong:
+        named = getattr(wrong[0], "name", None) or wrong[0]
+        raise ModelError(f"vars: {named!r} is not a free variable of the model; these are {', '.join(free) or 'none'}")
+    named = [free.get(variable, variable) if isinstance(variable, str) else variable for variable in given]
     chosen = list(dict.fromkeys(get_value_vars_from_user_vars(named, model)))
     if not chosen:
         raise ModelError("vars is empty: name the variables that the step method moves")

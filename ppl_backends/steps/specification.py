@@ -42,6 +42,10 @@ class Step:
 
         return forkable_target(model)
 
+    def __repr__(self) -> str:
+        """What it is, for who hands it to PyMC."""
+        return f"{type(self).__name__} made outside of a model: for pm.sample make it inside of the context, or with model="
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Options alone, also where a model is on the context stack."""
         return _restore, (type(self), self.__dict__)

@@ -143,7 +143,7 @@ def test_an_interrupt_returns_what_there_is():
 
 
 def test_wrong_use_is_explained(line):
-    target = conjugate_gaussian(2).target
+    target, outside = conjugate_gaussian(2).target, pb.steps.RandomWalk()
     with pytest.raises(ModelError, match="is a class"):
         pb.sample_mcmc(target, step=pb.steps.HMC)
     with pytest.raises(ModelError, match="expected one of"):
@@ -162,3 +162,18 @@ def test_wrong_use_is_explained(line):
         pm.Normal("y", mu, 1, observed=[0.0])
     with model, pytest.raises(ModelError, match="discrete"):
         pb.steps.RandomWalk()
+    for wrong, message in (
+        ("nu", "'nu' is not a free variable of the model; these are k, mu"),
+        ("y", "'y' is not a free variable"),
+        (model["y"], "'y' is not a free variable"),
+        (2000, "2000 is not a free variable"),
+        (model, "pass it as model="),
+        ([], "vars is empty"),
+    ):
+        with model, pytest.raises(ModelError, match=message):
+            pb.steps.RandomWalk(wrong)
+    with model, pytest.raises(ValueError, match="RandomWalk made outside of a model"):
+        pm.sample(step=outside, draws=1, tune=0, chains=1, progressbar=False)
+    q = pb.GaussianApproximation(np.zeros(3), np.eye(3))
+    with pytest.raises(ModelError, match="has 3 coordinates"):
+        pb.sample_mcmc(target, step=pb.steps.SubsampledMetropolis(approximation=q), draws=2)

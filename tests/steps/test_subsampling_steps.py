@@ -6,6 +6,7 @@ import arviz as az
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import ppl_backends as pb
@@ -117,6 +118,17 @@ def test_models_without_rows_are_refused():
         sigma = pm.HalfNormal("sigma", 1)
         pm.GaussianRandomWalk("y", sigma=sigma, init_dist=pm.Normal.dist(0, 1), observed=np.zeros(8))
         with pytest.raises(ModelError, match="'y' cannot be taken in subsets: its rows depend on each other"):
+            S.SubsampledMetropolis()
+    with pm.Model():
+        pm.Normal("mu")
+        with pytest.raises(ModelError, match="no rows of observations"):
+            S.SubsampledMetropolis()
+    x = np.linspace(-1, 1, 30)
+    with pm.Model(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyMC says that it imputes
+        b = pm.Normal("b")
+        pm.Normal("y", b * pt.as_tensor(x), 1, observed=np.where(x > 0.9, np.nan, x))
+        with pytest.raises(ModelError, match="some of its values are missing; drop their rows"):
             S.SubsampledMetropolis()
     with pm.Model():
         mu = pm.Normal("mu")

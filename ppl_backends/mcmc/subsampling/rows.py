@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import cholesky, solve_triangular
 
+from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.mcmc.conditional import ConditionalTarget
 from ppl_backends.targets import compiled_sites as sites
@@ -416,19 +417,17 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     """
     if isinstance(target, ConditionalTarget):
         return BlockRows(make_rows(target.full, approximation), target)
-    given = None if isinstance(approximation, str) else _pilot(approximation)
+    given = None if isinstance(approximation, str) else _pilot(resolve_approximation(target, approximation))
     found = _sites_of(target)
     if found is not None and (given is not None or approximation == "laplace"):
         design, offset, y, extra, family, rest = found
         return SiteRows(design, offset, y, extra, family, rest, given)
-    if target.observations is None or not hasattr(target.observations, "sum"):
+    if target.observations is None or not hasattr(target.observations, "sum") or target.observations.n == 0:
         raise ModelError(f"{target.label} has no rows of observations to take subsets of")
     rest = _rest(target)
     if hasattr(target.observations, "terms"):
         target.observations.terms()  # refuses with the reason
     if given is None:
-        from ppl_backends.approximations.resolve import resolve_approximation
-
         given = _pilot(resolve_approximation(target, approximation))
     return ObservedRows(target, rest, given)
 

@@ -217,6 +217,11 @@ class RowTerm:
         self._values = [np.array(value, order="C") for value in values]
         shape = np.shape(self._full(np.asarray(target._start()), *self._values))
         self.n, self.columns = shape[0], int(np.prod(shape[1:], dtype=int))
+        if any(value.dtype == bool and len(value) != self.n == value.sum() for value in values if value.ndim == 1):
+            raise ModelError(
+                f"the observations of '{name}' cannot be taken in subsets: some of its values are missing; drop their rows, "
+                "which say nothing of the parameters"
+            )
         self._index = pt.lvector("index")
         self._point = graph.point
         try:
