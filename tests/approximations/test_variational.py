@@ -33,7 +33,7 @@ def _member(name, dim=4, seed=0):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradient_of_sample_average_is_that_of_its_value(name):
     family, rng = _member(name)
-    objective = SampleAverage(gamma_target(4), family, standardised_noise(32, 4, rng))
+    objective = SampleAverage(gamma_target(4), family, standardised_noise(32, 4, rng, factors=family.factors))
     p = 0.3 * rng.standard_normal(len(family.start()))
     _, gradient = objective(p)
     steps = 1e-5 * np.eye(len(p))
@@ -55,12 +55,13 @@ def gamma_target(dim):
 def test_members_agree_with_their_density(name):
     family, rng = _member(name)
     p = 0.3 * rng.standard_normal(len(family.start()))
-    z = rng.standard_normal((5, 4))
+    z = rng.standard_normal((5, family.factors + 4))
     mean, sd = family.mean_and_sd(p)
     q = VariationalApproximation(mean, *family.factor(p))
     x = family.points(p, z)
-    np.testing.assert_allclose(q.color(z), x)
-    np.testing.assert_allclose(q.whiten(x), z, atol=1e-10)
+    root = (family.points(p, np.eye(z.shape[1])) - mean).T
+    np.testing.assert_allclose(q.cov, root @ root.T)
+    np.testing.assert_allclose(q.color(q.whiten(x)), x)
     np.testing.assert_allclose(q.sd, sd)
     np.testing.assert_allclose(np.sqrt(np.diag(q.cov)), sd)
     value, slope = q.log_density_and_gradient(x)
@@ -80,8 +81,9 @@ def test_standardised_noise_has_exact_moments():
     z = standardised_noise(64, 5, np.random.default_rng(0))
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-14)
     np.testing.assert_allclose(z.T @ z / 64, np.eye(5), atol=1e-12)
-    few = standardised_noise(8, 5, np.random.default_rng(0))
+    few = standardised_noise(8, 5, np.random.default_rng(0), factors=2)
     np.testing.assert_allclose((few**2).mean(axis=0), 1)
+    np.testing.assert_allclose(few[:, :2].T @ few / 8, np.eye(2, 7), atol=1e-12)
 
 
 def test_noise_beyond_sobol_points():
@@ -150,6 +152,23 @@ def test_low_rank_finds_a_covariance_of_that_rank():
     np.testing.assert_allclose(q.sd, np.sqrt((root**2).sum(axis=1)), rtol=0.03)
     exact = 20 * np.log(2 * np.pi) + np.linalg.slogdet(root)[1]
     assert abs(q.elbo - exact) < 0.05
+
+
+def test_low_rank_bound_has_a_maximum_on_fewer_points_than_coordinates():
+    rng = np.random.default_rng(4)
+    scales, b = np.exp(rng.normal(size=400)), rng.normal(size=(400, 3)) / 5
+    inner = np.linalg.inv(np.eye(3) + b.T @ b)
+
+    def density(x):
+        white = (x - 1) / scales
+        slope = -(white - (white @ b) @ inner @ b.T)
+        return 0.5 * (white * slope).sum(1), slope / scales
+
+    q = pb.fit_vi(FunctionTarget(400, density), family="low_rank", rank=3, start=np.zeros(400), **QUIET)
+    assert q.converged
+    exact = 200 * np.log(2 * np.pi) + np.log(scales).sum() - 0.5 * np.linalg.slogdet(inner)[1]
+    assert exact - 1.5 < q.elbo < exact + 4 * q.elbo_se
+    np.testing.assert_allclose(q.sd, scales * np.sqrt(1 + (b**2).sum(axis=1)), rtol=0.15)
 
 
 def test_skewed_target_reaches_the_best_gaussian():

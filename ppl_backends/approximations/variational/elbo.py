@@ -52,15 +52,29 @@ def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -
     return z if dim == first else np.hstack([z, rng.standard_normal((n, dim - first))])
 
 
-def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -> Array:
-    """Symmetric noise ``(n, dim)``, n even, with unit variances, and with no correlation where n ≥ 4 dim."""
-    half = normal_noise(n // 2, dim, rng, qmc)
-    if n >= 4 * dim:
-        root = cholesky(half.T @ half / len(half), lower=True, check_finite=False)
-        half = solve_triangular(root, half.T, lower=True, check_finite=False).T
-    else:
-        half = half / np.sqrt((half**2).mean(axis=0))
-    return np.concatenate([half, -half])
+def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True, factors: int = 0) -> Array:
+    """Symmetric noise ``(n, factors + dim)``, n even, with unit variances.
+
+    No two columns are correlated where n ≥ 4 (factors + dim), and in smaller ones no factor is with any column.
+    """
+    half = normal_noise(n // 2, factors + dim, rng, qmc)
+    if n >= 4 * half.shape[1]:
+        return _mirrored(_decorrelated(half))
+    if 0 < 2 * factors <= len(half):
+        common = _decorrelated(half[:, :factors])
+        own = half[:, factors:] - common @ (common.T @ half[:, factors:]) / len(half)
+        half = np.hstack([common, own])
+    return _mirrored(half / np.sqrt((half**2).mean(axis=0)))
+
+
+def _decorrelated(z: Array) -> Array:
+    """Columns with the second moments of the standard normal law."""
+    root = cholesky(z.T @ z / len(z), lower=True, check_finite=False)
+    return solve_triangular(root, z.T, lower=True, check_finite=False).T
+
+
+def _mirrored(z: Array) -> Array:
+    return np.concatenate([z, -z])
 
 
 class SampleAverage:
@@ -70,7 +84,7 @@ class SampleAverage:
     ----------
     target : BaseTarget
     family : Family
-    z : ndarray (n, dim)
+    z : ndarray (n, factors + dim)
     """
 
     def __init__(self, target: BaseTarget, family: Family, z: Array) -> None:

@@ -1,8 +1,8 @@
-r"""Gaussian families as maps of standard normal noise, x = m + F z, with F square: diagonal, low rank or triangular.
+r"""Gaussian families as maps of standard normal noise, x = m + F z: F is diagonal, triangular, or has r more columns.
 
-    mean_field   F = diag(s)                             2d parameters
-    low_rank     F = diag(s) (I + B Bᵀ), B of r columns  (2 + r) d
-    full_rank    F lower triangular                      d + d (d + 1) / 2
+    mean_field   F = diag(s)                      2d parameters
+    low_rank     F = diag(s) (B, I), B (d, r)     (2 + r) d
+    full_rank    F lower triangular               d + d (d + 1) / 2
 
 Parameters are measured from a base Gaussian (Laplace's, or the fit at the last sample size), in units of its own
 widths: m = m₀ + W a, log s = log s₀ + ρ, F = L₀ T. Were the posterior the base, the Hessian of the negative evidence lower
@@ -27,13 +27,14 @@ class Family(Protocol):
 
     name: str
     dim: int
+    factors: int  # columns of noise that come before the dim of the coordinates
 
     def start(self) -> Array:
         """Parameters of the base."""
         ...
 
     def points(self, p: Array, z: Array) -> Array:
-        """X = m + F z, ``(n, dim)``."""
+        """X = m + F z, ``(n, dim)``, of noise ``(n, factors + dim)``."""
         ...
 
     def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
@@ -41,7 +42,7 @@ class Family(Protocol):
         ...
 
     def score(self, p: Array, z: Array) -> Array:
-        """∇ₓ log q at the points, −F⁻ᵀ z, ``(n, dim)``."""
+        """∇ₓ log q at the points, ``(n, dim)``."""
         ...
 
     def entropy(self, p: Array) -> tuple[float, Array]:
@@ -53,7 +54,7 @@ class Family(Protocol):
         ...
 
     def factor(self, p: Array) -> tuple[Array, Array | None]:
-        """F as ``(scales (dim,) or triangle (dim, dim), B (dim, r) or None)``."""
+        """A square F as ``(scales (dim,) or triangle (dim, dim), C (dim, r) or None)``."""
         ...
 
     def rebased(self, p: Array) -> Family:
@@ -87,6 +88,7 @@ class MeanField:
     """
 
     name = "mean_field"
+    factors = 0
 
     def __init__(self, location: Location, scales: Array) -> None:
         self.location, self.scales, self.dim = location, scales, len(scales)
@@ -132,7 +134,10 @@ class MeanField:
 
 
 class LowRank:
-    """Independent coordinates, widened along r directions.
+    """Independent coordinates plus r common factors: x = m + s (z + B u), with noise (u, z) of r + dim columns.
+
+    The factors have noise of their own. With the square root I + B Bᵀ of dim columns, directions orthogonal to all points
+    of a sample smaller than dim could widen at no cost, and the bound of the sample would have no maximum.
 
     Parameters
     ----------
@@ -147,6 +152,7 @@ class LowRank:
 
     def __init__(self, location: Location, scales: Array, directions: Array) -> None:
         self.location, self.scales, self.directions, self.dim = location, scales, directions, len(scales)
+        self.factors = directions.shape[1]
 
     def start(self) -> Array:
         """Parameters of the base."""
@@ -157,40 +163,46 @@ class LowRank:
         directions = self.directions + p[2 * d :].reshape(self.directions.shape)
         return self.location.at(p[:d]), self.scales * np.exp(p[d : 2 * d]), directions
 
+    def _white(self, z: Array, b: Array) -> Array:
+        """Z + B u ``(n, dim)``."""
+        return z[:, self.factors :] + z[:, : self.factors] @ b.T
+
     def points(self, p: Array, z: Array) -> Array:
-        """X = m + s (z + B Bᵀ z)."""
+        """X = m + s (z + B u)."""
         mean, scales, b = self._parts(p)
-        return mean + scales * (z + (z @ b) @ b.T)
+        return mean + scales * self._white(z, b)
 
     def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
         """Gradient of a mean over points."""
         _, scales, b = self._parts(p)
-        zb, scaled = z @ b, slopes * scales
-        of_scales = (scaled * (z + zb @ b.T)).mean(axis=0)
-        of_directions = (scaled.T @ zb + z.T @ (scaled @ b)) / len(z)
+        scaled = slopes * scales
+        of_scales = (scaled * self._white(z, b)).mean(axis=0)
+        of_directions = scaled.T @ z[:, : self.factors] / len(z)
         return np.concatenate([self.location.pull_back(slopes.mean(axis=0)), of_scales, of_directions.ravel()])
 
     def score(self, p: Array, z: Array) -> Array:
-        """−s⁻¹ (I + B Bᵀ)⁻¹ z."""
+        """−s⁻¹ (I + B Bᵀ)⁻¹ (z + B u)."""
         _, scales, b = self._parts(p)
-        return -widen_inverse(z, b) / scales
+        return -widen_inverse(self._white(z, b), b) / scales
 
     def entropy(self, p: Array) -> tuple[float, Array]:
-        """Σ log s + log |I + BᵀB| + (d/2)(1 + log 2π)."""
+        """Σ log s + ½ log |I + BᵀB| + (d/2)(1 + log 2π)."""
         d = self.dim
         _, scales, b = self._parts(p)
         inner = np.eye(b.shape[1]) + b.T @ b
-        value = float(np.log(scales).sum() + np.linalg.slogdet(inner)[1]) + 0.5 * d * (1 + LOG_2PI)
-        return value, np.concatenate([np.zeros(d), np.ones(d), (2 * np.linalg.solve(inner, b.T).T).ravel()])
+        value = float(np.log(scales).sum() + 0.5 * np.linalg.slogdet(inner)[1]) + 0.5 * d * (1 + LOG_2PI)
+        return value, np.concatenate([np.zeros(d), np.ones(d), np.linalg.solve(inner, b.T).T.ravel()])
 
     def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
         """Mean and marginal standard deviations."""
         mean, scales, b = self._parts(p)
-        return mean, scales * widened_norms(b)
+        return mean, scales * np.sqrt(1 + (b**2).sum(axis=1))
 
     def factor(self, p: Array) -> tuple[Array, Array | None]:
-        """The scales and B."""
-        return self._parts(p)[1:]
+        """The scales, and C of the square factor diag(s)(I + C Cᵀ) of the same covariance."""
+        _, scales, b = self._parts(p)
+        vectors, singular, _ = np.linalg.svd(b, full_matrices=False)
+        return scales, vectors * np.sqrt(np.sqrt(1 + singular**2) - 1)
 
     def rebased(self, p: Array) -> LowRank:
         """Measured from another member; the whitening of the mean stays."""
@@ -210,6 +222,7 @@ class FullRank:
     """
 
     name = "full_rank"
+    factors = 0
 
     def __init__(self, mean: Array, cholesky: Array) -> None:
         self.mean, self.cholesky, self.dim = mean, cholesky, len(mean)
@@ -275,7 +288,7 @@ def widen_inverse(z: Array, b: Array) -> Array:
 
 
 def widened_norms(b: Array) -> Array:
-    """Norms of the rows of I + B Bᵀ ``(dim,)``."""
+    """Norms of the rows of I + C Cᵀ ``(dim,)``."""
     return np.sqrt(1 + 2 * (b**2).sum(axis=1) + np.einsum("jr,rs,js->j", b, b.T @ b, b))
 
 
@@ -302,6 +315,6 @@ def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.rand
 
 
 def _widest(root: Array, rank: int) -> Array:
-    """B such that (I + B Bᵀ)² has the ``rank`` largest eigenvalues of the matrix root rootᵀ, no less than one."""
+    """B such that I + B Bᵀ has the ``rank`` largest eigenvalues of the matrix root rootᵀ, no less than one."""
     vectors, singular, _ = np.linalg.svd(root)
-    return vectors[:, :rank] * np.sqrt(np.maximum(singular[:rank] - 1, 1e-4))
+    return vectors[:, :rank] * np.sqrt(np.maximum(singular[:rank] ** 2 - 1, 1e-4))

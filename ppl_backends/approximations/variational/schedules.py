@@ -196,7 +196,7 @@ def _phase(
     p, total, bounds, size = family.start(), np.zeros_like(family.start()), [], 0
     for iteration in range(length):
         size = next(sizes)
-        z = normal_noise(size, family.dim, rng, qmc)
+        z = normal_noise(size, family.factors + family.dim, rng, qmc)
         with np.errstate(all="ignore"):
             x = family.points(p, z)
             if batches is None:

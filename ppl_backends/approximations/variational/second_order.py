@@ -164,7 +164,7 @@ def fit_fixed_samples(
     gain_tolerance = 0.05 * tolerance**2 * family.dim
     allowed = LARGEST_OPTIMISM + OPTIMISM_PER_COORDINATE * family.dim
     while True:
-        objective = SampleAverage(target, family, standardised_noise(draws, family.dim, rng, qmc))
+        objective = SampleAverage(target, family, standardised_noise(draws, family.dim, rng, qmc, family.factors))
         found = maximise(objective, family.start(), gain_tolerance, max_iterations)
         change = moved(family, found.x)
         optimism = abs(history[-1][1] - found.first_value) if history else np.inf
