@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from scipy.special import expit, gammaln
+from scipy.special import expit, gammaln, ndtri
 
 import ppl_backends as pb
-from ppl_backends.approximations.variational.elbo import normal_noise
+from ppl_backends.approximations.variational.elbo import normal_noise, standardised_noise
 from ppl_backends.approximations.variational.families import Location, MeanField
 from ppl_backends.datasets import load_binary_regression
 
@@ -144,12 +144,27 @@ def network(n=100, inputs=11, units=50):
 
 
 MODELS = {"hierarchical (d = 1,012)": hierarchical, "Poisson (d = 37)": poisson, "network (d = 653)": network}
+
+
+def random(n, dim, rng):
+    """Independent points."""
+    return normal_noise(n, dim, rng, qmc=False)
+
+
+def stratified(n, dim, rng):
+    """A Latin hypercube: exact for sums of functions of one coordinate, as good as random points for the rest."""
+    return ndtri((np.argsort(rng.random((n, dim)), axis=0) + rng.random((n, dim))) / n)
+
+
 SAMPLERS = {
-    "MC 10": (10, False),
-    "MC 100": (100, False),
-    "RQMC 10": (10, True),
-    "RQMC 50": (50, True),
-    "MC 50": (50, False),
+    "MC 10": (10, random),
+    "MC 100": (100, random),
+    "RQMC 10": (10, normal_noise),
+    "RQMC 16": (16, normal_noise),
+    "RQMC 50": (50, normal_noise),
+    "MC 50": (50, random),
+    "standardised 10": (10, standardised_noise),  # symmetric Sobol points of unit variances, as fit_vi has them
+    "stratified 500": (500, stratified),
 }
 
 
@@ -166,14 +181,14 @@ def gradient(target, family, p, z):
     return family.gradient(p, z, slopes) + family.entropy(p)[1]
 
 
-def ascend(target, size, qmc, steps, rng, every=20, rate=0.1):
+def ascend(target, size, noise, steps, rng, every=20, rate=0.1):
     """Adam, its step a tenth for the second half; parameters at the end, and bounds on points kept for them."""
     family = family_at(target)
     p, first, second = family.start(), 0.0, 0.0
     z = normal_noise(1024, target.dim, np.random.default_rng(99))
     trace = []
     for step in range(steps):
-        g = gradient(target, family, p, normal_noise(size, target.dim, rng, qmc))
+        g = gradient(target, family, p, noise(size, target.dim, rng))
         first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
         decay = 1.0 if step < steps // 2 else 0.1
         p = p + decay * rate * first / (1 - 0.9 ** (step + 1)) / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8)
@@ -187,7 +202,7 @@ def traces(out, steps=600):
     """The bound along the iterations, and where fit_vi arrives."""
     for name, make in MODELS.items():
         target = make()
-        for label in ("MC 10", "MC 100", "RQMC 10"):
+        for label in ("MC 10", "MC 100", "RQMC 10", "standardised 10"):
             started = time.perf_counter()
             _, trace = ascend(target, *SAMPLERS[label], steps, np.random.default_rng(5))
             seconds = time.perf_counter() - started
@@ -203,12 +218,12 @@ def variance(out, repeats=60, steps=200):
     for name, make in MODELS.items():
         target = make()
         family = family_at(target)
-        later, _ = ascend(target, 100, True, steps, np.random.default_rng(7))
+        later, _ = ascend(target, 100, normal_noise, steps, np.random.default_rng(7))
         for place, p in (("start", family.start()), (f"after {steps} steps", later)):
             found = {}
-            for label, (size, qmc) in SAMPLERS.items():
+            for label, (size, noise) in SAMPLERS.items():
                 rng = np.random.default_rng(11)
-                draws = [gradient(target, family, p, normal_noise(size, target.dim, rng, qmc)) for _ in range(repeats)]
+                draws = [gradient(target, family, p, noise(size, target.dim, rng)) for _ in range(repeats)]
                 found[label] = float(np.var(draws, axis=0, ddof=1).sum())
             record(out, table="variance", model=name, place=place, repeats=repeats, **found)
 
@@ -275,7 +290,7 @@ def picture(out, path):
         mine = [row for row in rows if row["table"] == "traces" and row["model"] == name]
         for row in mine:
             if "trace" in row:
-                style = {"MC 10": "C1", "MC 100": "C0", "RQMC 10": "C2"}[row["sampler"]]
+                style = {"MC 10": "C1", "MC 100": "C0", "RQMC 10": "C2", "standardised 10": "C3"}[row["sampler"]]
                 axis.plot(*zip(*row["trace"], strict=True), style, label=row["sampler"], linewidth=1)
             else:
                 axis.axhline(row["final"], color="k", linestyle=":", label="fit_vi")
@@ -300,8 +315,10 @@ def show(out):
     """Print what is recorded as Markdown."""
     for row in lines(out):
         if row["table"] == "variance":
-            ratio = row["MC 100"] / row["RQMC 10"], row["MC 10"] / row["RQMC 10"], row["MC 50"] / row["RQMC 50"]
-            print(f"| {row['model']} | {row['place']} | {ratio[0]:.3g} | {ratio[1]:.3g} | {ratio[2]:.3g} |")
+            points = [100 * row["MC 100"] / row[label] for label in SAMPLERS]
+            worth = ", ".join(f"{label}: {value:.3g}" for label, value in zip(SAMPLERS, points, strict=True))
+            share = 500 * row["stratified 500"] / (100 * row["MC 100"])
+            print(f"{row['model']}, {row['place']}; worth so many random points: {worth}; not additive: {share:.2g}")
         else:
             print({key: value for key, value in row.items() if key != "trace"})
 
