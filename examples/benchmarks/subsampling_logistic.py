@@ -56,6 +56,7 @@ CURVES = {
     "full-data random walk": "s",
     "informed, s = 0.3": "^",
     "informed, gradient correction": "v",
+    "informed, defaults": "P",
     "control variates": "o",
     "scalable Metropolis": "D",
 }
@@ -203,6 +204,7 @@ def accuracy(biases: list, ratios: list) -> dict:
 
 def pooled(runs: list[dict]) -> dict:
     """The runs of a row as one: effective sizes and seconds add up, biases and ratios are those of all draws."""
+    runs = [row for row in runs if "bias" in row] or runs[:1]  # several rows of times alone are not pooled
     if len(runs) == 1:
         return runs[0] | {"seeds": 1}
     total = {key: sum(row[key] for row in runs) for key in ("draws", "seconds", "ess")}
