@@ -30,6 +30,7 @@ DEFAULT_SUBSET = 1000
 SPREAD = 0.3
 HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
 COLLINEAR = 1e-10  # share of the largest variance below which a combination of summary statistics is rounding error
+WORST_VARIANCE = 1.5  # of the estimated log likelihood, without a warning
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
@@ -103,6 +104,7 @@ class SubsampledMetropolis(_SubsamplingStep):
             algorithm = control.SequentialMetropolis(rows, max(subset, 50), tolerance=self.tolerance)
         else:
             independent = self.proposal == "independent"
+            _warn_of_variance(subset, variance)
             algorithm = control.ControlVariateMetropolis(rows, subset, independent=independent, steps=self.steps)
         algorithm.attributes["single_row_variance"] = variance
         _announce(algorithm, rng)
@@ -138,6 +140,7 @@ class SubsampledHMC(_SubsamplingStep):
         """The algorithm on ``target``."""
         rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
+        _warn_of_variance(subset, variance)
         algorithm = control.ControlVariateHmc(rows, subset, self.path_length)
         algorithm.attributes["single_row_variance"] = variance
         _announce(algorithm, rng)
@@ -342,6 +345,17 @@ def _whitened(values: Any, n: int) -> Any:
 def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple[int, float]:
     subset, variance = control.choose_subset_size(getattr(rows, "whole", rows), rng)
     return (subset if asked is None else min(asked, rows.n)), variance
+
+
+def _warn_of_variance(subset: int, variance: float) -> None:
+    if variance > WORST_VARIANCE * subset:
+        warnings.warn(
+            f"the estimated log likelihood has variance {variance / subset:.2g} with {subset} rows, where one or less is "
+            "wanted: the posterior is far from Gaussian about the mode, or the subset too small; take "
+            f"{np.ceil(variance):.0f} rows, or a step on all data",
+            SamplerWarning,
+            stacklevel=4,
+        )
 
 
 def _compiled(algorithm: Any) -> Any:

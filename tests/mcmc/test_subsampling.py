@@ -262,6 +262,17 @@ def test_hmc_agrees_with_quadrature():
 # -- through sample_mcmc ------------------------------------------------------------------------------------------------
 
 
+def test_a_step_whose_expansion_is_of_no_use_says_so():
+    design, y = logistic(20, seed=8, scale=8.0)
+    target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, PRIOR_SD**-2))
+    for make in (pb.steps.SubsampledMetropolis, pb.steps.SubsampledHMC):
+        with pytest.warns(SamplerWarning) as found:
+            make().bind(target)
+        messages = [str(warning.message) for warning in found]
+        assert any("where one or less is wanted: the posterior is far from Gaussian" in message for message in messages)
+        assert any("is approximate" in message for message in messages)
+
+
 def test_a_run_is_checked_against_exact_acceptance():
     design, y = logistic(2000, seed=10)
     target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
