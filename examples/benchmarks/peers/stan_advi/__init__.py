@@ -8,7 +8,7 @@ import json
 import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 import numpy as np
 
@@ -48,10 +48,12 @@ def _compile(source, result, *flags):
     return result
 
 
-@cache
 def compile_driver():
-    """The part that no program has to be known for, as CmdStan keeps its own."""
-    return _compile(HERE / "advi.cpp", Path(mkdtemp()) / "advi.o", "-c")
+    """The part that no program has to be known for, which is kept on disk, as CmdStan keeps its own."""
+    kept = Path(gettempdir()) / f"stan_advi-{(HERE / 'advi.cpp').stat().st_mtime_ns}.o"
+    if not kept.exists():
+        _compile(HERE / "advi.cpp", kept.with_suffix(".new"), "-c").rename(kept)
+    return kept
 
 
 @cache
