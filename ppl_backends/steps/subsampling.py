@@ -160,6 +160,18 @@ class ScalableMetropolis(_SubsamplingStep):
         Steps a draw.
     approximation : {"laplace", "ep"} or approximation
     model : pm.Model, optional
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.targets.factors import Factors, FactorsTarget, Logit
+    >>> rng = np.random.default_rng(0)
+    >>> design, y = np.c_[np.ones(2000), rng.normal(size=2000)], rng.integers(0, 2, 2000)
+    >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    >>> step = pb.steps.ScalableMetropolis()
+    >>> idata = pb.sample_mcmc(target, step=step, draws=100, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"], bool(idata.sample_stats["rows"].mean() < 500)
+    ('exact', True)
     """
 
     def __init__(
@@ -243,6 +255,27 @@ class InformedSubsampling(_SubsamplingStep):
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
         Its mean is the pilot where the scores are taken.
     model : pm.Model, optional
+
+    Examples
+    --------
+    Two thousand rows of a logistic regression on a binary covariate: subsets of 200 by their three sufficient statistics.
+
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.targets.factors import Factors, FactorsTarget, Logit
+    >>> rng = np.random.default_rng(0)
+    >>> design, y = np.c_[np.ones(2000), rng.integers(0, 2, 2000)], rng.integers(0, 2, 2000)
+    >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    >>> step = pb.steps.InformedSubsampling(subset=200, correction=None)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=100, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"], int(idata.posterior.attrs["sufficient_statistics"])
+    ('approximate', 3)
+
+    References
+    ----------
+    Maire, F., Friel, N. and Alquier, P. (2019). Informed sub-sampling MCMC: approximate Bayesian inference for large
+    datasets. *Statistics and Computing* 29.
     """
 
     def __init__(
