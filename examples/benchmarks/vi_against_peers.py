@@ -21,6 +21,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,14 @@ def fit_package(model, seed, **options):
     return pb.fit_vi(model, random_seed=seed, progressbar=False, **options).to_inference_data(DRAWS, random_seed=seed)
 
 
+@cache
+def target_of(model):
+    """The model as a target, which keeps what it has compiled."""
+    import ppl_backends as pb
+
+    return pb.as_target(model)
+
+
 def fit_advi(model, seed, method="advi"):
     """PyMC's, with its 10,000 iterations."""
     import pymc as pm
@@ -109,6 +118,7 @@ def fit_extras(model, seed, method, compiled=False):
 
 METHODS = {
     "fit_vi": fit_package,
+    "fit_vi of a target": lambda model, seed: fit_package(target_of(model), seed),
     "fit_vi, mean field": lambda model, seed: fit_package(model, seed, family="mean_field"),
     "PyMC ADVI": fit_advi,
     "PyMC full-rank ADVI": lambda model, seed: fit_advi(model, seed, "fullrank_advi"),
