@@ -98,7 +98,8 @@ def fit_vi(
     minibatch : int, optional
         Rows of data per step, through ``target.observations``.
     draws, max_draws : int, optional
-        Points of the first sample (8 a step with ``method="stochastic"``) and of the largest.
+        Points of the first sample (8 a step with ``method="stochastic"``, which rounds down to powers of two) and of the
+        largest.
     tolerance : float
         Root mean square change of means, in posterior standard deviations, and of log standard deviations, between the
         last two samples (or phases).
