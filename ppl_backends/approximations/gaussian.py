@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -168,19 +169,24 @@ class GaussianApproximation:
 
     def log_density(self, x: Array) -> Array:
         """Normalised log density ``(n,)`` at points ``(n, dim)``."""
-        return self._log_density_of_white(self.whiten(x))
+        z = self.whiten(x)
+        return self._log_density_at(np.einsum("nd,nd->n", z, z))
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Normalised log density ``(n,)`` and its gradient −L⁻ᵀ L⁻¹ (x − mean), ``(n, dim)``."""
-        z = self.whiten(x)
-        if self._factor.ndim == 1:
-            gradient = -z / self._factor
-        else:
-            gradient = -solve_triangular(self._factor, z.T, lower=True, trans="T", check_finite=False).T
-        return self._log_density_of_white(z), gradient
+        """Normalised log density ``(n,)`` and its gradient −Σ⁻¹ (x − mean), ``(n, dim)``."""
+        centred = as_points(x, self.dim) - self.mean
+        # One product in place of two triangular solves, which take three times as long.
+        gradient = -centred / self._factor**2 if self._factor.ndim == 1 else -centred @ self._precision_once
+        square = -np.einsum("nd,nd->n", centred, gradient)
+        return self._log_density_at(square), gradient
 
-    def _log_density_of_white(self, z: Array) -> Array:
-        return -0.5 * (np.einsum("nd,nd->n", z, z) + self.dim * LOG_2PI + self.log_determinant)
+    @cached_property
+    def _precision_once(self) -> Array:
+        return self.precision
+
+    def _log_density_at(self, square: Array) -> Array:
+        """From squared Mahalanobis distances."""
+        return -0.5 * (square + self.dim * LOG_2PI + self.log_determinant)
 
     def marginal(self, indices: Any) -> GaussianApproximation:
         """The Gaussian of the coordinates ``indices`` ``(k,)``."""

@@ -20,6 +20,7 @@ _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above wh
 _FORGOTTEN = (
     0.1  # the same at the last temperature, on average over the runs, below which particles speak for themselves
 )
+_DIVERGENT = 0.02  # share of the last trajectories: 0.025 to 0.1 in funnels, at most 0.015 where the answer was right
 _FEW_LINEAGES = 20
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
@@ -59,6 +60,12 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bo
                 f"{worst.n_moves} moves a correlation of {worst.correlation:.2f} is left, acceptance "
                 f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
             )
+        divergent = _divergent(runs)
+        if divergent > _DIVERGENT:
+            reasons.append(
+                f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 10), as in the neck of a "
+                "funnel, which particles then miss; write the model non-centred, or start from an approximation"
+            )
         fewest = min(run.stages[-1].n_lineages for run in runs)
         if fewest < _FEW_LINEAGES:
             reasons.append(f"only {fewest} initial particles have descendants; raise draws")
@@ -84,6 +91,15 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
     ]
 
 
+def _divergent(runs: Sequence[SMCRun]) -> float:
+    """Share of the last trajectories that diverged.
+
+    Between separated modes, whose common metric is too wide for either, some do without harm.
+    """
+    last = [run.stages[-1].moves for run in runs]
+    return float(np.mean([move.divergent for move in last if move is not None and move.n_modes == 1] or [0.0]))
+
+
 def _remembers(move: MoveSummary) -> bool:
     return move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)
 
@@ -99,7 +115,7 @@ class Verdict(NamedTuple):
     reasons : list of str
         Against the evidence of tempering.
     replaced : str
-        Where it is not that of tempering: what was reported in place of what.
+        Where that of tempering is not to be trusted: what was reported in its place.
     """
 
     evidence: EvidenceEstimate
@@ -128,8 +144,8 @@ def judge(
 ) -> Verdict:
     """The evidence to report.
 
-    That of tempering, or where there is reason to distrust it that of bridge sampling, if the last particles are healthy, in
-    one mode, and the bridges are precise and agree: an error made on the way is not in them.
+    That of bridge sampling, if the last particles are healthy, in one mode, the bridges are precise and agree, and there is
+    reason to distrust that of tempering or a larger error: what was made on the way is not in the bridges.
 
     Parameters
     ----------
@@ -153,8 +169,11 @@ def judge(
             f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, "
             f"{abs(difference) / error:.0f} times the error of the difference away"
         )
-    if not (reasons and may_replace and draws_are_healthy(runs)):
+    better = bool(reasons) or bridge.standard_error < evidence.standard_error
+    if not (better and may_replace and draws_are_healthy(runs)):
         return Verdict(evidence, "tempering", reasons)
+    if not reasons:
+        return Verdict(bridge, "bridge sampling", reasons)
     replaced = (
         f"the log evidence reported is by bridge sampling from the last particles ({bridge.log_evidence:.3f} ± "
         f"{bridge.standard_error:.3f}), because that of tempering ({evidence.log_evidence:.3f} ± "
@@ -164,9 +183,11 @@ def judge(
 
 
 def draws_are_healthy(runs: Sequence[SMCRun]) -> bool:
-    """Whether the last moves of every run forgot where they began, and all particles are in one mode."""
+    """Whether the last moves of every run forgot where they began and did not diverge, and all particles are in one mode."""
     last = [run.stages[-1].moves for run in runs]
     if any(move is None or _remembers(move) or move.n_modes > 1 for move in last):
+        return False
+    if _divergent(runs) > _DIVERGENT:
         return False
     if float(np.mean([move.correlation for move in last if move is not None])) > _FORGOTTEN:
         return False

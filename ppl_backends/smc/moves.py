@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppl_backends.mcmc.kernels import Kernel, KernelInfo
+from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
 from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.smc.memory import WeightMemory, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
@@ -28,6 +28,7 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["MoveSettings", "MoveSummary", "PlannedMoves", "extend_chains", "follow_plan", "move_particles"]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
+_DIVERGED = 10.0  # energy error of a trajectory
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class MoveSummary:
         Two standard errors of a correlation over so many particles.
     n_modes : int
         Separated modes in which the moves began; correlations are within them.
+    divergent : float
+        Share of the trajectories whose energy error is above 10, and finite; 0 for kernels that have none.
     """
 
     n_moves: int
@@ -73,6 +76,7 @@ class MoveSummary:
     stuck: float
     noise: float = 0.0
     n_modes: int = 1
+    divergent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def move_particles(
     scales : tuple of float, Pairs or Turn
         The parameters of every move.
     """
-    mover = _Mover(state, path, kernel, cross_fitted_metric(state.x), rng, tuning)
+    mover = _Mover(state, path, kernel, cross_fitted_metric(state.x, path.reference), rng, tuning)
     mover.prepare()
     while len(mover.scales) < settings.maximum:
         mover.move()
@@ -229,6 +233,7 @@ class _Mover:
         self.scales: list[Parameters] = []
         self.acceptance: list[float] = []
         self.jumps: list[float] = []
+        self.divergent: list[float] = []
         self.gradients, self.left = 0.0, 1.0
 
     def _evaluate(self, x: Array) -> PathState:
@@ -251,9 +256,16 @@ class _Mover:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
         self.acceptance.append(float(info.acceptance.mean()))
+        self.divergent.append(self._diverged(info))
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= correlation_left(before.x, self.state.x, self.modes)
         self.left = max(float(self.product.max()), self.memory.left(self.state))
+
+    def _diverged(self, info: KernelInfo) -> float:
+        """Share of trajectories that went astray; those that left the support are no sign of too long a step."""
+        if info.log_ratio is None or not isinstance(self.kernel, Hmc):
+            return 0.0
+        return float(np.mean(np.isfinite(info.log_ratio) & (info.log_ratio < -_DIVERGED)))
 
     @property
     def forgotten(self) -> bool:
@@ -273,4 +285,5 @@ class _Mover:
             float(np.mean((self.state.x == self.start).all(axis=1))),
             self.memory.noise,
             int(self.modes.max()) + 1,
+            float(np.mean(self.divergent)),
         )

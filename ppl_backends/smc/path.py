@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.mcmc.metric import Metric
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.start import Start, cauchy_around, check_proper
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
@@ -101,6 +102,8 @@ class TemperingPath(Protocol):
 
     target: BaseTarget
     description: str
+    reference: Metric | None
+    """A dense metric near to those of the targets on the way, where there is one."""
 
     def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
         """Particles at λ = 0; ``run`` runs a path of its own where drawing them takes one."""
@@ -115,6 +118,7 @@ class PriorPath:
     """p(θ) L(θ)^λ from draws of the prior."""
 
     description = "prior"
+    reference: Metric | None = None
 
     def __init__(self, target: BaseTarget) -> None:
         if not target.has_split:
@@ -166,6 +170,8 @@ class BridgePath:
             )
         self.target, self.approximation = target, approximation
         self.description = str(getattr(approximation, "method", "approximation"))
+        factor = getattr(approximation, "cholesky", None)
+        self.reference = None if factor is None or factor.ndim == 1 else Metric(factor, approximation.mean)
 
     def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
         """Independent draws of q."""

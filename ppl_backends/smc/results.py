@@ -99,6 +99,7 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
     "correlation": lambda stage: stage.moves.correlation if stage.moves else np.nan,
     "squared_jump": lambda stage: stage.moves.squared_jump if stage.moves else np.nan,
     "stuck": lambda stage: stage.moves.stuck if stage.moves else np.nan,
+    "divergent": lambda stage: stage.moves.divergent if stage.moves else np.nan,
     "n_modes": lambda stage: stage.moves.n_modes if stage.moves else 1,
     "n_evaluations": lambda stage: stage.moves.gradients if stage.moves else 0,
 }

@@ -129,9 +129,10 @@ def sample_smc(
     -------
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with attributes ``log_evidence``, ``log_evidence_se``, ``log_evidence_df``,
-        ``log_evidence_trusted`` and ``log_evidence_method``: that of tempering or, where there is reason to distrust that
-        one and none to distrust the last particles, of bridge sampling, after a warning that says so. ``sample_stats`` with,
-        per chain and stage, ``beta``, ``log_marginal_likelihood`` and the particles' summary, and per draw ``ancestor``.
+        ``log_evidence_trusted`` and ``log_evidence_method``: that of bridge sampling where the last particles are healthy and
+        its standard error is the smaller one, or there is reason to distrust that of tempering (a warning then says so);
+        else that of tempering. ``sample_stats`` with, per chain and stage, ``beta``, ``log_marginal_likelihood`` and the
+        particles' summary, and per draw ``ancestor``.
         Particles are no time series: siblings are adjacent.
 
     Raises

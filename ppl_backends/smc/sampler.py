@@ -28,7 +28,7 @@ from ppl_backends.importance.weights import (
     tail_share,
 )
 from ppl_backends.mcmc.kernels import Kernel
-from ppl_backends.mcmc.metric import cross_fitted_metric, metric_from_points
+from ppl_backends.mcmc.metric import Metric, cross_fitted_metric, metric_from_points
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import Rung
 from ppl_backends.smc.moves import (
@@ -187,7 +187,7 @@ def _begin(
 ) -> Progress:
     """Particles at λ = 0."""
     start = path.start(n, rng, run_inner)
-    state = path.evaluate(start.x, 0.0, kernel.uses_gradient)
+    state = path.evaluate(start.x, 0.0, False)
     _check_start(path, state)
     return Progress(
         state=state,
@@ -304,30 +304,39 @@ def _resample_and_move(
     tuning = run.tuning or acceptance_tuning(kernel, run.scale, before.x.shape[1])
     if len_chain is not None:
         ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
-        state = before.take(ancestors).at(exponent)
-        plan, decided = planned or _chain_metric(before.x, weights, rng), None
+        state = _at(before.take(ancestors), exponent, path, kernel)
+        plan, decided = planned or _chain_metric(before.x, weights, path.reference, rng), None
         state, summary, tuning, used = extend_chains(state, path, kernel, tuning, len_chain, moves, plan, rng)
         if run.pilot:
-            decided = PlannedMoves(metric_from_points(before.x[systematic_resampling(weights, n, rng)]), used)
+            decided = PlannedMoves(
+                metric_from_points(before.x[systematic_resampling(weights, n, rng)], path.reference), used
+            )
         state = state.take(
             np.arange(n)
         )  # where the length does not divide n, some states of the last chain are left out
         return _Moved(state, np.repeat(ancestors, len_chain)[:n], None, summary, tuning, decided)
     resample = schedule.resamples(weights, exponent)
     ancestors = systematic_resampling(weights, n, rng) if resample else np.arange(n)
-    state, decided = before.take(ancestors).at(exponent), None
+    state, decided = _at(before.take(ancestors), exponent, path, kernel), None
     if planned is not None:
         state, summary = follow_plan(state, path, kernel, planned, tuning, rng)
     else:
-        metric = metric_from_points(state.x) if run.pilot else None
+        metric = metric_from_points(state.x, path.reference) if run.pilot else None
         state, summary, tuning, used = move_particles(state, path, kernel, tuning, moves, rng)
         decided = PlannedMoves(metric, used) if metric is not None else None
     return _Moved(state, ancestors, None if resample else weights, summary, tuning, decided)
 
 
-def _chain_metric(x: Array, weights: Array, rng: np.random.Generator) -> PlannedMoves:
+def _at(state: PathState, exponent: float, path: TemperingPath, kernel: Kernel) -> PathState:
+    """The particles at an exponent, with gradients where the kernel needs them: draws of the start come without."""
+    if kernel.uses_gradient and state.base_gradient is None:
+        return path.evaluate(state.x, exponent, True)
+    return state.at(exponent)
+
+
+def _chain_metric(x: Array, weights: Array, reference: Metric | None, rng: np.random.Generator) -> PlannedMoves:
     """The metric of waste-free chains, with no move planned: of all weighted particles, since few of them begin a chain."""
-    return PlannedMoves(cross_fitted_metric(x[systematic_resampling(weights, len(x), rng)]), ())
+    return PlannedMoves(cross_fitted_metric(x[systematic_resampling(weights, len(x), rng)], reference), ())
 
 
 def _log(values: Array) -> Array:

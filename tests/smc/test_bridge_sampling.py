@@ -171,12 +171,14 @@ def test_an_unbiased_evidence_is_never_replaced():
     assert "do not trust" in said
 
 
-def test_a_healthy_run_has_both_and_reports_tempering():
+def test_a_healthy_run_has_both_and_reports_the_more_precise():
     known = conjugate_gaussian(3)
     attrs, said = sampled(known.target, draws=1000, chains=2)
     assert said == ""
-    assert attrs["log_evidence"] == attrs["log_evidence_tempering"]
-    assert attrs["log_evidence_method"] == "tempering"
+    assert attrs["log_evidence_bridge_se"] < attrs["log_evidence_tempering_se"]
+    assert attrs["log_evidence"] == attrs["log_evidence_bridge"]
+    assert attrs["log_evidence_method"] == "bridge sampling"
+    assert abs(attrs["log_evidence_tempering"] - known.log_evidence) < 5 * attrs["log_evidence_tempering_se"]
     assert abs(attrs["log_evidence_bridge"] - known.log_evidence) < 5 * attrs["log_evidence_bridge_se"]
 
 

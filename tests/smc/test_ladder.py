@@ -75,7 +75,7 @@ def test_the_integral_along_the_path_is_the_evidence(idata):
         curve["log_evidence"].isel(stage=-1), group(idata, "sample_stats")["log_evidence_path_sampling"], rtol=1e-10
     )
     beta, total = curve["beta"].values, curve["log_evidence"].values
-    error = 2 * group(idata, "posterior").attrs["log_evidence_se"]  # of one chain of four
+    error = 2 * group(idata, "posterior").attrs["log_evidence_tempering_se"]  # of one chain of four
     assert (np.abs(total - np.vectorize(exact_evidence)(beta)) < 5 * error).all()
     assert (np.diff(curve["increment_mean"].mean("chain")) > 0).all()  # the mean log likelihood grows with its power
 

@@ -97,7 +97,7 @@ class VariationalApproximation(GaussianApproximation):
         if self.directions is None:
             return super().log_density_and_gradient(x)
         z = self.whiten(x)
-        return self._log_density_of_white(z), -widen_inverse(z, self.directions) / self._factor
+        return self._log_density_at(np.einsum("nd,nd->n", z, z)), -widen_inverse(z, self.directions) / self._factor
 
     def marginal(self, indices: Any) -> GaussianApproximation:
         """The Gaussian of the coordinates ``indices``."""

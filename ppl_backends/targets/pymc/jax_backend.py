@@ -63,12 +63,14 @@ def check_process() -> None:
 def _complete_dispatch(jax: Any) -> None:
     """Give PyTensor's translation what it lacks.
 
-    Own operations; and ``erfcx`` and ``erfcinv``, of truncated and censored densities, where PyTensor would need
-    TensorFlow Probability.
+    Own operations; ``erfcx`` and ``erfcinv``, of truncated and censored densities, where PyTensor would need TensorFlow
+    Probability; and products of a matrix and a vector, written from the vector's side: with a batch of vectors as rows that
+    is one product of matrices without transposes, up to twice as fast.
     """
     import jax.numpy as jnp
     from pytensor.link.jax.dispatch import jax_funcify
     from pytensor.scalar.math import Erfcinv, Erfcx
+    from pytensor.tensor.math import Dot
 
     def erfcx(x):
         # exp(x^2) erfc(x) below 10; above, the asymptotic series 1 - 1/(2x^2) + 1*3/(2x^2)^2 - ...
@@ -82,6 +84,11 @@ def _complete_dispatch(jax: Any) -> None:
     def erfcinv(p):
         return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
 
+    def dot(x, y):
+        column = y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1)
+        return jnp.dot(y.T, x.T).T if x.ndim == 2 and column else jnp.dot(x, y)
+
+    jax_funcify.register(Dot, lambda op, **_: dot)
     softplus.register_jax(jax_funcify)
     normal_tails.register_jax(jax_funcify)
     if find_spec("tensorflow_probability") is None:
