@@ -2,8 +2,7 @@
 
 Errors are against ``references.json``. The ratio is mean squared error × mean CPU time, that sampler's over ours from
 ``"auto"`` (above one: ours is ahead), with a 95 % bootstrap interval over seeds where both have three or more; below
-each table its geometric mean over problems, their number in brackets, without those where ours has no error. Runs from
-the prior give a second evidence, by bridge sampling from their last particles, which has a row of its own.
+each table its geometric mean over problems, their number in brackets, without those where ours has no error.
 
 Run: python examples/benchmarks/peers_table.py peers.jsonl [--against auto]
 """
@@ -26,9 +25,6 @@ def read(path):
     for row in map(json.loads, path.read_text().splitlines()):
         place = failed if "error" in row else tables
         place.setdefault((row["problem"], row["sampler"]), {})[row["seed"]] = row
-        if row["sampler"] == "prior" and row.get("log_evidence_bridge") is not None:
-            kept = {"seconds": row["seconds"], "log_evidence": row["log_evidence_bridge"]}
-            place.setdefault((row["problem"], "prior, bridge"), {})[row["seed"]] = kept
     return tables, failed
 
 
@@ -64,7 +60,7 @@ def main():
     arguments = parser.parse_args()
     tables, failed = read(arguments.file)
     problems = [name for name in REFERENCES if any(key[0] == name for key in tables)]
-    samplers = sorted({key[1] for key in tables}, key=lambda s: (s not in ("auto", "prior", "prior, bridge"), s))
+    samplers = sorted({key[1] for key in tables}, key=lambda s: (s not in ("auto", "prior"), s))
     for quantity, title in QUANTITIES.items():
         print(f"\n{title}\n\n| problem | sampler | seeds | CPU s | RMSE | bias | error² × s, theirs / ours [95 %] |")
         print("| --- | --- | --- | --- | --- | --- | --- |")

@@ -366,7 +366,8 @@ def _column(scale: float | Array) -> Array:
 def _cut(gradient: Array, h: Array) -> Array:
     """Whitened gradients, shortened so that the drift (h²/2)|g| is at most the length h√d of the noise."""
     longest = 2.0 * np.sqrt(gradient.shape[1]) / h
-    length = np.linalg.norm(gradient, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):  # of a length that overflows nothing is left
+        length = np.linalg.norm(gradient, axis=1, keepdims=True)
     return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))
 
 

@@ -184,6 +184,19 @@ def test_non_finite_proposals_are_rejected(name):
     assert np.isfinite(info.acceptance).all()
 
 
+@pytest.mark.parametrize("name", ["mala", "hmc"])
+def test_gradients_whose_length_overflows_are_no_force(name):
+    class Cliff(Points):
+        log_density = property(lambda self: np.zeros(len(self.x)))
+        gradient = property(lambda self: np.where(self.x > 0, 1e200, 0.0))
+
+    state, info = make_kernel(name).step(
+        np.random.default_rng(0), Cliff(np.zeros((50, 2))), Cliff, 0.5, Metric(np.ones(2))
+    )
+    assert np.isfinite(state.x).all()
+    assert np.isfinite(info.acceptance).all()
+
+
 def test_independent_proposals_from_the_target_itself_are_all_accepted():
     class Normal(Points):
         log_density = property(lambda self: -0.5 * (((self.x - 3.0) / 2.0) ** 2).sum(axis=1))
@@ -213,6 +226,21 @@ def test_metric_estimates_a_covariance_and_withstands_cauchy_tails():
     x[:, 2] = 10 * rng.standard_cauchy(20_000)
     scale = np.sqrt((metric_from_points(x).factor ** 2).sum(axis=1))
     assert 10 < scale[2] < 25  # the quantile scale of a Cauchy is 1.84 times its own
+
+
+def test_a_reference_leaves_a_metric_little_to_estimate():
+    """Two hundred points of a hundred correlated coordinates: the whitened target is round with the reference alone."""
+    dim, rng = 100, np.random.default_rng(6)
+    factor = np.linalg.cholesky(0.9 ** np.abs(np.subtract.outer(np.arange(dim), np.arange(dim))))
+    x = 3.0 + rng.standard_normal((200, dim)) @ (1.2 * factor).T
+    reference = Metric(factor, np.full(dim, 3.0))
+
+    def condition(metric):
+        return np.linalg.cond(np.linalg.solve(metric.factor, 1.2 * factor))
+
+    informed = metric_from_points(x, reference)
+    assert condition(informed) < 2.0 < condition(metric_from_points(x))
+    assert np.abs(informed.centre - 3.0).max() < 5 * 1.5 / 200**0.5  # medians
 
 
 def test_metric_is_positive_definite_with_fewer_points_than_coordinates():
