@@ -60,7 +60,7 @@ def test_doctor_reports_versions_and_toolchain():
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    result = invoke("demo", "--draws", 500, "--seed", 3, "--output", tmp_path / "out", "--quiet")
+    result = invoke("demo", "--draws", 1000, "--seed", 3, "--output", tmp_path / "out", "--quiet")
     assert result.exit_code == 0, result.output
     for text in ("beta[glu]", "Laplace", "importance sampling", "tempering SMC"):
         assert text in result.output
