@@ -67,8 +67,8 @@ def metric_from_points(x: Array, reference: Metric | None = None) -> Metric:
     """
     if reference is not None:
         rest = metric_from_points(reference.whiten(x))
-        inner = rest.factor if rest.is_dense else np.diag(rest.factor)
-        return Metric(reference.factor @ inner, reference.place(np.atleast_2d(rest.centre))[0])
+        factor = reference.factor @ rest.factor if rest.is_dense else reference.factor * rest.factor
+        return Metric(factor, reference.place(np.atleast_2d(rest.centre))[0])
     n, dim = x.shape
     low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
     scale: Array = 0.5 * (high - low)

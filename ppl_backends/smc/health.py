@@ -140,8 +140,7 @@ def judge(
     bridge: EvidenceEstimate | None,
     *,
     chains_kept: bool = False,
-    may_replace: bool = True,
-    only_in_need: bool = False,
+    replace: str = "better",
 ) -> Verdict:
     """The evidence to report.
 
@@ -157,11 +156,10 @@ def judge(
         Of bridge sampling from the last particles.
     chains_kept : bool
         Whether the moves were waste-free.
-    may_replace : bool
-        Whether the evidence reported may be that of bridge sampling.
-    only_in_need : bool
-        Whether only where that of tempering is distrusted: where the prior's integral comes from the same run, its error is
-        in the evidence of tempering too, and cancels from their difference, the normalised evidence.
+    replace : {"better", "distrusted", "never"}
+        Where that of bridge sampling may be reported: where it has the smaller error as well, or only where that of tempering
+        is distrusted. The latter where the prior's integral comes from the same run: its error is in the evidence of
+        tempering too, and cancels from their difference, the normalised evidence.
     """
     reasons = distrust(runs, evidence, chains_kept)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
@@ -173,8 +171,8 @@ def judge(
             f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, "
             f"{abs(difference) / error:.0f} times the error of the difference away"
         )
-    better = bool(reasons) or (bridge.standard_error < evidence.standard_error and not only_in_need)
-    if not (better and may_replace and draws_are_healthy(runs)):
+    wanted = bool(reasons) or (replace == "better" and bridge.standard_error < evidence.standard_error)
+    if replace == "never" or not (wanted and draws_are_healthy(runs)):
         return Verdict(evidence, "tempering", reasons)
     if not reasons:
         return Verdict(bridge, "bridge sampling", reasons)

@@ -212,14 +212,8 @@ def sample_smc(
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
     bridge = _bridge(route, runs, bridge_rng)
     waste_free = options["len_chain"] is not None
-    verdict = judge(
-        runs,
-        estimate,
-        bridge,
-        chains_kept=waste_free,
-        may_replace=not unbiased,
-        only_in_need=isinstance(route, SampledPriorPath),
-    )
+    replaceable = "distrusted" if isinstance(route, SampledPriorPath) else "better"
+    verdict = judge(runs, estimate, bridge, chains_kept=waste_free, replace="never" if unbiased else replaceable)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         route,
