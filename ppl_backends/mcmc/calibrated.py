@@ -18,7 +18,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.mcmc.adaptation import DualAveraging
 from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
 from ppl_backends.mcmc.conditional import ConditionalTarget
-from ppl_backends.mcmc.kernels import Kernel, KernelInfo, S, trajectory
+from ppl_backends.mcmc.kernels import Kernel, KernelInfo, S, leapfrog, trajectory
 from ppl_backends.mcmc.metric import AnyMetric, Metric
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -164,7 +164,7 @@ class PathHmc:
         """One trajectory."""
         h = float(scale) * rng.uniform(0.8, 1.2)
         n_steps = int(np.clip(np.ceil(self.length / float(scale)), 1, self.max_steps))
-        return trajectory(rng, state, evaluate, h, n_steps, metric, lambda gradient: gradient)
+        return trajectory(rng, state, evaluate, h, leapfrog(n_steps), metric, lambda gradient: gradient)
 
 
 class IndependentState(NamedTuple):

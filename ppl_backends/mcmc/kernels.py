@@ -135,22 +135,58 @@ def trajectory(
     state: S,
     evaluate: Callable[[Array], S],
     h: float | Array,
-    n_steps: int,
+    kicks: Array,
     metric: AnyMetric,
     force: Callable[[Array], Array],
 ) -> tuple[S, KernelInfo]:
-    """``n_steps`` leapfrog steps of length ``h`` with new momenta, accepted or not; ``force`` of whitened gradients."""
-    start = rng.standard_normal(state.x.shape)
-    momentum = start + 0.5 * h * force(metric.whiten_gradient(state.gradient))
+    """Steps of length ``h`` with new momenta, accepted or not; ``force`` of whitened gradients.
+
+    ``kicks``, of :func:`leapfrog` or :func:`two_stage`, has the shares of h for which the force acts before the first
+    step, between steps and after the last. They read the same from either end, so the trajectory is reversible.
+    """
+    start = balanced_normals(rng, state.x.shape)
+    momentum = start + kicks[0] * h * force(metric.whiten_gradient(state.gradient))
     proposal, jump = state, np.zeros_like(start)
-    for step in range(n_steps):
+    for kick in kicks[1:]:
         jump += h * momentum
         proposal = evaluate(proposal.x + metric.colour(h * momentum))
-        momentum = momentum + (h if step < n_steps - 1 else 0.5 * h) * force(metric.whiten_gradient(proposal.gradient))
+        momentum = momentum + kick * h * force(metric.whiten_gradient(proposal.gradient))
     kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
     log_ratio = proposal.log_density - state.log_density + kinetic
     moved, info = _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
-    return moved, info._replace(gradients=n_steps)
+    return moved, info._replace(gradients=len(kicks) - 1)
+
+
+def balanced_normals(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Standard normal rows that add up to zero: each is exactly N(0, I), two have correlation −1/(n − 1).
+
+    Every point moves by its kernel as with independent momenta. After a quarter of a period on a Gaussian a point is its
+    momentum, so that the mean over points is next to exact there (antithetic coupling of many chains; Craiu & Meng 2005).
+    """
+    normals = rng.standard_normal(shape)
+    n = len(normals)
+    return normals if n == 1 else (normals - normals.mean(axis=0)) * np.sqrt(n / (n - 1.0))
+
+
+def leapfrog(n_steps: int) -> Array:
+    """Shares of the step that the force acts for: a half, wholes, a half."""
+    return _alternating(n_steps, 0.5)
+
+
+def two_stage(n_steps: int) -> Array:
+    """The same for an even number of steps that are integrated in pairs (Blanes, Casas & Sanz-Serna 2014).
+
+    Leapfrog steps whose kicks are longer and shorter by turns, by 15 %. On a standard normal the mean energy error is 5 times
+    smaller at h = 0.3, 20 times at 0.7 and 70 times at 1, so that many more dimensions take the same step; the scheme
+    becomes unstable at h = 1.3, where leapfrog does at 2.
+    """
+    return _alternating(n_steps, 2 * _OUTER_KICK)
+
+
+def _alternating(n_steps: int, outer: float) -> Array:
+    kicks = np.where(np.arange(n_steps + 1) % 2 == 1, 2.0 * (1.0 - outer), 2.0 * outer)
+    kicks[[0, -1]] = outer
+    return kicks
 
 
 class RandomWalk:
@@ -209,7 +245,7 @@ class Independent:
         """One proposal for every point."""
         h = np.minimum(_column(scale), 1.0)
         y = metric.whiten(state.x)
-        proposed = np.sqrt(1.0 - h**2) * y + h * rng.standard_normal(y.shape)
+        proposed = np.sqrt(1.0 - h**2) * y + h * balanced_normals(rng, y.shape)
         proposal = evaluate(metric.place(proposed))
         reference = 0.5 * ((proposed**2).sum(axis=1) - (y**2).sum(axis=1))
         log_ratio = proposal.log_density - state.log_density + reference
@@ -274,7 +310,7 @@ class Mala:
     ) -> tuple[S, KernelInfo]:
         """One Langevin proposal for every point."""
         h = _column(scale)
-        z = rng.standard_normal(state.x.shape)
+        z = balanced_normals(rng, state.x.shape)
         drift = _cut(metric.whiten_gradient(state.gradient), h)
         jump = 0.5 * h**2 * drift + h * z
         proposal = evaluate(state.x + metric.colour(jump))
@@ -284,23 +320,28 @@ class Mala:
         return _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
 
 
+_TRAJECTORY = (0.35, 0.65)  # of half a period
+
+
 class Hmc:
-    """Hamiltonian Monte Carlo: L leapfrog steps of length h, mass Σ⁻¹ (Neal 2011; Buchholz 2018, Algorithm 15).
+    """Hamiltonian Monte Carlo: L steps of length h, mass Σ⁻¹ (Neal 2011; Buchholz 2018, Algorithm 15).
 
     In whitened coordinates the mass is the identity: p ← p + (h/2) g, then L times y ← y + h p with p ← p + h g between,
     and a last p ← p + (h/2) g; accepted with probability min{1, exp(−ΔE)}, E = −log π + |p|²/2. (The thesis prints both the
-    sign and max for min.) Where Σ is the target's covariance a quarter of a period, hL = π/2, gives independent points, so L
-    follows from h; it is drawn anew at every step, the same for all points, which keeps trajectories from closing: from
-    0.35 π to 0.65 π, over which the correlation of a coordinate with its start, cos hL, and that of its square, cos² hL, are
-    next to nothing on average (0 and 0.07); L is rounded up, since moves that are rejected want the others to go a little
-    further. The force is cut as in :class:`Mala`: any force that depends on the position alone leaves leapfrog reversible and
-    volume preserving.
+    sign and max for min.) Those are leapfrog's kicks, which :meth:`step_each` has; :meth:`step` has those of
+    :func:`two_stage`.
+
+    Where Σ is the target's covariance a quarter of a period, hL = π/2, gives independent points, so L follows from h. The
+    length is drawn anew at every step, the same for all points, which keeps trajectories from closing: from 0.35 π to
+    0.65 π, over which the correlation of a coordinate with its start, cos hL, and that of its square, cos² hL, are next to
+    nothing on average (0 and 0.07). It is covered by as few pairs of steps no longer than ``scale`` as do. The force is cut
+    as in :class:`Mala`: any force that depends on the position alone leaves the scheme reversible and volume preserving.
     """
 
     name = "hmc"
     uses_gradient = True
-    target_acceptance = 0.8
-    largest_scale = np.inf
+    target_acceptance = 0.9
+    largest_scale = 0.5 * np.pi * _TRAJECTORY[1]  # one pair of steps for every length
 
     def initial_scale(self, dim: int) -> float:
         """1.2 / dim^(1/4)."""
@@ -316,9 +357,10 @@ class Hmc:
     ) -> tuple[S, KernelInfo]:
         """One trajectory for every point."""
         h = _column(scale)
-        length = np.pi * rng.uniform(*_TRAJECTORY)
-        n_steps = int(np.clip(np.ceil(length / float(np.mean(h))), 1, _LONGEST_TRAJECTORY))
-        return trajectory(rng, state, evaluate, h, n_steps, metric, lambda gradient: _cut(gradient, h))
+        length, longest = np.pi * rng.uniform(*_TRAJECTORY), 2.0 * float(np.mean(h))
+        pairs = int(np.clip(np.ceil(length / longest), 1, _MOST_PAIRS))
+        h = h * min(1.0, length / (pairs * longest))
+        return trajectory(rng, state, evaluate, h, two_stage(2 * pairs), metric, lambda gradient: _cut(gradient, h))
 
     def step_each(
         self,
@@ -334,7 +376,7 @@ class Hmc:
         Leapfrog step k evaluates the points with L ≥ k alone.
         """
         n, h = len(state.x), np.broadcast_to(_column(scale), (len(state.x), 1))
-        start = rng.standard_normal(state.x.shape)
+        start = balanced_normals(rng, state.x.shape)
         momentum = start + 0.5 * h * _cut(metric.whiten_gradient(state.gradient), h)
         proposal, jump, x, rows = state, np.zeros_like(start), state.x.copy(), np.arange(n)
         for step in range(1, int(n_steps.max()) + 1):
@@ -354,8 +396,8 @@ class Hmc:
         return after, info._replace(gradients=float(n_steps.mean()))
 
 
-_LONGEST_TRAJECTORY = 100
-_TRAJECTORY = (0.35, 0.65)  # of half a period
+_MOST_PAIRS = 50
+_OUTER_KICK = 0.21178  # of a pair of steps
 
 
 def _column(scale: float | Array) -> Array:

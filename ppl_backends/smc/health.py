@@ -20,7 +20,7 @@ _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above wh
 _FORGOTTEN = (
     0.1  # the same at the last temperature, on average over the runs, below which particles speak for themselves
 )
-_DIVERGENT = 0.02  # share of the last trajectories: 0.025 to 0.1 in funnels, at most 0.015 where the answer was right
+_DIVERGENT = 0.005  # share of the last trajectories: 0.008 to 0.05 in funnels, at most 0.002 where the answer was right
 _FEW_LINEAGES = 20
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
@@ -63,7 +63,7 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bo
         divergent = _divergent(runs)
         if divergent > _DIVERGENT:
             reasons.append(
-                f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 10), as in the neck of a "
+                f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20), as in the neck of a "
                 "funnel, which particles then miss; write the model non-centred, or start from an approximation"
             )
         fewest = min(run.stages[-1].n_lineages for run in runs)

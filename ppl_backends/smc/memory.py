@@ -66,6 +66,8 @@ def correlation_left(before: Array, after: Array, labels: Index) -> Array:
 
 def _centred(columns: Array, labels: Index) -> Array:
     """Columns less their means within each mode."""
+    if not labels.any():
+        return columns - columns.mean(axis=0)
     counts = np.bincount(labels)
     means = np.stack([np.bincount(labels, column) / counts for column in columns.T], axis=1)
     centred: Array = columns - means[labels]

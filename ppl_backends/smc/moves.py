@@ -28,7 +28,7 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["MoveSettings", "MoveSummary", "PlannedMoves", "extend_chains", "follow_plan", "move_particles"]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
-_DIVERGED = 10.0  # energy error of a trajectory
+_DIVERGED = 20.0  # energy error of a trajectory
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class MoveSummary:
     n_modes : int
         Separated modes in which the moves began; correlations are within them.
     divergent : float
-        Share of the trajectories whose energy error is above 10, and finite; 0 for kernels that have none.
+        Share of the trajectories whose energy error is above 20, and finite; 0 for kernels that have none.
     """
 
     n_moves: int

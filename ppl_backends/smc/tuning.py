@@ -45,7 +45,10 @@ __all__ = [
     "move_once",
 ]
 
-_GAIN = 1.5  # change of log scale per unit of acceptance above target; about the inverse slope of the acceptance curve
+_GAIN = (
+    1.5  # change of log scale per unit of acceptance above target; about the inverse slope of a walk's acceptance curve
+)
+_LEAST_GAIN = 0.3  # where a trajectory becomes unstable in one direction the curve is several times as steep
 _JITTER = 0.015  # standard deviation of ε's jitter, in whitened units
 _FIRST_LENGTH = 25  # L* to begin with
 _LENGTH_STEP = 5
@@ -109,7 +112,7 @@ def move_once(
 
 @dataclass(frozen=True)
 class AcceptanceTuning:
-    """One step for all, following the acceptance rate.
+    """One step for all, following the acceptance rate; the gain falls with every crossing of its target (Kesten 1958).
 
     Attributes
     ----------
@@ -117,11 +120,16 @@ class AcceptanceTuning:
     target : float
     largest : float
         That the scale may become.
+    above : bool or None
+        Whether the last rate was above its target.
+    crossings : int
     """
 
     scale: float
     target: float
     largest: float = np.inf
+    above: bool | None = None
+    crossings: int = 0
 
     def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> AcceptanceTuning:
         """Nothing is tried."""
@@ -133,8 +141,11 @@ class AcceptanceTuning:
 
     def learn(self, info: KernelInfo, first: bool) -> AcceptanceTuning:
         """Follow the acceptance rate of a move."""
-        rate = float(info.acceptance.mean())
-        return replace(self, scale=min(self.largest, self.scale * float(np.exp(_GAIN * (rate - self.target)))))
+        excess = float(info.acceptance.mean()) - self.target
+        crossings = self.crossings + (self.above is not None and self.above != (excess > 0))
+        gain = max(_LEAST_GAIN, _GAIN / (1 + crossings))
+        scale = min(self.largest, self.scale * float(np.exp(gain * excess)))
+        return replace(self, scale=scale, above=excess > 0, crossings=crossings)
 
 
 @dataclass(frozen=True)

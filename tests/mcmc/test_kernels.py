@@ -7,7 +7,19 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import KERNELS, Hmc, Independent, KernelInfo, Mala, RandomWalk, make_kernel
+from ppl_backends.mcmc.kernels import (
+    KERNELS,
+    Hmc,
+    Independent,
+    KernelInfo,
+    Mala,
+    RandomWalk,
+    balanced_normals,
+    leapfrog,
+    make_kernel,
+    trajectory,
+    two_stage,
+)
 from ppl_backends.mcmc.metric import Metric, SplitMetric, cross_fitted_metric, metric_from_points
 
 # Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
@@ -92,6 +104,59 @@ class HmcWithoutLastHalfKick(Hmc):
 
 def test_broken_trajectories_are_caught():
     assert min(each_its_own(HmcWithoutLastHalfKick())) < LEVEL
+
+
+@pytest.mark.parametrize("scheme", [leapfrog, two_stage])
+def test_kicks_read_the_same_from_either_end_and_add_up(scheme):
+    for n_steps in (2, 4, 10):
+        kicks = scheme(n_steps)
+        np.testing.assert_allclose(kicks, kicks[::-1], rtol=1e-15)
+        assert kicks.sum() == pytest.approx(n_steps)
+
+
+def test_steps_in_pairs_have_a_smaller_energy_error():
+    """A normal in a thousand dimensions: at this step leapfrog is accepted half of the time, pairs nearly always."""
+
+    class Normal(Points):
+        log_density = property(lambda self: -0.5 * (self.x**2).sum(axis=1))
+        gradient = property(lambda self: -self.x)
+
+    rng, acceptance = np.random.default_rng(8), {}
+    state = Normal(rng.standard_normal((200, 1000)))
+    for scheme in (leapfrog, two_stage):
+        _, info = trajectory(rng, state, Normal, 0.45, scheme(4), Metric(np.ones(1000)), lambda slope: slope)
+        acceptance[scheme] = info.acceptance.mean()
+    assert acceptance[leapfrog] < 0.7
+    assert acceptance[two_stage] > 0.8
+
+
+def test_balanced_normals_add_up_to_zero_and_are_standard_normal():
+    rng = np.random.default_rng(9)
+    batches = np.stack([balanced_normals(rng, (5, 2)) for _ in range(20_000)])
+    np.testing.assert_allclose(batches.sum(axis=1), 0.0, atol=1e-12)
+    for row in range(5):
+        assert stats.kstest(batches[:, row, 0], "norm").pvalue > LEVEL
+    products = batches[:, 0, 0] * batches[:, 1, 0]  # sd of the mean: 0.0073
+    assert products.mean() == pytest.approx(-0.25, abs=0.03)
+    assert abs((batches[:, 0, 0] * batches[:, 0, 1]).mean()) < 0.03
+    assert balanced_normals(rng, (1, 3)).any()
+
+
+@pytest.mark.parametrize("kernel", [Hmc(), Independent()])
+def test_moves_of_many_points_keep_their_mean_better_than_independent_ones(kernel):
+    """On a normal: 400 means of 50 points, whose variance would be 1 / 50; the sd of the ratio is 0.07."""
+
+    class Normal(Points):
+        log_density = property(lambda self: -0.5 * (self.x**2).sum(axis=1))
+        gradient = property(lambda self: -self.x)
+
+    rng, means = np.random.default_rng(10), []
+    for _ in range(400):
+        state = Normal(rng.standard_normal((50, 3)))
+        for _ in range(2):
+            state, _ = kernel.step(rng, state, Normal, 0.8, Metric(np.ones(3)))
+        means.append(state.x.mean(axis=0))
+    assert 50 * np.var(means) < 0.4
 
 
 def test_no_gradient_is_evaluated_for_a_trajectory_that_has_ended():
