@@ -140,7 +140,8 @@ def judge(
     bridge: EvidenceEstimate | None,
     *,
     chains_kept: bool = False,
-    replace: str = "better",
+    replaceable: bool = True,
+    prior_error: float = 0.0,
 ) -> Verdict:
     """The evidence to report.
 
@@ -156,10 +157,11 @@ def judge(
         Of bridge sampling from the last particles.
     chains_kept : bool
         Whether the moves were waste-free.
-    replace : {"better", "distrusted", "never"}
-        Where that of bridge sampling may be reported: where it has the smaller error as well, or only where that of tempering
-        is distrusted. The latter where the prior's integral comes from the same run: its error is in the evidence of
-        tempering too, and cancels from their difference, the normalised evidence.
+    replaceable : bool
+        Whether that of bridge sampling may be reported.
+    prior_error : float
+        Standard error of the log integral of the prior, where that comes from the same run. It is in the evidence of
+        tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
     """
     reasons = distrust(runs, evidence, chains_kept)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
@@ -171,8 +173,8 @@ def judge(
             f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, "
             f"{abs(difference) / error:.0f} times the error of the difference away"
         )
-    wanted = bool(reasons) or (replace == "better" and bridge.standard_error < evidence.standard_error)
-    if replace == "never" or not (wanted and draws_are_healthy(runs)):
+    wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
+    if not (replaceable and wanted and draws_are_healthy(runs)):
         return Verdict(evidence, "tempering", reasons)
     if not reasons:
         return Verdict(bridge, "bridge sampling", reasons)

@@ -78,6 +78,8 @@ class Progress:
         Includes ``log_normalizer``.
     log_normalizer : float
         Log of the integral of the path's base, as the start estimated it.
+    normalizer_variance, normalizer_df : float
+        Variance of that estimate, and its degrees of freedom.
     stages : tuple of Stage
     start_stages : sequence of Stage
         Ladder of the run that drew the start, where one did.
@@ -101,6 +103,8 @@ class Progress:
     scale: float
     log_evidence: float
     log_normalizer: float
+    normalizer_variance: float = 0.0
+    normalizer_df: float = 1.0
     stages: tuple[Stage, ...] = ()
     start_stages: Sequence[Stage] = ()
     tuning: Tuning | None = None

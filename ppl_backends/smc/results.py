@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.results import build_inference_data
-from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import PriorPath, SampledPriorPath, TemperingPath
@@ -17,7 +17,7 @@ from ppl_backends.smc.sampler import SMCRun, Stage
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["evidence_attrs", "lineage_ess", "smc_inference_data"]
+__all__ = ["evidence_attrs", "lineage_ess", "prior_normalizer", "smc_inference_data"]
 
 
 def smc_inference_data(
@@ -36,6 +36,7 @@ def smc_inference_data(
     """Assemble what :func:`~ppl_backends.sample_smc` returns; ``attrs`` are further attributes."""
     reached, evidence = all(run.complete for run in runs), verdict.evidence
     path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
+    prior_integral, prior_integral_se = prior_normalizer(path, runs)
     attrs = dict(attrs or {}) | {
         "log_evidence": evidence.log_evidence if reached else None,
         "log_evidence_se": evidence.standard_error if reached else None,
@@ -48,8 +49,8 @@ def smc_inference_data(
         "initial": path.description,
         "kernel": kernel_name,
         "log_evidence_note": improper_note(path.target),
-        "log_prior_normalizer": _log_prior_normalizer(path, runs),
-        "log_prior_normalizer_se": _log_prior_normalizer_se(path, runs),
+        "log_prior_normalizer": prior_integral,
+        "log_prior_normalizer_se": prior_integral_se,
     }
     return build_inference_data(
         path.target,
@@ -73,19 +74,14 @@ def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None)
     return attrs | {f"log_evidence_{name}_se": estimate.standard_error for name, estimate in found.items()}
 
 
-def _log_prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> float | None:
-    """Log of the mean of the runs' estimates; None where the path does not start from the prior."""
+def prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> tuple[float | None, float | None]:
+    """Log integral of the prior as written, where the path starts from it; and its standard error, where it is estimated."""
     if not isinstance(path, PriorPath):
-        return None
-    return float(logsumexp([run.log_normalizer for run in runs]) - np.log(len(runs)))
-
-
-def _log_prior_normalizer_se(path: TemperingPath, runs: Sequence[SMCRun]) -> float | None:
-    """From the spread of the runs, where it is estimated: NaN for a single one."""
-    if not isinstance(path, SampledPriorPath):
-        return None
-    values = np.array([run.log_normalizer for run in runs])
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+        return None, None
+    found = combine_evidence(
+        *np.array([(run.log_normalizer, run.normalizer_variance, run.normalizer_df) for run in runs]).T
+    )
+    return found.log_evidence, found.standard_error if isinstance(path, SampledPriorPath) else None
 
 
 _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {

@@ -21,7 +21,7 @@ from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.health import judge, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
-from ppl_backends.smc.results import evidence_attrs, smc_inference_data
+from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data
 from ppl_backends.smc.sampler import SMCRun
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.targets.convert import as_target
@@ -212,8 +212,10 @@ def sample_smc(
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
     bridge = _bridge(route, runs, bridge_rng)
     waste_free = options["len_chain"] is not None
-    replaceable = "distrusted" if isinstance(route, SampledPriorPath) else "better"
-    verdict = judge(runs, estimate, bridge, chains_kept=waste_free, replace="never" if unbiased else replaceable)
+    _, prior_error = prior_normalizer(route, runs)
+    verdict = judge(
+        runs, estimate, bridge, chains_kept=waste_free, replaceable=not unbiased, prior_error=prior_error or 0.0
+    )
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         route,

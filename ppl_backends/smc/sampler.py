@@ -197,6 +197,8 @@ def _begin(
         scale=kernel.initial_scale(state.x.shape[1]),
         log_evidence=start.log_normalizer,
         log_normalizer=start.log_normalizer,
+        normalizer_variance=start.lineage.variance,
+        normalizer_df=start.lineage.df,
         start_stages=start.stages,
         plan=() if pilot else None,
         pilot=pilot,

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
+import ppl_backends as pb
+from ppl_backends.mcmc.kernels import Hmc
 from ppl_backends.smc.evidence import LineageVariance, combine_evidence
+from ppl_backends.smc.path import SampledPriorPath
+from ppl_backends.smc.results import prior_normalizer
+from ppl_backends.smc.sampler import run_tempering
 
 
 def test_one_reweighting_is_the_variance_of_importance_sampling():
@@ -45,3 +50,27 @@ def test_runs_that_agree_pool_and_runs_that_do_not_speak_alone():
 def test_evidence_is_the_mean_of_the_evidences():
     combined = combine_evidence(np.log([1.0, 3.0]), np.full(2, 0.5), np.full(2, 9.0))
     assert combined.log_evidence == pytest.approx(np.log(2.0))
+
+
+def test_the_error_of_an_estimated_prior_integral_is_honest():
+    """A skewed prior in three dimensions, logs of Gamma(2) variables, written with a third of its mass."""
+
+    def prior(x):
+        with np.errstate(over="ignore"):
+            gamma = np.exp(x)
+        return (2.0 * x - gamma).sum(axis=1) - np.log(3.0), 2.0 - gamma
+
+    def likelihood(x):
+        return -0.5 * ((x - 1.0) ** 2).sum(axis=1), 1.0 - x
+
+    path = SampledPriorPath(pb.FunctionTarget(3, likelihood, prior), pb.FunctionTarget(3, prior))
+    z, runs = [], []
+    for seed in range(60):
+        runs.append(run_tempering(path, Hmc(), 500, np.random.default_rng(seed), len_chain=5))
+        found, error = prior_normalizer(path, runs[-1:])
+        z.append((found + np.log(3.0)) / error)
+    assert 0.7 < np.std(z) < 1.4  # the sd of an sd over 60 is 0.09
+    assert abs(np.mean(z)) < 0.6
+    together, error = prior_normalizer(path, runs)
+    assert error == pytest.approx(np.std([run.log_normalizer for run in runs]) / 60**0.5, rel=0.4)
+    assert abs(together + np.log(3.0)) < 4 * error
