@@ -6,8 +6,11 @@ are lines of JSON in ``--file``, and what is in the file is not run again, so th
 CPU time of the process, which other work on the machine hardly touches; compilation is left out of it. ``particles`` needs an
 environment of its own, whose Python is named by PARTICLES_PYTHON.
 
+``--as-long-as prior`` gives the peers so many more or fewer draws that they take about the time that ours from the prior
+took, by the defaults' rows in the file; these rows are named ``pymc-matched`` and so on.
+
 Run:   python examples/benchmarks/smc_against_peers.py --file peers.jsonl [--problems Pima ...] [--samplers auto ...]
-           [--seeds 40] [--minutes 5] [--core 0] [--device cpu]
+           [--seeds 40] [--minutes 5] [--core 0] [--device cpu] [--as-long-as prior]
 Print: python examples/benchmarks/peers_table.py peers.jsonl
 """
 
@@ -25,6 +28,7 @@ parser.add_argument("--seeds", type=int, default=40)
 parser.add_argument("--first-seed", type=int, default=0)
 parser.add_argument("--minutes", type=float, default=float("inf"), help="CPU time after which no run is begun")
 parser.add_argument("--core", type=int)
+parser.add_argument("--as-long-as", metavar="SAMPLER", help="whose CPU time the others are to take")
 parser.add_argument("--device", help="platform of the accelerator that JAX uses, such as gpu; cpu by default")
 arguments = parser.parse_args()
 if arguments.core is not None and hasattr(os, "sched_setaffinity"):
@@ -49,8 +53,18 @@ def read(path):
     return {(row["problem"], row["sampler"], row["seed"]) for row in map(json.loads, lines)}
 
 
+def effort(path, problem, sampler, like):
+    """Mean seconds of ``like`` over those of ``sampler``, both by their defaults."""
+    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["problem"] == problem]
+    wanted, own = (
+        [row["seconds"] for row in rows if row["sampler"] == name and "seconds" in row] for name in (like, sampler)
+    )
+    return (sum(wanted) / len(wanted)) / (sum(own) / len(own))
+
+
 def main():
     """Run what is missing."""
+    suffix = "-matched" if arguments.as_long_as else ""
     if arguments.device:
         jax.config.update("jax_default_device", jax.devices(arguments.device)[0])
     done = read(arguments.file)
@@ -58,14 +72,19 @@ def main():
         made = {}
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for name in arguments.samplers or SAMPLERS:
-                if (problem, name, seed) in done:
+                if (problem, name + suffix, seed) in done:
                     continue
                 if time.process_time() > 60 * arguments.minutes:
                     return
-                row = {"problem": problem, "sampler": name, "seed": seed}
+                row = {"problem": problem, "sampler": name + suffix, "seed": seed}
                 try:
                     if name not in made:
-                        made[name] = SAMPLERS[name](problem, MODELS)
+                        size = (
+                            (effort(arguments.file, problem, name, arguments.as_long_as),)
+                            if arguments.as_long_as
+                            else ()
+                        )
+                        made[name] = SAMPLERS[name](problem, MODELS, *size)
                     row |= made[name](seed)
                 except Exception as error:  # a sampler that fails is part of the comparison
                     row |= {"error": f"{type(error).__name__}: {error}"[:200]}

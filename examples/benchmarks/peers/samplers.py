@@ -1,7 +1,8 @@
 """The samplers that are compared: ours, PyMC's, blackjax's, nutpie's and that of ``particles``, all with one interface.
 
 A sampler is made for a problem by name, which may compile, and then called with a seed; it answers with CPU seconds, the
-log evidence where it has one, and the posterior means of the problem's quantities.
+log evidence where it has one, and the posterior means of the problem's quantities. ``effort`` multiplies the number of draws
+that a peer makes by default.
 """
 
 import json
@@ -57,7 +58,7 @@ class Ours:
 class PyMC:
     """``pymc.sample_smc`` with its defaults: 2,000 draws, independent Metropolis–Hastings, two chains."""
 
-    def __init__(self, name, models):
+    def __init__(self, name, models, effort=1.0):
         from pymc.smc.kernels import IMH
 
         class TimedIMH(IMH):
@@ -71,6 +72,7 @@ class PyMC:
                 TimedIMH.setup_seconds += time.process_time() - clock
 
         self.name, self.kernel, self.model = name, TimedIMH, models[name]()
+        self.draws = round(2000 * effort)
 
     def __call__(self, seed):
         """One run."""
@@ -78,7 +80,9 @@ class PyMC:
 
         self.kernel.setup_seconds, clock = 0.0, time.process_time()
         with self.model:
-            idata = pm.sample_smc(kernel=self.kernel, chains=2, cores=1, random_seed=seed, progressbar=False)
+            idata = pm.sample_smc(
+                self.draws, kernel=self.kernel, chains=2, cores=1, random_seed=seed, progressbar=False
+            )
         seconds = time.process_time() - clock - self.kernel.setup_seconds
         final = [_last(chain) for chain in group(idata, "sample_stats")["log_marginal_likelihood"].values]
         return {
@@ -98,16 +102,16 @@ def _last(nested):
 class Nutpie:
     """NUTS by nutpie with its defaults on four chains; posterior means alone, warm-up included in the time."""
 
-    def __init__(self, name, models):
+    def __init__(self, name, models, effort=1.0):
         import nutpie
 
-        self.name, self.sample = name, nutpie.sample
+        self.name, self.sample, self.draws = name, nutpie.sample, round(1000 * effort)
         self.model = nutpie.compile_pymc_model(models[name]())
 
     def __call__(self, seed):
         """One run."""
         clock = time.process_time()
-        idata = self.sample(self.model, chains=4, cores=1, seed=seed, progress_bar=False)
+        idata = self.sample(self.model, draws=self.draws, chains=4, cores=1, seed=seed, progress_bar=False)
         return {"seconds": time.process_time() - clock, "mean": means(self.name, group(idata, "posterior"))}
 
 
@@ -118,16 +122,16 @@ class Blackjax:
     standard deviation, in any direction, of the Gaussian at the mode.
     """
 
-    n, moves, leapfrog = 1000, 10, 10
+    moves, leapfrog = 10, 10
 
-    def __init__(self, name, models):
+    def __init__(self, name, models, effort=1.0):
         import blackjax
         import blackjax.smc.resampling
         import jax
         import jax.numpy as jnp
 
         jax.config.update("jax_enable_x64", True)
-        self.problem, self.jax = PROBLEMS[name](), jax
+        self.problem, self.jax, self.n = PROBLEMS[name](), jax, round(1000 * effort)
         problem, mean, sd = self.problem, jnp.asarray(self.problem.mean), jnp.asarray(self.problem.sd)
 
         def log_prior(x):
@@ -192,9 +196,9 @@ def _smallest_sd(jax, log_density, dim):
 class Particles:
     """Waste-free tempering by ``particles`` with a random walk: ``starts`` times ``length`` particles."""
 
-    def __init__(self, name, models, starts, length):
+    def __init__(self, name, models, effort=1.0, starts=200, length=10):
         python = os.environ.get("PARTICLES_PYTHON", sys.executable)
-        self.request = {"problem": name, "starts": starts, "length": length}
+        self.request = {"problem": name, "starts": starts, "length": round(length * effort)}
         self.worker = subprocess.Popen(
             [python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -222,8 +226,8 @@ SAMPLERS = {
     "auto": lambda name, models: Ours(name, models, "auto"),
     "prior": lambda name, models: Ours(name, models, "prior"),
     "pymc": PyMC,
-    "particles": lambda name, models: Particles(name, models, 200, 10),
-    "particles-long": lambda name, models: Particles(name, models, 50, 400),
+    "particles": Particles,
+    "particles-long": lambda name, models: Particles(name, models, starts=50, length=400),
     "blackjax": Blackjax,
     "nutpie": Nutpie,
 }
