@@ -139,10 +139,16 @@ class SplitMetric:
         return np.concatenate([self.first.whiten(x[:at]), self.second.whiten(x[at:])])
 
 
-def cross_fitted_metric(x: Array, reference: Metric | None = None) -> SplitMetric:
-    """The metric of the second half of the points for the first half, and the other way round."""
-    half = len(x) // 2
-    return SplitMetric(metric_from_points(x[half:], reference), metric_from_points(x[:half], reference))
+def cross_fitted_metric(
+    x: Array, reference: Metric | None = None, half: int | None = None, n_first: int | None = None
+) -> SplitMetric:
+    """The metric of the second half of the points for the first half, and the other way round.
+
+    The halves part at ``half``, by default in the middle. Where other points are moved, ``n_first`` of these are in the first
+    half; by default half of them.
+    """
+    half = len(x) // 2 if half is None else half
+    return SplitMetric(metric_from_points(x[half:], reference), metric_from_points(x[:half], reference), n_first)
 
 
 AnyMetric = Metric | SplitMetric

@@ -17,9 +17,8 @@ from ppl_backends.smc.sampler import SMCRun
 __all__ = ["Verdict", "distrust", "draws_are_healthy", "judge", "split_finished", "warn_if_distrusted"]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
-_FORGOTTEN = (
-    0.1  # the same at the last temperature, on average over the runs, below which particles speak for themselves
-)
+# The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
+_FORGOTTEN = 0.1
 _DIVERGENT = 0.005  # share of the last trajectories: 0.008 to 0.05 in funnels, at most 0.002 where the answer was right
 _FEW_LINEAGES = 20
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
@@ -189,11 +188,13 @@ def judge(
 def draws_are_healthy(runs: Sequence[SMCRun]) -> bool:
     """Whether the last moves of every run forgot where they began and did not diverge, and all particles are in one mode."""
     last = [run.stages[-1].moves for run in runs]
-    if any(move is None or _remembers(move) or move.n_modes > 1 for move in last):
+    moved = [move for move in last if move is not None]
+    if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
     if _divergent(runs) > _DIVERGENT:
         return False
-    if float(np.mean([move.correlation for move in last if move is not None])) > _FORGOTTEN:
+    noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
+    if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):
         return False
     return int(modes(np.concatenate([run.x for run in runs])).max()) == 0
 

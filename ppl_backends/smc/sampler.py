@@ -307,7 +307,7 @@ def _resample_and_move(
     if len_chain is not None:
         ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
         state = _at(before.take(ancestors), exponent, path, kernel)
-        plan, decided = planned or _chain_metric(before.x, weights, path.reference, rng), None
+        plan, decided = planned or _chain_metric(before.x, weights, ancestors, len_chain, path.reference, rng), None
         state, summary, tuning, used = extend_chains(state, path, kernel, tuning, len_chain, moves, plan, rng)
         if run.pilot:
             decided = PlannedMoves(
@@ -336,9 +336,23 @@ def _at(state: PathState, exponent: float, path: TemperingPath, kernel: Kernel) 
     return state.at(exponent)
 
 
-def _chain_metric(x: Array, weights: Array, reference: Metric | None, rng: np.random.Generator) -> PlannedMoves:
-    """The metric of waste-free chains, with no move planned: of all weighted particles, since few of them begin a chain."""
-    return PlannedMoves(cross_fitted_metric(x[systematic_resampling(weights, len(x), rng)], reference), ())
+def _chain_metric(
+    x: Array, weights: Array, ancestors: Index, len_chain: int, reference: Metric | None, rng: np.random.Generator
+) -> PlannedMoves:
+    """The metric of waste-free chains, with no move planned: of all weighted particles, since few of them begin a chain.
+
+    The halves part between two of the last chains, where about half of the weight is on either side. A point whose own
+    chain is in its metric would be moved by a metric that it stretches; in as many dimensions as there are points it then
+    stays where it is, for good.
+    """
+    drawn = systematic_resampling(weights, len(x), rng)
+    edges = np.arange(len_chain, len(x), len_chain)
+    shares = np.searchsorted(drawn, edges) / len(x)
+    nearest = int(np.argmin(np.abs(shares - 0.5)))
+    if not 0.25 < shares[nearest] < 0.75:
+        return PlannedMoves(cross_fitted_metric(x[drawn], reference), ())
+    half, n_first = np.searchsorted(drawn, edges[nearest]), np.searchsorted(ancestors, edges[nearest])
+    return PlannedMoves(cross_fitted_metric(x[drawn], reference, int(half), int(n_first)), ())
 
 
 def _log(values: Array) -> Array:

@@ -112,7 +112,8 @@ def move_once(
 
 @dataclass(frozen=True)
 class AcceptanceTuning:
-    """One step for all, following the acceptance rate; the gain falls with every crossing of its target (Kesten 1958).
+    """One step for all, following the acceptance rate; the gain falls with every crossing of its target (Kesten 1958),
+    and is whole again after a rate below half of it.
 
     Attributes
     ----------
@@ -143,6 +144,8 @@ class AcceptanceTuning:
         """Follow the acceptance rate of a move."""
         excess = float(info.acceptance.mean()) - self.target
         crossings = self.crossings + (self.above is not None and self.above != (excess > 0))
+        if excess < -0.5 * self.target:  # the metric has become a worse one
+            crossings = 0
         gain = max(_LEAST_GAIN, _GAIN / (1 + crossings))
         scale = min(self.largest, self.scale * float(np.exp(gain * excess)))
         return replace(self, scale=scale, above=excess > 0, crossings=crossings)

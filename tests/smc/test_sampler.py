@@ -7,12 +7,13 @@ from scipy.special import logsumexp
 
 from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.weights import systematic_resampling
 from ppl_backends.mcmc.kernels import make_kernel
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath
 from ppl_backends.smc.results import lineage_ess
-from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.smc.sampler import _chain_metric, run_tempering
 from ppl_backends.targets import FunctionTarget
 from ppl_backends.targets.power import with_power
 from tests.toys import bimodal, conjugate_gaussian, gamma_poisson
@@ -169,3 +170,18 @@ def test_lineage_ess_of_clones_is_the_number_of_lineages():
     np.testing.assert_allclose(lineage_ess(founders[ancestor], ancestor), 50, rtol=1e-9)
     independent = lineage_ess(rng.standard_normal((1000, 2)), np.arange(1000))
     np.testing.assert_allclose(independent, 1000, rtol=1e-9)
+
+
+def test_no_chain_is_in_the_metric_that_moves_its_descendants():
+    """Every chain is far out along an axis of its own, which only a metric that has seen it is wide along."""
+    chains, length = 31, 10
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((chains * length, chains)) + 100.0 * np.repeat(np.eye(chains), length, axis=0)
+    weights = rng.gamma(1.0, size=len(x))
+    weights /= weights.sum()
+    ancestors = systematic_resampling(weights, 2 * chains + 1, rng)
+    metric = _chain_metric(x, weights, ancestors, length, None, rng).metric
+    first, second = (np.square(part.colour(np.eye(chains))).sum(axis=0) for part in (metric.first, metric.second))
+    own = np.array([(first if i < metric.n_first else second)[a // length] for i, a in enumerate(ancestors)])
+    assert own.max() < 10.0
+    assert max(first.max(), second.max()) > 100.0
