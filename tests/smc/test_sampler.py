@@ -173,15 +173,14 @@ def test_lineage_ess_of_clones_is_the_number_of_lineages():
 
 
 def test_no_chain_is_in_the_metric_that_moves_its_descendants():
-    """Every chain is far out along an axis of its own, which only a metric that has seen it is wide along."""
-    chains, length = 31, 10
-    rng = np.random.default_rng(4)
-    x = rng.standard_normal((chains * length, chains)) + 100.0 * np.repeat(np.eye(chains), length, axis=0)
-    weights = rng.gamma(1.0, size=len(x))
-    weights /= weights.sum()
+    """Every chain is at its own number, so that centres tell which chains a metric has seen; 31 have no middle."""
+    chains, length, rng = 31, 10, np.random.default_rng(4)
+    x = np.repeat(np.arange(chains), length)[:, None] + 1e-3 * rng.standard_normal((chains * length, 2))
+    weights = np.full(len(x), 1.0 / len(x))
     ancestors = systematic_resampling(weights, 2 * chains + 1, rng)
     metric = _chain_metric(x, weights, ancestors, length, None, rng).metric
-    first, second = (np.square(part.colour(np.eye(chains))).sum(axis=0) for part in (metric.first, metric.second))
-    own = np.array([(first if i < metric.n_first else second)[a // length] for i, a in enumerate(ancestors)])
-    assert own.max() < 10.0
-    assert max(first.max(), second.max()) > 100.0
+    before = ancestors[: metric.n_first] // length
+    after = ancestors[metric.n_first :] // length
+    assert before.max() < after.min() == 15
+    np.testing.assert_allclose(metric.second.place(np.zeros((1, 2))), 7.0, atol=0.01)  # the mean of 0 to 14
+    np.testing.assert_allclose(metric.first.place(np.zeros((1, 2))), 22.5, atol=0.01)
