@@ -346,13 +346,13 @@ def _chain_metric(
     stays where it is, for good.
     """
     drawn = systematic_resampling(weights, len(x), rng)
-    edges = np.arange(len_chain, len(x), len_chain)
-    shares = np.searchsorted(drawn, edges) / len(x)
-    nearest = int(np.argmin(np.abs(shares - 0.5)))
-    if not 0.25 < shares[nearest] < 0.75:
+    edges = np.arange(0, len(x), len_chain)
+    halves = np.searchsorted(drawn, edges)
+    nearest = int(np.argmin(np.abs(halves - len(x) // 2)))
+    if not 0.25 < halves[nearest] / len(x) < 0.75:
         return PlannedMoves(cross_fitted_metric(x[drawn], reference), ())
-    half, n_first = np.searchsorted(drawn, edges[nearest]), np.searchsorted(ancestors, edges[nearest])
-    return PlannedMoves(cross_fitted_metric(x[drawn], reference, int(half), int(n_first)), ())
+    n_first = np.searchsorted(ancestors, edges[nearest])
+    return PlannedMoves(cross_fitted_metric(x[drawn], reference, int(halves[nearest]), int(n_first)), ())
 
 
 def _log(values: Array) -> Array:

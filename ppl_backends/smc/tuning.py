@@ -45,10 +45,9 @@ __all__ = [
     "move_once",
 ]
 
-_GAIN = (
-    1.5  # change of log scale per unit of acceptance above target; about the inverse slope of a walk's acceptance curve
-)
-_LEAST_GAIN = 0.3  # where a trajectory becomes unstable in one direction the curve is several times as steep
+# Change of log scale per unit of acceptance above target: about the inverse slope of a walk's acceptance curve. Where a
+# trajectory becomes unstable in one direction the curve is several times as steep.
+_GAIN, _LEAST_GAIN = 1.5, 0.3
 _JITTER = 0.015  # standard deviation of ε's jitter, in whitened units
 _FIRST_LENGTH = 25  # L* to begin with
 _LENGTH_STEP = 5
