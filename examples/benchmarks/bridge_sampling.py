@@ -66,12 +66,21 @@ def problem(name):
     return target, "prior", truth
 
 
-def figures(rows, name, digits):
-    """Bias, sd, mean standard error and coverage of one evidence over the runs that have it."""
-    error = np.array([row[name] for row in rows if name in row]) - rows[0]["truth"]
-    size = np.array([row[f"{name}_se"] for row in rows if name in row])
-    inside = 100 * np.mean(np.abs(error) < 1.96 * size)
-    return f" {error.mean():+.{digits}f} | {error.std():.{digits}f} | {size.mean():.{digits}f} | {inside:.0f} % |"
+def errors(rows, name):
+    """Errors of one evidence, over the runs that have it, and their standard errors."""
+    error = np.array([row[name] - row["truth"] for row in rows if name in row])
+    return error, np.array([row[f"{name}_se"] for row in rows if name in row])
+
+
+def coverage(error, size):
+    """Of nominal 95 % intervals, in percent."""
+    return 100 * np.mean(np.abs(error) < 1.96 * size)
+
+
+def figures(error, size, digits):
+    """Bias, sd, mean standard error and coverage."""
+    summary = (f"{error.mean():+.{digits}f}", f"{error.std():.{digits}f}", f"{size.mean():.{digits}f}")
+    return f" {' | '.join(summary)} | {coverage(error, size):.0f} % |"
 
 
 def main():
@@ -107,9 +116,9 @@ def main():
         )
         print(
             f"| {name.replace('-', ' ')} | {options.chains} | {len(rows)} |"
-            + figures(rows, "log_evidence_bridge", 4)
-            + figures(rows, "log_evidence_tempering", 3)
-            + f" {bridged:.0f} % | {trusted:.0f} % |{figures(rows, 'log_evidence', 4).split('|')[3]}|",
+            + figures(*errors(rows, "log_evidence_bridge"), 4)
+            + figures(*errors(rows, "log_evidence_tempering"), 3)
+            + f" {bridged:.0f} % | {trusted:.0f} % | {coverage(*errors(rows, 'log_evidence')):.0f} % |",
             flush=True,
         )
 
