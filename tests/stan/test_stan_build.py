@@ -93,6 +93,22 @@ def test_include_belongs_to_the_key(tmp_path):
     assert texts[0] != texts[1]
 
 
+def test_a_cached_program_needs_no_compiler(tmp_path, monkeypatch):
+    library = build_library(PROGRAM)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build_library(PROGRAM) == library
+    with pytest.raises(CompilationError, match="CXX='no-such-compiler' does not run"):
+        build_library(PROGRAM, cache=tmp_path)
+
+
+@pytest.mark.parametrize("below", ["", "folder"])
+def test_a_cache_that_cannot_be_used_is_one_line(tmp_path, below):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    with pytest.raises(CompilationError, match=r"the cache folder .* cannot be used .* XDG_CACHE_HOME") as caught:
+        build_library(PROGRAM, cache=tmp_path / "cache" / below)
+    assert "\n" not in str(caught.value)
+
+
 def _build(cache):
     return build_library(PROGRAM, cache=cache)
 

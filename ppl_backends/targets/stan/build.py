@@ -1,9 +1,10 @@
 """Builds a shared library from a Stan program: stanc, the C++ compiler, and a cache keyed by content.
 
-The key is a hash of everything that the library depends on: the C++ that stanc writes (which holds the program and
-its includes), the Stan version and folder, the compiler and its flags, and the C++ of our own interface
-(``shim.cpp``, compiled once and linked to every program). Concurrent builds of one program wait for each other on a
-lock file, and a finished library appears under its name by an atomic rename.
+The key is a hash of everything that the library depends on, in two parts. The first is of the program: the C++ that
+stanc writes (with the program's includes), Stan's version, the compiler's flags, and the C++ of our own interface
+(``shim.cpp``, compiled once and linked to every program). The second is of the machine: the compiler and the folders of
+Stan's headers. Where there is no compiler, a library of the program from whichever compiler is used. Concurrent builds of
+one program wait for each other on a lock file, and a finished library appears under its name by an atomic rename.
 
 Compiling a small program takes some 20 s, of which 10 s go to reading Stan's headers. With the environment variable
 ``PPL_BACKENDS_STAN_PRECOMPILE=1`` those are compiled once (30 s, 0.8 GB in the cache; g++ only) and every build after
@@ -27,11 +28,12 @@ import numpy as np
 import platformdirs
 
 from ppl_backends.errors import CompilationError
+from ppl_backends.files import reason_of, write_atomically
 from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.toolchain import Compiler, Toolchain, find_compiler, find_toolchain
 
-__all__ = ["build_library", "cache_folder", "open_program"]
+__all__ = ["build_library", "cache_folder", "open_program", "program_key"]
 
 SHIM = Path(__file__).with_name("shim.cpp")
 # -O1 of stanc is worth a quarter of the evaluation time; -O2 and -O3 of the compiler gain little over -O1 and cost
@@ -79,18 +81,29 @@ def build_library(program: StanProgram, toolchain: Toolchain | None = None, cach
     CompilationError
         With stanc's message, or the compiler's, or what to install.
     """
-    toolchain, compiler = toolchain or find_toolchain(), find_compiler()
-    cache = cache or cache_folder()
+    toolchain, cache = toolchain or find_toolchain(), cache or cache_folder()
     flags = STANC_FLAGS if program.optimize else ()
     code = program.stanc(*flags, "--print-cpp", toolchain=toolchain).stdout
-    command = _compile_command(toolchain, compiler)
-    key = _digest(code, SHIM.read_text(encoding="utf-8"), compiler.version, toolchain.version, *command)
-    library = cache / f"{program.identifier}-{key}.so"
-    if not library.exists():
-        with _lock(library):
-            if not library.exists():
-                _build(code, library, toolchain, compiler)
+    key = _digest(code, SHIM.read_text(encoding="utf-8"), toolchain.version, *COMPILER_FLAGS)
+    stem = f"{program.identifier}-{key}"
+    with _usable(cache):
+        try:
+            compiler = find_compiler()
+        except CompilationError:
+            if built := sorted(cache.glob(f"{stem}-*.so")):
+                return built[0]
+            raise
+        library = cache / f"{stem}-{_digest(compiler.version, *_compile_command(toolchain, compiler))}.so"
+        if not library.exists():
+            with _lock(library):
+                if not library.exists():
+                    _build(code, library, toolchain, compiler)
     return library
+
+
+def program_key(library: Path) -> str:
+    """Return the part of a built library's name that tells its program, flags and Stan's version, not the compiler."""
+    return library.stem.rpartition("-")[0]
 
 
 def open_program(program: StanProgram, data: Mapping[str, Any]) -> tuple[StanProgram, Path, CompiledModel]:
@@ -139,7 +152,8 @@ def _precompiled_header(cache: Path, toolchain: Toolchain, compiler: Compiler) -
         if os.environ.get(PRECOMPILE_VARIABLE, "0") in ("", "0"):
             return None
         header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text("#include <stan/model/model_header.hpp>\n")
+        if not header.exists():  # another process may be compiling it
+            write_atomically(header, b"#include <stan/model/model_header.hpp>\n")
         _compile_once(compiled, [*command, "-x", "c++-header", str(header)])
     return header
 
@@ -176,6 +190,18 @@ def _run(command: list[str], step: str) -> None:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def _usable(cache: Path) -> Iterator[None]:
+    """Say in one line why nothing can be built in the cache, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise CompilationError(
+            f"the cache folder {str(cache)!r} cannot be used ({reason_of(error)}); make it a folder that can be written, "
+            "with some MB free, or name another one in the environment variable XDG_CACHE_HOME"
+        ) from error
 
 
 @contextmanager

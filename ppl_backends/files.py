@@ -1,0 +1,54 @@
+"""Files that are written whole or not at all, and can be known to be writable before the work that fills them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["check_writable", "reason_of", "write_atomically"]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file by new content so that it is never seen, or left, half written."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself is on the disk once the folder is
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError unless a file of that name can be written; nothing is left behind.
+
+    Examples
+    --------
+    >>> check_writable(Path("no such folder") / "result.nc")
+    Traceback (most recent call last):
+    FileNotFoundError: [Errno 2] No such file or directory: 'no such folder'
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not path.parent.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writable-"):
+        pass
+
+
+def reason_of(error: OSError) -> str:
+    """Return the system's own words for an error, such as ``No space left on device``, in one line."""
+    return error.strerror or " ".join(str(error).split()) or type(error).__name__
