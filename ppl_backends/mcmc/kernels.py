@@ -143,18 +143,28 @@ def trajectory(
 
     ``kicks``, of :func:`leapfrog` or :func:`two_stage`, has the shares of h for which the force acts before the first
     step, between steps and after the last. They read the same from either end, so the trajectory is reversible.
+
+    A step that would leave the support is not made, and turns the momentum round instead (the guided walk of Gustafson 1998):
+    (y, p) ↦ (y + hp, p) where the end is inside and (y, −p) elsewhere is a bijection that preserves volume and that reversing
+    p inverts, as the plain step is. Such steps count as rejected in the acceptance, so that tuning shortens them.
     """
     start = balanced_normals(rng, state.x.shape)
     momentum = start + kicks[0] * h * force(metric.whiten_gradient(state.gradient))
-    proposal, jump = state, np.zeros_like(start)
+    proposal, jump, turned = state, np.zeros_like(start), np.zeros(len(start))
     for kick in kicks[1:]:
-        jump += h * momentum
-        proposal = evaluate(proposal.x + metric.colour(h * momentum))
+        step = h * momentum
+        ahead = evaluate(proposal.x + metric.colour(step))
+        outside = ahead.log_density == -np.inf
+        if outside.any():
+            ahead, turned = ahead.where(outside, proposal), turned + outside
+            step[outside], momentum[outside] = 0.0, -momentum[outside]
+        proposal, jump = ahead, jump + step
         momentum = momentum + kick * h * force(metric.whiten_gradient(proposal.gradient))
     kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
     log_ratio = proposal.log_density - state.log_density + kinetic
     moved, info = _accept(rng, state, proposal, log_ratio, (jump**2).sum(axis=1))
-    return moved, info._replace(gradients=len(kicks) - 1)
+    n_steps = len(kicks) - 1
+    return moved, info._replace(acceptance=info.acceptance * (1.0 - turned / n_steps), gradients=n_steps)
 
 
 def balanced_normals(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:

@@ -83,6 +83,8 @@ class Progress:
     stages : tuple of Stage
     start_stages : sequence of Stage
         Ladder of the run that drew the start, where one did.
+    n_start_draws : int
+        Draws of the start, more than particles where few of them are inside the support.
     weights : ndarray (n,) or None
         Normalised, where the particles were not resampled after the last step; None for equal ones.
     weighted : tuple of (points (n, dim), log weights (n,)) or None
@@ -107,6 +109,7 @@ class Progress:
     normalizer_df: float = 1.0
     stages: tuple[Stage, ...] = ()
     start_stages: Sequence[Stage] = ()
+    n_start_draws: int = 0
     tuning: Tuning | None = None
     weights: Array | None = None
     weighted: tuple[Array, Array] | None = None

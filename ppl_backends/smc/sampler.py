@@ -42,6 +42,7 @@ from ppl_backends.smc.moves import (
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import PlannedStage, Progress, SMCRun, Stage, Store
 from ppl_backends.smc.schedule import Schedule
+from ppl_backends.smc.support import start_inside
 from ppl_backends.smc.tuning import Tuning, acceptance_tuning, make_tuning
 from ppl_backends.targets.protocol import Array, Index, explain_point
 
@@ -118,8 +119,8 @@ def run_tempering(
             unbiased=unbiased,
         )
 
-    def begin(generator: np.random.Generator, pilot: bool) -> Progress:
-        began = _begin(path, kernel, n, generator, run_inner, keep_ladder and not pilot, pilot)
+    def begin(generator: np.random.Generator, pilot: bool, n_draws: int | None = None) -> Progress:
+        began = _begin(path, kernel, n, generator, run_inner, keep_ladder and not pilot, pilot, n_draws)
         moved = n if len_chain is None else -(-n // len_chain)
         return replace(began, tuning=make_tuning(tuning, kernel, moved, path.target.dim, generator))
 
@@ -131,7 +132,8 @@ def run_tempering(
         progress, stopped = _climb(progress, clock, store, report, (path, kernel, schedule, moves, len_chain))
         if stopped or not progress.pilot:
             return SMCRun(**vars(progress), interrupted=stopped == "interrupted")
-        progress = replace(begin(progress.rng, pilot=False), plan=progress.plan, seconds=clock.seconds)
+        again = begin(progress.rng, pilot=False, n_draws=progress.n_start_draws)
+        progress = replace(again, plan=progress.plan, seconds=clock.seconds)
 
 
 class _Clock:
@@ -184,25 +186,27 @@ def _begin(
     run_inner: Callable[..., SMCRun],
     keep_ladder: bool,
     pilot: bool,
+    n_draws: int | None,
 ) -> Progress:
-    """Particles at λ = 0."""
-    start = path.start(n, rng, run_inner)
-    state = path.evaluate(start.x, 0.0, False)
-    _check_start(path, state)
+    """Particles at λ = 0; ``n_draws`` of the start where a pilot decided their number."""
+    start, inside = start_inside(path, n, rng, run_inner, n_draws)
+    state, log_evidence = inside.state, start.log_normalizer + inside.log_share
+    _check_start(path, state, inside.n_draws)
     return Progress(
         state=state,
         rng=rng,
-        lineage=start.lineage,
-        path_sampling=PathSampling(n, start.log_normalizer),
+        lineage=inside.lineage,
+        path_sampling=PathSampling(n, log_evidence),
         scale=kernel.initial_scale(state.x.shape[1]),
-        log_evidence=start.log_normalizer,
+        log_evidence=log_evidence,
         log_normalizer=start.log_normalizer,
         normalizer_variance=start.lineage.variance,
         normalizer_df=start.lineage.df,
         start_stages=start.stages,
+        n_start_draws=inside.n_draws,
         plan=() if pilot else None,
         pilot=pilot,
-        ladder=(Rung.of(state, start.log_normalizer),) if keep_ladder else None,
+        ladder=(Rung.of(state, log_evidence),) if keep_ladder else None,
     )
 
 
@@ -233,7 +237,9 @@ def advance(
     lineage.reweight(weights, run.weights)
 
     enough = exponent == 1.0 and not run.stages
-    if enough and (planned.moves is None if planned else _weights_are_enough(log_weights)):
+    ess_of_lineages = 1.0 / float((lineage.by_founder(weights) ** 2).sum())
+    few = ess_of_lineages < schedule.fraction * n
+    if enough and (planned.moves is None if planned else _weights_are_enough(log_weights) and not few):
         ancestors = systematic_resampling(weights, n, run.rng)
         moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, run.tuning, None)
         weighted, path_sampling = (before.x, log_weights), PathSampling(n, log_evidence)
@@ -375,13 +381,13 @@ def _moments(x: Array, weights: Array) -> tuple[Array, Array]:
     return mean, np.sqrt(weights @ (x - mean) ** 2)
 
 
-def _check_start(path: TemperingPath, state: PathState) -> None:
+def _check_start(path: TemperingPath, state: PathState, n_draws: int) -> None:
     """Refuse a start with no point inside the support, saying what is in the way."""
     if np.any(state.increment > -np.inf):
         return
     said = explain_point(path.target, state.x[0])
     reason = f": {said}" if said else ""
     raise ModelError(
-        f"{path.target.label}: the log density is -inf or NaN at all {len(state.x)} starting points "
+        f"{path.target.label}: the log density is -inf or NaN at all {n_draws} starting points "
         f"drawn from the {path.description}{reason}; check the data against the model's support"
     )
