@@ -21,6 +21,7 @@ _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above wh
 _FORGOTTEN = 0.1
 _DIVERGENT = 0.005  # share of the last trajectories: 0.008 to 0.05 in funnels, at most 0.002 where the answer was right
 _FEW_LINEAGES = 20
+_FEW_DISTINCT = 0.05  # of the draws
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
 
@@ -65,15 +66,27 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bo
                 f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20), as in the neck of a "
                 "funnel, which particles then miss; write the model non-centred, or start from an approximation"
             )
-        fewest = min(run.stages[-1].n_lineages for run in runs)
-        if fewest < _FEW_LINEAGES:
-            reasons.append(f"only {fewest} initial particles have descendants; raise draws")
+    reasons += _few_particles(runs)
     if evidence.runs_disagree:
         reasons.append(
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
             "reports"
         )
     reasons += _disagreement_with_path_sampling(runs)
+    return reasons
+
+
+def _few_particles(runs: Sequence[SMCRun]) -> list[str]:
+    """Return what there is to say of particles with few ancestors, or that are copies of each other."""
+    reasons, n = [], len(runs[0].x)
+    fewest = min(runs, key=lambda run: run.stages[-1].n_lineages)
+    if fewest.stages[-1].n_lineages < _FEW_LINEAGES:
+        drawn = fewest.n_start_draws
+        of = f" of {drawn:,} draws of the start" if drawn > n else ""
+        reasons.append(f"only {fewest.stages[-1].n_lineages} initial particles{of} have descendants; raise draws")
+    distinct = min(run.stages[-1].n_distinct for run in runs)
+    if distinct < _FEW_DISTINCT * n:
+        reasons.append(f"only {distinct} of {n:,} draws of a chain are different points; raise draws or max_moves")
     return reasons
 
 

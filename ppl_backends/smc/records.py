@@ -38,6 +38,8 @@ class Stage:
         None where the run was a single importance step.
     seconds : float
         Since the run began.
+    n_distinct : int
+        Different particles after resampling and moves.
     """
 
     exponent: float
@@ -48,6 +50,7 @@ class Stage:
     n_lineages: int
     moves: MoveSummary | None
     seconds: float
+    n_distinct: int = 0
 
 
 class PlannedStage(NamedTuple):

@@ -89,6 +89,7 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
     "log_marginal_likelihood": lambda stage: stage.log_evidence,
     "ess": lambda stage: stage.ess,
     "n_lineages": lambda stage: stage.n_lineages,
+    "n_distinct": lambda stage: stage.n_distinct,
     "accept_rate": lambda stage: stage.moves.acceptance if stage.moves else np.nan,
     "n_moves": lambda stage: stage.moves.n_moves if stage.moves else 0,
     "scale": lambda stage: stage.moves.scale if stage.moves else np.nan,

@@ -237,9 +237,9 @@ def advance(
     lineage.reweight(weights, run.weights)
 
     enough = exponent == 1.0 and not run.stages
-    ess_of_lineages = 1.0 / float((lineage.by_founder(weights) ** 2).sum())
-    few = ess_of_lineages < schedule.fraction * n
-    if enough and (planned.moves is None if planned else _weights_are_enough(log_weights) and not few):
+    if enough and not planned:
+        enough = _weights_are_enough(log_weights, lineage.by_founder(weights), schedule.fraction)
+    if enough and (planned is None or planned.moves is None):
         ancestors = systematic_resampling(weights, n, run.rng)
         moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, run.tuning, None)
         weighted, path_sampling = (before.x, log_weights), PathSampling(n, log_evidence)
@@ -254,7 +254,8 @@ def advance(
 
     seconds = run.seconds + time.perf_counter() - clock
     ess, (mean, sd) = 1.0 / float((weights**2).sum()), _moments(before.x, weights)
-    stage = Stage(exponent, log_evidence, ess, mean, sd, lineage.n_lineages, moved.summary, seconds)
+    distinct = len(np.unique(moved.state.x[:, 0]))  # a move changes every coordinate
+    stage = Stage(exponent, log_evidence, ess, mean, sd, lineage.n_lineages, moved.summary, seconds, distinct)
     return replace(
         run,
         state=moved.state,
@@ -367,11 +368,15 @@ def _log(values: Array) -> Array:
         return np.log(values)
 
 
-def _weights_are_enough(log_weights: Array) -> bool:
-    """Whether one importance step needs no move after it: its weights have a light tail, or next to nothing in it.
+def _weights_are_enough(log_weights: Array, by_founder: Array, fraction: float) -> bool:
+    """Return whether one importance step needs no move after it.
 
-    The ESS alone does not tell: where weights are heavy-tailed it looks best in the very runs that missed the tail.
+    Its draws must not be copies of a few points: the ESS of all independent initial points, those of weight zero included,
+    keeps the share that every step is to keep. And its weights have a light tail, or next to nothing in it; the ESS alone
+    does not tell, since with heavy-tailed weights it looks best in the very runs that missed the tail.
     """
+    if 1.0 / float((by_founder**2).sum()) < fraction * len(by_founder):
+        return False
     return pareto_k(log_weights) <= _LIGHT_TAIL or tail_share(log_weights) <= _NEGLIGIBLE_TAIL
 
 

@@ -113,6 +113,51 @@ def test_broken_trajectories_are_caught():
     assert min(each_its_own(HmcWithoutLastHalfKick())) < LEVEL
 
 
+class Boxed(Normal):
+    """Standard normal variables inside a box alone."""
+
+    low, high = -0.5, 1.2
+    log_density = property(
+        lambda self: np.where(
+            ((self.x > self.low) & (self.x < self.high)).all(axis=1), Normal(self.x).log_density, -np.inf
+        )
+    )
+
+
+def p_values_in_a_box(kernel, n=40_000, steps=3):
+    """KS p-values per coordinate after a few trajectories from exact draws, and the share of points that moved."""
+    rng = np.random.default_rng(3)
+    exact = stats.truncnorm(Boxed.low, Boxed.high)
+    start = state = Boxed(exact.rvs((n, 2), random_state=rng))
+    for _ in range(steps):
+        state, _ = kernel.step(rng, state, Boxed, 0.9, METRIC)
+    return [stats.kstest(state.x[:, j], exact.cdf).pvalue for j in range(2)], (state.x != start.x).any(axis=1).mean()
+
+
+def test_trajectories_that_turn_round_at_the_edge_leave_target_invariant():
+    p, moved = p_values_in_a_box(Hmc())
+    assert min(p) > LEVEL
+    assert moved > 0.9
+
+
+class HmcThatStopsAtTheEdge(Hmc):
+    """Keeps its momentum where it cannot go on: two starts then lead to one end."""
+
+    def step(self, rng, state, evaluate, scale, metric):
+        start = momentum = balanced_normals(rng, state.x.shape)
+        proposal = state
+        for _ in range(4):
+            ahead = evaluate(proposal.x + metric.colour(0.5 * scale * momentum))
+            proposal = ahead.where(ahead.log_density == -np.inf, proposal)
+        kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
+        accepted = np.log(rng.random(len(start))) < proposal.log_density - state.log_density + kinetic
+        return state.where(accepted, proposal), KernelInfo(np.ones(len(start)), np.ones(len(start)), 4)
+
+
+def test_trajectories_that_stop_at_the_edge_are_caught():
+    assert min(p_values_in_a_box(HmcThatStopsAtTheEdge())[0]) < LEVEL
+
+
 @pytest.mark.parametrize("scheme", [leapfrog, two_stage])
 def test_kicks_read_the_same_from_either_end_and_add_up(scheme):
     for n_steps in (2, 4, 10):

@@ -150,7 +150,7 @@ def test_no_point_inside_the_support_is_an_error_that_says_so():
         lambda x: (-(x[:, 0] ** 2), -x),
         lambda n, rng: rng.normal(size=(n, 1)),
     )
-    with pytest.raises(ModelError, match="-inf or NaN at all 100 starting points"):
+    with pytest.raises(ModelError, match="-inf or NaN at all 600 starting points"):
         run_tempering(PriorPath(target), make_kernel("mala"), 100, np.random.default_rng(0))
 
 
