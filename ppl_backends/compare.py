@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.options import checked, instance, none
 from ppl_backends.results.inference_data import group, normalised_evidence_error
 from ppl_backends.targets.propriety import improper_note
 
@@ -36,6 +37,10 @@ class _Entry(NamedTuple):
     trusted: bool
 
 
+@checked(
+    results=instance(Mapping, "a dict from names to results: {'small': idata, 'large': approx}"),
+    prior_probabilities=none | instance(Mapping, "a dict from names to probabilities"),
+)
 def compare_evidence(
     results: Mapping[str, Any], *, prior_probabilities: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
@@ -94,8 +99,8 @@ def compare_evidence(
     >>> compare_evidence(fits)["probability"].round(3).to_dict()
     {'B': 0.75, 'A': 0.25}
     """
-    if not isinstance(results, Mapping) or not results:
-        raise ModelError("compare_evidence takes a dict from names to results: {'small': idata, 'large': approx}")
+    if not results:
+        raise ModelError("results is empty: expected a result for each model, by name")
     entries = {name: _entry(name, result) for name, result in results.items()}
     values = np.array([entry.value for entry in entries.values()])
     log_prior = np.log(_prior(list(entries), prior_probabilities))
@@ -116,7 +121,7 @@ def compare_evidence(
     troubles = _troubles(table)
     table.attrs["warnings"] = "; ".join(troubles)
     for trouble in troubles:
-        warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=2)
+        warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=3)
     return table
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ppl_backends.approximations.from_draws import from_draws
 from ppl_backends.errors import ModelError
+from ppl_backends.options import checked
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.convert import as_target
@@ -25,6 +26,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 __all__ = ["initvals_for_pymc", "nutpie_options", "nuts_for_pymc"]
 
 
+@checked()
 def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: SeedLike = None) -> list[dict[str, Array]]:
     """Starting values of every chain for ``pm.sample(initvals=...)``: draws of an approximation or of a posterior.
 
@@ -45,8 +47,6 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
     ModelError
         If there are fewer draws than chains, or the source is not of this model.
     """
-    if chains < 1:
-        raise ModelError(f"chains={chains}: expected an integer of at least 1")
     (rng,) = spawn_generators(random_seed, 1)
     free = [variable.name for variable in model.free_RVs]
     if _is_approximation(source):

@@ -8,12 +8,14 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.results.inference_data import group
+from ppl_backends.options import checked
+from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["from_draws"]
 
 
+@checked(idata=inference_data("posterior"))
 def from_draws(idata: Any, model: Any = None, *, data: Any = None, **target_options: Any) -> GaussianApproximation:
     """The Gaussian with the mean and covariance of the draws of a posterior, on the unconstrained space.
 
@@ -70,8 +72,6 @@ def _unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[s
         stored = group(idata, "unconstrained_posterior")
     except KeyError:
         stored = None
-    except TypeError:
-        raise ModelError(f"idata is of type {type(idata).__name__}: expected InferenceData") from None
     if stored is not None and "x" in stored:
         values = stored["x"].values
         names = tuple(str(name) for name in stored["unconstrained_parameter"].values)

@@ -17,6 +17,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_tri
 from scipy.special import ndtri
 
 from ppl_backends.errors import ModelError
+from ppl_backends.options import check_memory, checked
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points
 
@@ -209,6 +210,7 @@ class GaussianApproximation:
         mean = self.mean[free] + gain @ (np.atleast_1d(values) - self.mean[given])
         return GaussianApproximation(mean, cov[np.ix_(free, free)] - gain @ cov[np.ix_(given, free)], **about)
 
+    @checked()
     def to_inference_data(self, draws: int = 1000, chains: int = 1, random_seed: SeedLike = None) -> Any:
         """Independent draws in model space as InferenceData, marked as approximate.
 
@@ -237,8 +239,7 @@ def draws_in_model_space(approximation: Any, draws: int, chains: int, random_see
     """Independent draws of an approximation as InferenceData."""
     from ppl_backends.results import build_inference_data
 
-    if draws < 1 or chains < 1:
-        raise ModelError(f"draws={draws}, chains={chains}: both must be at least 1")
+    check_memory(draws, chains, approximation.dim)
     started = time.perf_counter()
     rng, generated = spawn_generators(random_seed, 2)
     target = approximation.target if approximation.target is not None else _unnamed_target(approximation.names)

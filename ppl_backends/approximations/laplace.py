@@ -24,10 +24,11 @@ from scipy.optimize import minimize
 from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError, PriorSamplingError
+from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point
+from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point, named_point
 
 __all__ = ["fit_laplace", "with_other_modes"]
 
@@ -72,6 +73,11 @@ class _Check(NamedTuple):
     figures: dict[str, float]
 
 
+@checked(
+    start=none | instance(Mapping, "a dict of values by name") | array("an array (dim,)"),
+    representation=choice("auto", "dense", "diagonal"),
+    max_iterations=integer(1),
+)
 def fit_laplace(
     model: Any = None,
     *,
@@ -137,10 +143,6 @@ def fit_laplace(
     from ppl_backends.targets.convert import as_target
 
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
-    if representation not in ("auto", "dense", "diagonal"):
-        raise ModelError(f"representation={representation!r}: expected 'auto', 'dense' or 'diagonal'")
-    if max_iterations < 1:
-        raise ModelError(f"max_iterations={max_iterations}: must be at least 1")
     dense = representation == "dense" or (representation == "auto" and target.dim <= LARGEST_DENSE_DIM)
     (rng,) = spawn_generators(random_seed, 1)
 
@@ -159,7 +161,7 @@ def fit_laplace(
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
     if best.trouble:
-        warnings.warn(f"Laplace approximation of {target.label}: {best.trouble}", ApproximationWarning, stacklevel=2)
+        warnings.warn(f"Laplace approximation of {target.label}: {best.trouble}", ApproximationWarning, stacklevel=3)
     return best.gaussian
 
 
@@ -223,7 +225,7 @@ def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
     """Batches of starts of finite density ``(n, dim)``: what was asked for or the origin, then dispersed points."""
     if isinstance(start, Mapping):
-        start = target.unconstrain({name: np.asarray(value)[None] for name, value in start.items()})
+        start = named_point(target, start, "start")
     first = np.zeros((1, target.dim)) if start is None else as_points(start, target.dim)
     for points in (lambda: first, lambda: target.initial_points(FALLBACK_STARTS, rng)):
         candidates = points()

@@ -14,14 +14,27 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.linear_scores import ALIASES, FAMILIES, MAX_PAIRS, GibbsVI, ScoreProblem, as_result, solve
-from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
+from ppl_backends.options import approximation, checked, choice, flag, increasing, integer, none, number
 from ppl_backends.random import SeedLike
 
-__all__ = ["fit_gibbs_vi", "fit_gibbs_vi_path"]
+__all__ = ["FAMILY", "fit_gibbs_vi", "fit_gibbs_vi_path"]
 
 N_TEMPERATURES = 12
+FAMILY = choice(*FAMILIES, *ALIASES)
 
 
+@checked(
+    posterior=POSTERIOR,
+    family=FAMILY,
+    ladder=none | increasing(above=0),
+    sample_pairs=none | flag,
+    batch_size=integer(1),
+    n_iterations=integer(1),
+    start=none | approximation(),
+    tolerance=number(above=0),
+    max_iterations=integer(1),
+)
 def fit_gibbs_vi(
     posterior: GibbsPosterior,
     *,
@@ -85,7 +98,7 @@ def fit_gibbs_vi(
     >>> q.converged, bool(q.optimality_gap < 1e-3), round(q.expected_risk, 2)
     (True, True, 0.14)
     """
-    family = _checked_family(family)
+    family = ALIASES.get(family, family)
     if posterior.paired and _samples_pairs(posterior, sample_pairs):
         from ppl_backends.gibbs.pair_sampling import fit_by_pairs
 
@@ -93,6 +106,13 @@ def fit_gibbs_vi(
     return _fit_along(posterior, family, ladder, start, tolerance, max_iterations)[-1]
 
 
+@checked(
+    posterior=POSTERIOR,
+    learning_rates=increasing(above=0),
+    family=FAMILY,
+    tolerance=number(above=0),
+    max_iterations=integer(1),
+)
 def fit_gibbs_vi_path(
     posterior: GibbsPosterior,
     learning_rates: Sequence[float],
@@ -112,7 +132,7 @@ def fit_gibbs_vi_path(
     if rates.ndim != 1 or not len(rates) or np.any(np.diff(rates) <= 0):
         raise ModelError(f"learning_rates={learning_rates!r}: expected increasing numbers")
     last = posterior.with_learning_rate(rates[-1])
-    return _fit_along(last, _checked_family(family), rates[:-1], None, tolerance, max_iterations)
+    return _fit_along(last, ALIASES.get(family, family), rates[:-1], None, tolerance, max_iterations)
 
 
 def default_ladder(learning_rate: float) -> np.ndarray:
@@ -152,13 +172,6 @@ def _start(problem: ScoreProblem, family: str, start: Any) -> Any:
         "isotropic": lambda: np.mean(np.diag(cov)) ** 0.5,
     }[family]()
     return q._replace(mean=np.asarray(start.mean, dtype=np.float64), factor=factor)
-
-
-def _checked_family(family: str) -> str:
-    family = ALIASES.get(family, family)
-    if family not in FAMILIES:
-        raise ModelError(f"family={family!r}: expected 'full', 'diagonal' or 'isotropic' (F3, F2, F1)")
-    return family
 
 
 def _samples_pairs(posterior: GibbsPosterior, asked: bool | None) -> bool:

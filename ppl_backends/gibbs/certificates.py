@@ -27,7 +27,10 @@ from scipy.stats import t as student
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.linear_scores import Gaussian, GibbsVI, expected_risk, gaussian_kl
 from ppl_backends.gibbs.losses import Hinge
-from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
+from ppl_backends.options import approximation as approximation_option
+from ppl_backends.options import checked, flag, integer, none, number
+from ppl_backends.results.inference_data import inference_data
 from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["Certificate", "certify"]
@@ -88,6 +91,14 @@ class Certificate(NamedTuple):
         return "\n".join(lines)
 
 
+@checked(
+    posterior=POSTERIOR,
+    approximation=approximation_option() | inference_data("posterior"),
+    epsilon=number(above=0, below=1),
+    sharp=flag,
+    candidates=none | integer(1),
+    feature_bound=none | number(above=0),
+)
 def certify(
     posterior: GibbsPosterior,
     approximation: Any,
@@ -138,8 +149,6 @@ def certify(
     >>> round(certificate.expected_risk, 2), round(certificate.bound, 2)
     (0.06, 0.22)
     """
-    if not 0 < epsilon < 1:
-        raise ModelError(f"epsilon={epsilon}: expected a probability strictly between 0 and 1")
     count = _candidates(posterior, candidates)
     deviation, assumptions = _deviation(posterior, sharp, feature_bound)
     if _is_inference_data(approximation):

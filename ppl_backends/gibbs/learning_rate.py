@@ -23,11 +23,12 @@ from scipy.optimize import minimize_scalar
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning
-from ppl_backends.gibbs.annealing import fit_gibbs_vi, fit_gibbs_vi_path
+from ppl_backends.gibbs.annealing import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
 from ppl_backends.gibbs.auc import auc_risk
 from ppl_backends.gibbs.certificates import certify
 from ppl_backends.gibbs.linear_scores import expected_risk
-from ppl_backends.gibbs.posterior import GibbsPosterior, Tuning
+from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, Tuning
+from ppl_backends.options import array, checked, choice, increasing, integer, none
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, Index
 
@@ -88,6 +89,14 @@ def default_grid(n: int) -> Array:
     return np.exp2(np.arange(-4.0, 4.0)) * float(n)
 
 
+@checked(
+    posterior=POSTERIOR,
+    grid=none | increasing(above=0),
+    method=choice(*METHODS),
+    fit=choice(*FITS),
+    folds=integer(2),
+    family=FAMILY,
+)
 def choose_learning_rate(
     posterior: GibbsPosterior,
     grid: Sequence[float] | None = None,
@@ -147,10 +156,6 @@ def choose_learning_rate(
     (Tuning(what='learning rate', how='cross-validation', candidates=2),)
     """
     rates = default_grid(posterior.n) if grid is None else np.asarray(grid, dtype=np.float64)
-    if rates.ndim != 1 or not len(rates) or np.any(rates <= 0) or np.any(np.diff(rates) <= 0):
-        raise ModelError(f"grid={grid!r}: expected increasing positive learning rates")
-    if method not in METHODS or fit not in FITS:
-        raise ModelError(f"method={method!r}, fit={fit!r}: expected one of {METHODS} and one of {FITS}")
     if certificate and method != "bound":
         raise ModelError(f"{next(iter(certificate))!r} is an option of method='bound' only")
     if fit == "smc" and method != "cross-validation":
@@ -178,7 +183,7 @@ def choose_learning_rate(
             f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}; "
             "more folds or fit='vi' are safer",
             SamplerWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     chosen = posterior.with_learning_rate(rates[best])._tuned(
         *posterior.tuning, Tuning("learning rate", method, len(rates))
@@ -186,6 +191,7 @@ def choose_learning_rate(
     return LearningRateChoice(chosen, float(rates[best]), rates, criterion, error, pareto_k, method)
 
 
+@checked(posterior=POSTERIOR, scales=none | array(), fit=choice("ep", "vi"), family=FAMILY)
 def choose_prior_scale(
     posterior: GibbsPosterior, scales: Sequence[float] | None = None, *, fit: str = "ep", family: str = "full"
 ) -> PriorScaleChoice:
@@ -208,8 +214,8 @@ def choose_prior_scale(
     PriorScaleChoice
     """
     prior = posterior.gaussian_prior
-    if prior is None or fit not in ("ep", "vi"):
-        raise ModelError(f"the scale is of a Gaussian prior, by fit='ep' or 'vi' (fit={fit!r})")
+    if prior is None:
+        raise ModelError("the scale is of a Gaussian prior; this posterior has another")
     mean, cov = prior.gaussian.mean, prior.covariance
     tried: list[tuple[float, float]] = []
 

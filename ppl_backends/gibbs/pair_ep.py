@@ -15,7 +15,8 @@ import numpy as np
 from ppl_backends.approximations.ep import FileShard, fit_ep_sharded
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import Loss, PairLoss
-from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
+from ppl_backends.options import checked
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import Index
 
@@ -93,6 +94,7 @@ class _PairRows:
         return design, offset, self.inner.sites(np.ones(len(offset)), self.weight)
 
 
+@checked(posterior=POSTERIOR)
 def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, **options: Any) -> Any:
     """EP of a Gibbs posterior of a pair loss; a sweep is a map over pieces of the n₊n₋ pairs.
 

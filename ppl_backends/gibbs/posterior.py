@@ -18,10 +18,11 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import FunctionLoss, Loss, PairLoss, resolve_loss
 from ppl_backends.gibbs.priors import GaussianPriorTarget, coefficient_columns, resolve_prior
 from ppl_backends.gibbs.risks import FunctionRisk, LinearRisk, LossObservations
+from ppl_backends.options import instance, number
 from ppl_backends.targets.factors import Factors, SiteFamily
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
 
-__all__ = ["GibbsPosterior", "Tuning"]
+__all__ = ["POSTERIOR", "GibbsPosterior", "Tuning"]
 
 MAX_PAIR_BYTES = 2**29
 """Budget of the design of pairs, n₊n₋ rows, that EP works on."""
@@ -388,10 +389,7 @@ class GibbsPosterior(BaseTarget):
 
 
 def _checked_rate(learning_rate: Any) -> float:
-    rate = float(learning_rate)
-    if not (np.isfinite(rate) and rate > 0):
-        raise ModelError(f"learning_rate={learning_rate!r}: expected a positive number, λ of exp(−λ · mean loss)")
-    return rate
+    return number(above=0).check("learning_rate", learning_rate)
 
 
 def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array, Array]:
@@ -416,3 +414,6 @@ def _is_expression(loss: Any) -> bool:
 def _refuse_data(X: Any, y: Any) -> None:
     if X is not None or y is not None:
         raise ModelError("X and y belong to losses of linear scores; a function or an expression holds its own data")
+
+
+POSTERIOR = instance(GibbsPosterior, "a GibbsPosterior")

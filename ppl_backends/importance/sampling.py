@@ -29,6 +29,8 @@ from ppl_backends.importance.weights import (
     systematic_resampling,
     tail_share,
 )
+from ppl_backends.options import approximation as approximation_option
+from ppl_backends.options import check_memory, checked, choice, flag
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results import build_inference_data
@@ -72,6 +74,11 @@ class _Chain(NamedTuple):
     log_evidence: float
 
 
+@checked(
+    approximation=approximation_option("auto", "laplace", "ep", "vi"),
+    proposal=choice("auto", "gaussian", "t", "defensive"),
+    qmc=flag,
+)
 def sample_importance(
     model: Any = None,
     *,
@@ -160,8 +167,8 @@ def sample_importance(
     >>> bool(np.isclose(idata.posterior.attrs["log_evidence"], np.log(2 * np.pi)))
     True
     """
-    _check_options(draws, chains)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
+    check_memory(draws, chains, target.dim)
     started = time.perf_counter()
     *generators, fit_rng, result_rng = spawn_generators(random_seed, chains + 2)
     approximation = resolve_approximation(target, approximation, random_seed=fit_rng)
@@ -172,7 +179,7 @@ def sample_importance(
     results: list[_Chain] = []
     with ChainProgress("Importance sampling", chains, ("EF", "log evidence"), enabled=progressbar) as progress:
         for generator in generators:
-            chain = _run_chain(target, source, int(draws), qmc, generator)
+            chain = _run_chain(target, source, draws, qmc, generator)
             figures: dict[str, Any] = {"EF": chain.efficiency, "log evidence": f"{chain.log_evidence:.3f}"}
             progress.update(len(results), 1.0, **figures)
             results.append(chain)
@@ -185,7 +192,7 @@ def sample_importance(
     trouble = _distrust(efficiency, k, tail)
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
-        warnings.warn(text, SamplerWarning, stacklevel=2)
+        warnings.warn(text, SamplerWarning, stacklevel=3)
     return build_inference_data(
         target,
         np.stack([chain.x[chain.ancestor] for chain in results]),
@@ -209,12 +216,6 @@ def sample_importance(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
-
-
-def _check_options(draws: Any, chains: Any) -> None:
-    for name, value in (("draws", draws), ("chains", chains)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{name}={value!r}: expected an integer of at least 1")
 
 
 def _choose_proposal(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> str:

@@ -93,7 +93,7 @@ class AuxiliaryVariableMethod:
     def __init__(self, target: BaseTarget, *, n_draws: int = 1, power: float = 1.0, covariance: Any = None) -> None:
         self._model = DoublyIntractable(target)
         self.dim = self._model.dim
-        self.n_draws, self.power = _count(n_draws, "n_draws"), _power(power)
+        self.n_draws, self.power = n_draws, power
         self._covariance = as_covariance(covariance, self.dim)
         self._n_reference = max(20 * self.n_draws, FEWEST_REFERENCE_DRAWS)
         self._check_every = -(-10 * self._n_reference // self.n_draws)  # a tenth of the draws
@@ -272,7 +272,7 @@ class MalaExchange(AuxiliaryVariableMethod):
     def __init__(self, target: BaseTarget, *, n_gradient_draws: int | None = 10, **options: Any) -> None:
         super().__init__(target, **options)
         self.name = "MALA exchange" if n_gradient_draws is not None else "noisy MALA exchange"
-        self.n_gradient_draws = None if n_gradient_draws is None else _count(n_gradient_draws, "n_gradient_draws")
+        self.n_gradient_draws = n_gradient_draws
         if self.n_gradient_draws is None and not self._checked:
             self._checked = True  # one draw that serves both ends is not exact either
             self.stats = {**self.stats, "acceptance_error": float}
@@ -310,15 +310,3 @@ def _cut(gradient: Array, scale: float) -> Array:
     """A whitened gradient, shortened so that its drift (h²/2)|g| is at most the length h√d of the noise."""
     longest = 2.0 * len(gradient) ** 0.5 / scale
     return gradient * min(1.0, longest / max(float(np.linalg.norm(gradient)), 1e-300))
-
-
-def _count(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ModelError(f"{name}={value!r}: expected an integer of at least 1")
-    return int(value)
-
-
-def _power(power: Any) -> float:
-    if isinstance(power, bool) or not isinstance(power, (int, float, np.number)) or not 0 < float(power) < np.inf:
-        raise ModelError(f"power={power!r}: expected a positive number")
-    return float(power)

@@ -64,8 +64,6 @@ class LikelihoodEstimator:
                 f"{full.label} has no log_likelihood_estimate: give an unbiased estimator of the likelihood, "
                 "PseudoMarginal(log_likelihood_estimate=...)"
             )
-        if n_normals is not None and (isinstance(n_normals, bool) or int(n_normals) < 1):
-            raise ModelError(f"n_normals={n_normals!r}: expected an integer of at least 1")
         self._function, self._own, self.n_normals = function, own, n_normals
         self._visible = None if self._block is None else _following(self._block)
 
@@ -180,13 +178,9 @@ class PseudoMarginal:
     ) -> None:
         self._target, self.dim = target, target.dim
         self._estimate = LikelihoodEstimator(target, log_likelihood_estimate, n_normals)
-        self._auto = isinstance(n_estimates, str) and n_estimates == "auto"
-        if not self._auto and (isinstance(n_estimates, (bool, str)) or not int(n_estimates) >= 1):
-            raise ModelError(f"n_estimates={n_estimates!r}: expected 'auto' or an integer of at least 1")
-        if not 0 <= correlation < 1:
-            raise ModelError(f"correlation={correlation!r}: expected a number in [0, 1)")
-        self._n_first = 1 if self._auto else int(n_estimates)
-        self._correlation = float(correlation)
+        self._auto = n_estimates == "auto"
+        self._n_first = 1 if self._auto else n_estimates
+        self._correlation = correlation
         self._covariance = as_covariance(covariance, self.dim)
         self._warned = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,12 +15,13 @@ import numpy as np
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.mcmc.algorithm import Algorithm
 from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import Array, BaseTarget, as_points
+from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
 
 __all__ = ["sample_mcmc"]
 
@@ -46,6 +47,7 @@ class _Job(NamedTuple):
     stop: Any
 
 
+@checked(tune=integer(0))
 def sample_mcmc(
     model: Any = None,
     *,
@@ -113,19 +115,21 @@ def sample_mcmc(
     >>> bool(abs(float(idata.posterior["x"].mean()) - 3) < 0.2)
     True
     """
-    _check_options(draws, tune, chains)
     clock = time.perf_counter()
-    target, algorithm = _bind(model, data, step, power, power_potentials, target_options)
+    target, bind = _resolve(model, data, step, power, power_potentials, target_options)
+    check_memory(draws, chains, target.dim)
+    given = _given_starts(target, initvals, chains)
+    algorithm = bind(target)
     *generators, start_rng, result_rng = spawn_generators(random_seed, chains + 2)
-    starts = _starts(target, algorithm, initvals, chains, start_rng)
+    starts = _drawn_starts(target, algorithm, chains, start_rng) if given is None else given
     runs = _run_chains(algorithm, starts, draws, tune, generators, cores, executor, progressbar)
     return _inference_data(target, algorithm, runs, draws, result_rng, clock, log_likelihood)
 
 
-def _bind(
+def _resolve(
     model: Any, data: Any, step: Any, power: float, power_potentials: bool, options: Mapping[str, Any]
-) -> tuple[BaseTarget, Algorithm]:
-    """The target, and the algorithm on it."""
+) -> tuple[BaseTarget, Callable[[BaseTarget], Algorithm]]:
+    """Return the target, and what makes the algorithm on it."""
     from ppl_backends.steps import HMC, Step
 
     if hasattr(step, "algorithm") and hasattr(step, "target"):  # built inside of a model context
@@ -133,14 +137,14 @@ def _bind(
             raise ModelError("the step moves some variables only: use it in pm.sample(step=[...]) beside others")
         if power != 1:
             raise ModelError("power= needs a step made outside of a model context: this one holds its target already")
-        return step.target, step.algorithm
+        return step.target, lambda target: step.algorithm
     if isinstance(step, type) and issubclass(step, Step):
         raise ModelError(f"step={step.__name__} is a class: write step={step.__name__}()")
     if step is not None and not isinstance(step, Step):
         raise ModelError(f"step is of type {type(step).__name__}: expected one of ppl_backends.steps")
     specification = _without_model(HMC) if step is None else step
     target = with_power(as_target(model, data, **options), power, power_potentials)
-    return target, specification.bind(target)
+    return target, specification.bind
 
 
 def _without_model(kind: Any) -> Any:
@@ -150,23 +154,29 @@ def _without_model(kind: Any) -> Any:
     return specification
 
 
-def _starts(target: BaseTarget, algorithm: Algorithm, initvals: Any, chains: int, rng: np.random.Generator) -> Array:
-    """Starting points ``(chains, dim)``."""
+def _given_starts(target: BaseTarget, initvals: Any, chains: int) -> Array | None:
+    """Return the starting points ``(chains, dim)`` that the user gave, None where there are none."""
     if initvals is None:
-        drawn = [algorithm.initial_point(rng) for _ in range(chains)]
-        if any(x is None for x in drawn):
-            return target.initial_points(chains, rng)
-        return np.array(drawn)
+        return None
     if isinstance(initvals, Mapping):
         initvals = [initvals] * chains
-    if isinstance(initvals, Sequence) and initvals and isinstance(initvals[0], Mapping):
-        x = np.concatenate([target.unconstrain({k: np.asarray(v)[None] for k, v in one.items()}) for one in initvals])
+    if isinstance(initvals, Sequence) and initvals and all(isinstance(one, Mapping) for one in initvals):
+        x = np.concatenate([named_point(target, one, "initvals") for one in initvals])
     else:
-        x = as_points(initvals, target.dim)
+        x = array("a dict of values by name, one for each chain, or an array").check("initvals", initvals)
+        x = as_points(x, target.dim)
         x = np.tile(x, (chains, 1)) if len(x) == 1 else x
     if len(x) != chains:
         raise ModelError(f"initvals gives {len(x)} points for {chains} chains")
     return x
+
+
+def _drawn_starts(target: BaseTarget, algorithm: Algorithm, chains: int, rng: np.random.Generator) -> Array:
+    """Draw starting points ``(chains, dim)``."""
+    drawn = [algorithm.initial_point(rng) for _ in range(chains)]
+    if any(x is None for x in drawn):
+        return target.initial_points(chains, rng)
+    return np.array(drawn)
 
 
 def _run(job: _Job) -> Run:
@@ -245,7 +255,7 @@ def _inference_data(
     length = min(len(run.x) for run in begun)
     if length < draws or len(begun) < len(runs):
         message = f"interrupted: {length} of {draws} draws of {len(begun)} of {len(runs)} chains are returned"
-        warnings.warn(message, SamplerWarning, stacklevel=3)
+        warnings.warn(message, SamplerWarning, stacklevel=4)
     on = ("chain", "draw")
     stats: dict[str, Any] = {
         name: (on, np.array([run.stats[name][:length] for run in begun]).astype(kind if kind is not bool else int))
@@ -263,9 +273,3 @@ def _inference_data(
         sample_stats=stats,
         log_likelihood=log_likelihood,
     )
-
-
-def _check_options(draws: int, tune: int, chains: int) -> None:
-    for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("chains", chains, 1)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ModelError(f"{name}={value!r}: expected an integer of at least {least}")

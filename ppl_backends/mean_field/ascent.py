@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.special import gammaln
 
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning
 from ppl_backends.progress import ChainProgress
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Ascent", "Sweeper", "ascend", "best_of", "check_positive", "log_beta", "warn_unconverged"]
+__all__ = ["Ascent", "Sweeper", "ascend", "best_of", "log_beta", "warn_unconverged"]
 
 
 class Sweeper(Protocol):
@@ -87,7 +87,7 @@ def best_of(
     return best, np.array(bounds)
 
 
-def warn_unconverged(what: str, run: Ascent, stacklevel: int = 3) -> None:
+def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
     """Say by how much the bound still rose when sweeps ran out."""
     if not run.converged:
         rise = float(run.trace[-1] - run.trace[-2]) if len(run.trace) > 1 else float("nan")
@@ -97,13 +97,6 @@ def warn_unconverged(what: str, run: Ascent, stacklevel: int = 3) -> None:
             ApproximationWarning,
             stacklevel=stacklevel,
         )
-
-
-def check_positive(**numbers: Any) -> None:
-    """Refuse numbers that are not finite and positive, by name."""
-    for name, value in numbers.items():
-        if not (np.isfinite(value) and value > 0):
-            raise ModelError(f"{name}={value!r}: expected a positive number")
 
 
 def log_beta(concentrations: Array | Sequence[float]) -> Array:

@@ -26,7 +26,8 @@ from scipy.sparse.linalg import svds
 from scipy.special import digamma, gammaln, ndtri
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mean_field.ascent import best_of, check_positive, warn_unconverged
+from ppl_backends.mean_field.ascent import best_of, warn_unconverged
+from ppl_backends.options import checked, integer, none, number
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
 
@@ -103,6 +104,15 @@ class MatrixFactors:
         )
 
 
+@checked(
+    max_rank=integer(1),
+    scale_shape=number(above=0),
+    scale_rate=none | number(above=0),
+    noise_sd=none | number(above=0),
+    restarts=integer(1),
+    tolerance=number(above=0),
+    max_sweeps=integer(1),
+)
 def fit_matrix_completion(
     rows: Any,
     columns: Any,
@@ -168,19 +178,16 @@ def fit_matrix_completion(
     (2, True)
     """
     data = _read(rows, columns, values, shape)
-    if not 1 <= max_rank <= min(data.entries.shape):
-        raise ModelError(f"max_rank={max_rank}: expected between 1 and the shorter side, {min(data.entries.shape)}")
+    if max_rank > min(data.entries.shape):
+        raise ModelError(f"max_rank={max_rank}: expected at most the shorter side, {min(data.entries.shape)}")
     largest = max(data.entries.shape)
     rate = data.variance / (2 * largest * np.log(2 * max_rank * largest)) if scale_rate is None else scale_rate
-    check_positive(scale_shape=scale_shape, scale_rate=rate, restarts=restarts, max_sweeps=max_sweeps)
-    if noise_sd is not None:
-        check_positive(noise_sd=noise_sd)
     prior = _Prior(float(scale_shape), float(rate), noise_sd)
     rngs = spawn_generators(random_seed, restarts)
 
     def starts() -> Iterator[_State]:
-        for number, rng in enumerate(rngs):
-            yield _State(data, prior, max_rank, rng, spectral=number == 0)
+        for start, rng in enumerate(rngs):
+            yield _State(data, prior, max_rank, rng, spectral=start == 0)
 
     run, bounds = best_of("Matrix completion", starts(), restarts, tolerance, max_sweeps, progressbar)
     warn_unconverged("matrix completion", run)

@@ -20,7 +20,8 @@ import numpy as np
 from scipy.special import digamma, logsumexp, multigammaln, xlogy
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mean_field.ascent import Ascent, best_of, check_positive, log_beta, warn_unconverged
+from ppl_backends.mean_field.ascent import Ascent, best_of, log_beta, warn_unconverged
+from ppl_backends.options import Option, checked, integer, number
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
 
@@ -233,6 +234,17 @@ class CategoricalMixture(_Mixture):
         return [counts / counts.sum(axis=1, keepdims=True) for counts in self._counts]
 
 
+COMPONENTS = integer(1) | Option("several", lambda numbers: [integer(1).read(k) for k in numbers])
+
+
+@checked(
+    components=COMPONENTS,
+    weight_prior=number(above=0),
+    mean_precision=number(above=0),
+    restarts=integer(1),
+    tolerance=number(above=0),
+    max_sweeps=integer(1),
+)
 def fit_gaussian_mixture(
     x: Any,
     components: int | Iterable[int] = range(1, 9),
@@ -287,7 +299,6 @@ def fit_gaussian_mixture(
     x = np.asarray(x, dtype=np.float64)
     if x.ndim != 2 or len(x) < 2 or not np.isfinite(x).all() or (x.var(axis=0) == 0).any():
         raise ModelError(f"x has shape {x.shape}; expected finite numbers (n, d) with no constant column")
-    check_positive(weight_prior=weight_prior, mean_precision=mean_precision, restarts=restarts)
 
     def make(k: int) -> GaussianMixture:
         return GaussianMixture(x, k, weight_prior, mean_precision)
@@ -297,6 +308,14 @@ def fit_gaussian_mixture(
     )
 
 
+@checked(
+    components=COMPONENTS,
+    weight_prior=number(above=0),
+    level_prior=number(above=0),
+    restarts=integer(1),
+    tolerance=number(above=0),
+    max_sweeps=integer(1),
+)
 def fit_categorical_mixture(
     x: Any,
     components: int | Iterable[int] = range(1, 9),
@@ -341,7 +360,6 @@ def fit_categorical_mixture(
         raise ModelError(
             f"x has shape {x.shape} and type {x.dtype}; expected levels 0, 1, … as integers (n, variables)"
         )
-    check_positive(weight_prior=weight_prior, level_prior=level_prior, restarts=restarts)
     levels = x.max(axis=0) + 1
 
     def make(k: int) -> CategoricalMixture:
@@ -364,8 +382,8 @@ def _select(
     progressbar: bool,
 ) -> Any:
     """The best fit over numbers of components and starts."""
-    numbers = [components] if isinstance(components, (int, np.integer)) else sorted(set(components))
-    if not numbers or any(not 1 <= k <= n for k in numbers):
+    numbers = [components] if isinstance(components, int) else sorted(set(components))
+    if not numbers or numbers[-1] > n:
         raise ModelError(f"components={components!r}: expected numbers between 1 and that of the observations, {n}")
     found: dict[int, tuple[Ascent, Array]] = {}
     for k, seed in zip(numbers, spawn_generators(random_seed, len(numbers)), strict=True):
@@ -385,7 +403,7 @@ def _select(
     best = max(found, key=lambda k: found[k][0].trace[-1])
     run = found[best][0]
     run.state.selection = {int(k): float(fit.trace[-1]) for k, (fit, _) in found.items()}
-    warn_unconverged(description.lower(), run, stacklevel=4)
+    warn_unconverged(description.lower(), run, stacklevel=5)
     return run.state
 
 

@@ -10,7 +10,8 @@ import xarray as xr
 from scipy.stats import t as student_t
 
 from ppl_backends.errors import ModelError
-from ppl_backends.results.inference_data import group
+from ppl_backends.options import checked, choice, instance, none
+from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["plot_ladder", "plot_smc_run"]
@@ -20,6 +21,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_PANELS = 6  # parameters that plot_ladder draws by default
 
 
+@checked(idata=inference_data("posterior", "sample_stats"))
 def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     """Draw a run of tempering SMC: temperature, ESS, acceptance, the tuned kernel, and the evidence, for every chain.
 
@@ -111,6 +113,11 @@ def _evidences(axis: Any, idata: Any) -> None:
     axis.ticklabel_format(axis="y", useOffset=False)
 
 
+@checked(
+    idata=inference_data("posterior", "sample_stats"),
+    parameters=none | instance(Sequence, "a sequence of names"),
+    exponent=choice("log", "linear"),
+)
 def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, exponent: str = "log", axes: Any = None) -> Any:
     """Draw the particles along the ladder: how each parameter narrows from the start of the path to the posterior.
 
@@ -203,10 +210,7 @@ def _stages(idata: Any) -> xr.Dataset:
     ModelError
         If this is no result of tempering SMC.
     """
-    try:
-        stats = group(idata, "sample_stats")
-    except KeyError:
-        stats = xr.Dataset()
+    stats = group(idata, "sample_stats")
     if "beta" not in stats or "stage" not in stats["beta"].dims:
         raise ModelError(
             "expected a result of ppl_backends.sample_smc: its sample_stats hold the figures of every stage"

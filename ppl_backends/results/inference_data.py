@@ -7,6 +7,7 @@ hold numeric arrays with named dimensions only, so that every result can be writ
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +15,17 @@ import numpy as np
 import xarray as xr
 
 import ppl_backends
+from ppl_backends.options import Option
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["ARVIZ_MAJOR", "as_inference_data", "build_inference_data", "group", "normalised_evidence_error"]
+__all__ = [
+    "ARVIZ_MAJOR",
+    "as_inference_data",
+    "build_inference_data",
+    "group",
+    "inference_data",
+    "normalised_evidence_error",
+]
 
 ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
@@ -43,6 +52,23 @@ def group(idata: Any, name: str) -> xr.Dataset:
     """
     found = idata[name]
     return found.to_dataset() if isinstance(found, xr.DataTree) else found
+
+
+def inference_data(*groups: str) -> Option:
+    """Return the option that is InferenceData of either kind with the groups named."""
+
+    def read(value: Any) -> Any:
+        kind = getattr(sys.modules.get("arviz"), "InferenceData", xr.DataTree)
+        if not isinstance(value, xr.DataTree | kind):
+            raise TypeError
+        for name in groups:
+            try:
+                group(value, name)
+            except KeyError:
+                raise ValueError from None
+        return value
+
+    return Option(f"InferenceData with {' and '.join(groups)}", read)
 
 
 def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence") -> float:

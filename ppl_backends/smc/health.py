@@ -218,4 +218,4 @@ def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = 
     if reasons:
         said.append((replaced or "do not trust this evidence yet") + ": " + "; ".join(reasons))
     if said:
-        warnings.warn(f"tempering SMC: {'; '.join(said)}", SamplerWarning, stacklevel=3)
+        warnings.warn(f"tempering SMC: {'; '.join(said)}", SamplerWarning, stacklevel=4)

@@ -17,7 +17,8 @@ from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.importance.weights import effective_sample_size, normalised_weights, smoothed_weights
-from ppl_backends.results.inference_data import group
+from ppl_backends.options import checked, none, number
+from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array
 
@@ -115,6 +116,7 @@ class Reweighted(NamedTuple):
         return np.tensordot(np.exp(self.log_weight), self.x if values is None else values, axes=1)
 
 
+@checked(idata=inference_data("posterior"), power=none | number(at_least=0))
 def reweight(idata: Any, *, power: float | None = None, model: Any = None, data: Any = None) -> Reweighted:
     """The posterior under another power of the likelihood, or under another model of the same parameters.
 
@@ -189,7 +191,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
         message = (
             f"reweight: Pareto k is {pareto_k:.2f} (above 0.7 the weights cannot be relied on); run the model itself"
         )
-        warnings.warn(message, SamplerWarning, stacklevel=2)
+        warnings.warn(message, SamplerWarning, stacklevel=3)
     return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(exponents))
 
 
@@ -204,6 +206,7 @@ def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array
     return given + (power - rung["beta"]) * rung["increment"]
 
 
+@checked(idata=inference_data("posterior"))
 def thermodynamic_integration(idata: Any) -> xr.Dataset:
     r"""The mean increment along the path, and the log evidence as its integral.
 

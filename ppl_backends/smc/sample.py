@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
-from ppl_backends.mcmc.kernels import Kernel, make_kernel
+from ppl_backends.mcmc.kernels import KERNELS, Kernel, make_kernel
+from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import run_chains
@@ -35,6 +36,20 @@ _DEFAULT_TUNING = "acceptance"
 _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 
 
+@checked(
+    draws=integer(2),
+    initial=approximation("prior", "auto", "laplace", "ep", "vi"),
+    path=choice("tempering", "data"),
+    kernel=choice("auto", *KERNELS),
+    tuning=choice("auto", "acceptance", "ft", "pr"),
+    schedule=choice("ess", "cess") | increasing(above=0, at_most=1),
+    ess_threshold=number(above=0, below=1),
+    min_moves=integer(1),
+    max_moves=integer(1),
+    len_chain=choice("auto", None) | integer(2),
+    unbiased=flag,
+    keep_ladder=flag,
+)
 def sample_smc(
     model: Any = None,
     *,
@@ -159,8 +174,9 @@ def sample_smc(
     >>> bool(abs(idata.posterior.attrs["log_evidence"] - exact) < 0.2)
     True
     """
-    _check_options(draws, chains, ess_threshold, min_moves, max_moves, len_chain)
+    _check_moves(draws, min_moves, max_moves, len_chain)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
+    check_memory(draws, chains, target.dim)
     others = [schedule != "ess", tuning != "auto", len_chain not in (None, "auto"), unbiased, checkpoint, keep_ladder]
     if _over_data(path, initial, others):
         from ppl_backends.smc.sequential import sample_data_path
@@ -247,8 +263,6 @@ def _bridge(path: TemperingPath, runs: Sequence[SMCRun], rng: np.random.Generato
 
 def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:
     """Whether the path runs over the data, with which some options do not go."""
-    if path not in ("tempering", "data"):
-        raise ModelError(f"path={path!r}: expected 'tempering' or 'data'")
     if path == "data" and not (isinstance(initial, str) and initial == "prior"):
         raise ModelError("path='data' starts from the prior: leave initial= out")
     if path == "data" and any(others):
@@ -274,7 +288,7 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
         try:
             return prior_path(target, rng)
         except PriorSamplingError as error:
-            warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=3)
+            warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
             initial = "laplace"
     from ppl_backends.approximations.laplace import with_other_modes
     from ppl_backends.approximations.resolve import resolve_approximation
@@ -312,18 +326,10 @@ def choose_kernel(name: str, target: BaseTarget) -> Kernel:
     return chosen
 
 
-def _check_options(
-    draws: int, chains: int, ess_threshold: float, min_moves: int, max_moves: int, len_chain: int | str | None
-) -> None:
-    if not isinstance(draws, (int, np.integer)) or draws < 2:
-        raise ModelError(f"draws={draws!r}: expected an integer of at least 2 (particles per chain)")
-    if not isinstance(chains, (int, np.integer)) or chains < 1:
-        raise ModelError(f"chains={chains!r}: expected an integer of at least 1")
-    if not 0 < ess_threshold < 1:
-        raise ModelError(f"ess_threshold={ess_threshold!r}: expected a share strictly between 0 and 1")
-    if not 1 <= min_moves <= max_moves:
-        raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected 1 <= min_moves <= max_moves")
-    if len_chain not in (None, "auto") and not (isinstance(len_chain, int) and 2 <= len_chain <= draws // 2):
+def _check_moves(draws: int, min_moves: int, max_moves: int, len_chain: int | str | None) -> None:
+    if min_moves > max_moves:
+        raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected min_moves <= max_moves")
+    if isinstance(len_chain, int) and len_chain > draws // 2:
         raise ModelError(f"len_chain={len_chain!r}: expected 'auto', None or an integer from 2 to draws / 2")
 
 

@@ -18,11 +18,12 @@ import numpy as np
 import xarray as xr
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.mcmc.kernels import KERNELS, Kernel
+from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import as_inference_data, group
+from ppl_backends.results.inference_data import as_inference_data, group, inference_data
 from ppl_backends.smc.data_path import BlockPath, DataPath, DataRun, begin, beginning, run_data_path
 from ppl_backends.smc.evidence import LineageVariance, PathSampling, combine_evidence
 from ppl_backends.smc.health import Verdict, distrust, split_finished, warn_if_distrusted
@@ -83,6 +84,14 @@ def sample_data_path(
     return _result(data, kernel, runs, before, result_rng, clock, log_likelihood=log_likelihood, log_prior=log_prior)
 
 
+@checked(
+    idata=inference_data("posterior", "sample_stats"),
+    new_data=none | instance(Mapping, "a mapping of names to new rows"),
+    kernel=choice("auto", *KERNELS),
+    ess_threshold=number(above=0, below=1),
+    min_moves=integer(1),
+    max_moves=integer(1),
+)
 def update_smc(
     idata: Any,
     model: Any,

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ppl_backends.approximations.resolve import resolve_approximation
-from ppl_backends.errors import ModelError
 from ppl_backends.mcmc import kernels
 from ppl_backends.mcmc.calibrated import Calibrated, IndependentProposal, PathHmc
 from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.options import approximation as approximation_option
+from ppl_backends.options import checked, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["HMC", "MALA", "Independent", "RandomWalk", "approximation_of"]
+__all__ = ["APPROXIMATION", "HMC", "MALA", "Independent", "RandomWalk", "approximation_of"]
+
+APPROXIMATION = approximation_option("auto", "laplace", "ep", "vi")
 
 
 def approximation_of(target: BaseTarget, approximation: Any) -> Any:
@@ -44,6 +47,7 @@ class RandomWalk(Step):
     'exact'
     """
 
+    @checked(approximation=APPROXIMATION, scale=none | number(above=0))
     def __init__(
         self,
         vars: Any = None,
@@ -53,7 +57,6 @@ class RandomWalk(Step):
         adapt: bool = False,
         model: Any = None,
     ) -> None:
-        _check_positive(scale=scale)
         self.approximation, self.scale, self.adapt = approximation, scale, adapt
 
     def bind(self, target: BaseTarget) -> Calibrated:
@@ -74,10 +77,10 @@ class MALA(Step):
     model : pm.Model, optional
     """
 
+    @checked(approximation=APPROXIMATION)
     def __init__(
         self, vars: Any = None, *, approximation: Any = "laplace", target_accept: float = 0.574, model: Any = None
     ) -> None:
-        _check_rate(target_accept)
         self.approximation, self.target_accept = approximation, target_accept
 
     def bind(self, target: BaseTarget) -> Calibrated:
@@ -102,6 +105,7 @@ class HMC(Step):
     model : pm.Model, optional
     """
 
+    @checked(approximation=APPROXIMATION, path_length=number(above=0), max_steps=integer(1))
     def __init__(
         self,
         vars: Any = None,
@@ -112,8 +116,6 @@ class HMC(Step):
         max_steps: int = 100,
         model: Any = None,
     ) -> None:
-        _check_positive(path_length=path_length, max_steps=max_steps)
-        _check_rate(target_accept)
         self.approximation, self.path_length = approximation, path_length
         self.target_accept, self.max_steps = target_accept, max_steps
 
@@ -136,20 +138,10 @@ class Independent(Step):
     model : pm.Model, optional
     """
 
+    @checked(approximation=APPROXIMATION)
     def __init__(self, vars: Any = None, *, approximation: Any = "laplace", model: Any = None) -> None:
         self.approximation = approximation
 
     def bind(self, target: BaseTarget) -> IndependentProposal:
         """The algorithm on ``target``."""
         return IndependentProposal(target, approximation_of(target, self.approximation))
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ModelError(f"{name}={value!r}: expected a positive number")
-
-
-def _check_rate(rate: float) -> None:
-    if not 0 < rate < 1:
-        raise ModelError(f"target_accept={rate!r}: expected a rate strictly between 0 and 1")

@@ -8,10 +8,14 @@ from ppl_backends.mcmc.algorithm import Algorithm
 from ppl_backends.mcmc.exchange import AuxiliaryVariableMethod, MalaExchange
 from ppl_backends.mcmc.exchange import Exchange as ExchangeAlgorithm
 from ppl_backends.mcmc.noisy_langevin import NoisyLangevin as NoisyLangevinAlgorithm
+from ppl_backends.options import array, checked, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["Exchange", "MALAExchange", "NoisyExchange", "NoisyLangevin", "NoisyMALAExchange"]
+
+
+COVARIANCE = none | array("a covariance matrix")
 
 
 class _AuxiliaryStep(Step):
@@ -61,6 +65,7 @@ class Exchange(_AuxiliaryStep):
     'exact'
     """
 
+    @checked(power=number(above=0), covariance=COVARIANCE)
     def __init__(self, vars: Any = None, *, power: float = 1.0, covariance: Any = None, model: Any = None) -> None:
         super().__init__(power=power, covariance=covariance)
 
@@ -77,6 +82,7 @@ class NoisyExchange(_AuxiliaryStep):
         As for :class:`Exchange`.
     """
 
+    @checked(n_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
     def __init__(
         self,
         vars: Any = None,
@@ -103,6 +109,7 @@ class MALAExchange(_AuxiliaryStep):
 
     algorithm = MalaExchange
 
+    @checked(n_gradient_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
     def __init__(
         self,
         vars: Any = None,
@@ -129,6 +136,7 @@ class NoisyMALAExchange(_AuxiliaryStep):
 
     algorithm = MalaExchange
 
+    @checked(n_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
     def __init__(
         self,
         vars: Any = None,
@@ -157,6 +165,7 @@ class NoisyLangevin(_AuxiliaryStep):
 
     algorithm = NoisyLangevinAlgorithm
 
+    @checked(step_size=number(above=0), n_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
     def __init__(
         self,
         vars: Any = None,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppl_backends.mcmc.pseudo_marginal import PseudoMarginal as PseudoMarginalAlgorithm
+from ppl_backends.options import array, checked, choice, function, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -54,6 +55,13 @@ class PseudoMarginal(Step):
     'exact'
     """
 
+    @checked(
+        log_likelihood_estimate=none | function("a function of points and a generator"),
+        n_estimates=choice("auto") | integer(1),
+        n_normals=none | integer(1),
+        correlation=number(at_least=0, below=1),
+        covariance=none | array("a covariance matrix"),
+    )
     def __init__(
         self,
         vars: Any = None,

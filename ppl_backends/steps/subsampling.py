@@ -15,6 +15,8 @@ from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
 from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
 from ppl_backends.mcmc.subsampling.rows import Rows, make_rows
 from ppl_backends.mcmc.subsampling.sufficient import sufficient_statistics
+from ppl_backends.options import array, checked, choice, function, integer, none, number
+from ppl_backends.steps.calibrated import APPROXIMATION
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -26,6 +28,7 @@ __all__ = [
     "TunaMetropolis",
 ]
 
+SUBSET = none | integer(2)
 DEFAULT_SUBSET = 1000
 SPREAD = 0.3
 HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
@@ -72,6 +75,14 @@ class SubsampledMetropolis(_SubsamplingStep):
     Quiroz, M., Kohn, R., Villani, M. and Tran, M.-N. (2019). Speeding up MCMC by efficient data subsampling. *JASA* 114.
     """
 
+    @checked(
+        subset=SUBSET,
+        estimator=choice("control_variates", "uniform", "sequential"),
+        proposal=choice("random_walk", "independent"),
+        steps=integer(1),
+        tolerance=number(above=0, below=0.5),
+        approximation=APPROXIMATION,
+    )
     def __init__(
         self,
         vars: Any = None,
@@ -84,12 +95,6 @@ class SubsampledMetropolis(_SubsamplingStep):
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
-        _check_choice("estimator", estimator, ("control_variates", "uniform", "sequential"))
-        _check_choice("proposal", proposal, ("random_walk", "independent"))
-        _check_subset(subset)
-        _check_steps(steps)
-        if not 0 < tolerance < 0.5:
-            raise ModelError(f"tolerance={tolerance!r}: expected a probability below 0.5")
         self.subset, self.estimator, self.proposal = subset, estimator, proposal
         self.steps, self.tolerance, self.approximation = steps, tolerance, approximation
 
@@ -124,6 +129,7 @@ class SubsampledHMC(_SubsamplingStep):
     model : pm.Model, optional
     """
 
+    @checked(subset=SUBSET, path_length=number(above=0), approximation=APPROXIMATION)
     def __init__(
         self,
         vars: Any = None,
@@ -133,7 +139,6 @@ class SubsampledHMC(_SubsamplingStep):
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
-        _check_subset(subset)
         self.subset, self.path_length, self.approximation = subset, path_length, approximation
 
     def bind(self, target: BaseTarget) -> Algorithm:
@@ -174,6 +179,7 @@ class ScalableMetropolis(_SubsamplingStep):
     ('exact', True)
     """
 
+    @checked(proposal=choice("random_walk", "independent"), steps=integer(1), approximation=APPROXIMATION)
     def __init__(
         self,
         vars: Any = None,
@@ -183,8 +189,6 @@ class ScalableMetropolis(_SubsamplingStep):
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
-        _check_choice("proposal", proposal, ("random_walk", "independent"))
-        _check_steps(steps)
         self.proposal, self.steps, self.approximation = proposal, steps, approximation
 
     def bind(self, target: BaseTarget) -> Algorithm:
@@ -210,6 +214,7 @@ class TunaMetropolis(_SubsamplingStep):
     model : pm.Model, optional
     """
 
+    @checked(chi=number(above=0), scale=none | number(above=0), approximation=APPROXIMATION)
     def __init__(
         self,
         vars: Any = None,
@@ -219,8 +224,6 @@ class TunaMetropolis(_SubsamplingStep):
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
-        if not chi > 0:
-            raise ModelError(f"chi={chi!r}: expected a positive number")
         self.chi, self.scale, self.approximation = chi, scale, approximation
 
     def bind(self, target: BaseTarget) -> Algorithm:
@@ -278,6 +281,16 @@ class InformedSubsampling(_SubsamplingStep):
     datasets. *Statistics and Computing* 29.
     """
 
+    @checked(
+        subset=SUBSET,
+        spread=none | number(above=0, at_most=np.inf),
+        correction=choice("auto", "curvature", "gradient", None),
+        swaps=none | integer(1),
+        summary=choice("auto", "scores", "sufficient")
+        | array("an array (N, k)")
+        | function("a function of the target"),
+        approximation=APPROXIMATION,
+    )
     def __init__(
         self,
         vars: Any = None,
@@ -290,13 +303,6 @@ class InformedSubsampling(_SubsamplingStep):
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
-        _check_subset(subset)
-        if spread is not None and not spread > 0:
-            raise ModelError(f"spread={spread!r}: expected a positive number of posterior standard deviations")
-        if correction not in ("auto", "curvature", "gradient", None):
-            raise ModelError(f"correction={correction!r}: expected 'auto', 'curvature', 'gradient' or None")
-        if isinstance(summary, str):
-            _check_choice("summary", summary, ("auto", "scores", "sufficient"))
         self.subset, self.spread, self.correction = subset, spread, correction
         self.swaps, self.summary, self.approximation = swaps, summary, approximation
 
@@ -424,18 +430,3 @@ def _predicted(algorithm: Any) -> str:
     if algorithm.correction == "gradient":
         return f"; sds are right to about {100 * error:.2g} %"
     return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}, and right to {100 * error:.2g} % beside that"
-
-
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ModelError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
-
-
-def _check_steps(steps: int) -> None:
-    if not isinstance(steps, (int, np.integer)) or steps < 1:
-        raise ModelError(f"steps={steps!r}: expected at least 1 step a draw")
-
-
-def _check_subset(subset: int | None) -> None:
-    if subset is not None and (not isinstance(subset, (int, np.integer)) or subset < 2):
-        raise ModelError(f"subset={subset!r}: expected at least 2 rows")

@@ -6,14 +6,22 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points, sanitize
+from ppl_backends.options import checked, choice
+from ppl_backends.targets.protocol import (
+    Array,
+    BaseTarget,
+    Evaluation,
+    JointEvaluation,
+    as_points,
+    prior_draws,
+    sanitize,
+)
 
 __all__ = ["as_target"]
 
@@ -37,13 +45,13 @@ MEMBERS = (
     "observations",
     "observed_data",
     "pointwise_log_likelihood",
-    "sample_prior",
     "simulate",
     "unconstrain",
     "with_data",
 )
 
 
+@checked(backend=choice("auto", "jax", "numba", "c"))
 def as_target(
     model: Any = None, data: Any = None, *, backend: str = "auto", cores: int | None = None, **options: Any
 ) -> BaseTarget:
@@ -82,10 +90,6 @@ def as_target(
     >>> as_target(model).dim
     1
     """
-    if isinstance(model, Integral):
-        raise ModelError(
-            f"model={model} is an integer; the first argument is the model: write sample_smc(model, draws={model})"
-        )
     if _is_stan(model):
         from ppl_backends.targets.stan import stan_target
 
@@ -190,6 +194,11 @@ class AdaptedTarget(BaseTarget):
         for member in MEMBERS:
             if hasattr(given, member):
                 setattr(self, member, getattr(given, member))
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """Draws by the object itself, where it can."""
+        own = getattr(self._given, "sample_prior", None)
+        return super().sample_prior(n, rng) if own is None else prior_draws(self, own(n, rng), n)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         x = as_points(x, self.dim)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points, sanitize
+from ppl_backends.options import checked, function, integer, none
+from ppl_backends.targets.protocol import (
+    Array,
+    BaseTarget,
+    Evaluation,
+    JointEvaluation,
+    as_points,
+    prior_draws,
+    sanitize,
+)
 
 __all__ = ["FunctionTarget"]
 
@@ -39,6 +48,12 @@ class FunctionTarget(BaseTarget):
 
     label = "function target"
 
+    @checked(
+        dim=integer(1),
+        log_likelihood=function("a function of points (n, dim)"),
+        log_prior=none | function("a function of points (n, dim)"),
+        sample_prior=none | function("a function of a number of draws and a generator"),
+    )
     def __init__(
         self,
         dim: int,
@@ -47,9 +62,7 @@ class FunctionTarget(BaseTarget):
         sample_prior: Callable[[int, np.random.Generator], Array] | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        if dim < 1:
-            raise ModelError(f"dim={dim}: a target needs at least one coordinate")
-        self.dim = int(dim)
+        self.dim = dim
         self.names = tuple(names) if names is not None else tuple(f"x[{j}]" for j in range(self.dim))
         self.has_split = log_prior is not None
         self._log_likelihood, self._log_prior, self._sample_prior = log_likelihood, log_prior, sample_prior
@@ -79,4 +92,4 @@ class FunctionTarget(BaseTarget):
         """Draws by the function given."""
         if self._sample_prior is None:
             return super().sample_prior(n, rng)
-        return as_points(self._sample_prior(n, rng), self.dim)
+        return prior_draws(self, self._sample_prior(n, rng), n)

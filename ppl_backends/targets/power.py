@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
+from ppl_backends.options import checked
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 __all__ = ["PowerTarget", "with_power"]
@@ -179,6 +180,7 @@ def _scaled(power: float, value: Array) -> Array:
     return np.zeros_like(value) if power == 0 else power * value
 
 
+@checked()
 def with_power(model: Any, power: float, power_potentials: bool = False, **target_options: Any) -> BaseTarget:
     """The tempered (fractional) posterior p(θ)L(θ)^α as a target that every method takes.
 

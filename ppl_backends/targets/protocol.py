@@ -31,6 +31,8 @@ __all__ = [
     "Target",
     "as_points",
     "explain_point",
+    "named_point",
+    "prior_draws",
     "sanitize",
 ]
 
@@ -94,10 +96,49 @@ def as_points(x: Any, dim: int) -> Array:
     """
     if type(x) is np.ndarray and x.dtype == np.float64 and x.ndim == 2 and x.shape[1] == dim:
         return x  # the checks below cost as much as a small Stan program
-    points = np.atleast_2d(np.asarray(x, dtype=np.float64))
+    try:
+        points = np.atleast_2d(np.asarray(x, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise ModelError(f"points of type {type(x).__name__}: expected numbers (n_points, {dim})") from None
     if points.ndim != 2 or points.shape[1] != dim:
         raise ModelError(f"points have shape {np.shape(x)}; expected (n_points, {dim}) on the unconstrained space")
     return points
+
+
+def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) -> Array:
+    """Return the unconstrained point ``(1, dim)`` of the values of all variables, by name.
+
+    Raises
+    ------
+    ModelError
+        If a variable is missing or unknown, or its value has another shape or is no array of numbers.
+    """
+    try:
+        arrays = {name: np.asarray(value, dtype=np.float64)[None] for name, value in values.items()}
+        x = target.unconstrain(arrays)
+    except KeyError as error:
+        raise ModelError(f"{argument}: the value of {error} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, ModelError) else ModelError(f"{argument}: {error}") from None
+    known = target.constrain(x)
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ModelError(f"{argument}: {unknown[0]!r} is no variable of the model; those are {', '.join(known)}")
+    return x
+
+
+def prior_draws(target: BaseTarget, drawn: Any, n: int) -> Array:
+    """Return what a function of the user drew of the prior, once it is checked that these are ``n`` points.
+
+    Raises
+    ------
+    ModelError
+        If they are fewer, or not on the unconstrained space.
+    """
+    draws = as_points(drawn, target.dim)
+    if len(draws) != n:
+        raise ModelError(f"sample_prior of {target.label} returned {len(draws)} draws where {n} were asked for")
+    return draws
 
 
 def sanitize(value: Array, gradient: Array | None = None) -> tuple[Array, Array | None]:

@@ -324,7 +324,7 @@ def test_the_seed_decides():
         ({"gradient": "score", "family": "low_rank"}, "gradient='score' fits"),
         ({"minibatch": 10}, "observations"),
         ({"minibatch": 10, "method": "fixed"}, "method='fixed'"),
-        ({"annealing": [0.5, 0.2]}, "increasing powers"),
+        ({"annealing": [0.5, 0.2]}, "increasing numbers"),
         ({"start": np.zeros(3)}, "start has shape"),
         ({"start": "mode"}, "start='mode'"),
         ({"tolerance": -1}, "tolerance=-1"),

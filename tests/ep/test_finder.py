@@ -351,3 +351,12 @@ def test_normal_observations_beside_other_sites_are_left_out_too():
     np.testing.assert_allclose(
         q.loo.log_density, -0.5 * (residual**2 / spread + np.log(2 * np.pi * spread)), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("name", ["1|g_sigma", "float64", "%s {}", "a:b α"])
+def test_names_are_not_read_as_types(name):
+    with pm.Model() as model:
+        sigma = pm.HalfNormal(name, 1)
+        effect = pm.Normal(f"{name}[x]", 0, sigma, shape=3)
+        pm.Poisson("y", pm.math.exp(effect), observed=[1, 0, 4])
+    assert PyMCTarget(model).factors.hyper_names == (f"{name}_log__",)

@@ -125,7 +125,7 @@ def test_what_the_theorem_does_not_cover_is_refused(data):
     assert certify(grid, q).bound == pytest.approx(certify(posterior, q).bound + np.log(8) / 40)
     with pytest.raises(ModelError, match="choices recorded were from 8"):
         certify(grid, q, candidates=2)
-    with pytest.raises(ModelError, match="a probability"):
+    with pytest.raises(ModelError, match=r"epsilon=0.0: expected a number above 0 and below 1"):
         certify(posterior, q, epsilon=0.0)
     importance = pb.sample_importance(posterior, approximation=q, draws=500, chains=1, random_seed=1, progressbar=False)
     with pytest.raises(ModelError, match="draws alone have no KL"):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import ppl_backends as pb
 from ppl_backends.approximations.ep import fit_ep
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs import GibbsPosterior, certify, choose_learning_rate, choose_prior_scale, fit_gibbs_vi
@@ -81,15 +82,16 @@ def test_pseudo_evidence_finds_the_scale_of_the_prior(data):
     posterior = GibbsPosterior((0.0, 1.0), "squared", X, y, learning_rate=200.0)
     found = choose_prior_scale(posterior)
     assert found.scale == pytest.approx(0.5, rel=0.4)
+    q = pb.GaussianApproximation(np.zeros(2), np.eye(2))
     with pytest.raises(ModelError, match="chosen on the same data by pseudo-evidence"):
-        certify(choose_prior_scale(GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=20.0)).posterior, None)
+        certify(choose_prior_scale(GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=20.0)).posterior, q)
     grid = choose_prior_scale(posterior, [0.1, 0.5, 2.5], fit="vi")
     assert grid.scale == 0.5
     assert grid.posterior.tuning[-1].candidates == 3
 
 
 def test_options_are_checked(hinge):
-    with pytest.raises(ModelError, match="increasing positive"):
+    with pytest.raises(ModelError, match="increasing numbers above 0"):
         choose_learning_rate(hinge, [2.0, 1.0])
     with pytest.raises(ModelError, match="option of method='bound'"):
         choose_learning_rate(hinge, GRID, epsilon=0.1)

@@ -143,7 +143,7 @@ def test_the_optimum_agrees_with_a_direct_search(data):
 
 
 def test_what_does_not_apply_is_refused(data):
-    with pytest.raises(ModelError, match="expected 'full'"):
+    with pytest.raises(ModelError, match=r"family=.*: expected .*'full'"):
         fit_gibbs_vi(GibbsPosterior((0.0, 1.0), "hinge", *data, learning_rate=1.0), family="F4")
     function = GibbsPosterior((np.zeros(2), 1.0), lambda values: values["theta"] ** 2, learning_rate=1.0)
     with pytest.raises(ModelError, match="needs a Gaussian prior and a loss of linear scores"):

@@ -213,5 +213,5 @@ def test_a_density_that_is_nowhere_finite():
 
 
 def test_integers_in_the_wrong_place_are_refused():
-    with pytest.raises(TypeError):
+    with pytest.raises(ModelError, match=r"by name, not by position: write draws=2000"):
         sample_importance(log_gamma_target(), 2000)

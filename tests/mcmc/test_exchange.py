@@ -13,7 +13,6 @@ from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.mcmc.covariance import WindowedCovariance
 from ppl_backends.mcmc.doubly_intractable import DoublyIntractable
 from ppl_backends.mcmc.exchange import Exchange, MalaExchange, Proposal
-from ppl_backends.mcmc.noisy_langevin import NoisyLangevin
 from ppl_backends.results.inference_data import group
 from ppl_backends.simulators import ERGM, Ising
 
@@ -349,10 +348,10 @@ def test_every_other_method_refuses(method):
         (lambda: poisson_target(logp=len), "give its name first"),
         (lambda: poisson_target(simulator=ISING), "either simulator="),
         (lambda: Exchange(normal_prior(1)), "no observed variable is pb.Unnormalized"),
-        (lambda: Exchange(ising_target(), n_draws=0), "n_draws=0"),
-        (lambda: Exchange(ising_target(), power=-1), "power=-1"),
+        (lambda: pb.steps.NoisyExchange(n_draws=0), "n_draws=0"),
+        (lambda: pb.steps.Exchange(power=-1), "power=-1"),
         (lambda: Exchange(ising_target(), covariance=np.eye(2)), r"positive definite \(1, 1\)"),
-        (lambda: NoisyLangevin(ising_target(), step_size=0), "step_size=0"),
+        (lambda: pb.steps.NoisyLangevin(step_size=0), "step_size=0"),
         (lambda: run(ising_target(), pb.steps.Exchange(), tune=0), "give covariance="),
         (lambda: run(ising_target(), pb.steps.NoisyLangevin(), tune=0), "give covariance="),
         (lambda: run(poisson_target(simulate=lambda x, n, rng: np.zeros(n)), pb.steps.Exchange()), "returned shape"),

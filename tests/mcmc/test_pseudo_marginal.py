@@ -261,10 +261,10 @@ def estimating(log_likelihood_estimate, **options):
         (lambda: estimating(lambda values, rng: np.full(len(values["x"]), -np.inf)), "starting point .* is zero"),
         (lambda: estimating(lambda values, rng: values["y"]), "asks for 'y': it sees x"),
         (lambda: estimating(plain, covariance=None), "give covariance="),
-        (lambda: estimating(plain, n_estimates=0), "n_estimates=0"),
-        (lambda: estimating(plain, n_estimates="many"), "n_estimates='many'"),
-        (lambda: estimating(plain, n_normals=0), "n_normals=0"),
-        (lambda: estimating(plain, correlation=1.0), "correlation=1.0"),
+        (lambda: pb.steps.PseudoMarginal(n_estimates=0), "n_estimates=0"),
+        (lambda: pb.steps.PseudoMarginal(n_estimates="many"), "n_estimates='many'"),
+        (lambda: pb.steps.PseudoMarginal(n_normals=0), "n_normals=0"),
+        (lambda: pb.steps.PseudoMarginal(correlation=1.0), "correlation=1.0"),
     ],
 )
 def test_wrong_use(make, message):

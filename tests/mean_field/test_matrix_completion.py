@@ -114,7 +114,7 @@ def test_unused_rows_fall_back_on_the_prior():
         ({"values": [1.0, 1.0]}, "all values are equal"),
         ({"values": [1.0]}, "shapes"),
         ({"max_rank": 3}, "shorter side"),
-        ({"scale_rate": -1.0, "max_rank": 1}, "positive"),
+        ({"scale_rate": -1.0, "max_rank": 1}, "number above 0"),
     ],
 )
 def test_refusals(change, message):

@@ -128,7 +128,7 @@ def test_variants_by_name(tmp_path):
         ({"len_chain": 60}, "len_chain=60"),
         ({"schedule": "slow"}, "schedule='slow'"),
         ({"schedule": [0.5, 0.2]}, r"schedule=\[0.5, 0.2\]"),
-        ({"schedule": [0.5, 1.2]}, "increasing exponents"),
+        ({"schedule": [0.5, 1.2]}, "increasing numbers above 0 and at most 1"),
     ],
 )
 def test_bad_variants_are_named(options, message):

@@ -152,7 +152,7 @@ def test_wrong_use_is_explained(line):
         pb.sample_mcmc(target, step=pb.steps.HMC(), chains=3, initvals=np.zeros((2, 2)))
     with pytest.raises(ModelError, match="draws"):
         pb.sample_mcmc(target, step=pb.steps.HMC(), draws=0)
-    with pytest.raises(ModelError, match="strictly between"):
+    with pytest.raises(ModelError, match="above 0 and below 1"):
         pb.steps.HMC(target_accept=1.5)
     with line, pytest.raises(ModelError, match="some variables only"):
         pb.sample_mcmc(step=pb.steps.RandomWalk(["a"]), draws=2)

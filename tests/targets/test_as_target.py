@@ -29,7 +29,7 @@ def test_no_model_at_all():
 
 
 def test_an_integer_names_the_habit():
-    with pytest.raises(ModelError, match=r"model=2000 is an integer.*sample_smc\(model, draws=2000\)"):
+    with pytest.raises(ModelError, match=r"model=2000 is an integer.*as_target\(model\)"):
         pb.as_target(2000)
 
 

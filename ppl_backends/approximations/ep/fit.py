@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ppl_backends.approximations.ep.sequential import run_sequential
 from ppl_backends.approximations.ep.shards import SiteState
 from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
@@ -37,6 +37,15 @@ FEW_OPERATIONS = 10**8  # of a sweep, up to which one thread is fastest
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
+@checked(
+    power=number(above=0),
+    schedule=choice(*SCHEDULES),
+    damping=number(above=0, at_most=1),
+    tolerance=number(above=0),
+    max_sweeps=integer(1),
+    start=none | instance(EPApproximation, "the EPApproximation that fit_ep returned"),
+    n_shards=integer(1),
+)
 def fit_ep(
     model: Any = None,
     *,
@@ -118,9 +127,7 @@ def fit_ep(
     >>> q.converged, round(q.log_evidence, 3)
     (True, -2.115)
     """
-    options = _checked_options(power, schedule, damping, tolerance, max_sweeps)
-    if n_shards < 1:
-        raise ModelError(f"n_shards={n_shards}: expected at least 1")
+    options = Options(power, damping, tolerance, max_sweeps)
     factors, target = _factors_of(model, data, target_options)
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
@@ -145,6 +152,14 @@ def fit_ep(
     return mixture
 
 
+@checked(
+    dim=integer(1),
+    log_constant=number(),
+    power=number(above=0),
+    damping=number(above=0, at_most=1),
+    tolerance=number(above=0),
+    max_sweeps=integer(1),
+)
 def fit_ep_sharded(
     shards: Sequence[Any],
     prior_mean: Any,
@@ -177,7 +192,7 @@ def fit_ep_sharded(
     EPApproximation
         Its ``factors`` is None; all sites count as observations.
     """
-    options = _checked_options(power, "parallel", damping, tolerance, max_sweeps)
+    options = Options(power, damping, tolerance, max_sweeps)
     prior = GaussianPrior(prior_mean, prior_precision, dim)
     sites = Sites(shards, prior, executor)
     run = run_parallel(sites, options)
@@ -198,21 +213,6 @@ def _threads_worth_having(factors: Factors) -> AbstractContextManager[Any]:
 @cache
 def _blas() -> ThreadpoolController:
     return ThreadpoolController()
-
-
-def _checked_options(power: float, schedule: str, damping: float, tolerance: float, max_sweeps: int) -> Options:
-    if schedule not in SCHEDULES:
-        raise ModelError(f"schedule={schedule!r}: expected 'parallel' or 'sequential'")
-    for name, value in (("power", power), ("damping", damping), ("tolerance", tolerance), ("max_sweeps", max_sweeps)):
-        if not isinstance(value, (Real, np.number)):
-            raise ModelError(f"{name}={value!r}: expected a number")
-    if not 0 < damping <= 1:
-        raise ModelError(f"damping={damping}: expected a number in (0, 1]")
-    if power <= 0:
-        raise ModelError(f"power={power}: expected a positive number, 1 for ordinary EP")
-    if tolerance <= 0 or max_sweeps < 1:
-        raise ModelError(f"tolerance={tolerance}, max_sweeps={max_sweeps}: both must be positive")
-    return Options(float(power), float(damping), float(tolerance), int(max_sweeps))
 
 
 def _check_possible(target: BaseTarget) -> None:
@@ -244,8 +244,6 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
 
 
 def _state_of(start: EPApproximation, n_sites: int) -> SiteState:
-    if not isinstance(start, EPApproximation):
-        raise ModelError(f"start is {type(start).__name__}; expected the EPApproximation that fit_ep returned")
     if len(start.sites.tau) != n_sites:
         raise ModelError(f"start has {len(start.sites.tau)} sites, the model {n_sites}")
     return SiteState(start.sites.tau, start.sites.nu, start.sites.level)
@@ -340,7 +338,7 @@ def _warn_of_modes(result: EPApproximation | EPMixture, given: EPApproximation) 
             f"EP: sites with several modes act on each other, by {found.size:.2g} in log evidence (limit {MAX_INTERACTION}); "
             "means and standard deviations may be off by 10 % of the latter and more: check with sample_smc",
             ApproximationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -362,7 +360,7 @@ def _warn_of_sds(result: EPApproximation | EPMixture, given: EPApproximation) ->
             f"EP: the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
             f"estimate (limit {100 * MAX_ERROR:.0f} %), or more: the posterior is far from Gaussian; check with sample_smc",
             ApproximationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -372,7 +370,7 @@ def _warn_mixture(result: EPMixture) -> None:
             f"{result.hyper.summary}; {100 * result.diagnostics['unconverged_share']:.2g} % of the weight is on EP runs that "
             "did not converge; try power=0.5, or sample_smc",
             ApproximationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -383,5 +381,5 @@ def _warn(result: GaussianApproximation) -> None:
             f"EP did not converge in {int(figures['sweeps'])} sweeps: relative change {figures['change']:.2g}, "
             f"{int(figures['failed_sites'])} failed sites; try power=0.5 or schedule='sequential', or sample_smc",
             ApproximationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

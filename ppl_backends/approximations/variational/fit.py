@@ -25,6 +25,18 @@ from ppl_backends.approximations.variational.schedules import SubsetTarget, chec
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
 from ppl_backends.approximations.variational.second_order import fit_fixed_samples
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.options import (
+    approximation,
+    array,
+    check_memory,
+    checked,
+    choice,
+    flag,
+    increasing,
+    integer,
+    none,
+    number,
+)
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
@@ -47,6 +59,21 @@ CLIMBS = 10  # hundreds of quasi-Newton steps
 SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed from
 
 
+@checked(
+    family=choice(*FAMILIES),
+    rank=none | integer(1),
+    method=choice("auto", "fixed", "stochastic"),
+    gradient=choice("auto", "reparameterised", "score"),
+    start=approximation("auto", "laplace", "prior") | array("an array (dim,)"),
+    annealing=none | integer(1) | increasing(above=0, at_most=1),
+    minibatch=none | integer(1),
+    draws=none | integer(1),
+    max_draws=none | integer(1),
+    tolerance=number(above=0),
+    max_iterations=none | integer(1),
+    elbo_draws=integer(2),
+    qmc=flag,
+)
 def fit_vi(
     model: Any = None,
     *,
@@ -155,7 +182,7 @@ def fit_vi(
     whole = with_power(as_target(model, data, **target_options), power, power_potentials)
     family, method, gradient = _choices(whole, family, method, gradient, minibatch)
     target = _evaluated(whole, gradient)
-    _check_numbers(tolerance=tolerance, draws=draws, max_draws=max_draws, rank=rank, elbo_draws=elbo_draws)
+    check_memory(max(elbo_draws, max_draws or 0, draws or 0), 1, whole.dim)
     fit_rng, bound_rng = spawn_generators(random_seed, 2)
     largest_rank = min(DEFAULT_RANK if rank is None else rank, target.dim)
 
@@ -177,7 +204,7 @@ def fit_vi(
     q.evidence_note = improper_note(target)
     troubles = "; ".join(_troubles(q, fit, bound, tolerance))
     if troubles:
-        warnings.warn(f"variational inference, {q.family} family: {troubles}", ApproximationWarning, stacklevel=2)
+        warnings.warn(f"variational inference, {q.family} family: {troubles}", ApproximationWarning, stacklevel=3)
     return q
 
 
@@ -185,13 +212,6 @@ def _choices(
     target: BaseTarget, family: str, method: str, gradient: str, minibatch: int | None
 ) -> tuple[str, str, str]:
     """Family, method and gradient with every "auto" decided."""
-    for name, value, known in (
-        ("family", family, FAMILIES),
-        ("method", method, ("auto", "fixed", "stochastic")),
-        ("gradient", gradient, ("auto", "reparameterised", "score")),
-    ):
-        if value not in known:
-            raise ModelError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
     if gradient == "auto":
         gradient = "reparameterised" if target.has_gradient else "score"
     if gradient == "score" and minibatch is not None:
@@ -214,12 +234,6 @@ def _evaluated(target: BaseTarget, gradient: str) -> BaseTarget:
     """The target as the fit evaluates it: small ones by one compiled program, which takes longer to make than to use."""
     small = target.dim <= LARGEST_NEWTON_DIM and gradient == "reparameterised"
     return target.in_one_shape() if small and isinstance(target, BaseTarget) else target
-
-
-def _check_numbers(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        if value is not None and not (np.isfinite(value) and value > 0):
-            raise ModelError(f"{name}={value!r}: expected a positive number")
 
 
 def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
@@ -267,8 +281,6 @@ def _bases(
 ) -> list[GaussianApproximation]:
     """The Gaussian that the fit starts from; where Laplace finds no mode, the prior's beside what it has."""
     if isinstance(start, str):
-        if start not in ("auto", "laplace", "prior"):
-            raise ModelError(f"start={start!r}: expected 'auto', 'laplace', 'prior', an approximation or an array")
         if start == "prior" or (start == "auto" and annealing is not None):
             found = [prior_gaussian(target, rng)]
         elif start == "auto" and gradient == "score":

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.options import checked, integer
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import group
+from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array
 
@@ -31,6 +32,7 @@ def mean_error(algorithm: Any, points: Array, rng: np.random.Generator) -> tuple
     return np.array(estimated), np.array(exact)
 
 
+@checked(idata=inference_data("posterior"), states=integer(1))
 def check_acceptance(
     model: Any = None,
     idata: Any = None,
@@ -87,6 +89,7 @@ def check_acceptance(
     }
 
 
+@checked(idata=inference_data("posterior", "sample_stats"))
 def check_subsets(idata: Any) -> dict[str, float]:
     """Whether the subsets of an informed sub-sampling run moved and kept to their law.
 
@@ -125,6 +128,6 @@ def check_subsets(idata: Any) -> dict[str, float]:
             f"the subsets hardly moved: {found['ess_of_z']:.0f} effective values of z(U); the parameters' effective sizes "
             "do not show the shift of the posterior; take more swaps, a larger subset, or correction='gradient'",
             SamplerWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return found

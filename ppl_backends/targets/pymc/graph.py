@@ -24,6 +24,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.type import TensorType
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc.rewrites import replace_checks
@@ -48,6 +49,7 @@ __all__ = [
     "forward",
     "free_variables",
     "io_toposort",
+    "named_tensor",
     "no_c_compiler",
     "observed_values",
     "observed_variables",
@@ -322,6 +324,11 @@ def _clone(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> 
     return clones
 
 
+def named_tensor(name: str | None, dtype: str, shape: Sequence[int | None]) -> Variable:
+    """A tensor of any name; ``pt.tensor`` raises for names that NumPy can or cannot read as a dtype (``1|g_sigma``)."""
+    return TensorType(dtype, shape=tuple(shape))(name=name)
+
+
 def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, list[Variable]]:
     """A vector, and the pieces of it that stand for ``variables`` of the given shapes."""
     shapes = list(shapes)
@@ -339,7 +346,7 @@ def _data_inputs(data: DataValues, static: bool) -> tuple[list[Variable], dict[V
     """Inputs for the shared variables, and what replaces each; integer scalars may be lengths and become constants."""
     inputs, replace = [], {}
     for shared, value in data.items():
-        stand_in = pt.tensor(shared.name, dtype=shared.dtype, shape=value.shape if static else shared.type.shape)
+        stand_in = named_tensor(shared.name, shared.dtype, value.shape if static else shared.type.shape)
         inputs.append(stand_in)
         is_length = value.ndim == 0 and value.dtype.kind in "iu"
         replace[shared] = pt.constant(value, dtype=shared.dtype) if is_length and static else stand_in

@@ -145,7 +145,11 @@ class PriorSampler:
                 self._batched = None
             self._batched = None
             rng.bit_generator.state = state
-        rows = [self._loop(rng) for _ in range(n)]
+        try:
+            rows = [self._loop(rng) for _ in range(n)]
+        except Exception as error:  # a distribution without draws, as ICAR
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise PriorSamplingError(f"the prior cannot be drawn from ({reason}): use initial='laplace'") from None
         return self._ravel([np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)], n)
 
     def _ravel(self, draws: list[Array], n: int) -> Array:

@@ -34,6 +34,7 @@ from ppl_backends.targets.pymc.graph import (
     ancestors,
     free_variables,
     io_toposort,
+    named_tensor,
     no_c_compiler,
     observed_variables,
 )
@@ -89,7 +90,7 @@ class TermGraph:
         free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
         variables = [*free, *observed, *potentials]
         inputs = {
-            model.rvs_to_values[rv]: pt.tensor(name, dtype=model.rvs_to_values[rv].dtype, shape=shape)
+            model.rvs_to_values[rv]: named_tensor(name, model.rvs_to_values[rv].dtype, shape)
             for rv, (name, shape) in zip(free, shapes.value.items(), strict=True)
         }
         constants = {shared: pt.constant(value, dtype=shared.dtype) for shared, value in data.items()}

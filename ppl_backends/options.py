@@ -1,0 +1,380 @@
+"""Options of the public calls: what each may be, checked before a model is compiled or anything is drawn.
+
+A public function names its options once, ``@checked(draws=integer(2), ...)``; those that mean the same in every call
+(:data:`COMMON`) need not be named. NumPy's numbers count as numbers, and booleans do not: ``draws=True`` is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.random import spawn_seeds
+
+__all__ = [
+    "COMMON",
+    "Option",
+    "approximation",
+    "array",
+    "check_memory",
+    "checked",
+    "choice",
+    "executor",
+    "flag",
+    "function",
+    "increasing",
+    "instance",
+    "integer",
+    "none",
+    "number",
+    "path",
+    "seed",
+    "shown",
+]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+LONGEST_VALUE = 60  # characters of a value that a message shows
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option may be. ``integer(1) | choice("auto")`` is one that may be either.
+
+    Attributes
+    ----------
+    expected : str
+        Ends the message ``draws=0: expected ...``.
+    read : callable
+        The value as the method uses it; raises ValueError or TypeError for any other.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value as the method uses it.
+
+        Raises
+        ------
+        ModelError
+            In one line, with the name, the value and what was expected.
+        """
+        try:
+            return self.read(value)
+        except (ValueError, TypeError):
+            raise ModelError(f"{name}={shown(value)}: expected {self.expected}") from None
+
+    def __or__(self, other: Option) -> Option:
+        """Return the option that may be either."""
+
+        def read(value: Any) -> Any:
+            try:
+                return self.read(value)
+            except (ValueError, TypeError):
+                return other.read(value)
+
+        return Option(f"{self.expected} or {other.expected}", read)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: in one line, and not a long one.
+
+    Examples
+    --------
+    >>> shown("a"), shown([0.1] * 100)[-3:]
+    ("'a'", '...')
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def integer(at_least: int | None = None, at_most: int | None = None) -> Option:
+    """Return the option that is an integer within bounds.
+
+    Examples
+    --------
+    >>> integer(1).check("draws", np.int64(5))
+    5
+    """
+    bounds = [f"at least {at_least}"] if at_least is not None else []
+    bounds += [f"at most {at_most}"] if at_most is not None else []
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = operator.index(value)
+        if (at_least is not None and number < at_least) or (at_most is not None and number > at_most):
+            raise ValueError
+        return number
+
+    return Option(" of ".join(["an integer", " and ".join(bounds)]) if bounds else "an integer", read)
+
+
+def number(
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> Option:
+    """Return the option that is a real number within bounds; never NaN, and infinite only where ``at_most`` is."""
+    low = f"above {above:g}" if above is not None else f"of at least {at_least:g}" if at_least is not None else ""
+    high = f"below {below:g}" if below is not None else f"at most {at_most:g}" if at_most not in (None, np.inf) else ""
+
+    def read(value: Any) -> float:
+        real = _real(value)
+        inside = (
+            (above is None or real > above)
+            and (at_least is None or real >= at_least)
+            and (below is None or real < below)
+            and (real <= at_most if at_most is not None else np.isfinite(real))
+        )
+        if not inside:
+            raise ValueError
+        return real
+
+    return Option(" ".join(["a number", " and ".join(filter(None, [low, high]))]).strip(), read)
+
+
+def _real(value: Any) -> float:
+    """Return a real number, of Python or NumPy, as a float; NaN, texts and booleans are refused."""
+    given = np.asarray(value)
+    is_number = given.ndim == 0 and (given.dtype.kind in "iuf" or (isinstance(value, int) and value is not True))
+    if not is_number or np.isnan(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def increasing(*, above: float = -np.inf, at_most: float = np.inf) -> Option:
+    """Return the option that is a sequence of finite numbers, each larger than the one before."""
+
+    def read(value: Any) -> tuple[float, ...]:
+        if isinstance(value, str):
+            raise TypeError
+        numbers = tuple(_real(entry) for entry in value)
+        if not numbers or not np.isfinite(numbers).all() or np.any(np.diff(numbers) <= 0):
+            raise ValueError
+        if numbers[0] <= above or numbers[-1] > at_most:
+            raise ValueError
+        return numbers
+
+    bounds = f" above {above:g}" if np.isfinite(above) else ""
+    bounds += f"{' and' if bounds else ''} at most {at_most:g}" if np.isfinite(at_most) else ""
+    return Option(f"increasing numbers{bounds}", read)
+
+
+def choice(*values: str | None) -> Option:
+    """Return the option that is one of a few names, or None where that is among them."""
+
+    def read(value: Any) -> Any:
+        if not (value is None or isinstance(value, str)) or value not in values:
+            raise ValueError
+        return value
+
+    return Option(_either(list(map(repr, values))), read)
+
+
+def instance(kind: type, expected: str) -> Option:
+    """Return the option that is an object of a class."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return Option(expected, read)
+
+
+def array(expected: str = "an array of finite numbers") -> Option:
+    """Return the option that is an array of finite numbers, or one number."""
+
+    def read(value: Any) -> np.ndarray:
+        values = np.asarray(value, dtype=np.float64)
+        if np.asarray(value).dtype.kind not in "iuf" or not np.isfinite(values).all():
+            raise ValueError
+        return values
+
+    return Option(expected, read)
+
+
+def function(expected: str) -> Option:
+    """Return the option that is callable."""
+
+    def read(value: Any) -> Any:
+        if not callable(value):
+            raise TypeError
+        return value
+
+    return Option(expected, read)
+
+
+def approximation(*names: str) -> Option:
+    """Return the option that is the name of an approximation, or an object with a mean and a covariance."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and value in names:
+            return value
+        mean = getattr(value, "mean", None)
+        if mean is None or callable(mean) or not hasattr(value, "cov"):
+            raise TypeError
+        return value
+
+    return Option(_either([*map(repr, names), "an object with mean and cov"]), read)
+
+
+def _either(names: Sequence[str]) -> str:
+    """Return a list in words: ``'a', 'b' or 'c'``."""
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError
+    return bool(value)
+
+
+def _read_seed(value: Any) -> Any:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError
+    if not isinstance(value, np.random.Generator):  # one is not to be drawn from
+        spawn_seeds(value, 1)
+    return value
+
+
+flag = Option("True or False", _read_flag)
+seed = Option("a non-negative integer, a NumPy generator or None", _read_seed)
+path = instance(str | os.PathLike, "a path")  # type: ignore[arg-type]
+executor = instance(Executor, "a concurrent.futures.Executor, such as a ProcessPoolExecutor of spawned processes")
+none = choice(None)
+
+COMMON: dict[str, Option] = {
+    "adapt": flag,
+    "chains": integer(1),
+    "checkpoint": none | path,
+    "cores": none | integer(1),
+    "draws": integer(1),
+    "executor": none | executor,
+    "log_likelihood": flag,
+    "log_prior": flag,
+    "max_time": none | number(at_least=0, at_most=np.inf),
+    "power": number(at_least=0),
+    "power_potentials": flag,
+    "progressbar": flag,
+    "random_seed": seed,
+    "target_accept": number(above=0, below=1),
+}
+"""What the options may be that mean the same in every call."""
+
+
+def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Return a decorator that checks the options of a public function before the function begins.
+
+    Parameters
+    ----------
+    **options : Option
+        By name of parameter, in addition to :data:`COMMON` or in its place.
+
+    Examples
+    --------
+    >>> @checked(draws=integer(2))
+    ... def sample(model=None, *, draws=100):
+    ...     return draws
+    >>> sample(draws=np.int64(2))
+    2
+    >>> sample(None, 50)
+    Traceback (most recent call last):
+    ppl_backends.errors.ModelError: sample() takes options by name, not by position: write draws=50
+    """
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        parameters = inspect.signature(function).parameters
+        unknown = set(options) - set(parameters)
+        assert not unknown, f"{function.__qualname__} has no parameter {unknown}"
+        known = {name: COMMON[name] for name in parameters if name in COMMON} | options
+        by_position = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            _check_positions(name, args, by_position, parameters)
+            named = zip(by_position, args, strict=False)
+            values = [known[option].check(option, value) if option in known else value for option, value in named]
+            for option in known.keys() & given.keys():
+                given[option] = known[option].check(option, given[option])
+            return function(*values, **given)
+
+        call.options = known  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], parameters: Any) -> None:
+    """Refuse options by position, and a number of draws in the place of the model, which ``pm.sample`` would take."""
+    is_integer = [isinstance(value, int | np.integer) for value in args]
+    if len(args) > len(by_position):
+        first = len(by_position)
+        option = "draws" if is_integer[first] and "draws" in parameters else "option"
+        raise ModelError(f"{name}() takes options by name, not by position: write {option}={shown(args[first])}")
+    if by_position and by_position[0] == "model" and args and is_integer[0]:
+        habit = f"{name}(model, draws={args[0]})" if "draws" in parameters else f"{name}(model)"
+        raise ModelError(f"model={args[0]} is an integer; the first argument is the model: write {habit}")
+
+
+def check_memory(draws: int, chains: int, dim: int) -> None:
+    """Refuse more draws than the memory holds.
+
+    The figure is of the points and their gradients alone, ``2 × 8`` bytes a coordinate: a run needs more.
+
+    Raises
+    ------
+    ModelError
+        With the bytes needed and available.
+    """
+    needed, available = 16 * draws * chains * dim, available_memory()
+    if needed > available:
+        raise ModelError(
+            f"draws={draws}, chains={chains}: {_bytes(needed)} of memory are needed for {dim} coordinates and "
+            f"{_bytes(available)} are available; take fewer draws"
+        )
+
+
+def available_memory() -> float:
+    """Return the bytes of memory that this process can still take; infinite where the system does not say."""
+    limits = [np.inf]
+    meminfo, cgroup = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        limits.append(1024.0 * float(lines["MemAvailable"].split()[0]))
+    elif "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    if cgroup.exists() and cgroup.read_text().strip() != "max":
+        limits.append(float(cgroup.read_text()))
+    return min(limits)
+
+
+def _bytes(count: float) -> str:
+    """Return a number of bytes as people read it.
+
+    Examples
+    --------
+    >>> _bytes(3.2e13)
+    '32 TB'
+    """
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
