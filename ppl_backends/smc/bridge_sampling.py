@@ -8,10 +8,11 @@ draws of a normalised density q, Z solves
 
 in which both ratios are bounded: no tail of either density spoils it, only a lack of overlap, and that shows in the error.
 
-q is a Gaussian, or a mixture with one for each separated mode, fitted to the *other* chains (to the other half of the
-particles of a single one). Errors are those of Frühwirth-Schnatter (2004), with the lineages of the particles in place of
-their autocorrelations. The particles of a chain enter its own estimate and, through q, those of the others; to leading order
-that is the same product of errors twice, so that their part of the variance is counted twice.
+q is a Gaussian, a mixture with one for each separated mode, or one with Student t's where the particles have tails, fitted to
+the *other* chains (to the other half of the particles of a single one). Errors are those of Frühwirth-Schnatter (2004), with
+the lineages of the particles in place of their autocorrelations. The particles of a chain enter its own estimate and, through
+q, those of the others; to leading order that is the same product of errors twice, so that their part of the variance is
+counted twice.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.proposals import StudentMixture
+from ppl_backends.importance.tails import fit_shares, is_nearer, student_mixture
+from ppl_backends.mcmc.metric import metric_from_points
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.memory import modes
 from ppl_backends.targets.protocol import Array, Index
@@ -185,8 +190,8 @@ def _bridge_to(
     return bridge(sample.log_density - q.log_density(sample.x), ratio, sample.founder)
 
 
-def _fitted(x: Array) -> MixtureApproximation:
-    """A Gaussian for every separated mode of the points.
+def _fitted(x: Array) -> MixtureApproximation | StudentMixture:
+    """Fit a Gaussian to every separated mode of the points, or to a single one with tails a mixture with Student t's.
 
     Raises
     ------
@@ -196,4 +201,15 @@ def _fitted(x: Array) -> MixtureApproximation:
     labels = modes(x)
     parts = [x[labels == label] for label in range(labels.max() + 1)]
     covs = [np.atleast_2d(np.cov(part.T)) for part in parts]
-    return MixtureApproximation([len(part) for part in parts], [part.mean(axis=0) for part in parts], covs)
+    gaussians = MixtureApproximation([len(part) for part in parts], [part.mean(axis=0) for part in parts], covs)
+    return gaussians if len(parts) > 1 else _with_tails(x, gaussians) or gaussians
+
+
+def _with_tails(x: Array, gaussian: MixtureApproximation) -> StudentMixture | None:
+    """Fit a mixture with Student t's; None where it is not clearly nearer to the points than a Gaussian."""
+    middle = metric_from_points(x)  # from quantiles, which a Cauchy has too
+    shares = np.full(len(x), 1.0 / len(x))
+    tailed = fit_shares(student_mixture(GaussianApproximation(middle.centre, cholesky=middle.factor)), x, shares)
+    if tailed is None or not is_nearer(tailed.log_density(x), gaussian.log_density(x), shares):
+        return None
+    return tailed

@@ -252,6 +252,7 @@ class _Mover:
         """Move every particle once, as the tuning says or as given."""
         before, used = self.state, self.tuning.parameters() if parameters is None else parameters
         self.state, info = self._step(used)
+        self._renew()
         if parameters is None:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
@@ -260,6 +261,19 @@ class _Mover:
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= correlation_left(before.x, self.state.x, self.modes)
         self.left = max(float(self.product.max()), self.memory.left(self.state))
+
+    def _renew(self) -> None:
+        """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.
+
+        Of a path q^{1−λ}p^λ the ratio of independent Metropolis–Hastings is that of (p/q)^λ.
+        """
+        if self.path.tails is None:
+            return
+        n, exponent = len(self.state.x), self.state.exponent
+        fresh = self._evaluate(self.path.tails.sample(n, self.rng))
+        self.gradients += 1.0
+        accepted = np.log(self.rng.random(n)) < exponent * (fresh.increment - self.state.increment)
+        self.state = self.state.where(accepted, fresh)
 
     def _diverged(self, info: KernelInfo) -> float:
         """Share of trajectories that went astray; those that left the support are no sign of too long a step."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.mcmc.metric import Metric
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.start import Start, cauchy_around, check_proper
@@ -104,6 +105,8 @@ class TemperingPath(Protocol):
     description: str
     reference: Metric | None
     """A dense metric near to those of the targets on the way, where there is one."""
+    tails: StudentMixture | None
+    """The start, where it has tails from which particles on the way are proposed anew."""
 
     def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
         """Particles at λ = 0; ``run`` runs a path of its own where drawing them takes one."""
@@ -119,6 +122,7 @@ class PriorPath:
 
     description = "prior"
     reference: Metric | None = None
+    tails: StudentMixture | None = None
 
     def __init__(self, target: BaseTarget) -> None:
         if not target.has_split:
@@ -161,28 +165,40 @@ class SampledPriorPath(PriorPath):
 
 
 class BridgePath:
-    """q(θ)^{1−λ} {p(θ)L(θ)}^λ from draws of a Gaussian approximation q."""
+    """q(θ)^{1−λ} {p(θ)L(θ)}^λ from draws of an approximation, or of a density q made from it.
 
-    def __init__(self, target: BaseTarget, approximation) -> None:
+    Parameters
+    ----------
+    target : BaseTarget
+    approximation : approximation
+    tails : StudentMixture, optional
+        q, where it is not the approximation itself.
+    """
+
+    def __init__(self, target: BaseTarget, approximation: Any, tails: StudentMixture | None = None) -> None:
         if approximation.dim != target.dim:
             raise ModelError(
                 f"initial: the approximation has dimension {approximation.dim}, {target.label} has {target.dim}"
             )
         self.target, self.approximation = target, approximation
+        self.q, self.tails = approximation if tails is None else tails, tails
         self.description = str(getattr(approximation, "method", "approximation"))
+        if tails is not None:
+            self.description += ", with Student tails"
         factor = getattr(approximation, "cholesky", None)
         self.reference = None if factor is None or factor.ndim == 1 else Metric(factor, approximation.mean)
 
     def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
         """Independent draws of q."""
-        x = np.asarray(self.approximation.sample(n, rng), dtype=np.float64)
+        x = np.asarray(self.q.sample(n, rng), dtype=np.float64)
         return Start(x, 0.0, LineageVariance(n))
 
     def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
         """Base log q, increment log joint − log q."""
-        if not gradient:
-            base = self.approximation.log_density(x)
-            return PathState(x, base, self.target.log_density(x) - base, None, None, exponent)
-        joint, joint_gradient = self.target.log_density_and_gradient(x)
-        base, base_gradient = self.approximation.log_density_and_gradient(x)
-        return PathState(x, base, joint - base, base_gradient, joint_gradient - base_gradient, exponent)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails of q
+            if not gradient:
+                base = self.q.log_density(x)
+                return PathState(x, base, self.target.log_density(x) - base, None, None, exponent)
+            joint, joint_gradient = self.target.log_density_and_gradient(x)
+            base, base_gradient = self.q.log_density_and_gradient(x)
+            return PathState(x, base, joint - base, base_gradient, joint_gradient - base_gradient, exponent)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.importance.tails import with_tails
 from ppl_backends.mcmc.kernels import KERNELS, Kernel, make_kernel
 from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
@@ -296,7 +297,7 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
     approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
     if isinstance(initial, str) and initial == "auto" and approximation.method == "laplace":
         approximation = with_other_modes(target, approximation)
-    return BridgePath(target, approximation)
+    return BridgePath(target, approximation, with_tails(target, approximation))
 
 
 def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:

@@ -1,0 +1,76 @@
+"""Mixtures with Student t's: densities, draws and gradients agree, and the pilot takes them where tails ask for it."""
+
+import numpy as np
+import pytest
+from scipy.stats import kstest, multivariate_normal, multivariate_t, norm, t
+
+from ppl_backends.approximations import GaussianApproximation, MixtureApproximation
+from ppl_backends.importance.tails import student_mixture, with_tails
+from ppl_backends.targets import FunctionTarget
+
+MEAN, COV = np.array([1.0, -2.0]), np.array([[2.0, 0.6], [0.6, 0.5]])
+Q = GaussianApproximation(MEAN, COV)
+ROOT = np.linalg.cholesky(COV)
+SHARES = np.array([5, 3, 8, 4, 12]) / 32
+
+
+def mixture(shares=SHARES):
+    found = student_mixture(Q)
+    return type(found)(Q, found.students, shares)
+
+
+def test_density():
+    x = np.random.default_rng(0).normal(size=(200, 2)) * 5
+    z = np.linalg.solve(ROOT, (x - MEAN).T).T
+    parts = []
+    for df in (1, 4):
+        parts += [multivariate_t(MEAN, COV, df).pdf(x), t(df).pdf(z).prod(axis=1) / np.prod(np.diag(ROOT))]
+    expected = SHARES @ np.array([*parts, multivariate_normal(MEAN, COV).pdf(x)])
+    np.testing.assert_allclose(np.exp(mixture().log_density(x)), expected, rtol=1e-9)
+
+
+def test_gradient():
+    x, step = np.random.default_rng(1).normal(size=(20, 2)) * 4, 1e-5
+    value, slope = mixture().log_density_and_gradient(x)
+    np.testing.assert_allclose(value, mixture().log_density(x))
+    for j, unit in enumerate(np.eye(2) * step):
+        differenced = (mixture().log_density(x + unit) - mixture().log_density(x - unit)) / (2 * step)
+        np.testing.assert_allclose(slope[:, j], differenced, atol=1e-7)
+
+
+def test_draws_follow_the_density():
+    """The first coordinate has the same marginal under both kinds of t, since L is triangular."""
+    x = mixture().sample(40_000, np.random.default_rng(2))
+    z = (x[:, 0] - MEAN[0]) / COV[0, 0] ** 0.5
+    one, four, own = SHARES[0] + SHARES[1], SHARES[2] + SHARES[3], SHARES[4]
+    assert kstest(z, lambda v: one * t(1).cdf(v) + four * t(4).cdf(v) + own * norm.cdf(v)).pvalue > 1e-5
+
+
+def known(dim, density, slope):
+    return FunctionTarget(dim, lambda x: (density(x).sum(axis=1), slope(x)))
+
+
+CAUCHY = (lambda x: -np.log1p(x**2), lambda x: -2 * x / (1 + x**2))
+LOGISTIC = (lambda x: -x - 2 * np.logaddexp(0, -x), lambda x: -np.tanh(x / 2))
+NORMAL = (lambda x: -0.5 * x**2, lambda x: -x)
+
+
+@pytest.mark.parametrize("dim", [1, 10])
+def test_the_pilot_takes_tails_for_a_cauchy_and_a_logistic(dim):
+    cauchy = with_tails(known(dim, *CAUCHY), GaussianApproximation(np.zeros(dim), np.full(dim, 0.5)))
+    assert cauchy.shares[: len(cauchy.shares) // 2].sum() > 0.75  # those of one degree of freedom
+    logistic = with_tails(known(dim, *LOGISTIC), GaussianApproximation(np.zeros(dim), np.full(dim, 2.0)))
+    assert logistic.shares[len(logistic.shares) // 2 : -1].sum() > 0.4  # those of four
+    for found in (cauchy, logistic):
+        assert found.shares.min() >= 1 / 32
+        np.testing.assert_array_equal(found.shares * 32 % 1, 0.0)
+
+
+@pytest.mark.parametrize("dim", [1, 10, 50])
+def test_the_pilot_takes_none_for_a_gaussian(dim):
+    assert with_tails(known(dim, *NORMAL), GaussianApproximation(np.full(dim, 0.1), np.full(dim, 1.1))) is None
+
+
+def test_no_tails_where_the_approximation_covers_two_modes():
+    q = MixtureApproximation([0.5, 0.5], [[-4.0], [4.0]], [[[1.0]], [[1.0]]])
+    assert with_tails(FunctionTarget(1, q.log_density_and_gradient), q) is None
