@@ -222,7 +222,7 @@ def _data(path: Path | None) -> str | None:
 
 def _finish(idata: Any, output: Path | None, target: Any) -> None:
     """Print the summary of the program's parameters and the evidence, and write the file."""
-    from ppl_backends.results.inference_data import group
+    from ppl_backends.results.inference_data import group, normalised_evidence_error
 
     names = [name for name in target.parameter_names if name in group(idata, "posterior")]
     _print_summary(idata, names or None)
@@ -232,6 +232,11 @@ def _finish(idata: Any, output: Path | None, target: Any) -> None:
     if f"{kind}_se" in attrs:
         evidence += f", standard error {float(attrs[f'{kind}_se']):.4f}"
     console.print(f"{evidence} ({attrs['accuracy']})", highlight=False)
+    if "log_prior_normalizer_note" in attrs:
+        less = float(attrs[kind]) - float(attrs["log_prior_normalizer"])
+        error = normalised_evidence_error(attrs, kind)
+        known = f", standard error {error:.4f}" if error == error else ""
+        console.print(f"less that of the prior {less:.3f}{known}: compare models by this", highlight=False)
     if output is not None:
         _write(idata, output)
         console.print(f"wrote {output}", highlight=False)

@@ -145,7 +145,7 @@ def _of_approximation(name: str, result: Any) -> _Entry:
     trusted = bool(getattr(result, "converged", True)) and not getattr(result, "pareto_k", 0.0) > LARGEST_PARETO_K
     return _Entry(
         value - _normaliser(name, getattr(target, "log_prior_normalizer", 0.0)),
-        float(getattr(result, "elbo_se", np.nan)),
+        float(np.hypot(getattr(result, "elbo_se", np.nan), getattr(target, "log_prior_normalizer_se", 0.0))),
         np.nan,
         KINDS["bound" if bound else "approximate"],
         str(getattr(result, "method", type(result).__name__)),

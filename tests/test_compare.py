@@ -51,6 +51,7 @@ def test_a_bridged_evidence_takes_the_error_of_its_priors_integral_along(draws):
     posterior = group(draws[0], "posterior")
     about = {
         "log_evidence": -10.0,
+        "initial": "prior",
         "log_evidence_se": 0.03,
         "log_prior_normalizer": -2.0,
         "log_prior_normalizer_se": 0.04,

@@ -19,6 +19,7 @@ from scipy.special import ndtri
 from ppl_backends.errors import ModelError
 from ppl_backends.options import check_memory, checked
 from ppl_backends.random import SeedLike, spawn_generators
+from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points
 
 __all__ = ["MAX_DENSE_DIM", "GaussianApproximation"]
@@ -243,6 +244,7 @@ def draws_in_model_space(approximation: Any, draws: int, chains: int, random_see
     started = time.perf_counter()
     rng, generated = spawn_generators(random_seed, 2)
     target = approximation.target if approximation.target is not None else _unnamed_target(approximation.names)
+    integral = stated_integral(target)
     return build_inference_data(
         target,
         approximation.sample(chains * draws, rng).reshape(chains, draws, approximation.dim),
@@ -253,6 +255,7 @@ def draws_in_model_space(approximation: Any, draws: int, chains: int, random_see
         attrs={
             "converged": int(approximation.converged),
             "log_evidence": approximation.log_evidence if np.isfinite(approximation.log_evidence) else None,
+            **({} if integral is None else integral.attrs(approximation.log_evidence)),
         },
     )
 

@@ -372,9 +372,19 @@ class GibbsPosterior(BaseTarget):
         return self.prior.unconstrain(values)
 
     @property
-    def log_prior_normalizer(self) -> float:
+    def log_prior_normalizer(self) -> float | None:
         """Of the prior; 0 for a normalised one."""
-        return float(getattr(self.prior, "log_prior_normalizer", 0.0))
+        return self.prior.log_prior_normalizer
+
+    @property
+    def log_prior_normalizer_se(self) -> float:
+        """Its standard error."""
+        return float(self.prior.log_prior_normalizer_se)
+
+    @property
+    def log_prior_normalizer_df(self) -> float:
+        """Degrees of freedom of that."""
+        return float(self.prior.log_prior_normalizer_df)
 
     def prior_target(self) -> BaseTarget:
         """The prior alone, which is sampled by a run of its own where it cannot be drawn from (Stan)."""

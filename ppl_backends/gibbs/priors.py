@@ -28,6 +28,7 @@ class GaussianPriorTarget(BaseTarget):
 
     has_split = True
     label = "Gaussian prior"
+    log_prior_normalizer = 0.0
 
     def __init__(self, mean: Any, cov: Any, dim: int, labels: Sequence[str] | None = None) -> None:
         cov = np.asarray(cov, dtype=np.float64)

@@ -35,6 +35,7 @@ from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results import build_inference_data
 from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
@@ -189,6 +190,7 @@ def sample_importance(
     efficiency = effective_sample_size(log_weights.ravel()) / log_weights.size
     k = pareto_k(log_weights.ravel())
     tail = tail_share(log_weights.ravel())
+    integral = stated_integral(target)
     trouble = _distrust(efficiency, k, tail)
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
@@ -202,7 +204,7 @@ def sample_importance(
         rng=result_rng,
         attrs={
             **_evidence_attributes(evidence, trouble),
-            "log_prior_normalizer": getattr(target, "log_prior_normalizer", None),
+            **({} if integral is None else integral.attrs(evidence.log_evidence)),
             "approximation": str(getattr(approximation, "method", type(approximation).__name__)),
             "proposal": proposal,
             "efficiency_factor": efficiency,

@@ -74,10 +74,10 @@ def inference_data(*groups: str) -> Option:
 def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence") -> float:
     """Standard error of an evidence less the log integral of the prior, from the attributes of a result.
 
-    That of bridge sampling does not have the error of the prior's integral in it; that of tempering does.
+    That of tempering from the prior has the error of the prior's integral in it; others do not.
     """
     error = float(attrs.get(f"{key}_se", np.nan))
-    if attrs.get("log_evidence_method") != "bridge sampling":
+    if attrs.get("log_evidence_method") == "tempering" and attrs.get("initial") == "prior":
         return error
     return float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
 

@@ -1,12 +1,8 @@
 r"""The evidence once more, from the last particles alone: bridge sampling (Meng & Wong 1996; Gronau et al. 2017).
 
 Tempering adds up the errors of every temperature on the way. Where the path led through a place in which particles moved too
-slowly, its evidence is off for good, while the particles at λ = 1, moved ever since, can be right. Between n₁ of them and n₂
-draws of a normalised density q, Z solves
-
-    Z = [mean over q of γ / (s₁γ + s₂Zq)] / [mean over particles of q / (s₁γ + s₂Zq)] · Z,   s₁ = n₁/(n₁ + n₂) = 1 − s₂,
-
-in which both ratios are bounded: no tail of either density spoils it, only a lack of overlap, and that shows in the error.
+slowly, its evidence is off for good, while the particles at λ = 1, moved ever since, can be right. The estimate between them
+and draws of a normalised density q is that of :func:`ppl_backends.numerics.bridge.bridge`.
 
 q is a Gaussian, a mixture with one for each separated mode, or one with Student t's where the particles have tails, fitted to
 the *other* chains (to the other half of the particles of a single one). Errors are those of Frühwirth-Schnatter (2004), with
@@ -21,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -29,15 +24,14 @@ from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.importance.tails import fit_shares, is_nearer, student_mixture
 from ppl_backends.mcmc.metric import metric_from_points
+from ppl_backends.numerics.bridge import BridgeEstimate, bridge
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.memory import modes
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["BridgeEstimate", "Sample", "bridge", "bridge_evidence"]
+__all__ = ["Sample", "bridge_evidence"]
 
 _MOST_DRAWS = 1000  # of the density fitted, for each chain
-_ITERATIONS = 1000
-_EXACT = 1e-9
 
 
 class Sample(NamedTuple):
@@ -60,83 +54,6 @@ class Sample(NamedTuple):
         """Some of the points."""
         _, founder = np.unique(self.founder[which], return_inverse=True)
         return Sample(self.x[which], self.log_density[which], founder)
-
-
-class BridgeEstimate(NamedTuple):
-    """Log integral by one bridge.
-
-    Attributes
-    ----------
-    log_evidence : float
-    variance : float
-    df : float
-        Degrees of freedom of ``variance``.
-    """
-
-    log_evidence: float
-    variance: float
-    df: float
-
-
-def bridge(log_ratio: Array, log_ratio_proposed: Array, founder: Index) -> BridgeEstimate:
-    """Bridge sampling between points of γ/Z and independent points of a normalised q.
-
-    Parameters
-    ----------
-    log_ratio : ndarray (n,)
-        log γ − log q at points of γ/Z.
-    log_ratio_proposed : ndarray (m,)
-        The same at points of q.
-    founder : ndarray (n,)
-        Label below n: points of γ/Z with different ones are independent.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x, y = np.random.default_rng(1).standard_normal((2, 4000))
-    >>> def log_ratio(z):  # of e² N(0.1, 1) to N(0, 1)
-    ...     return 2.0 + 0.1 * z - 0.005
-    >>> found = bridge(log_ratio(0.1 + x), log_ratio(y), np.arange(4000))
-    >>> bool(abs(found.log_evidence - 2.0) < 0.01)
-    True
-    """
-    n = float(len(log_ratio))
-    log_z = _solve(log_ratio, log_ratio_proposed, n, float(np.median(log_ratio)))
-    # That weights the points as if they were independent; once more with what they are worth.
-    drawn, _ = _terms(log_ratio, log_ratio_proposed, n, log_z)
-    square, grouped = (drawn**2).sum(), (np.bincount(founder, drawn) ** 2).sum()
-    worth = n * float(np.clip(square / grouped, 1.0 / n, 1.0)) if grouped > 0 else n
-    log_z = _solve(log_ratio, log_ratio_proposed, worth, log_z)
-    drawn, proposed = _terms(log_ratio, log_ratio_proposed, worth, log_z)
-    terms = np.concatenate([2.0**0.5 * np.bincount(founder, drawn), proposed])
-    square, fourth = float((terms**2).sum()), float((terms**4).sum())
-    return BridgeEstimate(log_z, square, 3.0 * square**2 / fourth if fourth > 0 else 1.0)
-
-
-def _summands(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> tuple[Array, Array]:
-    """Logs of Zq / (s₁γ + s₂Zq) at the points and of γ / (s₁γ + s₂Zq) at those of q, Z in common left out."""
-    total = worth + len(log_ratio_proposed)
-    log_share, log_rest = np.log(worth / total), np.log(len(log_ratio_proposed) / total)
-    at_points = -np.logaddexp(log_share + log_ratio, log_rest + log_z)
-    return at_points, log_ratio_proposed - np.logaddexp(log_share + log_ratio_proposed, log_rest + log_z)
-
-
-def _solve(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> float:
-    """The fixed point, from ``log_z`` on."""
-    size = np.log(len(log_ratio)) - np.log(len(log_ratio_proposed))
-    for _ in range(_ITERATIONS):
-        at_points, at_proposed = _summands(log_ratio, log_ratio_proposed, worth, log_z)
-        before, log_z = log_z, float(logsumexp(at_proposed) - logsumexp(at_points) + size)
-        if not abs(log_z - before) > _EXACT:
-            break
-    return log_z
-
-
-def _terms(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> tuple[Array, Array]:
-    """What every point, and every point of q, adds to the error of log Z."""
-    at_points, at_proposed = _summands(log_ratio, log_ratio_proposed, worth, log_z)
-    one, other = (np.exp(logs - logsumexp(logs)) - 1.0 / len(logs) for logs in (at_points, at_proposed))
-    return one, other
 
 
 def bridge_evidence(

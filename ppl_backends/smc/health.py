@@ -172,7 +172,7 @@ def judge(
     replaceable : bool
         Whether that of bridge sampling may be reported.
     prior_error : float
-        Standard error of the log integral of the prior, where that comes from the same run. It is in the evidence of
+        Standard error of the log integral of the prior, where runs start from the prior. It is in the evidence of
         tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
     """
     reasons = distrust(runs, evidence, chains_kept)

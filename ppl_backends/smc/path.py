@@ -19,6 +19,7 @@ from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.mcmc.metric import Metric
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.start import Start, cauchy_around, check_proper
+from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 
 Run = Callable[..., Any]
@@ -118,7 +119,13 @@ class TemperingPath(Protocol):
 
 
 class PriorPath:
-    """p(θ) L(θ)^λ from draws of the prior."""
+    """p(θ) L(θ)^λ from draws of the prior.
+
+    Attributes
+    ----------
+    integral : PriorIntegral
+        Of the prior as written, where the target knows it.
+    """
 
     description = "prior"
     reference: Metric | None = None
@@ -128,11 +135,14 @@ class PriorPath:
         if not target.has_split:
             raise ModelError(f"{target.label}: prior and likelihood are not known apart; use initial='laplace'")
         self.target = target
+        self.integral = stated_integral(target) or PriorIntegral(0.0)
 
     def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
-        """Independent draws of the prior; its density as written may integrate to less than one (``ordered``: 1/K!)."""
-        log_normalizer = float(getattr(self.target, "log_prior_normalizer", 0.0))
-        return Start(self.target.sample_prior(n, rng), log_normalizer, LineageVariance(n))
+        """Independent draws of the prior, whose density as written may not integrate to one (``ordered``: 1/K!).
+
+        All runs share the log integral; its error is added to that of their mean.
+        """
+        return Start(self.target.sample_prior(n, rng), self.integral.log_integral, LineageVariance(n))
 
     def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
         """Base log p(θ), increment log L(θ)."""

@@ -14,10 +14,11 @@ from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage
+from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["evidence_attrs", "lineage_ess", "prior_normalizer", "smc_inference_data"]
+__all__ = ["evidence_attrs", "lineage_ess", "prior_normalizer", "smc_inference_data", "with_prior_error"]
 
 
 def smc_inference_data(
@@ -36,7 +37,7 @@ def smc_inference_data(
     """Assemble what :func:`~ppl_backends.sample_smc` returns; ``attrs`` are further attributes."""
     reached, evidence = all(run.complete for run in runs), verdict.evidence
     path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
-    prior_integral, prior_integral_se = prior_normalizer(path, runs)
+    integral = prior_normalizer(path, runs)
     attrs = dict(attrs or {}) | {
         "log_evidence": evidence.log_evidence if reached else None,
         "log_evidence_se": evidence.standard_error if reached else None,
@@ -49,9 +50,9 @@ def smc_inference_data(
         "initial": path.description,
         "kernel": kernel_name,
         "log_evidence_note": improper_note(path.target),
-        "log_prior_normalizer": prior_integral,
-        "log_prior_normalizer_se": prior_integral_se,
     }
+    if integral is not None:
+        attrs |= integral.attrs(evidence.log_evidence if reached else None)
     return build_inference_data(
         path.target,
         np.stack([run.x for run in runs]),
@@ -74,14 +75,24 @@ def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None)
     return attrs | {f"log_evidence_{name}_se": estimate.standard_error for name, estimate in found.items()}
 
 
-def prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> tuple[float | None, float | None]:
-    """Log integral of the prior as written, where the path starts from it; and its standard error, where it is estimated."""
+def prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> PriorIntegral | None:
+    """Log integral of the prior as written, from the runs that drew it or as the target states it; None where not known."""
     if not isinstance(path, PriorPath):
-        return None, None
+        return stated_integral(path.target)
+    if not isinstance(path, SampledPriorPath):
+        return path.integral._replace(log_integral=runs[0].log_normalizer)
     found = combine_evidence(
         *np.array([(run.log_normalizer, run.normalizer_variance, run.normalizer_df) for run in runs]).T
     )
-    return found.log_evidence, found.standard_error if isinstance(path, SampledPriorPath) else None
+    return PriorIntegral(found.log_evidence, found.standard_error, found.df)
+
+
+def with_prior_error(evidence: EvidenceEstimate, path: TemperingPath) -> EvidenceEstimate:
+    """The evidence of runs that start from a prior whose integral is an estimate, which they share."""
+    if not isinstance(path, PriorPath):
+        return evidence
+    error, df = path.integral.added_to(evidence.standard_error, evidence.df)
+    return evidence._replace(standard_error=error, df=df)
 
 
 _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {

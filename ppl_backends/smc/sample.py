@@ -23,7 +23,7 @@ from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.health import judge, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
-from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data
+from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data, with_prior_error
 from ppl_backends.smc.sampler import SMCRun
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.targets.convert import as_target
@@ -227,12 +227,12 @@ def sample_smc(
     )
     runs, unfinished = split_finished(runs, chains, interrupted)
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    estimate = with_prior_error(estimate, route)
     bridge = _bridge(route, runs, bridge_rng)
     waste_free = options["len_chain"] is not None
-    _, prior_error = prior_normalizer(route, runs)
-    verdict = judge(
-        runs, estimate, bridge, chains_kept=waste_free, replaceable=not unbiased, prior_error=prior_error or 0.0
-    )
+    prior = prior_normalizer(route, runs) if isinstance(route, PriorPath) else None
+    prior_error = 0.0 if prior is None else prior.standard_error
+    verdict = judge(runs, estimate, bridge, chains_kept=waste_free, replaceable=not unbiased, prior_error=prior_error)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         route,

@@ -28,7 +28,7 @@ from ppl_backends.smc.data_path import BlockPath, DataPath, DataRun, begin, begi
 from ppl_backends.smc.evidence import LineageVariance, PathSampling, combine_evidence
 from ppl_backends.smc.health import Verdict, distrust, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
-from ppl_backends.smc.results import smc_inference_data
+from ppl_backends.smc.results import smc_inference_data, with_prior_error
 from ppl_backends.smc.sampler import Progress, SMCRun
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -265,7 +265,7 @@ def _result(
     finished, unfinished = split_finished([_finish(data, run) for run in runs], len(runs), False)
     chosen = [run for run in runs if not unfinished or run.seen == data.n] or list(runs)
     before = before[[runs.index(run) for run in chosen]] if len(chosen) < len(runs) else before
-    evidence = _combined(finished, before * 0.0, np.zeros(len(finished)))
+    evidence = with_prior_error(_combined(finished, before * 0.0, np.zeros(len(finished))), data.prior)
     verdict = Verdict(evidence, "tempering", distrust(finished, evidence))
     warn_if_distrusted(unfinished, verdict.reasons)
     idata = smc_inference_data(

@@ -42,6 +42,8 @@ MEMBERS = (
     "label",
     "log_likelihood_estimate",
     "log_prior_normalizer",
+    "log_prior_normalizer_df",
+    "log_prior_normalizer_se",
     "observations",
     "observed_data",
     "pointwise_log_likelihood",

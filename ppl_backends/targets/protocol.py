@@ -206,6 +206,11 @@ class BaseTarget:
     observations : Observations or None
     label : str
         What messages call the model, e.g. ``"PyMC model"`` or a file name.
+    log_prior_normalizer : float or None
+        Log integral of the prior as written: 0 for a normalised one, NaN where it is not known; None where the target
+        does not say.
+    log_prior_normalizer_se, log_prior_normalizer_df : float
+        Its standard error and degrees of freedom.
     """
 
     dim: int
@@ -219,6 +224,9 @@ class BaseTarget:
     constant_data: Mapping[str, Array] = {}
     observations: Observations | None = None
     factors: Any = None
+    log_prior_normalizer: Any = None
+    log_prior_normalizer_se: Any = 0.0
+    log_prior_normalizer_df: Any = float("inf")
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """One pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""

@@ -10,8 +10,9 @@ from scipy.special import logsumexp
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.numerics.bridge import bridge
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.bridge_sampling import Sample, bridge, bridge_evidence
+from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.health import draws_are_healthy
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath

@@ -103,8 +103,8 @@ class CompiledGraph:
     """The functions of a model for data of given shapes, each compiled at its first use.
 
     Kinds: ``value`` and ``gradient`` (log prior and log likelihood), ``prior`` and ``potentials`` (with gradients),
-    ``hessian of the joint``, ``hessian of the likelihood``, ``pointwise``, ``terms`` (all elementwise terms), ``constrain``,
-    ``unconstrain``.
+    ``hessian of the joint``, ``hessian of the likelihood``, ``pointwise``, ``terms`` (all elementwise terms), ``free terms``,
+    ``constrain``, ``unconstrain``.
     """
 
     def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes, backend: str) -> None:
@@ -199,6 +199,8 @@ def _outputs(graph: ModelGraph, kind: str) -> list[Variable]:
         return list(graph.observed.values())
     if kind == "terms":
         return [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()]
+    if kind == "free terms":
+        return list(graph.free.values())
     if kind == "constrain":
         return list(graph.constrained.values())
     return [graph.unconstrained]

@@ -44,6 +44,7 @@ __all__ = [
     "build_graph",
     "check_model",
     "data_values",
+    "evaluate_graphs",
     "fixed_values",
     "flat_names",
     "forward",
@@ -231,7 +232,7 @@ def shapes_of(model: pm.Model, data: DataValues) -> ModelShapes:
     """Shapes of the free variables given the data."""
     free = free_variables(model)
     shapes = [forward(model, rv, rv).shape for rv in free] + [rv.shape for rv in free]
-    found = [tuple(int(length) for length in shape) for shape in _evaluate(shapes, fixed_values(model, data))]
+    found = [tuple(int(length) for length in shape) for shape in evaluate_graphs(shapes, fixed_values(model, data))]
     value_names = [model.rvs_to_values[rv].name for rv in free]
     return ModelShapes(
         dict(zip(value_names, found[: len(free)], strict=True)),
@@ -243,10 +244,10 @@ def observed_values(model: pm.Model, data: DataValues) -> dict[str, np.ndarray]:
     """Values of the observed variables given the data."""
     observed = observed_variables(model)
     fixed = fixed_values(model, data)
-    return dict(zip([rv.name for rv in observed], _evaluate([fixed[rv] for rv in observed], {}), strict=True))
+    return dict(zip([rv.name for rv in observed], evaluate_graphs([fixed[rv] for rv in observed], {}), strict=True))
 
 
-def _evaluate(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[np.ndarray]:
+def evaluate_graphs(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[np.ndarray]:
     """Values of graphs that need no further inputs."""
     with no_c_compiler():
         function = pytensor.function([], _clone(graphs, replace), mode=PYTHON_MODE, on_unused_input="ignore")

@@ -8,15 +8,17 @@ called ``n`` times. Potentials play no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from numpy.typing import NDArray
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.distributions.distribution import PartialObservedRV
-from pymc.distributions.transforms import Ordered, _default_transform
+from pymc.distributions.multivariate import CARRV
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -25,7 +27,6 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType, random_generator_type
-from scipy.special import gammaln
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array
@@ -39,23 +40,80 @@ from ppl_backends.targets.pymc.graph import (
     free_variables,
     io_toposort,
 )
+from ppl_backends.targets.pymc.masses import (
+    car_precision,
+    chained,
+    exchangeable_and_ordered,
+    has_default_transform,
+    has_independent_parts,
+    is_ordered,
+)
 
 try:
     from pytensor.compile.rewriting import inline_ofg_node
 except ImportError:  # PyTensor < 3
     from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
-__all__ = ["PriorSampler"]
+__all__ = ["PriorDraws", "PriorSampler", "coordinates", "prior_replacements"]
 
-NORMALIZER_DRAWS = 10_000
+_LARGEST_BATCH = 65_536
+
+
+class PriorDraws:
+    """Draws of graphs of random variables, all at once where every operation can be given a batch axis.
+
+    Parameters
+    ----------
+    graphs : sequence of Variable
+        In which everything but random variables is fixed.
+
+    Attributes
+    ----------
+    at_once : bool
+        Whether one call draws many.
+    """
+
+    def __init__(self, graphs: Sequence[Variable]) -> None:
+        graphs = _expand_composites(list(graphs))
+        self._ndims = [graph.type.ndim for graph in graphs]
+        self._loop = _compile(graphs)
+        size = pt.lscalar("n")
+        try:
+            self._batched: Callable | None = _compile(_draw_many(graphs, size), size)
+        except Exception:  # an operation that cannot be given a batch axis: draw one by one
+            self._batched = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one call draws many, as far as is known."""
+        return self._batched is not None
+
+    def __call__(self, n: int, rng: np.random.Generator) -> list[Array]:
+        """``n`` draws of every graph ``(n, *shape)``."""
+        if self._batched is not None:
+            state = rng.bit_generator.state
+            try:
+                draws = [np.asarray(draw, dtype=np.float64) for draw in self._batched(rng, n)]
+                if _are_draws(draws, self._ndims, n):
+                    return draws
+            except Exception:  # shapes that only fail when the graph runs
+                pass
+            self._batched = None
+            rng.bit_generator.state = state
+        try:
+            rows = [self._loop(rng) for _ in range(n)]
+        except Exception as error:  # a distribution without draws, as ICAR
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise PriorSamplingError(f"the prior cannot be drawn from ({reason}): use initial='laplace'") from None
+        return [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
 
 
 class PriorSampler:
     """Prior draws of the ravelled value variables.
 
     A transform may restrict a variable to part of its support, as ``ordered`` does. Where the elements are exchangeable
-    their draws are sorted; otherwise draws outside are drawn again, all variables together, which is rejection sampling
-    from the density that the model states.
+    their draws are sorted; otherwise draws outside are drawn again, each together with all that depends on it or that it
+    depends on, which is rejection sampling from the density that the model states.
 
     Parameters
     ----------
@@ -63,13 +121,6 @@ class PriorSampler:
     data : dict
         Values of the shared variables.
     shapes : ModelShapes
-
-    Attributes
-    ----------
-    log_sorted : float
-        Log of the prior mass that sorting keeps: -log K! for K ordered elements.
-    accepted, proposed : int
-        Draws so far that the restrictions kept, of how many.
 
     Raises
     ------
@@ -81,32 +132,19 @@ class PriorSampler:
         self._free = free_variables(model)
         for rv in self._free:
             _refuse_improper(rv)
-        fixed = fixed_values(model, data)
-        ordered = [rv for rv in self._free if _exchangeable_and_ordered(model, rv)]
-        fixed.update({rv: _sorted_copy(rv, model.rvs_to_transforms[rv]) for rv in ordered})
-        self.log_sorted = -sum(_log_orders(shapes.model[rv.name]) for rv in ordered)
-
-        self._transformed = [rv for rv in self._free if _has_unusual_transform(model, rv)]
+        self._transformed = [
+            rv for rv in self._free if model.rvs_to_transforms[rv] is not None and not has_default_transform(model, rv)
+        ]
+        self._groups = _redrawn_together(model, self._transformed, shapes)
         values = {rv: forward(model, rv, rv) for rv in self._free}
         errors = [_error_of_return(model, rv, values[rv]) for rv in self._transformed]
-        graphs = _expand_composites(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
-        self.accepted = self.proposed = 0
-        self._ndims = [graph.type.ndim for graph in graphs]
-        self._loop = _compile(graphs)
-        size = pt.lscalar("n")
-        try:
-            self._batched: Callable | None = _compile(_draw_many(graphs, size), size)
-        except Exception:  # an operation that cannot be given a batch axis: draw one by one
-            self._batched = None
+        fixed = prior_replacements(model, data)
+        self._draws = PriorDraws(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
 
     @property
-    def log_normalizer(self) -> float:
-        """Log of the mass of the prior density on the unconstrained space: 0 unless a transform restricts it."""
-        if not self._transformed:
-            return 0.0
-        if not self.proposed:
-            self(NORMALIZER_DRAWS, np.random.default_rng(0))
-        return self.log_sorted + float(np.log(self.accepted / self.proposed))
+    def at_once(self) -> bool:
+        """Whether one call draws many, as far as is known."""
+        return self._draws.at_once
 
     def __call__(self, n: int, rng: np.random.Generator) -> Array:
         """``n`` draws ``(n, dim)``.
@@ -116,45 +154,31 @@ class PriorSampler:
         PriorSamplingError
             If too few draws fall where the transforms allow, or a transform does not undo itself.
         """
-        kept: list[Array] = []
-        while (missing := n - sum(map(len, kept))) > 0:
-            draws = self._draw(missing, rng)
-            inside = np.isfinite(draws).all(axis=1)
-            self.proposed += missing
-            self.accepted += missing - int(np.isnan(draws).any(axis=1).sum())
-            kept.append(draws[inside])
-            if self.proposed > 10_000 and self.accepted < 1e-3 * self.proposed:
-                names = ", ".join(repr(rv.name) for rv in self._free)
+        if n == 0:
+            return self._draw(1, rng)[:0]
+        draws = self._draw(n, rng)
+        x, proposed = draws.copy(), n
+        missing = [np.flatnonzero(~np.isfinite(draws[:, columns]).all(axis=1)) for columns in self._groups]
+        kept = np.array([n - len(rows) for rows in missing])
+        while any(map(len, missing)):
+            if proposed > 10_000 and kept.min() < 1e-3 * proposed:
+                names = ", ".join(repr(rv.name) for rv in self._transformed or self._free)
                 raise PriorSamplingError(
-                    f"only {self.accepted} of {self.proposed} prior draws of {names} fall where the transforms allow: "
+                    f"only {kept.min()} of {proposed} prior draws of {names} fall where the transforms allow: "
                     "use initial='laplace'"
                 )
-        return np.concatenate(kept) if kept else self._draw(1, rng)[:0]
+            draws = self._draw(min(max(n, 2 * proposed), _LARGEST_BATCH), rng)
+            proposed += len(draws)
+            for group, columns in enumerate(self._groups):
+                inside = np.flatnonzero(np.isfinite(draws[:, columns]).all(axis=1))
+                rows = missing[group][: len(inside)]
+                x[np.ix_(rows, columns)] = draws[np.ix_(inside[: len(rows)], columns)]
+                missing[group], kept[group] = missing[group][len(rows) :], kept[group] + len(inside)
+        return x
 
     def _draw(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` draws in one call, or one by one where the graph has no batched form."""
-        if self._batched is not None:
-            state = rng.bit_generator.state
-            try:
-                draws = [np.asarray(draw, dtype=np.float64) for draw in self._batched(rng, n)]
-                if _are_draws(draws, self._ndims, n):
-                    return self._ravel(draws, n)
-            except PriorSamplingError:
-                raise
-            except Exception:  # shapes that only fail when the graph runs
-                self._batched = None
-            self._batched = None
-            rng.bit_generator.state = state
-        try:
-            rows = [self._loop(rng) for _ in range(n)]
-        except Exception as error:  # a distribution without draws, as ICAR
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise PriorSamplingError(f"the prior cannot be drawn from ({reason}): use initial='laplace'") from None
-        return self._ravel([np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)], n)
-
-    def _ravel(self, draws: list[Array], n: int) -> Array:
-        """Points ``(n, dim)``, once it is checked that every transform undoes itself."""
-        k = len(self._free)
+        """Points ``(n, dim)``, NaN where a transform does not allow a draw, once it is checked that it undoes itself."""
+        draws, k = self._draws(n, rng), len(self._free)
         for rv, error in zip(self._transformed, draws[k:], strict=True):
             if np.nanmax(error, initial=0.0) > 1e-6:
                 raise PriorSamplingError(
@@ -164,33 +188,65 @@ class PriorSampler:
         return np.concatenate([draw.reshape(n, -1) for draw in draws[:k]], axis=1)
 
 
+def prior_replacements(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
+    """What replaces variables so that draws follow the density as written: data, sorted elements, draws of ``CAR``."""
+    fixed = fixed_values(model, data)
+    for rv in free_variables(model):
+        if isinstance(rv.owner.op, CARRV):
+            replacement = _car_draw(rv)
+        elif exchangeable_and_ordered(model, rv):
+            replacement = _sorted_copy(rv, model.rvs_to_transforms[rv])
+        else:
+            continue
+        [fixed[rv]] = clone_replace([replacement], fixed, rebuild_strict=False)
+    return fixed
+
+
+def coordinates(shapes: ModelShapes) -> dict[str, NDArray[np.intp]]:
+    """Coordinates of every free variable in the ravelled point, in the shape of its value variable."""
+    sizes = [int(np.prod(shape, dtype=int)) for shape in shapes.value.values()]
+    pieces = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    named = zip(shapes.model, pieces, shapes.value.values(), strict=True)
+    return {name: piece.reshape(shape) for name, piece, shape in named}
+
+
+def _redrawn_together(model: pm.Model, restricted: Sequence[Variable], shapes: ModelShapes) -> list[NDArray[np.intp]]:
+    """Coordinates in independent groups: those that are drawn anew where one of them is outside."""
+    where, free = coordinates(shapes), free_variables(model)
+    family: list[set[Variable]] = []
+    for rv in free:
+        related = {rv, *(v for v in ancestors([rv]) if v in free)}
+        joined = [members for members in family if members & related]
+        family = [members for members in family if not members & related] + [related.union(*joined)]
+    groups, rest = [], []
+    for members in family:
+        columns = [where[rv.name] for rv in free if rv in members]
+        if not members & set(restricted):
+            rest += [column.ravel() for column in columns]
+        elif len(members) == 1 and has_independent_parts(model, *members):
+            last = columns[0].shape[-1] if is_ordered(model, *members) else 1
+            groups += list(columns[0].reshape(-1, last))
+        else:
+            groups.append(np.concatenate([column.ravel() for column in columns]))
+    return [*groups, np.concatenate(rest)] if rest else groups
+
+
 def _are_draws(draws: list[Array], ndims: list[int], n: int) -> bool:
     """Whether every output has a row per draw."""
     return all(draw.ndim == ndim + 1 and len(draw) == n for draw, ndim in zip(draws, ndims, strict=True))
 
 
-def _exchangeable_and_ordered(model: pm.Model, rv: Variable) -> bool:
-    """Whether the transform orders elements of which no parameter varies along the last axis."""
-    op = rv.owner.op
-    if not isinstance(model.rvs_to_transforms[rv], Ordered) or not isinstance(op, RandomVariable) or op.ndim_supp:
-        return False
-    return all(p.type.ndim == 0 or p.type.shape[-1] == 1 for p in op.dist_params(rv.owner))
-
-
-def _sorted_copy(rv: Variable, transform: Ordered) -> Variable:
+def _sorted_copy(rv: Variable, transform: Any) -> Variable:
     """The same draw, with its elements in the order that the transform asks for."""
     ascending = pt.sort(rv.owner.clone().outputs[1], axis=-1)
-    return ascending if transform.ascending else ascending[..., ::-1]
+    return ascending if chained(transform)[-1].ascending else ascending[..., ::-1]
 
 
-def _log_orders(shape: tuple[int, ...]) -> float:
-    """Log of the number of orders of the elements along the last axis, for all vectors together."""
-    return float(np.prod(shape[:-1]) * gammaln(shape[-1] + 1))
-
-
-def _has_unusual_transform(model: pm.Model, rv: Variable) -> bool:
-    transform = model.rvs_to_transforms[rv]
-    return transform is not None and type(transform) is not type(_default_transform(rv.owner.op, rv))
+def _car_draw(rv: Variable) -> Variable:
+    """A draw of the density of ``CAR``; PyMC's own has the square of its covariance matrix."""
+    factor = pt.linalg.cholesky(car_precision(rv))
+    noise = pt.random.normal(size=rv.shape)
+    return rv.owner.inputs[2] + pt.linalg.solve_triangular(factor.mT, noise, lower=False)
 
 
 def _error_of_return(model: pm.Model, rv: Variable, value: Variable) -> Variable:

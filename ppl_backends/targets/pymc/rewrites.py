@@ -43,6 +43,15 @@ def check_to_switch(fgraph, node):
     return [pt.switch(condition, expression, outside).astype(node.outputs[0].dtype)]
 
 
+@node_rewriter(None)
+def positive_definite_by_cholesky(fgraph, node):
+    """A matrix is positive definite where its Cholesky factor exists; the check of PyMC 5 (``LKJCorr``) is for one matrix."""
+    if type(node.op).__name__ != "PosDefMatrix":
+        return None
+    factor = pt.linalg.cholesky(node.inputs[0], on_error="nan")
+    return [pt.all(pt.diagonal(factor, axis1=-2, axis2=-1) > 0)]
+
+
 @node_rewriter([All])
 def sigmoid_is_a_probability(fgraph, node):
     """``all(sigmoid(x) >= 0)`` and ``all(sigmoid(x) <= 1)`` hold (a NaN shows in the density itself)."""
@@ -108,7 +117,8 @@ def _is_elemwise(variable: Variable, scalar_op: type) -> bool:
 def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
     """Graphs whose checks of parameters give -inf where they would raise; the graphs given are used up."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
-    in2out(check_to_switch).rewrite(fgraph)
+    for rewrite in (check_to_switch, positive_definite_by_cholesky):
+        in2out(rewrite).rewrite(fgraph)
     return list(fgraph.outputs)
 
 

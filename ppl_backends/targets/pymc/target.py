@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
+from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.factors import PyMCFactors
@@ -28,6 +30,7 @@ from ppl_backends.targets.pymc.graph import (
     observed_variables,
     shapes_of,
 )
+from ppl_backends.targets.pymc.normalizer import Masses, integrate_prior, prior_masses
 from ppl_backends.targets.pymc.observations import PyMCObservations
 from ppl_backends.targets.pymc.priors import PriorSampler
 
@@ -96,9 +99,10 @@ class PyMCTarget(BaseTarget):
         self._compiled = CompiledGraph(model, self._data, self._shapes, backend)
         self._arguments = DataArguments(self._data)
         self._prior: PriorSampler | None = None
+        self._integral: PriorIntegral | PriorSamplingError | None = None
         self._factors: Any = None
         self._linear_sites: tuple[Any] | None = None
-        self._lock = Lock()
+        self._lock, self._integral_lock = Lock(), Lock()
         self.has_potentials = bool(model.potentials)
         self.observed_data = observed_values(model, self._data)
         self.constant_data = self._constant_data()
@@ -226,6 +230,8 @@ class PyMCTarget(BaseTarget):
         PriorSamplingError
             If a free variable is ``Flat`` or ``HalfFlat``.
         """
+        if self._masses.unknown:
+            self._integrated()  # an error where draws do not follow the density
         return self._prior_sampler()(n, rng)
 
     def _prior_sampler(self) -> PriorSampler:
@@ -234,16 +240,55 @@ class PyMCTarget(BaseTarget):
                 self._prior = PriorSampler(self.model, self._data, self._shapes)
         return self._prior
 
-    @property
-    def log_prior_normalizer(self) -> float:
-        """Log of the integral of the prior: 0, unless a transform such as ``ordered`` cuts the support; NaN if improper.
+    @cached_property
+    def _masses(self) -> Masses:
+        with no_c_compiler():
+            return prior_masses(self.model, self._shapes)
 
-        For exchangeable ordered elements it is exact, elsewhere it is estimated from the prior draws.
+    def _integrated(self) -> PriorIntegral:
+        with self._integral_lock, no_c_compiler():
+            if self._integral is None:
+                try:
+                    self._integral = integrate_prior(
+                        self.model, self._data, self._shapes, self._masses, self._prior_sampler, self._free_terms
+                    )
+                except PriorSamplingError as refusal:
+                    self._integral = refusal
+        if isinstance(self._integral, PriorSamplingError):
+            raise self._integral
+        return self._integral
+
+    def _free_terms(self, x: Array) -> dict[str, Array]:
+        """Terms of the log prior by free variable, ``(n, ...)`` each."""
+        return dict(zip(self._shapes.model, self._call("free terms", x), strict=True))
+
+    @property
+    def prior_integral(self) -> PriorIntegral:
+        """Log integral of the prior as written, its standard error and degrees of freedom.
+
+        0 without an error for distributions that are known to be normalised; exact for those with a closed form; elsewhere
+        it is estimated from draws of the prior, the same ones at every call. NaN for an improper prior, and for one that
+        cannot be drawn from.
         """
         try:
-            return self._prior_sampler().log_normalizer
+            return self._integrated()
         except PriorSamplingError:
-            return float("nan")
+            return PriorIntegral(float("nan"))
+
+    @property
+    def log_prior_normalizer(self) -> float:
+        """Log integral of the prior: 0, unless a transform such as ``ordered`` cuts the support or PyMC drops a constant."""
+        return self.prior_integral.log_integral
+
+    @property
+    def log_prior_normalizer_se(self) -> float:
+        """Standard error of ``log_prior_normalizer``; 0 where it is exact."""
+        return self.prior_integral.standard_error
+
+    @property
+    def log_prior_normalizer_df(self) -> float:
+        """Degrees of freedom of that standard error."""
+        return self.prior_integral.df
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
         """``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).

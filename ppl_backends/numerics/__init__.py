@@ -1,0 +1,1 @@
+"""Numerical methods on arrays, which know nothing of models."""
