@@ -16,7 +16,7 @@ from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.mcmc.algorithm import Algorithm
 from ppl_backends.mcmc.conditional import ConditionalTarget
 from ppl_backends.options import array, check_memory, checked, integer
-from ppl_backends.parallel import map_independent
+from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.targets.convert import as_target
@@ -99,7 +99,9 @@ def sample_mcmc(
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        ``sample_stats`` holds the step's statistics. An interrupted run (Ctrl-C) returns the draws that all chains have.
+        ``sample_stats`` holds the step's statistics. An interrupted run (Ctrl-C) returns the draws that there are, with a
+        warning that counts them: of those chains that together have most of them, as many of each. Its ``accuracy`` is
+        ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0 in place of 1.
 
     Raises
     ------
@@ -123,7 +125,7 @@ def sample_mcmc(
     *generators, start_rng, result_rng = spawn_generators(random_seed, chains + 2)
     starts = _drawn_starts(target, algorithm, chains, start_rng) if given is None else given
     runs = _run_chains(algorithm, starts, draws, tune, generators, cores, executor, progressbar)
-    return _inference_data(target, algorithm, runs, draws, result_rng, clock, log_likelihood)
+    return _inference_data(target, algorithm, runs, draws, chains, result_rng, clock, log_likelihood)
 
 
 def _resolve(
@@ -228,7 +230,8 @@ def _run_chains(
         ]
         workers = min(len(starts), cores or len(starts))
         if not local or workers == 1:
-            return map_independent(_run, jobs, executor)
+            found, _ = map_until_interrupted(_run, jobs, executor, lambda run: len(run.x) < draws)
+            return [run for run in found if run is not None]
         with ThreadPoolExecutor(workers) as threads:
             futures = [threads.submit(_run, job) for job in jobs]
             try:
@@ -243,33 +246,47 @@ def _inference_data(
     algorithm: Algorithm,
     runs: list[Run],
     draws: int,
+    chains: int,
     rng: np.random.Generator,
     clock: float,
     log_likelihood: bool,
 ) -> Any:
     from ppl_backends.results import build_inference_data
 
-    begun = [run for run in runs if len(run.x)]
-    if not begun:
-        raise KeyboardInterrupt("interrupted before the first draw")
-    length = min(len(run.x) for run in begun)
-    if length < draws or len(begun) < len(runs):
-        message = f"interrupted: {length} of {draws} draws of {len(begun)} of {len(runs)} chains are returned"
+    kept, length = _longest_block(runs)
+    complete = length == draws and len(kept) == chains
+    if not complete:
+        message = f"interrupted: {length} of {draws} draws of {len(kept)} of {chains} chains are returned"
         warnings.warn(message, SamplerWarning, stacklevel=4)
     on = ("chain", "draw")
     stats: dict[str, Any] = {
-        name: (on, np.array([run.stats[name][:length] for run in begun]).astype(kind if kind is not bool else int))
+        name: (on, np.array([run.stats[name][:length] for run in kept]).astype(kind if kind is not bool else int))
         for name, kind in algorithm.stats.items()
         if name != "tune"
     }
     return build_inference_data(
         target,
-        np.array([run.x[:length] for run in begun]),
+        np.array([run.x[:length] for run in kept]),
         method=algorithm.name,
-        accuracy="approximate" if algorithm.approximate else "exact",
+        accuracy="exact" if complete and not algorithm.approximate else "approximate",
         sampling_time=time.perf_counter() - clock,
         rng=rng,
-        attrs=dict(getattr(algorithm, "attributes", {})),
+        attrs={**getattr(algorithm, "attributes", {}), "complete": int(complete)},
         sample_stats=stats,
         log_likelihood=log_likelihood,
     )
+
+
+def _longest_block(runs: Sequence[Run]) -> tuple[list[Run], int]:
+    """Return the chains and the number of draws of each that make most draws in all.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If there is no draw.
+    """
+    lengths = sorted((len(run.x) for run in runs), reverse=True)
+    length = max(lengths, key=lambda length: length * sum(other >= length for other in lengths), default=0)
+    if not length:
+        raise KeyboardInterrupt("interrupted before the first draw")
+    return [run for run in runs if len(run.x) >= length], length

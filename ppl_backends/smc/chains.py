@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,15 +11,13 @@ import numpy as np
 
 from ppl_backends.errors import WorkerError
 from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.sampler import SMCRun, Stage, Store, run_tempering
 
 __all__ = ["run_chains"]
-
-# After an interrupt, chains elsewhere that were interrupted too get this many seconds to hand in what they have.
-_GRACE = 2.0
 
 
 class _Job(NamedTuple):
@@ -74,58 +70,40 @@ def run_chains(
             )
             for chain, rng in enumerate(generators)
         ]
-        runs, interrupted = _run_here(jobs) if executor is None else _run_there(jobs, executor, checkpoint)
-        for chain, run in enumerate(runs):
-            _show(progress, chain, run.stages[-1])
+        found, interrupted = _run_all(jobs, executor, checkpoint)
+        for chain, run in enumerate(found):
+            if run is not None:
+                _show(progress, chain, run.stages[-1])
+    runs = [run for run in found if run is not None]
+    if not runs:
+        raise KeyboardInterrupt
     return runs, interrupted
 
 
-def _run_here(jobs: Sequence[_Job]) -> tuple[list[SMCRun], bool]:
-    runs: list[SMCRun] = []
+def _result(job: _Job, run: SMCRun | None) -> SMCRun | None:
+    """Return the chain's run; after an interrupt, where it handed in none, what its checkpoint holds."""
+    if run is not None or job.store is None:
+        return run
+    saved = job.store.load()
+    return SMCRun(**vars(saved), interrupted=True) if saved and saved.stages else None
+
+
+def _run_all(
+    jobs: Sequence[_Job], executor: Executor | None, checkpoint: Checkpoint | None
+) -> tuple[list[SMCRun | None], bool]:
+    """Return the runs of all chains, None for those that an interrupt left without a temperature."""
     try:
-        for job in jobs:
-            runs.append(_run(job))
-            if runs[-1].interrupted:
-                return runs, True
-    except KeyboardInterrupt:
-        if not runs:
+        found, interrupted = map_until_interrupted(_run, jobs, executor, lambda run: run.interrupted)
+    except Exception as error:
+        if not _says_that_a_worker_died(error):
             raise
-        return runs, True
-    return runs, False
-
-
-def _run_there(jobs: Sequence[_Job], executor: Executor, checkpoint: Checkpoint | None) -> tuple[list[SMCRun], bool]:
-    futures = [executor.submit(_run, job) for job in jobs]
-    try:
-        runs = [future.result() for future in futures]
-        return runs, any(run.interrupted for run in runs)
-    except KeyboardInterrupt:
-        for future in futures:
-            future.cancel()
-        with contextlib.suppress(TimeoutError, KeyboardInterrupt):
-            wait_for([future for future in futures if not future.cancelled()], timeout=_GRACE)
-        runs = [run for run in map(_finished, futures) if run is not None]
-        if not runs:
-            raise
-        return runs, True
-    except BaseException as error:
-        for future in futures:
-            future.cancel()
-        if _says_that_a_worker_died(error):
-            onward = (
-                f"call again with checkpoint={str(checkpoint.path)!r} to go on from the last temperature"
-                if checkpoint
-                else "with checkpoint= a run can be continued"
-            )
-            raise WorkerError(f"a worker process died (killed, or out of memory?); {onward}") from error
-        raise
-
-
-def _finished(future: Future) -> SMCRun | None:
-    """What a chain handed in, if it did."""
-    with contextlib.suppress(CancelledError, KeyboardInterrupt, Exception):
-        return future.result(timeout=0) if future.done() else None
-    return None
+        onward = (
+            f"call again with checkpoint={str(checkpoint.path)!r} to go on from the last temperature"
+            if checkpoint
+            else "with checkpoint= a run can be continued"
+        )
+        raise WorkerError(f"a worker process died (killed, or out of memory?); {onward}") from error
+    return [_result(job, run) if interrupted else run for job, run in zip(jobs, found, strict=True)], interrupted
 
 
 def _says_that_a_worker_died(error: BaseException) -> bool:

@@ -1,31 +1,59 @@
 """Checkpoints: a run survives the process it runs in, and goes on as if nothing had happened.
 
-A checkpoint is a small file with what identifies the call (settings, fingerprint of the density, seed, fitted
-approximation) and, beside it, a file per chain with its :class:`~ppl_backends.smc.sampler.Progress`. Every file is
-written anew under another name, flushed to the disk and then renamed, so that at any moment each of them is whole: the
-last one or the one before.
+A checkpoint is a small file with what identifies the call (settings, digests of the model, seed, the approximation that
+was fitted) and, beside it, a file per chain with its :class:`~ppl_backends.smc.sampler.Progress`. Every file is written
+anew under another name, flushed to the disk and then renamed, so that at any moment each of them is whole: the last one
+or the one before.
+
+Nothing in these files can run: they hold arrays and JSON text (:mod:`~ppl_backends.smc.codec`). Before anything is read
+from one its checksum has to match; before anything is used, the settings and the digests of program and data. A chain's
+file names the call and the chain that it belongs to.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.approximations.variational.result import VariationalApproximation
 from ppl_backends.errors import CheckpointError, ModelError
-from ppl_backends.smc.sampler import Progress
+from ppl_backends.files import check_writable, reason_of, write_atomically
+from ppl_backends.mcmc.metric import Metric, SplitMetric
+from ppl_backends.smc.codec import DamagedError, pack, unpack
+from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.smc.ladder import Rung
+from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
+from ppl_backends.smc.path import PathState, TemperingPath
+from ppl_backends.smc.records import PlannedStage, Progress, Stage
+from ppl_backends.smc.schedule import Schedule
+from ppl_backends.smc.tuning import AcceptanceTuning, CarriedTuning, Pairs, PretrialTuning, Turn, TurnTuning
+from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["ChainStore", "Checkpoint", "fingerprint", "write_atomically"]
+__all__ = ["ChainStore", "Checkpoint"]
 
-_FORMAT = 1
+_FORMAT = 2
+# What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
+_GAUSSIAN = ("mean", "dim", "_factor", "names", "method", "converged", "log_evidence", "accuracy")
+_MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "cov", "dim", "names", "method")
+_STARTS: dict[type, tuple[str, ...]] = {
+    GaussianApproximation: _GAUSSIAN,
+    VariationalApproximation: (*_GAUSSIAN, "directions", "family"),
+    MixtureApproximation: (*_MIXTURE, "converged", "log_evidence"),
+}
+_TYPES: tuple[type, ...] = (
+    *(Progress, PathState, LineageVariance, PathSampling, Stage, MoveSummary, Rung),
+    *(PlannedStage, PlannedMoves, Metric, SplitMetric, Pairs, Turn),
+    *(AcceptanceTuning, TurnTuning, CarriedTuning, PretrialTuning, Schedule, MoveSettings),
+    *_STARTS,
+)
 
 
 @dataclass(frozen=True)
@@ -35,31 +63,44 @@ class ChainStore:
     Attributes
     ----------
     path : Path
-    run_id : tuple of int
-        Seed of the call that the chain belongs to.
+    run : str
+        Checksum of the file of the call that the chain belongs to.
+    chain : int
     """
 
     path: Path
-    run_id: tuple[int, ...]
+    run: str
+    chain: int
 
     def load(self) -> Progress | None:
-        """The chain as last saved; None where it never was."""
+        """Return the chain as last saved; None where it never was.
+
+        Raises
+        ------
+        ModelError
+            If the file is damaged, or is of another chain or another call.
+        """
         if not self.path.exists():
             return None
-        content = _read(self.path)
-        if content["run_id"] != self.run_id:  # left behind by an earlier call that had this name
-            return None
+        content = _read(self.path, "chain", "its chain then begins anew")
+        if content["run"] != self.run:
+            raise ModelError(f"checkpoint {str(self.path)!r} belongs to another run; remove it, or give another file")
+        if content["chain"] != self.chain:
+            raise ModelError(
+                f"checkpoint {str(self.path)!r} holds chain {content['chain']} in the place of chain {self.chain}; "
+                "give every file its own name again"
+            )
         return content["progress"]
 
     def save(self, progress: Progress) -> None:
         """Replace the file."""
-        content = {"format": _FORMAT, "run_id": self.run_id, "progress": progress}
+        content = {"format": _FORMAT, "kind": "chain", "run": self.run, "chain": self.chain, "progress": progress}
         try:
-            write_atomically(self.path, pickle.dumps(content, protocol=5))
+            write_atomically(self.path, pack(content, _TYPES))
         except OSError as error:
             kept = progress.stages[-2].exponent if len(progress.stages) > 1 else 0.0
             raise CheckpointError(
-                f"checkpoint {str(self.path)!r} could not be written ({error.strerror or error}); it still holds the "
+                f"checkpoint {str(self.path)!r} could not be written ({reason_of(error)}); it still holds the "
                 f"chain at exponent {kept:.3g}: make room and call again with the same checkpoint= to go on from there"
             ) from error
 
@@ -72,26 +113,40 @@ class Checkpoint:
     ----------
     path : Path
     settings : mapping
+        Options, and digests of the model.
     seed : tuple of int
         Entropy that every generator of the call derives from.
     initial : object
         What the path starts from: as given, or as fitted the first time.
+    named : bool
+        Whether ``initial`` was a name.
+    start : tuple of str
+        What tells one start from another: the digest of an approximation that was given, and the shares of the Student t's
+        that a pilot added.
+    run : str
+        Checksum of the file; empty before :meth:`begin`.
     """
 
     path: Path
     settings: Mapping[str, Any]
     seed: tuple[int, ...]
     initial: Any
+    named: bool
+    start: tuple[str, ...] = ()
+    run: str = ""
 
     @classmethod
-    def open(cls, path: str | os.PathLike, settings: Mapping[str, Any], initial: Any, random_seed: Any) -> Checkpoint:
-        """The checkpoint of that name, or a new one.
+    def open(
+        cls, path: str | os.PathLike, target: BaseTarget, settings: Mapping[str, Any], initial: Any, random_seed: Any
+    ) -> Checkpoint:
+        """Return the checkpoint of that name, or a new one.
 
         Parameters
         ----------
         path : path-like
+        target : BaseTarget
         settings : mapping
-            What a call must have in common with the one that began it.
+            Options that a call must have in common with the one that began it; ``chains`` is one of them.
         initial : object
         random_seed : int, SeedSequence, Generator or None
             None takes up the seed of a checkpoint that exists.
@@ -99,100 +154,134 @@ class Checkpoint:
         Raises
         ------
         ModelError
-            If the checkpoint belongs to another model or other settings.
+            If the checkpoint belongs to another model or other settings, or one of its files is damaged.
+        CheckpointError
+            If a new one cannot be written.
         """
-        path = Path(path)
+        path, named = Path(path), isinstance(initial, str)
+        settings = {**settings, "initial": initial if named else "approximation"}
+        settings |= {"names of the parameters": tuple(target.names), **target.digests()}
         if not path.exists():
-            return cls(path, settings, _entropy(random_seed), initial)
-        content = _read(path)
-        differing = [name for name, value in settings.items() if not _same(content["settings"].get(name), value)]
+            new = cls(path, settings, _entropy(random_seed), initial, named)
+            new._check_free(settings["chains"])
+            return new
+        content = _read(path, "call", "the run then begins anew")
+        stored = content["settings"]
+        differing = [name for name in {**settings, **stored} if not _same(stored, settings, name)]
         if random_seed is not None and not differing and _entropy(random_seed) != content["seed"]:
             differing = ["random_seed"]
         if differing:
-            raise ModelError(
-                f"checkpoint {str(path)!r} belongs to another run ({', '.join(differing)} differ); "
-                "give the call that began it, or another file"
-            )
-        fitted = cloudpickle.loads(content["approximation"])
-        return cls(path, settings, content["seed"], initial if fitted is None else fitted)
+            raise _of_another_run(path, differing)
+        fitted = content["approximation"]
+        if fitted is not None:
+            fitted.target, initial = target, fitted
+        found = cls(path, settings, content["seed"], initial, named, content["start"], _checksum_of(path))
+        for chain in range(settings["chains"]):
+            found.chain(chain).load()  # before hours are spent on the chains before it
+        return found
 
-    def begin(self, approximation: Any) -> None:
-        """Write the file that identifies the call, unless it is there; ``approximation`` is what the path starts from."""
-        if self.path.exists():
-            return
+    def begin(self, route: TemperingPath) -> Checkpoint:
+        """Return the checkpoint with its file written, unless it is there.
+
+        Parameters
+        ----------
+        route : TemperingPath
+            Where it starts from an approximation that was fitted, and that is of a kind known here, the file holds that.
+
+        Raises
+        ------
+        ModelError
+            If the checkpoint was begun from another start.
+        """
+        approximation = getattr(route, "approximation", None)
+        stored = _portable(approximation) if self.named else None
+        given = "" if approximation is None or stored is not None else digest_of_approximation(approximation)
+        start = (given, "" if route.tails is None else str(route.tails.shares.tolist()))
+        if self.run:
+            if start != self.start:
+                raise _of_another_run(self.path, ["initial"])
+            return self
         content = {
             "format": _FORMAT,
+            "kind": "call",
             "settings": dict(self.settings),
             "seed": self.seed,
-            "approximation": cloudpickle.dumps(approximation),
+            "start": start,
+            "approximation": stored,
         }
         try:
-            write_atomically(self.path, pickle.dumps(content, protocol=5))
+            write_atomically(self.path, pack(content, _TYPES))
         except OSError as error:
-            raise CheckpointError(
-                f"checkpoint {str(self.path)!r} could not be written ({error.strerror or error})"
-            ) from error
+            raise _not_written(self.path, error) from error
+        return replace(self, start=start, run=_checksum_of(self.path))
 
     def chain(self, index: int) -> ChainStore:
-        """The store of one chain."""
-        return ChainStore(self.path.with_name(f"{self.path.name}.chain{index}"), self.seed)
+        """Return the store of one chain."""
+        return ChainStore(self.path.with_name(f"{self.path.name}.chain{index}"), self.run, index)
 
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content so that it is never seen, or left, half written."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # the rename itself is on the disk once the folder is
-        folder = os.open(path.parent, os.O_RDONLY)
+    def _check_free(self, chains: int) -> None:
+        """Refuse to begin where nothing can be written, or where chains of another run are in the way."""
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            check_writable(self.path)
+        except OSError as error:
+            raise _not_written(self.path, error) from error
+        for chain in range(chains):
+            left = self.chain(chain).path
+            if left.exists():
+                raise ModelError(f"checkpoint {str(left)!r} is left of another run; remove it, or give another file")
 
 
-def fingerprint(target: BaseTarget, *densities: Any) -> dict[str, Any]:
-    """What tells one model from another: its coordinates, and log densities at fixed points.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    *densities : objects with ``log_density(x)``
-        Such as the approximation that a path starts from.
-    """
-    points = np.random.default_rng(0).normal(scale=0.3, size=(4, target.dim))
-    values = np.concatenate([density.log_density(points) for density in (target, *densities)])
-    return {"names of the parameters": tuple(target.names), "log density": values}
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: str, removed: str) -> dict[str, Any]:
+    """Return the content of a file; ``removed`` says what happens without it."""
     try:
-        with open(path, "rb") as file:
-            content = pickle.load(file)
-        if content["format"] != _FORMAT:
-            raise KeyError("format")
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ImportError, OSError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"checkpoint {str(path)!r} could not be read ({reason_of(error)})") from None
+    try:
+        found = unpack(content, _TYPES)
+        if found["format"] != _FORMAT or found["kind"] != kind:
+            raise ValueError(f"format {found['format']}, file of a {found['kind']}")
+        return found
+    except DamagedError:
+        if content[:2] == b"PK":
+            message = f"checkpoint {str(path)!r} is damaged: its checksum does not match; remove it, {removed}"
+            raise ModelError(message) from None
+        raise ModelError(f"{str(path)!r} is no checkpoint; give another file") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{str(path)!r} is no checkpoint that this version can read ({error})") from None
-    return content
 
 
-def _same(stored: Any, given: Any) -> bool:
-    """Equality; arrays up to rounding, since another machine may evaluate a density otherwise in the last digits."""
-    if isinstance(stored, np.ndarray) and isinstance(given, np.ndarray):
-        return stored.shape == given.shape and bool(np.allclose(stored, given, rtol=1e-7, atol=1e-9))
-    return type(stored) is type(given) and bool(stored == given)
+def _checksum_of(path: Path) -> str:
+    return path.read_bytes()[-64:].decode()
+
+
+def _of_another_run(path: Path, differing: list[str]) -> ModelError:
+    return ModelError(
+        f"checkpoint {str(path)!r} belongs to another run ({', '.join(differing)} differ); "
+        "give the call that began it, or another file"
+    )
+
+
+def _not_written(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"checkpoint {str(path)!r} could not be written ({reason_of(error)})")
+
+
+def _portable(approximation: Any) -> Any:
+    """Return a start as arrays and figures, without its target; None for a kind that is not known here."""
+    known = [kind for kind in type(approximation).__mro__ if kind in _STARTS]
+    if not known:
+        return None
+    plain: Any = object.__new__(known[0])
+    vars(plain).update({name: vars(approximation)[name] for name in _STARTS[known[0]]}, diagnostics={})
+    return plain
+
+
+def _same(stored: Mapping[str, Any], given: Mapping[str, Any], name: str) -> bool:
+    return name in stored and name in given and bool(stored[name] == given[name])
 
 
 def _entropy(random_seed: Any) -> tuple[int, ...]:
-    """A seed as integers that can be stored."""
+    """Return a seed as integers that can be stored."""
     if isinstance(random_seed, np.random.Generator):
         return tuple(random_seed.integers(0, 2**63, size=4).tolist())
     if isinstance(random_seed, np.random.SeedSequence):

@@ -18,7 +18,7 @@ from ppl_backends.options import approximation, check_memory, checked, choice, f
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import run_chains
-from ppl_backends.smc.checkpoint import Checkpoint, fingerprint
+from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.health import judge, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
@@ -209,12 +209,12 @@ def sample_smc(
     }
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **options, "power": power}
     identity["power_potentials"] = power_potentials
-    saved = None if checkpoint is None else _open_checkpoint(checkpoint, target, initial, identity, random_seed)
+    saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
     seed = saved.seed if saved else random_seed
     *generators, result_rng, initial_rng, bridge_rng = spawn_generators(seed, chains + 3)
     route = choose_path(target, saved.initial if saved else initial, initial_rng)
     if saved:
-        saved.begin(getattr(route, "approximation", None))
+        saved = saved.begin(route)
     runs, interrupted = run_chains(
         route,
         chosen,
@@ -272,15 +272,6 @@ def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:
             "what path='data' returns can itself go on"
         )
     return path == "data"
-
-
-def _open_checkpoint(
-    path: str | os.PathLike, target: BaseTarget, initial: Any, identity: dict[str, Any], random_seed: Any
-) -> Checkpoint:
-    """The checkpoint of this call; a call is known by its settings and by what it makes of fixed points."""
-    given = [] if isinstance(initial, str) else [initial]
-    settings = identity | {"initial": "approximation" if given else initial} | fingerprint(target, *given)
-    return Checkpoint.open(path, settings, initial, random_seed)
 
 
 def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> TemperingPath:

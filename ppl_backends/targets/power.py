@@ -8,6 +8,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked
+from ppl_backends.targets.digest import digest
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 __all__ = ["PowerTarget", "with_power"]
@@ -90,6 +91,10 @@ class PowerTarget(BaseTarget):
             return tempered.at(np.empty(0)) if not len(tempered.hyper_names) else tempered
         except ModelError:
             return None
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the target, and that of the power."""
+        return {**self.target.digests(), "power": digest(self.power, self.power_potentials)}
 
     def in_one_shape(self) -> BaseTarget:
         """The same power of the target in one shape."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.targets.digest import digests_of_values
 
 __all__ = [
     "BaseTarget",
@@ -278,6 +279,13 @@ class BaseTarget:
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
         """Log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
         raise ModelError(f"{self.label}: no pointwise log likelihood is known")
+
+    def digests(self) -> dict[str, str]:
+        """Return digests that tell this target from others: name of a part → SHA-256.
+
+        Of program and data where these can be read; by default of values at fixed points, to the last bit.
+        """
+        return digests_of_values(self)
 
     def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
         """The same target on new data, without recompiling where the backend allows it."""

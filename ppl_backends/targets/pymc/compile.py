@@ -16,6 +16,7 @@ from pytensor.graph.basic import Variable
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
 from ppl_backends.targets.blocks import block_cap
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.digest import digest_of_graphs
 from ppl_backends.targets.pymc.graph import (
     PYTHON_MODE,
     DataValues,
@@ -156,6 +157,13 @@ class CompiledGraph:
         with no_c_compiler():
             function = pytensor.function([graph.point, *graph.data], sizes, mode=PYTHON_MODE, on_unused_input="ignore")
             return int(sum(function(np.zeros(self.dim), *data.values())))
+
+    def digest(self) -> tuple[str, bool]:
+        """Return the digest of the terms of the log density, and whether all that they compute is in it."""
+        graph = self._static
+        kinds = {"free": graph.free, "observed": graph.observed, "potential": graph.potentials}
+        terms = {f"{kind} {name}": term for kind, named in kinds.items() for name, term in named.items()}
+        return digest_of_graphs(terms, [graph.point, *graph.data])
 
     def serves(self, data: DataValues) -> bool:
         """Whether the functions can be called with these data: JAX compiles for fixed shapes."""

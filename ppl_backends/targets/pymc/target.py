@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
+from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
@@ -370,6 +371,14 @@ class PyMCTarget(BaseTarget):
             return False
         now = data_values(model)
         return now.keys() == self._data.keys() and all(np.array_equal(now[v], self._data[v]) for v in now)
+
+    def digests(self) -> dict[str, str]:
+        """Return digests of the model's graph and of its data; of values too, where the graph holds code of the user's."""
+        graph, complete = self._compiled.digest()
+        named = [(str(shared.name), value) for shared, value in self._data.items()] + list(self.observed_data.items())
+        named.sort(key=lambda item: item[0])
+        found = {"model": graph, "data": digest(*(part for item in named for part in item))}
+        return found if complete else found | super().digests()
 
     def _on(self, data: DataValues) -> PyMCTarget:
         other = PyMCTarget(self.model, backend=self.backend, cores=self._cores_asked, data=data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import warnings
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.targets.blocks import available_cores
+from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
-from ppl_backends.targets.stan.build import open_program
+from ppl_backends.targets.stan.build import open_program, program_key
 from ppl_backends.targets.stan.data import read_data, to_arrays
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, open_model
 from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations, read_rows
@@ -191,6 +193,16 @@ class StanTarget(BaseTarget):
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
         """The same program on new data, which replace those of the same name; nothing is compiled again."""
         return StanTarget(self._source, {**self.data, **read_data(new)}, **self._options)
+
+    def digests(self) -> dict[str, str]:
+        """Return digests of the program as compiled, of its data, and of how prior and likelihood are told apart."""
+        arrays = to_arrays(self.data)
+        told_apart = {name: self._options[name] for name in ("rows", "likelihood_data", "find_prior")}
+        return {
+            "program": digest(program_key(self.library) if self.program else self.library.read_bytes()),
+            "data": digest(*(part for item in sorted(arrays.items()) for part in item)),
+            "split": digest(json.dumps(told_apart)),
+        }
 
     # ------------------------------------------------------------------------------ density
 

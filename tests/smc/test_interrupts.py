@@ -1,0 +1,123 @@
+"""Ctrl-C while chains run in spawned workers: a signal to the whole process group, as a terminal sends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets import FunctionTarget
+from tests.toys import conjugate_gaussian
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
+
+OPTIONS = {"draws": 200, "chains": 3, "random_seed": 4, "progressbar": False}
+
+SCRIPT = """
+import json, sys, warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import ppl_backends as pb
+from ppl_backends.results.inference_data import group
+from tests.smc.test_interrupts import OPTIONS, Slow
+method, marker, checkpoint, stall = sys.argv[1:5]
+with warnings.catch_warnings(record=True) as said, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    warnings.simplefilter("always")
+    if method == "smc":
+        idata = pb.sample_smc(Slow(marker, stall), executor=pool, checkpoint=checkpoint or None, **OPTIONS)
+    else:
+        idata = pb.sample_mcmc(Slow(marker), step=pb.steps.RandomWalk(), executor=pool, tune=10, **OPTIONS)
+posterior = group(idata, "posterior")
+attrs = {name: posterior.attrs[name] for name in ("complete", "accuracy")}
+first = posterior["x"].values[0].tolist()
+print(json.dumps({"sizes": dict(posterior.sizes), "said": [str(w.message) for w in said], "first": first} | attrs))
+"""
+
+
+class Slow(FunctionTarget):
+    """The conjugate Gaussian, which takes its time, and leaves a byte in a file when a worker begins with a chain.
+
+    Once a file of a chain of checkpoint ``stall`` exists, it hears no signal for some seconds, as in long compiled code.
+    """
+
+    def __init__(self, marker, stall=""):
+        known = conjugate_gaussian(3)
+        vars(self).update(vars(known.target))
+        self.marker, self.stall, self.known, self.calls = marker, stall, known, 0
+
+    def __reduce__(self):
+        return Slow, (self.marker, self.stall)
+
+    def evaluate(self, x, gradient=False):
+        if self.calls == 10:  # the first ones may be the parent's
+            with open(self.marker, "a") as file:
+                file.write("x")
+        self.calls += 1
+        time.sleep(0.01)
+        if self.stall and chains_on_disk(self.stall):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            time.sleep(4.0)
+            self.stall = ""
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return self.known.target.evaluate(x, gradient)
+
+
+def interrupted(method, folder, begun, checkpoint="", stall=""):
+    """What a run leaves that got Ctrl-C, as a terminal sends it, once ``begun(folder)``."""
+    command = [sys.executable, "-c", SCRIPT, method, str(folder / "marker"), checkpoint, stall]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not begun(folder) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+def chains_on_disk(checkpoint):
+    return list(Path(checkpoint).parent.glob(f"{Path(checkpoint).name}.chain?"))
+
+
+def third_chain_began(folder):
+    marker = folder / "marker"
+    return marker.exists() and marker.stat().st_size >= 3
+
+
+@pytest.mark.parametrize("method", ["smc", "mcmc"])
+def test_ctrl_c_keeps_the_chains_that_workers_finished(tmp_path, method):
+    left = interrupted(method, tmp_path, third_chain_began)
+    assert left["sizes"]["chain"] in (1, 2)
+    assert left["sizes"]["chain"] * left["sizes"]["draw"] >= OPTIONS["draws"]
+    assert left["complete"] == 0
+    assert left["accuracy"] == ("exact" if method == "smc" else "approximate")
+    assert "interrupted: " in left["said"][0]
+    if method == "smc":
+        whole = group(pb.sample_smc(conjugate_gaussian(3).target, **OPTIONS), "posterior")["x"].values
+        assert any(np.array_equal(left["first"], chain) for chain in whole)
+
+
+def test_ctrl_c_takes_from_the_disk_what_a_worker_did_not_hand_in(tmp_path):
+    checkpoint = str(tmp_path / "run")
+    left = interrupted("smc", tmp_path, lambda _: chains_on_disk(checkpoint), checkpoint, stall=checkpoint)
+    assert left["sizes"]["draw"] == OPTIONS["draws"]
+    assert left["complete"] == 0
+    assert left["accuracy"] == "approximate"
+    assert "interrupted: all chains stopped before exponent 1" in left["said"][0]
+    resumed = pb.sample_smc(Slow(str(tmp_path / "marker")), checkpoint=tmp_path / "run", **OPTIONS)
+    whole = pb.sample_smc(conjugate_gaussian(3).target, **OPTIONS)
+    np.testing.assert_array_equal(group(resumed, "posterior")["x"], group(whole, "posterior")["x"])
