@@ -28,6 +28,7 @@ from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PathState, PriorPath
 from ppl_backends.smc.sampler import Progress, Stage, advance, run_tempering
+from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.start import Start
 from ppl_backends.targets.power import PowerTarget
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, sanitize
@@ -213,7 +214,7 @@ def run_data_path(
     kernel: Kernel,
     run: DataRun,
     *,
-    ess_fraction: float,
+    schedule: Schedule,
     moves: MoveSettings,
     max_time: float | None,
     report: Callable[[DataRun], None] | None = None,
@@ -226,7 +227,8 @@ def run_data_path(
     kernel : Kernel
     run : DataRun
         Its particles are of p(θ | y_{1:seen}).
-    ess_fraction : float
+    schedule : Schedule
+        By the ESS.
     moves : MoveSettings
     max_time : float, optional
         Seconds after which no further block is begun.
@@ -238,7 +240,7 @@ def run_data_path(
     while run.seen < data.n:
         if len(run.rows) > 1 and max_time is not None and time.perf_counter() - clock > max_time:
             break
-        block = next_block(data, run.progress.state.x, run.seen, ess_fraction, width)
+        block = next_block(data, run.progress.state.x, run.seen, schedule.least_share, width)
         path = BlockPath(data, run.seen, block.stop)
         progress, rows, width = run.progress, list(run.rows), block.stop - run.seen
         state = path.evaluate(progress.state.x, 0.0, kernel.uses_gradient)
@@ -249,7 +251,7 @@ def run_data_path(
             )
         progress = replace(progress, state=state)
         while progress.state.exponent < 1.0:
-            progress = advance(progress, path, kernel, ess_fraction, moves)
+            progress = advance(progress, path, kernel, schedule, moves)
             rows.append(run.seen + progress.state.exponent * width)
         scores = block.log_scores
         if width == 1:  # a row that took several steps is predicted by all of them

@@ -44,7 +44,7 @@ _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
     kernel=choice("auto", *KERNELS),
     tuning=choice("auto", "acceptance", "ft", "pr"),
     schedule=choice("ess", "cess") | increasing(above=0, at_most=1),
-    ess_threshold=number(above=0, below=1),
+    ess_threshold=number(above=0, below=1) | choice("auto"),
     min_moves=integer(1),
     max_moves=integer(1),
     len_chain=choice("auto", None) | integer(2),
@@ -62,7 +62,7 @@ def sample_smc(
     kernel: str = "auto",
     tuning: str = "auto",
     schedule: str | Sequence[float] = "ess",
-    ess_threshold: float = 0.5,
+    ess_threshold: float | str = "auto",
     min_moves: int = 1,
     max_moves: int = 100,
     len_chain: int | str | None = "auto",
@@ -108,9 +108,9 @@ def sample_smc(
     schedule : {"ess", "cess"} or sequence of float
         How the exponents λ are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
         being resampled only where their ESS is below half; or as given, increasing to 1.
-    ess_threshold : float
-        Share of the particles that the ESS of every reweighting keeps; it sets the ladder. With ``schedule="cess"`` take 0.9
-        or more.
+    ess_threshold : float or "auto"
+        Share of the particles that the ESS of every reweighting keeps; it sets the ladder. ``"auto"`` keeps a half where the
+        weights are light-tailed and the chains mix, up to 0.97 elsewhere; with ``schedule="cess"`` it is 0.9.
     min_moves, max_moves : int
         Floor and cap of the number of moves per temperature, which is otherwise automatic.
     len_chain : int, "auto" or None
@@ -187,7 +187,7 @@ def sample_smc(
             draws=draws,
             chains=chains,
             kernel=kernel,
-            ess_threshold=ess_threshold,
+            schedule=make_schedule("ess", ess_threshold),
             moves=MoveSettings(min_moves, max_moves),
             executor=executor,
             max_time=max_time,
@@ -199,7 +199,6 @@ def sample_smc(
     clock = time.perf_counter()
     chosen = choose_kernel(kernel, target)
     options: dict[str, Any] = {
-        "ess_fraction": ess_threshold,
         "schedule": make_schedule(schedule, ess_threshold),
         "moves": MoveSettings(min_moves, max_moves),
         "len_chain": _chain_length(len_chain, draws),

@@ -59,7 +59,6 @@ def run_tempering(
     n: int,
     rng: np.random.Generator,
     *,
-    ess_fraction: float = 0.5,
     moves: MoveSettings | None = None,
     max_time: float | None = None,
     report: Callable[[Stage], None] | None = None,
@@ -79,15 +78,13 @@ def run_tempering(
     n : int
         Number of particles.
     rng : numpy.random.Generator
-    ess_fraction : float
-        ESS that each reweighting keeps, as a share of ``n``.
     moves : MoveSettings, optional
     max_time : float, optional
         Seconds after which no further stage is begun, one being done in any case; the run is then incomplete.
     report : callable, optional
         Called with every finished stage.
     schedule : Schedule, optional
-        In place of the ESS of ``ess_fraction``.
+        By the ESS of each reweighting, as :func:`~ppl_backends.smc.schedule.share_to_keep` has it, by default.
     len_chain : int, optional
         Waste-free moves: ``n / len_chain`` particles are resampled, and of a chain from each so many states are kept.
     tuning : {"acceptance", "ft", "pr"}
@@ -104,7 +101,7 @@ def run_tempering(
     -----
     Ctrl-C after the first stage ends the run at the last finished one.
     """
-    schedule, moves = schedule or Schedule("ess", ess_fraction), moves or MoveSettings()
+    schedule, moves = schedule or Schedule(), moves or MoveSettings()
 
     def run_inner(inner: TemperingPath, size: int, generator: np.random.Generator) -> SMCRun:
         return run_tempering(
@@ -112,7 +109,7 @@ def run_tempering(
             kernel,
             size,
             generator,
-            ess_fraction=ess_fraction,
+            schedule=schedule.from_start(),
             moves=moves,
             max_time=max_time,
             tuning=tuning,
@@ -214,21 +211,44 @@ def advance(
     run: Progress,
     path: TemperingPath,
     kernel: Kernel,
-    schedule: Schedule | float,
+    schedule: Schedule,
     moves: MoveSettings,
     len_chain: int | None = None,
 ) -> Progress:
     """One temperature: reweight, resample, move; ``run`` itself stays as it is, but for its generator.
 
-    A number for ``schedule`` is the share of the particles that the ESS keeps.
+    Where the particles that it leads to ask for much shorter steps, it is done again by a shorter step.
     """
+    least = None
+    while True:
+        done = _one_step(run, path, kernel, schedule, moves, len_chain, least)
+        if run.plan is not None and not run.pilot:
+            return done
+        least = schedule.share_before(done.state, done.stages[-1].ess / len(done.state.x), len_chain or 1)
+        if least is None:
+            return done
+
+
+def _one_step(
+    run: Progress,
+    path: TemperingPath,
+    kernel: Kernel,
+    schedule: Schedule,
+    moves: MoveSettings,
+    len_chain: int | None,
+    least_share: float | None,
+) -> Progress:
+    """One temperature by a step that keeps ``least_share`` of the particles, or as many as the schedule says."""
     clock = time.perf_counter()
     before, n = run.state, len(run.state.x)
-    schedule = schedule if isinstance(schedule, Schedule) else Schedule("ess", schedule)
     planned = run.plan[len(run.stages)] if run.plan is not None and not run.pilot else None
     lineage, path_sampling = copy.deepcopy(run.lineage), copy.deepcopy(run.path_sampling)
 
-    exponent = planned.exponent if planned else schedule.next(before.increment, before.exponent, run.weights)
+    if planned:
+        exponent = planned.exponent
+    else:
+        last = run.stages[-1].ess / n if run.stages and before.exponent > 0 else None
+        exponent = schedule.next(before, run.weights, len_chain or 1, last, least_share)
     step = exponent - before.exponent
     log_weights = step * before.increment
     weights, log_mean = normalised_weights(log_weights if run.weights is None else log_weights + _log(n * run.weights))
@@ -238,7 +258,7 @@ def advance(
 
     enough = exponent == 1.0 and not run.stages
     if enough and not planned:
-        enough = _weights_are_enough(log_weights, lineage.by_founder(weights), schedule.fraction)
+        enough = _weights_are_enough(log_weights, lineage.by_founder(weights), schedule.least_share)
     if enough and (planned is None or planned.moves is None):
         ancestors = systematic_resampling(weights, n, run.rng)
         moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, run.tuning, None)

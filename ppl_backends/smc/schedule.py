@@ -4,6 +4,25 @@ By ESS every temperature is followed by resampling, and the next exponent is whe
 that one step falls to a share of the particles. By conditional ESS (Zhou, Johansen & Aston 2016) particles stay weighted, and
 are resampled only where the weights have become uneven; the step is chosen by its weights' ESS *given* those already there,
 N(ΣWw)²/ΣWw². With equal weights the two are the same.
+
+**How large the share has to be.** A step that its own particles choose is longer where the sample lacks large weights, and
+there their mean is too low. So the log evidence of tempering is biased downwards even if the particles mix perfectly. Let e(t)
+be the error of the log mean of exp(t·increment). The log ESS of a step Δ is off by 2e(Δ) − e(2Δ), the step by that over
+−d log ESS/dΔ, and the log evidence on average by
+
+    E[e'(Δ)·{2e(Δ) − e(2Δ)}] / (−d log ESS/dΔ),
+
+a ratio of moments up to the third of the weights, over N (:func:`adaptation_bias`). It is −2/N for lognormal weights at an
+ESS of one half, and a tenth to a half of that for most regressions from their prior. With an exponential tail of the increment,
+of rate r, it has no finite value from Δ = r/3 on, where the ESS is still 0.87 of the particles; on a path from a narrow to a
+wide distribution an ESS of one half comes at Δ = 0.46 r. (The logarithm adds −V/2, with V the variance of the mean weight.)
+
+**Chains.** States of one chain are not independent. The variance of the mean weight by sums over chains, over that of
+independent states, tells how many states count for one; with few effective states a tail is missed more often. Particles that
+then move slowly lag behind at the temperatures that follow.
+
+So by default a step keeps half of the particles where weights have light tails and chains mix, and up to 0.97 of them elsewhere
+(:func:`share_to_keep`); and it is taken again, shorter, where the next one turns out to need a much larger share.
 """
 
 from __future__ import annotations
@@ -15,11 +34,17 @@ import numpy as np
 from scipy.optimize import brentq
 
 from ppl_backends.errors import ModelError
+from ppl_backends.smc.path import PathState
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Schedule", "make_schedule", "next_exponent"]
+__all__ = ["Schedule", "adaptation_bias", "make_schedule", "next_exponent", "share_to_keep"]
 
 _RESAMPLE_BELOW = 0.5
+_LEAST_SHARE, _LARGEST_SHARE = 0.5, 0.97  # of the particles, kept by a step
+_LARGE_BIAS = 1.0  # of a step with an ESS of one half, times the number of particles
+_MANY_FOR_ONE = 3.0  # states of a chain that count for one independent particle
+_ABRUPT = 8.0  # by which the relative variance may fall from one step to the next
+_CONDITIONAL_SHARE = 0.9  # Zhou, Johansen & Aston keep this much or more
 
 
 def next_exponent(increment: Array, exponent: float, ess_fraction: float, weights: Array | None = None) -> float:
@@ -63,6 +88,56 @@ def _conditional_ess(log_weights: Array, share: Array) -> float:
     return float((share @ w) ** 2 / (share @ w**2))
 
 
+def adaptation_bias(increment: Array, step: float) -> float:
+    """Return what N independent particles lose of the log evidence by a step that their own ESS chose, times N.
+
+    Parameters
+    ----------
+    increment : ndarray (n,)
+        Finite.
+    step : float
+    """
+    once, twice = _tilted(increment, step), _tilted(increment, 2.0 * step)
+    mean = float((once * increment).mean())
+    slope = 2.0 * (float((twice * increment).mean()) - mean)  # −d log ESS/dΔ
+    return -float((once * (increment - mean) * (2.0 * once - twice)).mean()) / slope if slope > 0 else 0.0
+
+
+def share_to_keep(increment: Array, step: float, len_chain: int = 1) -> float:
+    """Return the share of the particles that the ESS of the next step should keep: a half, more for skewed or slow ones.
+
+    Parameters
+    ----------
+    increment : ndarray (n,)
+        Chain by chain.
+    step : float
+        That keeps a half.
+    len_chain : int
+        Adjacent particles that are states of one chain; 1 where all were moved by themselves.
+
+    Notes
+    -----
+    With c = max(1, bias)·max(1, states for one / 3)² the relative variance of the weights is at most c⁻². The powers are
+    larger than first-order theory has, since a sample's third moment and sums over few chains both miss a tail.
+    """
+    inside = np.flatnonzero(increment > -np.inf)
+    finite = increment[inside]
+    excess = max(1.0, adaptation_bias(finite, step) / _LARGE_BIAS)
+    if len_chain > 1:
+        centred = _tilted(finite, step) - 1.0
+        by_chain = np.bincount(inside // len_chain, centred)
+        states_for_one = float((by_chain**2).sum()) / max(float((centred**2).sum()), 1e-300)
+        excess *= max(1.0, states_for_one / _MANY_FOR_ONE) ** 2
+    return float(np.clip(1.0 / (1.0 + excess**-2), _LEAST_SHARE, _LARGEST_SHARE))
+
+
+def _tilted(increment: Array, step: float) -> Array:
+    """Weights of mean one."""
+    weights = np.exp(step * (increment - increment.max()))
+    scaled: Array = weights / weights.mean()
+    return scaled
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How the next exponent is found.
@@ -70,21 +145,77 @@ class Schedule:
     Attributes
     ----------
     kind : {"ess", "cess", "fixed"}
-    fraction : float
-        Of the particles, which the (conditional) ESS of a step keeps.
+    fraction : float, optional
+        Of the particles, which the (conditional) ESS of a step keeps; None leaves it to :func:`share_to_keep`.
     exponents : tuple of float
         Those to visit, where they are given.
     """
 
     kind: str = "ess"
-    fraction: float = 0.5
+    fraction: float | None = None
     exponents: tuple[float, ...] = ()
 
-    def next(self, increment: Array, exponent: float, weights: Array | None) -> float:
-        """The exponent after ``exponent``; ``weights`` are normalised, None for equal ones."""
+    @property
+    def least_share(self) -> float:
+        """Of the particles, which a step keeps at least."""
+        if self.fraction is not None:
+            return self.fraction
+        return _CONDITIONAL_SHARE if self.kind == "cess" else _LEAST_SHARE
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the share is found from the particles."""
+        return self.kind == "ess" and self.fraction is None
+
+    def next(
+        self,
+        state: PathState,
+        weights: Array | None = None,
+        len_chain: int = 1,
+        last_share: float | None = None,
+        least_share: float | None = None,
+    ) -> float:
+        """Return the exponent after that of ``state``.
+
+        Parameters
+        ----------
+        state : PathState
+        weights : ndarray (n,) or None
+            Normalised; None for equal ones.
+        len_chain : int
+            Adjacent particles that are states of one chain, where they were moved already.
+        last_share : float, optional
+            Which the last step kept: the relative variance of the weights at most doubles from step to step.
+        least_share : float, optional
+            Which this one is to keep at least.
+        """
         if self.kind == "fixed":
-            return next(given for given in self.exponents if given > exponent)
-        return next_exponent(increment, exponent, self.fraction, weights)
+            return next(given for given in self.exponents if given > state.exponent)
+        farthest = next_exponent(state.increment, state.exponent, self.least_share, weights)
+        if not self.is_adaptive:
+            return farthest
+        share = share_to_keep(state.increment, farthest - state.exponent, len_chain if state.exponent > 0 else 1)
+        if last_share is not None:
+            share = max(share, 1.0 / (1.0 + 2.0 * (1.0 / last_share - 1.0)))
+        share = min(max(share, least_share or 0.0), _LARGEST_SHARE)
+        return farthest if share <= _LEAST_SHARE else next_exponent(state.increment, state.exponent, share)
+
+    def share_before(self, state: PathState, share: float, len_chain: int) -> float | None:
+        """Return the share that the step to ``state`` should have kept, where that is much more than ``share``; else None.
+
+        It should where the next step has to have an eighth of the relative variance, or less: tails and lags build up
+        ahead of the temperature at which they show.
+        """
+        if not self.is_adaptive or state.exponent == 1.0:
+            return None
+        farthest = next_exponent(state.increment, state.exponent, self.least_share)
+        ahead = share_to_keep(state.increment, farthest - state.exponent, len_chain)
+        variance, wanted = 1.0 / share - 1.0, 1.0 / ahead - 1.0
+        return 1.0 / (1.0 + float(np.sqrt(variance * wanted))) if wanted < variance / _ABRUPT else None
+
+    def from_start(self) -> Schedule:
+        """Return the schedule of a run that draws the start: given exponents are not meant for it."""
+        return Schedule(fraction=self.fraction) if self.kind == "fixed" else self
 
     def resamples(self, weights: Array, exponent: float) -> bool:
         """Whether to resample at ``exponent``: always, or by conditional ESS where the ESS is below half, and at the end."""
@@ -93,8 +224,14 @@ class Schedule:
         return bool(1.0 / (weights**2).sum() < _RESAMPLE_BELOW * len(weights))
 
 
-def make_schedule(schedule: str | Sequence[float], fraction: float) -> Schedule:
-    """The schedule asked for.
+def make_schedule(schedule: str | Sequence[float], threshold: float | str) -> Schedule:
+    """Return the schedule asked for.
+
+    Parameters
+    ----------
+    schedule : {"ess", "cess"} or sequence of float
+    threshold : float or "auto"
+        Share of the particles that a step keeps.
 
     Raises
     ------
@@ -106,6 +243,7 @@ def make_schedule(schedule: str | Sequence[float], fraction: float) -> Schedule:
     >>> make_schedule([0.1, 0.5], 0.5).exponents
     (0.1, 0.5, 1.0)
     """
+    fraction = None if isinstance(threshold, str) else float(threshold)
     if isinstance(schedule, str):
         if schedule not in ("ess", "cess"):
             raise ModelError(f"schedule={schedule!r}: expected 'ess', 'cess' or a sequence of exponents")

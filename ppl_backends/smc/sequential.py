@@ -30,6 +30,7 @@ from ppl_backends.smc.health import Verdict, distrust, split_finished, warn_if_d
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.results import smc_inference_data, with_prior_error
 from ppl_backends.smc.sampler import Progress, SMCRun
+from ppl_backends.smc.schedule import Schedule, make_schedule
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -43,7 +44,7 @@ class _Options(NamedTuple):
     """What every chain is run with."""
 
     draws: int
-    ess_fraction: float
+    schedule: Schedule
     moves: MoveSettings
     max_time: float | None
 
@@ -65,7 +66,7 @@ def sample_data_path(
     draws: int,
     chains: int,
     kernel: str,
-    ess_threshold: float,
+    schedule: Schedule,
     moves: MoveSettings,
     executor: Executor | None,
     max_time: float | None,
@@ -78,7 +79,7 @@ def sample_data_path(
     clock = time.perf_counter()
     *generators, result_rng, prior_rng = spawn_generators(random_seed, chains + 2)
     data = _data_path(target, prior_rng)
-    options = _Options(draws, ess_threshold, moves, max_time)
+    options = _Options(draws, schedule, moves, max_time)
     runs = _run_chains(data, _kernel(kernel, data), options, generators, [None] * chains, executor, progressbar)
     before = np.zeros((chains, draws))
     return _result(data, kernel, runs, before, result_rng, clock, log_likelihood=log_likelihood, log_prior=log_prior)
@@ -88,7 +89,7 @@ def sample_data_path(
     idata=inference_data("posterior", "sample_stats"),
     new_data=none | instance(Mapping, "a mapping of names to new rows"),
     kernel=choice("auto", *KERNELS),
-    ess_threshold=number(above=0, below=1),
+    ess_threshold=number(above=0, below=1) | choice("auto"),
     min_moves=integer(1),
     max_moves=integer(1),
 )
@@ -99,7 +100,7 @@ def update_smc(
     *,
     data: Any = None,
     kernel: str = "auto",
-    ess_threshold: float = 0.5,
+    ess_threshold: float | str = "auto",
     min_moves: int = 1,
     max_moves: int = 100,
     cores: int | None = None,
@@ -165,7 +166,9 @@ def update_smc(
     chosen = _kernel(kernel, path)
     runs = _restored(idata, path, chosen, generators)
     before = np.stack([run.progress.lineage.contribution for run in runs])
-    options = _Options(before.shape[1], ess_threshold, MoveSettings(min_moves, max_moves), max_time)
+    options = _Options(
+        before.shape[1], make_schedule("ess", ess_threshold), MoveSettings(min_moves, max_moves), max_time
+    )
     runs = _run_chains(path, chosen, options, generators, runs, executor, progressbar)
     return _result(path, kernel, runs, before, result_rng, clock, log_likelihood=log_likelihood, log_prior=log_prior)
 
@@ -230,7 +233,7 @@ def _run_chains(
 
 def _run(job: _Job) -> DataRun:
     settings: dict[str, Any] = {
-        "ess_fraction": job.options.ess_fraction,
+        "schedule": job.options.schedule,
         "moves": job.options.moves,
         "max_time": job.options.max_time,
     }
