@@ -6,23 +6,23 @@ are resampled only where the weights have become uneven; the step is chosen by i
 N(ΣWw)²/ΣWw². With equal weights the two are the same.
 
 **How large the share has to be.** A step that its own particles choose is longer where the sample lacks large weights, and
-there their mean is too low. So the log evidence of tempering is biased downwards even if the particles mix perfectly. Let e(t)
-be the error of the log mean of exp(t·increment). The log ESS of a step Δ is off by 2e(Δ) − e(2Δ), the step by that over
-−d log ESS/dΔ, and the log evidence on average by
+there their mean is too low. So the log evidence of tempering is biased downwards even if the particles mix perfectly.
+Let e(t) be the error of the log mean of exp(t·increment). The log ESS of a step Δ is off by 2e(Δ) − e(2Δ), the step by
+that over −d log ESS/dΔ, and the log evidence on average by
 
     E[e'(Δ)·{2e(Δ) − e(2Δ)}] / (−d log ESS/dΔ),
 
 a ratio of moments up to the third of the weights, over N (:func:`adaptation_bias`). It is −2/N for lognormal weights at an
-ESS of one half, and a tenth to a half of that for most regressions from their prior. With an exponential tail of the increment,
-of rate r, it has no finite value from Δ = r/3 on, where the ESS is still 0.87 of the particles; on a path from a narrow to a
-wide distribution an ESS of one half comes at Δ = 0.46 r. (The logarithm adds −V/2, with V the variance of the mean weight.)
-
+ESS of one half, and a tenth to a half of that for most regressions from their prior. With an exponential tail of the
+increment, of rate r, it has no finite value from Δ = r/3 on, where the ESS is still 0.87 of the particles; on a path
+from a narrow to a wide distribution an ESS of one half comes at Δ = 0.46 r. (The logarithm adds −V/2, with V the
+variance of the mean weight.)
 **Chains.** States of one chain are not independent. The variance of the mean weight by sums over chains, over that of
 independent states, tells how many states count for one; with few effective states a tail is missed more often. Particles that
 then move slowly lag behind at the temperatures that follow.
 
-So by default a step keeps half of the particles where weights have light tails and chains mix, and up to 0.97 of them elsewhere
-(:func:`share_to_keep`); and it is taken again, shorter, where the next one turns out to need a much larger share.
+So by default a step keeps half of the particles where weights have light tails and chains mix, and up to 0.97 of them
+elsewhere (:func:`share_to_keep`); and it is taken again, shorter, where the next one turns out to need a much larger share.
 """
 
 from __future__ import annotations
