@@ -17,6 +17,7 @@ ESS of one half, and a tenth to a half of that for most regressions from their p
 increment, of rate r, it has no finite value from Δ = r/3 on, where the ESS is still 0.87 of the particles; on a path
 from a narrow to a wide distribution an ESS of one half comes at Δ = 0.46 r. (The logarithm adds −V/2, with V the
 variance of the mean weight.)
+
 **Chains.** States of one chain are not independent. The variance of the mean weight by sums over chains, over that of
 independent states, tells how many states count for one; with few effective states a tail is missed more often. Particles that
 then move slowly lag behind at the temperatures that follow.

@@ -11,6 +11,7 @@ from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.sampler import run_tempering
 from tests.smc.test_calibration import funnel
 from tests.toys import bimodal, conjugate_gaussian
@@ -68,7 +69,7 @@ def test_trajectories_that_diverge_are_a_reason():
 
 
 def test_too_few_moves_are_not_trusted_and_path_sampling_sees_it_too():
-    reasons, _, _ = verdict(GAUSSIAN, RandomWalk(), moves=MoveSettings(1, 1))
+    reasons, _, _ = verdict(GAUSSIAN, RandomWalk(), moves=MoveSettings(1, 1), schedule=Schedule(fraction=0.5))
     assert "did not forget" in reasons
     assert "path sampling" in reasons
 

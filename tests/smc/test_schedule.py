@@ -80,7 +80,7 @@ def test_the_bias_of_a_step_chosen_by_its_own_weights_is_as_derived():
 
 
 def test_the_bias_is_that_of_the_ladder_itself():
-    n, repeats, errors = 200, 4000, []
+    n, repeats, errors = 200, 1500, []
     rng = np.random.default_rng(1)
     for _ in range(repeats):
         increment = rng.standard_normal(n)
@@ -145,7 +145,7 @@ def test_the_evidence_from_a_narrow_start_to_a_wide_posterior_is_not_low():
     target = FunctionTarget(dim, likelihood, prior, lambda n, rng: rng.standard_normal((n, dim)))
     runs = [
         run_tempering(PriorPath(target), make_kernel("hmc"), 2000, np.random.default_rng([5, k]), len_chain=20)
-        for k in range(12)
+        for k in range(8)
     ]
     errors = np.array([run.log_evidence for run in runs])
     assert abs(errors.mean()) < 0.01 + 4 * errors.std(ddof=1) / np.sqrt(len(errors))
