@@ -11,8 +11,8 @@ from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.smc.schedule import Schedule
 from tests.smc.test_calibration import funnel
 from tests.toys import bimodal, conjugate_gaussian
 
