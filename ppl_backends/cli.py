@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ppl_backends.errors import ModelError, PPLBackendsWarning
+from ppl_backends.files import check_writable, reason_of
 
 __all__ = ["app"]
 
@@ -28,6 +31,7 @@ app = typer.Typer(
 console = Console()
 
 SUMMARY_ROWS = 60
+GROUP_BYTES = 50_000  # that a group of a NetCDF file takes beside its numbers, at most
 REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy", "bridgestan", "cmdstanpy", "httpstan")
 
 Program = Annotated[Path, typer.Argument(metavar="MODEL.stan", help="Stan program.", show_default=False)]
@@ -40,8 +44,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Errors of the model or of files become one line and exit code 1; the package's warnings one line each."""
+def _one_line_errors(output: Path | None = None) -> Iterator[None]:
+    """Turn errors of the model or of files into one line and exit code 1, and the package's warnings into one line each.
+
+    That the result can be summarised, and written to ``output``, is known before anything runs.
+    """
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
         if issubclass(category, PPLBackendsWarning):
@@ -50,9 +57,10 @@ def _one_line_errors() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         try:
+            _check_finish(output)
             yield
-        except (ModelError, OSError) as error:
-            typer.echo(f"error: {error}", err=True)
+        except (ModelError, OSError, ImportError) as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
@@ -73,6 +81,7 @@ def demo(
 
     with _one_line_errors():
         output.mkdir(parents=True, exist_ok=True)
+        _check_finish(output / "pima_posterior.nc")
         answers, laplace, idata = run_demo(draws, seed, progressbar=not quiet)
         _print_summary(idata)
         table = Table("method", "accuracy", "log evidence", "standard error", "seconds")
@@ -116,7 +125,7 @@ def laplace(
     """Gaussian approximation at the mode of a Stan program's posterior."""
     import ppl_backends as pb
 
-    with _one_line_errors():
+    with _one_line_errors(output):
         target = pb.as_target(str(model), _data(data))
         approximation = pb.fit_laplace(target, progressbar=not quiet)
         _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
@@ -137,7 +146,7 @@ def ep(
     """Expectation propagation for a Stan program with a linear predictor and log_lik."""
     import ppl_backends as pb
 
-    with _one_line_errors():
+    with _one_line_errors(output):
         target = pb.as_target(str(model), _data(data), predictor=predictor)
         approximation = pb.fit_ep(target, progressbar=not quiet)
         _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
@@ -156,7 +165,7 @@ def vi(
     """Gaussian variational approximation of a Stan program's posterior."""
     import ppl_backends as pb
 
-    with _one_line_errors():
+    with _one_line_errors(output):
         target = pb.as_target(str(model), _data(data))
         approximation = pb.fit_vi(target, family=family, random_seed=seed, progressbar=not quiet)
         _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
@@ -176,7 +185,7 @@ def importance(
     """Importance sampling from a Gaussian approximation of a Stan program's posterior."""
     import ppl_backends as pb
 
-    with _one_line_errors():
+    with _one_line_errors(output):
         target = pb.as_target(str(model), _data(data))
         idata = pb.sample_importance(
             target,
@@ -203,7 +212,7 @@ def smc(
     """Tempering sequential Monte Carlo on a Stan program's posterior."""
     import ppl_backends as pb
 
-    with _one_line_errors():
+    with _one_line_errors(output):
         target = pb.as_target(str(model), _data(data))
         idata = pb.sample_smc(
             target,
@@ -218,6 +227,17 @@ def smc(
 
 def _data(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def _check_finish(output: Path | None) -> None:
+    """Raise what would otherwise be found after the run: ArviZ that cannot be imported, a file that cannot be written."""
+    import arviz  # noqa: F401
+
+    if output is not None:
+        try:
+            check_writable(output)
+        except OSError as error:
+            raise ModelError(f"--output {str(output)!r} cannot be written: {reason_of(error)}") from None
 
 
 def _finish(idata: Any, output: Path | None, target: Any) -> None:
@@ -238,6 +258,7 @@ def _finish(idata: Any, output: Path | None, target: Any) -> None:
         known = f", standard error {error:.4f}" if error == error else ""
         console.print(f"less that of the prior {less:.3f}{known}: compare models by this", highlight=False)
     if output is not None:
+        sys.stdout.flush()
         _write(idata, output)
         console.print(f"wrote {output}", highlight=False)
 
@@ -253,4 +274,20 @@ def _print_summary(idata: Any, names: list[str] | None = None) -> None:
 
 
 def _write(idata: Any, path: Path) -> None:
-    idata.to_netcdf(str(path))
+    """Write a NetCDF file whole, or leave what is there.
+
+    HDF5 ends the process where it finds the disk full, so the room is looked at first.
+    """
+    from ppl_backends.results.inference_data import ARVIZ_MAJOR, group
+
+    names = idata.groups() if ARVIZ_MAJOR == 0 else list(idata.children)
+    needed = GROUP_BYTES * len(names) + sum(group(idata, name).nbytes for name in names)
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise ModelError(f"--output {str(path)!r} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free there")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        idata.to_netcdf(str(part))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

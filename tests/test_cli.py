@@ -1,6 +1,9 @@
 """The command line, run in this process: what it prints and writes, and that errors are one line with exit code 1."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -100,6 +103,61 @@ def test_missing_program_is_one_line(command, tmp_path):
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1
     assert "absent.stan" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["laplace", "ep", "vi", "importance", "smc"])
+@pytest.mark.parametrize("place", ["nowhere/result.nc", "file/result.nc", "."])
+def test_a_file_that_cannot_be_written_is_known_before_the_run(command, place, tmp_path):
+    (tmp_path / "file").write_text("")
+    program = tmp_path / "broken.stan"
+    program.write_text("this is no program")  # nobody gets so far as to compile it
+    result = invoke(command, program, "--output", tmp_path / place, "--quiet")
+    assert result.exit_code == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("error: --output")
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
+BROKEN_ARVIZ = """
+import sys
+from ppl_backends.cli import app
+sys.modules["arviz"] = None
+app(["smc", sys.argv[1], "--quiet"])
+"""
+
+
+def test_arviz_that_cannot_be_imported_is_known_before_the_run(tmp_path):
+    program = tmp_path / "broken.stan"
+    program.write_text("this is no program")
+    run = subprocess.run([sys.executable, "-c", BROKEN_ARVIZ, str(program)], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: ")
+    assert "arviz" in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+FULL_DISK = """
+import resource, sys
+from ppl_backends import cli
+from ppl_backends.targets import FunctionTarget
+import numpy as np, ppl_backends as pb
+target = FunctionTarget(1, lambda x: (-0.5 * x[:, 0] ** 2, -x))
+target.parameter_names = ("x",)
+idata = pb.fit_laplace(target, progressbar=False).to_inference_data(draws=20_000, random_seed=1)
+with cli._one_line_errors():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    cli._finish(idata, cli.Path(sys.argv[1]), target)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+def test_a_disk_that_is_full_at_the_end_leaves_the_summary_and_the_file_before(tmp_path):
+    file = tmp_path / "result.nc"
+    file.write_text("the one before")
+    run = subprocess.run([sys.executable, "-c", FULL_DISK, str(file)], capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "mean" in run.stdout
+    assert file.read_text() == "the one before"
 
 
 def test_unknown_command():
