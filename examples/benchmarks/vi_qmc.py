@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import expit, gammaln, ndtri
 
 import ppl_backends as pb
-from ppl_backends.approximations.variational.elbo import normal_noise, standardised_noise
+from ppl_backends.approximations.noise import normal_noise, standardised_noise
 from ppl_backends.approximations.variational.families import Location, MeanField
 from ppl_backends.datasets import load_binary_regression
 

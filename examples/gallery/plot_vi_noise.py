@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import ppl_backends as pb
-from ppl_backends.approximations.variational.elbo import normal_noise
+from ppl_backends.approximations.noise import normal_noise
 from ppl_backends.datasets import load_binary_regression
 
 data = load_binary_regression("pima")

@@ -58,6 +58,8 @@ class GaussianApproximation:
         The method's own figures.
     accuracy : str
         ``"approximate"``, unless the target is known to be Gaussian.
+    trouble : str
+        Why it did not converge; empty where it did.
 
     Attributes
     ----------
@@ -96,6 +98,7 @@ class GaussianApproximation:
         log_evidence: float = float("nan"),
         diagnostics: Mapping[str, float] | None = None,
         accuracy: str = "approximate",
+        trouble: str = "",
     ) -> None:
         self.mean: Array = np.array(mean, dtype=np.float64, ndmin=1)
         self.dim = len(self.mean)
@@ -112,7 +115,7 @@ class GaussianApproximation:
         self.converged = bool(converged)
         self.log_evidence = float(log_evidence)
         self.diagnostics = dict(diagnostics or {})
-        self.accuracy = accuracy
+        self.accuracy, self.trouble = accuracy, trouble
 
     @property
     def representation(self) -> str:

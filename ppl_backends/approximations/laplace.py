@@ -6,10 +6,11 @@ The mode is found by Newton's method with exact gradients and Hessian. Each iter
 Hessian with the absolute values of its eigenvalues, which ascends from any point, and evaluates a geometric ladder of
 step lengths in one batched call. Large models are first brought near the mode by L-BFGS.
 
-Convergence is judged on the scale of the posterior itself: by the Newton decrement √(∇ᵀQ⁻¹∇), which is the distance to
-the mode in posterior standard deviations, and by the drop of the log density one standard deviation away, which is ½
-for a Gaussian and vanishes along a flat direction (separated data, an improper posterior), where the decrement vanishes
-too.
+A mode is judged on the scale of the posterior itself: by the Newton decrement √(∇ᵀQ⁻¹∇), which is the distance to it in
+posterior standard deviations, and by the drop of the log density one standard deviation away, which is ½ for a Gaussian. It
+vanishes along a flat direction (separated data, an improper posterior), where the decrement vanishes too, and is large where
+the density bends away from the axis (a ring, a ridge). The Gaussian is then compared with the posterior at 256 of its own
+points; see :mod:`.verdict`.
 """
 
 from __future__ import annotations
@@ -22,25 +23,23 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
-from ppl_backends.approximations.mixture import MixtureApproximation
-from ppl_backends.errors import ApproximationWarning, ModelError, PriorSamplingError
+from ppl_backends.approximations.verdict import POINTS, judge_gaussian
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point, named_point
 
-__all__ = ["fit_laplace", "with_other_modes"]
+__all__ = ["climb_to", "fit_laplace", "mode_at"]
 
 DECREMENT_TOLERANCE = 1e-6  # posterior standard deviations
 SMALLEST_DROP = 0.05  # of the log density at one standard deviation; a Gaussian has 0.5, a Cauchy 0.41
+LARGEST_DROP = 2.0  # a skewness of 1 makes 0.67
 LADDER = 2.0 ** np.arange(2, -14, -1)  # step lengths tried in one call
 LARGEST_NEWTON_DIM = 300  # above it L-BFGS goes first
 LARGEST_DENSE_DIM = 2000  # above it only the diagonal of the Hessian is formed
 FALLBACK_STARTS = 8
-OTHER_STARTS = 8
-APART = 0.1  # posterior standard deviations between two modes
-SMALLEST_SHARE = 1e-6  # of the evidence, of modes that are kept
 WIDEST_FALLBACK_SD = 10.0  # of a Gaussian returned although the Hessian does not give one
 BLOCK_BYTES = 32e6
 
@@ -118,8 +117,12 @@ def fit_laplace(
     Returns
     -------
     GaussianApproximation
-        With ``converged``, ``log_evidence`` (NaN where it did not converge) and ``diagnostics``: ``newton_decrement``,
-        ``smallest_curvature`` (eigenvalue of −∇² log p scaled to a unit diagonal), ``smallest_drop``, ``iterations``.
+        ``converged`` says that it can be used: there is a mode, and by 256 points no posterior mean is more than a fifth
+        of a standard deviation from it and no standard deviation a fifth off (a diagonal one is not compared). The reason
+        against it is in ``trouble``. ``log_evidence`` is NaN where there is no mode. ``diagnostics`` has
+        ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇² log p scaled to a unit diagonal),
+        ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points, ``mean_shift``, ``sd_ratio``,
+        ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share`` and ``importance_efficiency``.
 
     Raises
     ------
@@ -129,8 +132,9 @@ def fit_laplace(
     Warns
     -----
     ApproximationWarning
-        If no mode was found, the Hessian there is not negative definite, or the density is flat in some direction. The
-        Gaussian returned is then a usable start, no wider than 10 in any direction, with ``converged=False``.
+        If no mode was found, the Hessian there is not negative definite, or the density is flat or bends away in some
+        direction; the Gaussian returned is then no wider than 10 in any direction. If there is a mode, but the points
+        show that the Gaussian there is not the posterior. In all cases ``converged=False``.
 
     Examples
     --------
@@ -160,66 +164,42 @@ def fit_laplace(
         progress.update(0, 1.0)
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
-    if best.trouble:
-        warnings.warn(f"Laplace approximation of {target.label}: {best.trouble}", ApproximationWarning, stacklevel=3)
-    return best.gaussian
+    found = best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
+    if found.trouble:
+        warnings.warn(f"Laplace approximation of {target.label}: {found.trouble}", ApproximationWarning, stacklevel=3)
+    return found
 
 
-def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> GaussianApproximation | MixtureApproximation:
-    """A Laplace approximation with the modes added that climbs from eight draws of the prior lead to.
+def climb_to(target: BaseTarget, start: Array) -> Array:
+    """The point ``(dim,)`` that a cheap climb from ``start`` ends at; :func:`mode_at` polishes it."""
+    return _quasi_newton(target, start, 1, True)
 
-    Parameters
-    ----------
-    target : BaseTarget
-    found : GaussianApproximation
-        At one mode. Where there is no other, it is returned as it is; so it is above 300 coordinates, where none is
-        looked for.
 
-    Returns
-    -------
-    GaussianApproximation or MixtureApproximation
-        Gaussians at the modes, weighted by their Laplace evidences. The draws are the same in every call.
-    """
-    if not found.converged or target.dim > LARGEST_NEWTON_DIM:
-        return found
-    modes, silent = [found], ChainProgress("Laplace", 1, (), enabled=False)
-    with silent, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for start in _dispersed(target, np.random.default_rng(0)):
-            end = _quasi_newton(target, start, 1, True)
-            if _is_known(end, modes):
-                continue
-            climbed = _newton(target, end[None], 100, silent)
-            check = _check(target, climbed, 0)
-            if not check.trouble and not _is_known(check.gaussian.mean, modes):
-                modes.append(check.gaussian)
-    evidence = np.array([mode.log_evidence for mode in modes])
-    weights = np.exp(evidence - evidence.max())
-    modes = [mode for mode, weight in zip(modes, weights, strict=True) if weight > SMALLEST_SHARE]
-    if len(modes) == 1:
-        return modes[0]
-    return MixtureApproximation(
-        weights[weights > SMALLEST_SHARE],
-        np.stack([mode.mean for mode in modes]),
-        np.stack([mode.cov for mode in modes]),
+def mode_at(target: BaseTarget, start: Array) -> GaussianApproximation:
+    """The Gaussian at the mode next to ``start``, not compared with the posterior; unconverged where there is none."""
+    modes = _newton(target, start[None], 100, ChainProgress("Laplace", 1, (), enabled=False))
+    return _check(target, modes, 0).gaussian
+
+
+def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
+    """The Gaussian at a mode with the verdict of its points."""
+    verdict = judge_gaussian(target, q)
+    trouble = ""
+    if verdict.trouble:
+        trouble = (
+            f"there is a mode, but the Gaussian there is not the posterior: by {POINTS} of its points {verdict.trouble}; "
+            "fit_vi finds a closer one, sample_smc the posterior itself"
+        )
+    return GaussianApproximation(
+        q.mean,
+        cholesky=q.cholesky,
         target=target,
         method="laplace",
-        log_evidence=float(np.logaddexp.reduce(evidence)),
-        diagnostics={"modes": float(len(modes))},
+        converged=not trouble,
+        trouble=trouble,
+        log_evidence=q.log_evidence,
+        diagnostics=q.diagnostics | verdict.figures,
     )
-
-
-def _dispersed(target: BaseTarget, rng: np.random.Generator) -> Array:
-    """Points of finite density to look for modes from: of the prior, where it can be drawn from."""
-    try:
-        points = target.sample_prior(OTHER_STARTS, rng)
-    except PriorSamplingError:
-        points = target.initial_points(OTHER_STARTS, rng)
-    return points[np.isfinite(target.log_density_and_gradient(points)[0])]
-
-
-def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
-    """Whether a point is at one of the modes, on the scale of the Gaussians there."""
-    return any(float(np.sum((mode.whiten(x[None])) ** 2)) < APART**2 for mode in modes)
 
 
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
@@ -338,6 +318,7 @@ def _check(target: BaseTarget, modes: _Modes, row: int) -> _Check:
         "newton_decrement": decrement,
         "smallest_curvature": smallest,
         "smallest_drop": float("nan"),
+        "largest_drop": float("nan"),
         "iterations": float(modes.iterations),
         "log_density": log_density,
     }
@@ -355,19 +336,14 @@ def _check(target: BaseTarget, modes: _Modes, row: int) -> _Check:
             f"deviations, largest coordinate {where} = {np.abs(x).max():.3g})"
         )
     else:
-        figures["smallest_drop"], where, sd = _smallest_drop(target, x, log_density, curvature, axes)
-        if not figures["smallest_drop"] >= SMALLEST_DROP:
-            trouble = (
-                f"the density is nearly flat along {where}: one standard deviation ({sd:.3g}) away its log falls by "
-                f"{figures['smallest_drop']:.2g}, not 0.5 (separated data or an improper posterior?)"
-            )
+        trouble = _trouble_along_axes(target, x, log_density, curvature, axes, figures)
     return _Check(_gaussian(target, x, precision, curvature, axes, trouble, figures), trouble, figures)
 
 
-def _smallest_drop(
-    target: BaseTarget, mode: Array, log_density: float, curvature: Array, axes: Array | None
-) -> tuple[float, str, float]:
-    """Smallest fall of the log density one standard deviation away along the axes, whose name and length follow."""
+def _trouble_along_axes(
+    target: BaseTarget, mode: Array, log_density: float, curvature: Array, axes: Array | None, figures: dict[str, float]
+) -> str:
+    """What is wrong with the log density one standard deviation away along the axes; the drops go into ``figures``."""
     if axes is None:  # as many points as a dense check: the widest coordinates
         widest = np.argsort(curvature)[:LARGEST_NEWTON_DIM]
         steps = np.zeros((len(widest), target.dim))
@@ -376,8 +352,19 @@ def _smallest_drop(
         steps = (axes / np.sqrt(curvature)).T
     value, _ = target.log_density_and_gradient(np.concatenate([mode + steps, mode - steps]))
     drop = log_density - value
-    worst = steps[int(np.argmin(drop)) % len(steps)]
-    return float(drop.min()), target.names[int(np.argmax(np.abs(worst)))], float(np.linalg.norm(worst))
+    smallest, largest = int(np.argmin(drop)), int(np.argmax(drop))
+    figures["smallest_drop"], figures["largest_drop"] = float(drop[smallest]), float(drop[largest])
+
+    def at(row: int) -> str:
+        step = steps[row % len(steps)]
+        where = target.names[int(np.argmax(np.abs(step)))]
+        return f"along {where}: one standard deviation ({np.linalg.norm(step):.3g}) away its log falls by {drop[row]:.2g}"
+
+    if not drop[smallest] >= SMALLEST_DROP:
+        return f"the density is nearly flat {at(smallest)}, not 0.5 (separated data or an improper posterior?)"
+    if not drop[largest] <= LARGEST_DROP:
+        return f"the density is curved {at(largest)}, not 0.5, as on a ridge or in a funnel, which no Gaussian at a mode fits"
+    return ""
 
 
 def _gaussian(
@@ -390,7 +377,8 @@ def _gaussian(
     figures: dict[str, float],
 ) -> GaussianApproximation:
     """The Gaussian at a mode; where there is trouble, one with bounded widths in its place."""
-    about: dict[str, Any] = {"target": target, "method": "laplace", "diagnostics": figures, "converged": not trouble}
+    about: dict[str, Any] = {"target": target, "method": "laplace", "diagnostics": figures}
+    about |= {"converged": not trouble, "trouble": trouble}
     if trouble and precision.ndim == 2:
         eigenvalues, vectors = np.linalg.eigh(precision)
         root = vectors / np.sqrt(np.maximum(np.abs(eigenvalues), WIDEST_FALLBACK_SD**-2))
@@ -398,6 +386,7 @@ def _gaussian(
     if axes is None:
         floored = np.maximum(np.abs(precision), WIDEST_FALLBACK_SD**-2) if trouble else precision
         return GaussianApproximation(mode, precision=floored, **about)
-    gaussian = GaussianApproximation(mode, (axes / curvature) @ axes.T, **about)
+    upper = np.linalg.qr((axes / np.sqrt(curvature)).T, mode="r")  # no matrix that rounding could leave indefinite
+    gaussian = GaussianApproximation(mode, cholesky=upper.T * np.sign(np.diagonal(upper)), **about)
     gaussian.log_evidence = figures["log_density"] + 0.5 * target.dim * LOG_2PI + 0.5 * gaussian.log_determinant
     return gaussian

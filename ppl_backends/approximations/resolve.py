@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
@@ -16,7 +17,7 @@ from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["resolve_approximation"]
+__all__ = ["is_poor_start", "resolve_approximation", "resolve_start"]
 
 _FITTERS = {
     "laplace": ("ppl_backends.approximations.laplace", "fit_laplace"),
@@ -47,7 +48,9 @@ def resolve_approximation(
         If the name is unknown or not available, or the object is no approximation of this target.
     """
     if isinstance(approximation, str):
-        return _fit(target, approximation, random_seed, argument)
+        found = _fit(target, approximation, random_seed, argument)
+        _warn_if_poor(target, found, argument)
+        return found
     mean = getattr(approximation, "mean", None)
     if mean is None or callable(mean) or not hasattr(approximation, "cov"):
         raise ModelError(
@@ -62,6 +65,47 @@ def resolve_approximation(
     return approximation
 
 
+def resolve_start(
+    target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
+) -> Any:
+    """Return what points are first drawn from: as :func:`resolve_approximation`, with ``"auto"`` for several modes too.
+
+    A Laplace approximation that ``"auto"`` led to has the modes added that climbs from draws of the prior find, as a
+    mixture of the Gaussians there.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    approximation, random_seed, argument
+        See :func:`resolve_approximation`.
+    """
+    if not (isinstance(approximation, str) and approximation == "auto"):
+        return resolve_approximation(target, approximation, random_seed, argument)
+    from ppl_backends.approximations.modes import with_other_modes
+
+    found = _fit(target, "auto", random_seed, argument)
+    if found.method == "laplace":
+        found = with_other_modes(target, found)
+    _warn_if_poor(target, found, argument)
+    return found
+
+
+def is_poor_start(approximation: Any) -> bool:
+    """Return whether samplers should not begin at a Laplace approximation.
+
+    It has no mode, or its points are on average more than a standard deviation off in every coordinate:
+    2 KL(q ‖ p) > dim. One that is merely not ``converged`` serves, since what begins there is corrected.
+    """
+    return not approximation.converged and not approximation.diagnostics.get("distance", np.inf) <= 1.0
+
+
+def _warn_if_poor(target: BaseTarget, found: Any, argument: str) -> None:
+    """Say of a start that it is bad, in the caller's words."""
+    if found.method == "laplace" and is_poor_start(found):
+        text = f"{argument}: the Laplace approximation of {target.label} is a poor start: {found.trouble}"
+        warnings.warn(text, ApproximationWarning, stacklevel=4)
+
+
 def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) -> Any:
     if name == "auto":
         return _ep_where_it_works(target) or _fit(target, "laplace", random_seed, argument)
@@ -73,7 +117,10 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
         raise ModelError(f"{argument}={name!r} is not available in this version; use 'laplace'")
     known = inspect.signature(fit).parameters  # deterministic methods take no seed
     options = {"random_seed": random_seed, "progressbar": False}
-    return fit(target, **{name: value for name, value in options.items() if name in known})
+    with warnings.catch_warnings():
+        if name == "laplace":  # a start need not be a good approximation; of a poor one the caller's name is said
+            warnings.simplefilter("ignore", ApproximationWarning)
+        return fit(target, **{name: value for name, value in options.items() if name in known})
 
 
 def _ep_where_it_works(target: BaseTarget) -> Any:

@@ -281,12 +281,9 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
         except PriorSamplingError as error:
             warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
             initial = "laplace"
-    from ppl_backends.approximations.laplace import with_other_modes
-    from ppl_backends.approximations.resolve import resolve_approximation
+    from ppl_backends.approximations.resolve import resolve_start
 
-    approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
-    if isinstance(initial, str) and initial == "auto" and approximation.method == "laplace":
-        approximation = with_other_modes(target, approximation)
+    approximation = resolve_start(target, initial, random_seed=rng, argument="initial")
     return BridgePath(target, approximation, with_tails(target, approximation))
 
 

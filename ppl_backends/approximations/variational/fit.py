@@ -17,6 +17,7 @@ from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, fit_laplace
+from ppl_backends.approximations.resolve import is_poor_start
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
 from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
@@ -305,7 +306,7 @@ def _bases(
 
 
 def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.Generator) -> list[Any]:
-    """Laplace's Gaussian (of a subset of the data, with minibatches); two candidates where it did not converge."""
+    """Laplace's Gaussian (of a subset of the data, with minibatches); two candidates where it is a poor start."""
     seen = target
     if minibatch is not None:
         rows = rng.integers(target.observations.n, size=SUBSET_BATCHES * minibatch)  # type: ignore[union-attr]
@@ -316,7 +317,7 @@ def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.
             laplace = _laplace(seen, rng)
     except (ModelError, LinAlgError):  # no point, or no curvature, that a Gaussian could be made of
         return [prior_gaussian(target, rng)]
-    return [laplace] if laplace.converged else [laplace, prior_gaussian(target, rng)]
+    return [laplace, prior_gaussian(target, rng)] if is_poor_start(laplace) else [laplace]
 
 
 def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximation:

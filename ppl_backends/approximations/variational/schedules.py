@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.variational.elbo import normal_noise, standardised_noise
+from ppl_backends.approximations.noise import normal_noise, standardised_noise
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.variational.second_order import moved
 from ppl_backends.errors import ModelError

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import cholesky, lstsq
 
-from ppl_backends.approximations.variational.elbo import standardised_noise
+from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.approximations.variational.families import FullRank, Location, MeanField
 from ppl_backends.approximations.variational.schedules import StochasticFit
 from ppl_backends.approximations.variational.second_order import moved

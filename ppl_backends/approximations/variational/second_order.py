@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.variational.elbo import SampleAverage, standardised_noise
+from ppl_backends.approximations.noise import standardised_noise
+from ppl_backends.approximations.variational.elbo import SampleAverage
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.targets.protocol import Array, BaseTarget
 

@@ -1,0 +1,92 @@
+"""The other modes of a posterior, by climbs from draws of the prior.
+
+A Gaussian at one mode says nothing of another, and neither do its points. Climbs from dispersed points do: each ends at the
+mode whose basin it began in. They go on until many in a row have found nothing new, the more the more modes there are: with
+m modes of equal basins, one not yet found is missed with probability (1 − 1/m)^(8 + 8m). A mode with a small basin, which
+few draws of the prior lead to, can still be missed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, climb_to, mode_at
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import PriorSamplingError
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+__all__ = ["with_other_modes"]
+
+FRUITLESS = 8  # climbs in a row after which the search ends: this many, and as many again for every mode
+MOST_CLIMBS = 256
+APART = 0.1  # posterior standard deviations between two modes
+SMALLEST_SHARE = 1e-6  # of the evidence, of modes that are kept
+
+
+def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> GaussianApproximation | MixtureApproximation:
+    """Add to a Laplace approximation the modes that climbs from draws of the prior lead to.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    found : GaussianApproximation
+        At one mode. Where there is no other, it is returned as it is; so it is above 300 coordinates, where none is
+        looked for.
+
+    Returns
+    -------
+    GaussianApproximation or MixtureApproximation
+        Gaussians at the modes, weighted by their Laplace evidences; ``diagnostics`` has ``modes``, ``climbs``, and
+        ``fruitless``, how many climbs in a row ended at known modes when the search ended. The draws are the same in
+        every call.
+    """
+    if not np.isfinite(found.log_evidence) or target.dim > LARGEST_NEWTON_DIM:
+        return found
+    modes, climbs, fruitless = [found], 0, 0
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for start in _dispersed(target, np.random.default_rng(0)):
+            mode = _new_mode(target, start, modes)
+            modes += [] if mode is None else [mode]
+            climbs, fruitless = climbs + 1, fruitless + 1 if mode is None else 0
+            if fruitless >= FRUITLESS * (1 + len(modes)):
+                break
+    if len(modes) == 1:
+        return found
+    evidence = np.array([mode.log_evidence for mode in modes])
+    weights = np.exp(evidence - evidence.max())
+    modes = [mode for mode, weight in zip(modes, weights, strict=True) if weight > SMALLEST_SHARE]
+    if len(modes) == 1:
+        return modes[0]
+    return MixtureApproximation(
+        weights[weights > SMALLEST_SHARE],
+        np.stack([mode.mean for mode in modes]),
+        np.stack([mode.cov for mode in modes]),
+        target=target,
+        method="laplace",
+        log_evidence=float(np.logaddexp.reduce(evidence)),
+        diagnostics={"modes": float(len(modes)), "climbs": float(climbs), "fruitless": float(fruitless)},
+    )
+
+
+def _new_mode(target: BaseTarget, start: Array, modes: list[GaussianApproximation]) -> GaussianApproximation | None:
+    """The mode above a point, if it is none of those known."""
+    end = climb_to(target, start)
+    if _is_known(end, modes):
+        return None
+    mode = mode_at(target, end)
+    return mode if mode.converged and not _is_known(mode.mean, modes) else None
+
+
+def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
+    """Whether a point is at one of the modes, on the scale of the Gaussians there."""
+    return any(float(np.sum((mode.whiten(x[None])) ** 2)) < APART**2 for mode in modes)
+
+
+def _dispersed(target: BaseTarget, rng: np.random.Generator) -> Array:
+    """Points of finite density to look for modes from: of the prior, where it can be drawn from."""
+    try:
+        points = target.sample_prior(MOST_CLIMBS, rng)
+    except PriorSamplingError:
+        points = target.initial_points(MOST_CLIMBS, rng)
+    return points[np.isfinite(target.log_density(points))]

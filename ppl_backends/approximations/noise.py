@@ -1,0 +1,74 @@
+"""Standard normal points: scrambled Sobol nets, and symmetric sets with exact second moments.
+
+Noise is scrambled Sobol points through the normal quantile (Buchholz, Wenzel & Mandt 2018). Where one sample is kept fixed
+(as in DADVI, Giordano, Ingram & Broderick 2024), it is symmetrised and standardised: every z comes with −z, and the second
+moments are those of the normal law, all of them where there are points enough. The sample average is then exact for a
+quadratic log density, which is what a control variate would do; only the rest of the density is left to the points.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cholesky, solve_triangular
+from scipy.special import ndtri
+from scipy.stats.qmc import Sobol
+
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["normal_noise", "standardised_noise"]
+
+_BITS = 53  # fewer let points touch the faces of the cube
+_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
+SOBOL_DIM = 4096  # coordinates beyond these are random
+
+
+@lru_cache(maxsize=4)
+def _net(log_n: int, dim: int) -> NDArray[np.uint64]:
+    """The first 2^log_n Sobol points as 53-bit integers ``(n, dim)``, their generating matrices scrambled once."""
+    options: dict[str, Any] = {_SEED: np.random.default_rng(0)}
+    return (Sobol(dim, scramble=True, bits=_BITS, **options).random_base2(log_n) * 2.0**_BITS).astype(np.uint64)
+
+
+def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -> Array:
+    """``n`` standard normal rows ``(n, dim)``: the first points of a scrambled Sobol net, or random ones.
+
+    Matrix scrambling, which takes most of the time, is done once; every call has a random digital shift of its own,
+    which makes each point uniform and independent calls independent given the net.
+    """
+    if not qmc:
+        return rng.standard_normal((n, dim))
+    first = min(dim, SOBOL_DIM)
+    net = _net(int(np.ceil(np.log2(max(n, 1)))), first)[:n]
+    u = (net ^ rng.integers(0, 1 << _BITS, size=first, dtype=np.uint64)) * 2.0**-_BITS
+    z = ndtri(np.clip(u, 2.0**-53, 1 - 2.0**-53))
+    return z if dim == first else np.hstack([z, rng.standard_normal((n, dim - first))])
+
+
+def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True, factors: int = 0) -> Array:
+    """Symmetric noise ``(n, factors + dim)``, n even, with unit variances.
+
+    No two columns are correlated where n ≥ 4 (factors + dim), and in smaller ones no factor is with any column.
+    """
+    half = normal_noise(n // 2, factors + dim, rng, qmc)
+    if n >= 4 * half.shape[1]:
+        return _mirrored(_decorrelated(half))
+    if 0 < 2 * factors <= len(half):
+        common = _decorrelated(half[:, :factors])
+        own = half[:, factors:] - common @ (common.T @ half[:, factors:]) / len(half)
+        half = np.hstack([common, own])
+    return _mirrored(half / np.sqrt((half**2).mean(axis=0)))
+
+
+def _decorrelated(z: Array) -> Array:
+    """Columns with the second moments of the standard normal law."""
+    root = cholesky(z.T @ z / len(z), lower=True, check_finite=False)
+    return solve_triangular(root, z.T, lower=True, check_finite=False).T
+
+
+def _mirrored(z: Array) -> Array:
+    return np.concatenate([z, -z])
