@@ -177,8 +177,8 @@ def climb_to(target: BaseTarget, start: Array) -> Array:
 
 def mode_at(target: BaseTarget, start: Array) -> GaussianApproximation:
     """The Gaussian at the mode next to ``start``, not compared with the posterior; unconverged where there is none."""
-    modes = _newton(target, start[None], 100, ChainProgress("Laplace", 1, (), enabled=False))
-    return _check(target, modes, 0).gaussian
+    with ChainProgress("Laplace", 1, (), enabled=False) as silent:
+        return _check(target, _newton(target, start[None], 100, silent), 0).gaussian
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
@@ -358,7 +358,9 @@ def _trouble_along_axes(
     def at(row: int) -> str:
         step = steps[row % len(steps)]
         where = target.names[int(np.argmax(np.abs(step)))]
-        return f"along {where}: one standard deviation ({np.linalg.norm(step):.3g}) away its log falls by {drop[row]:.2g}"
+        return (
+            f"along {where}: one standard deviation ({np.linalg.norm(step):.3g}) away its log falls by {drop[row]:.2g}"
+        )
 
     if not drop[smallest] >= SMALLEST_DROP:
         return f"the density is nearly flat {at(smallest)}, not 0.5 (separated data or an improper posterior?)"
@@ -382,11 +384,16 @@ def _gaussian(
     if trouble and precision.ndim == 2:
         eigenvalues, vectors = np.linalg.eigh(precision)
         root = vectors / np.sqrt(np.maximum(np.abs(eigenvalues), WIDEST_FALLBACK_SD**-2))
-        return GaussianApproximation(mode, root @ root.T, **about)
+        return GaussianApproximation(mode, cholesky=_lower(root), **about)
     if axes is None:
         floored = np.maximum(np.abs(precision), WIDEST_FALLBACK_SD**-2) if trouble else precision
         return GaussianApproximation(mode, precision=floored, **about)
-    upper = np.linalg.qr((axes / np.sqrt(curvature)).T, mode="r")  # no matrix that rounding could leave indefinite
-    gaussian = GaussianApproximation(mode, cholesky=upper.T * np.sign(np.diagonal(upper)), **about)
+    gaussian = GaussianApproximation(mode, cholesky=_lower(axes / np.sqrt(curvature)), **about)
     gaussian.log_evidence = figures["log_density"] + 0.5 * target.dim * LOG_2PI + 0.5 * gaussian.log_determinant
     return gaussian
+
+
+def _lower(root: Array) -> Array:
+    """Lower triangular L with L Lᵀ = root rootᵀ, without the product, which rounding may leave indefinite."""
+    upper = np.linalg.qr(root.T, mode="r")
+    return upper.T * np.sign(np.diagonal(upper))

@@ -19,12 +19,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
 from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.importance.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["POINTS", "Verdict", "heavy_tail", "judge_gaussian"]
+__all__ = ["POINTS", "Verdict", "figures_of_weights", "heavy_tail", "judge_gaussian"]
 
 POINTS = 256
 LARGEST_SHIFT = 0.2  # of a mean, in posterior standard deviations
@@ -46,8 +47,8 @@ class Verdict(NamedTuple):
     trouble : str
         What is wrong with it; empty where nothing is.
     figures : dict of str to float
-        ``mean_shift``, ``sd_ratio``, ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share`` and
-        ``importance_efficiency``.
+        ``mean_shift`` and ``sd_ratio`` of the coordinates farthest off, ``evidence_shift``, and those of
+        :func:`figures_of_weights`.
     """
 
     trouble: str
@@ -57,6 +58,33 @@ class Verdict(NamedTuple):
 def heavy_tail(k: float, tail: float) -> bool:
     """Whether weights have a tail of Pareto shape ``k`` > 0.7 that holds more than 2 % of their sum."""
     return k > LARGEST_PARETO_K and tail > NEGLIGIBLE_TAIL
+
+
+def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
+    """Return what the log weights p/q at points of an approximation q say of it.
+
+    Parameters
+    ----------
+    log_weights : ndarray (n,)
+        At least one finite.
+    dim : int
+
+    Returns
+    -------
+    dict
+        ``pareto_k`` and ``tail_share`` of the largest, ``importance_efficiency`` (effective sample size over n),
+        ``outside``, the share of points without density, and ``distance``, √(2 KL(q ‖ p) / dim): how many standard
+        deviations the points are off, in root mean square over the coordinates.
+    """
+    inside = log_weights[np.isfinite(log_weights)]
+    divergence = logsumexp(log_weights) - np.log(len(log_weights)) - inside.mean()
+    return {
+        "pareto_k": pareto_k(log_weights),
+        "tail_share": tail_share(log_weights),
+        "importance_efficiency": effective_sample_size(log_weights) / len(log_weights),
+        "outside": 1 - len(inside) / len(log_weights),
+        "distance": float(np.sqrt(2 * max(0.0, divergence) / dim)),
+    }
 
 
 def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
@@ -80,27 +108,20 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     inside = np.isfinite(log_weights)
     if inside.sum() < 2:
         return Verdict("the density is zero at all of its points", {"distance": np.inf})
-    moments = _first_order(q, z, np.where(inside[:, None], gradient, 0.0))
+    figures = figures_of_weights(log_weights, q.dim)
     weights, log_mean = normalised_weights(log_weights)
-    efficiency = effective_sample_size(log_weights) / POINTS
+    figures["evidence_shift"] = log_mean - q.log_evidence
+    moments = _first_order(q, z, np.where(inside[:, None], gradient, 0.0))
     troubles = _off(moments, q.names, LARGEST_FIRST_ORDER_RATIO)
-    evidence_shift = log_mean - q.log_evidence
-    if efficiency >= EVEN:
+    if figures["importance_efficiency"] >= EVEN:
         moments = _weighted(q, z, weights)
         troubles = troubles or _off(moments, q.names, SD_RANGE[1])
-        if not troubles and abs(evidence_shift) > LARGEST_EVIDENCE_SHIFT:
-            troubles = [f"the log evidence differs by {evidence_shift:.2g}"]
-    if 1 - inside.mean() > LARGEST_OUTSIDE:
-        troubles.append(f"the density is zero at {1 - inside.mean():.0%} of its points")
-    figures = {
-        "mean_shift": float(np.abs(moments.shift).max()),
-        "sd_ratio": float(moments.ratio[np.argmax(np.abs(np.log(moments.ratio)))]),
-        "evidence_shift": evidence_shift,
-        "distance": float(np.sqrt(2 * max(0.0, log_mean - log_weights[inside].mean()) / q.dim)),
-        "pareto_k": pareto_k(log_weights),
-        "tail_share": tail_share(log_weights),
-        "importance_efficiency": efficiency,
-    }
+        if not troubles and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT:
+            troubles = [f"the log evidence differs by {figures['evidence_shift']:.2g}"]
+    if figures["outside"] > LARGEST_OUTSIDE:
+        troubles.append(f"the density is zero at {figures['outside']:.0%} of its points")
+    figures["mean_shift"] = float(np.abs(moments.shift).max())
+    figures["sd_ratio"] = float(moments.ratio[np.argmax(np.abs(np.log(moments.ratio)))])
     return Verdict(" and ".join(troubles), figures)
 
 

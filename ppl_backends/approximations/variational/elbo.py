@@ -2,13 +2,13 @@ r"""The evidence lower bound L(q) = E_q[log p(θ, y) − log q(θ)] ≤ log p(y)
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_backends.approximations.noise import normal_noise
 from ppl_backends.approximations.variational.families import Family
-from ppl_backends.importance.weights import pareto_k, tail_share
+from ppl_backends.approximations.verdict import figures_of_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["BoundEstimate", "SampleAverage", "estimate_bound"]
@@ -59,6 +59,8 @@ class BoundEstimate(NamedTuple):
         Share of the total weight that the tail of which k is the shape holds; next to nothing cannot do harm.
     outside : float
         Share of points where the posterior density is zero.
+    distance : float
+        √(2 KL(q ‖ p) / dim), by the weights; above one the posterior is elsewhere.
     """
 
     elbo: float
@@ -66,6 +68,7 @@ class BoundEstimate(NamedTuple):
     pareto_k: float
     tail_share: float
     outside: float
+    distance: float
 
 
 def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Generator, qmc: bool = True) -> BoundEstimate:
@@ -77,9 +80,11 @@ def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Genera
     x = np.concatenate([q.color(normal_noise(each, q.dim, rng, qmc)) for _ in range(REPLICATES)])
     with np.errstate(all="ignore"):
         log_ratio = target.log_density(x) - q.log_density(x)
-    outside = float(np.mean(~np.isfinite(log_ratio)))
-    tail = pareto_k(log_ratio), tail_share(log_ratio), outside
-    if outside > 0:
-        return BoundEstimate(-np.inf, np.nan, *tail)
+    if not np.isfinite(log_ratio).any():
+        return BoundEstimate(-np.inf, np.nan, np.inf, 0.0, 1.0, np.inf)
+    figures = figures_of_weights(log_ratio, q.dim)
+    about = (figures[name] for name in ("pareto_k", "tail_share", "outside", "distance"))
+    if figures["outside"] > 0:
+        return BoundEstimate(-np.inf, np.nan, *about)
     means = log_ratio.reshape(REPLICATES, each).mean(axis=1)
-    return BoundEstimate(float(means.mean()), float(means.std(ddof=1) / np.sqrt(REPLICATES)), *tail)
+    return BoundEstimate(float(means.mean()), float(means.std(ddof=1) / np.sqrt(REPLICATES)), *about)

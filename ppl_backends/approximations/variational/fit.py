@@ -25,6 +25,7 @@ from ppl_backends.approximations.variational.result import VariationalApproximat
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
 from ppl_backends.approximations.variational.second_order import fit_fixed_samples
+from ppl_backends.approximations.verdict import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.options import (
     approximation,
@@ -50,8 +51,6 @@ FAMILIES = ("auto", "mean_field", "low_rank", "full_rank")
 AUTO_FULL_RANK_DIM = 150
 AUTO_LOW_RANK_DIM = 2000  # Laplace's Gaussian is dense up to here, and gives the directions to start from
 DEFAULT_RANK = 10
-LARGEST_PARETO_K = 0.7
-NEGLIGIBLE_TAIL = 0.02  # share of the weight
 BOUND_DRAWS = 2048
 PILOT_DRAWS = 32
 HALVINGS = 40
@@ -402,7 +401,7 @@ def _describe(q: VariationalApproximation, fit: Any, bound: BoundEstimate) -> No
         name: np.asarray(column)
         for name, column in zip(("draws", "elbo", "iterations", "change"), columns, strict=True)
     }
-    q.converged = fit.converged and bool(np.isfinite(bound.elbo))
+    q.converged = fit.converged and bool(np.isfinite(bound.elbo)) and not _contradicted(bound)
     q.diagnostics = {
         "change": float(fit.change),
         "optimism": float(fit.history[-1][1]) - bound.elbo,
@@ -410,7 +409,17 @@ def _describe(q: VariationalApproximation, fit: Any, bound: BoundEstimate) -> No
         "samples": float(len(fit.history)),
         "tail_share": bound.tail_share,
         "outside": bound.outside,
+        "distance": bound.distance,
     }
+
+
+def _contradicted(bound: BoundEstimate) -> str:
+    """Why the weights of fresh points say that the Gaussian is far from the posterior; empty where they do not."""
+    if heavy_tail(bound.pareto_k, bound.tail_share):
+        return f"Pareto k {bound.pareto_k:.2f} > {LARGEST_PARETO_K}"
+    if bound.distance > 1:
+        return f"its points are {bound.distance:.2g} standard deviations off (root mean square over the coordinates)"
+    return ""
 
 
 def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str]:
@@ -426,9 +435,10 @@ def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, toler
             f"of the sample is off by {abs(q.diagnostics['optimism']):.2g} with {fit.draws} points; raise max_draws or "
             "max_iterations, or use annealing="
         )
-    if q.pareto_k > LARGEST_PARETO_K and bound.tail_share > NEGLIGIBLE_TAIL:
+    contradicted = _contradicted(bound)
+    if contradicted:
         said.append(
-            f"Pareto k {q.pareto_k:.2f} > {LARGEST_PARETO_K}: the Gaussian is far from the posterior and its standard "
-            "deviations may be too small; sample_smc corrects it"
+            f"{contradicted}: the Gaussian is far from the posterior and its standard deviations may be too small; "
+            "sample_smc corrects it"
         )
     return said
