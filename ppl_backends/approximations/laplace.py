@@ -164,10 +164,10 @@ def fit_laplace(
         progress.update(0, 1.0)
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
-    found = best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
-    if found.trouble:
-        warnings.warn(f"Laplace approximation of {target.label}: {found.trouble}", ApproximationWarning, stacklevel=3)
-    return found
+    q = best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
+    if q.trouble:
+        warnings.warn(f"Laplace approximation of {target.label}: {q.trouble}", ApproximationWarning, stacklevel=3)
+    return q
 
 
 def climb_to(target: BaseTarget, start: Array) -> Array:
@@ -395,5 +395,5 @@ def _gaussian(
 
 def _lower(root: Array) -> Array:
     """Lower triangular L with L Lᵀ = root rootᵀ, without the product, which rounding may leave indefinite."""
-    upper = np.linalg.qr(root.T, mode="r")
+    upper: Array = np.linalg.qr(root.T)[1]
     return upper.T * np.sign(np.diagonal(upper))

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.special import logsumexp, ndtri
 
-from ppl_backends.approximations.gaussian import LOG_2PI, draws_in_model_space
+from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation, draws_in_model_space
 from ppl_backends.errors import ModelError
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points
@@ -63,6 +63,7 @@ class MixtureApproximation:
 
     accuracy = "approximate"
     representation = "mixture"
+    overlapping = False  # whether the Gaussians together stand for one broad hump, not for modes
 
     def __init__(
         self,
@@ -113,6 +114,13 @@ class MixtureApproximation:
     def sd(self) -> Array:
         """Marginal standard deviations ``(dim,)``."""
         return np.sqrt(np.diagonal(self.cov))
+
+    def components(self) -> list[GaussianApproximation]:
+        """The Gaussians, without their weights."""
+        return [
+            GaussianApproximation(mean, cholesky=factor, names=self.names, target=self.target, method=self.method)
+            for mean, factor in zip(self.means, self._factors, strict=True)
+        ]
 
     def component_sds(self) -> Array:
         """Marginal standard deviations of every component ``(k, dim)``."""

@@ -1,9 +1,10 @@
 """The other modes of a posterior, by climbs from draws of the prior.
 
 A Gaussian at one mode says nothing of another, and neither do its points. Climbs from dispersed points do: each ends at the
-mode whose basin it began in. They go on until many in a row have found nothing new, the more the more modes there are: with
-m modes of equal basins, one not yet found is missed with probability (1 − 1/m)^(8 + 8m). A mode with a small basin, which
-few draws of the prior lead to, can still be missed.
+mode whose basin it began in. The first begin where draws of the prior are most likely that no known mode accounts for. The
+others begin at draws as they come, until many in a row have found nothing new, the more the more modes there are: with m
+modes of equal basins, one not yet found is missed with probability (1 − 1/m)^(8m). A mode with a small basin, which few
+draws of the prior lead to, can still be missed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, climb_to, mode_at
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import PriorSamplingError
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 __all__ = ["with_other_modes"]
 
 FRUITLESS = 8  # climbs in a row after which the search ends: this many, and as many again for every mode
+LIKELIEST = 4  # of them from the likeliest points
 MOST_CLIMBS = 256
+PRIOR_POINTS = 1024
+BEYOND = 4.0  # standard deviations of the squared distance from a mode, for points that it does not account for
 APART = 0.1  # posterior standard deviations between two modes
 SMALLEST_SHARE = 1e-6  # of the evidence, of modes that are kept
 
@@ -38,19 +42,21 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     -------
     GaussianApproximation or MixtureApproximation
         Gaussians at the modes, weighted by their Laplace evidences; ``diagnostics`` has ``modes``, ``climbs``, and
-        ``fruitless``, how many climbs in a row ended at known modes when the search ended. The draws are the same in
-        every call.
+        ``search_complete``, 0 where the search ended while it still found new ones. The draws are the same in every call.
     """
     if not np.isfinite(found.log_evidence) or target.dim > LARGEST_NEWTON_DIM:
         return found
-    modes, climbs, fruitless = [found], 0, 0
+    modes, climbs, fruitless, complete = [found], 0, 0, False
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for start in _dispersed(target, np.random.default_rng(0)):
-            mode = _new_mode(target, start, modes)
+        points, height = _dispersed(target, np.random.default_rng(0))
+        while climbs < MOST_CLIMBS and not complete:
+            likely = _most_likely_elsewhere(points, height, modes) if fruitless < LIKELIEST else None
+            mode = _new_mode(target, points[climbs % len(points) if likely is None else likely], modes)
             modes += [] if mode is None else [mode]
             climbs, fruitless = climbs + 1, fruitless + 1 if mode is None else 0
-            if fruitless >= FRUITLESS * (1 + len(modes)):
-                break
+            if likely is not None:
+                height[likely] = -np.inf
+            complete = fruitless >= FRUITLESS * (1 + len(modes))
     if len(modes) == 1:
         return found
     evidence = np.array([mode.log_evidence for mode in modes])
@@ -65,7 +71,7 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
         target=target,
         method="laplace",
         log_evidence=float(np.logaddexp.reduce(evidence)),
-        diagnostics={"modes": float(len(modes)), "climbs": float(climbs), "fruitless": float(fruitless)},
+        diagnostics={"modes": float(len(modes)), "climbs": float(climbs), "search_complete": float(complete)},
     )
 
 
@@ -83,10 +89,24 @@ def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
     return any(float(np.sum((mode.whiten(x[None])) ** 2)) < APART**2 for mode in modes)
 
 
-def _dispersed(target: BaseTarget, rng: np.random.Generator) -> Array:
-    """Points of finite density to look for modes from: of the prior, where it can be drawn from."""
+def _most_likely_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> int | None:
+    """The highest of the points beyond all known modes; None where there is none."""
+    dim = points.shape[1]
+    beyond = dim + BEYOND * np.sqrt(2 * dim)  # of a chi-squared variable
+    elsewhere = np.all([(mode.whiten(points) ** 2).sum(axis=1) > beyond for mode in modes], axis=0)
+    if not np.isfinite(height[elsewhere]).any():
+        return None
+    return int(np.argmax(np.where(elsewhere, height, -np.inf)))
+
+
+def _dispersed(target: BaseTarget, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Points of finite density to look for modes from, of the prior where it can be drawn from, and how likely they are."""
     try:
-        points = target.sample_prior(MOST_CLIMBS, rng)
+        points = target.sample_prior(PRIOR_POINTS, rng)
+        evaluation = target.evaluate(points)
+        height = evaluation.log_likelihood if isinstance(evaluation, Evaluation) else evaluation.log_density
     except PriorSamplingError:
         points = target.initial_points(MOST_CLIMBS, rng)
-    return points[np.isfinite(target.log_density(points))]
+        height = target.log_density(points)
+    inside = np.isfinite(height)
+    return points[inside], height[inside]

@@ -25,7 +25,7 @@ from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.importance.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["POINTS", "Verdict", "figures_of_weights", "heavy_tail", "judge_gaussian"]
+__all__ = ["POINTS", "Verdict", "figures_of_weights", "judge_gaussian"]
 
 POINTS = 256
 LARGEST_SHIFT = 0.2  # of a mean, in posterior standard deviations
@@ -34,8 +34,6 @@ SD_RANGE = (0.8, 1.2)  # of a posterior standard deviation over the Gaussian's
 LARGEST_FIRST_ORDER_RATIO = 1.15
 LARGEST_EVIDENCE_SHIFT = 1.0  # nats
 EVEN = 0.5  # efficiency of weights whose means can be relied on
-LARGEST_PARETO_K = 0.7
-NEGLIGIBLE_TAIL = 0.02  # share of the weight
 LARGEST_OUTSIDE = 0.05  # share of points without density
 
 
@@ -53,11 +51,6 @@ class Verdict(NamedTuple):
 
     trouble: str
     figures: dict[str, float]
-
-
-def heavy_tail(k: float, tail: float) -> bool:
-    """Whether weights have a tail of Pareto shape ``k`` > 0.7 that holds more than 2 % of their sum."""
-    return k > LARGEST_PARETO_K and tail > NEGLIGIBLE_TAIL
 
 
 def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import gammaincinv, gammaln, stdtrit
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
@@ -24,6 +25,7 @@ __all__ = [
     "Defensive",
     "Gaussian",
     "IndependentT",
+    "Mixture",
     "Proposal",
     "StudentMixture",
     "StudentT",
@@ -233,6 +235,40 @@ class Defensive(StudentMixture):
         super().__init__(approximation, [StudentT(gaussian_of(approximation))], [share, 1 - share])
 
 
+class Mixture:
+    """Proposals of the same kind around the Gaussians of a mixture.
+
+    The first coordinate of the cube, which is stratified, chooses the component; what is left of it within the component's
+    share, stretched to (0, 1), is that component's first coordinate.
+
+    Parameters
+    ----------
+    weights : ndarray (k,)
+    parts : list of Proposal
+    """
+
+    stratified = True
+
+    def __init__(self, weights: Array, parts: list[Proposal]) -> None:
+        self.weights, self.parts = weights, parts
+        self.n_uniforms = parts[0].n_uniforms
+
+    def from_uniform(self, u: Array) -> Array:
+        """Points of the mixture."""
+        ends = np.cumsum(self.weights)
+        which = np.minimum(np.searchsorted(ends, u[:, 0]), len(ends) - 1)
+        rest = (u[:, 0] - (ends - self.weights)[which]) / self.weights[which]
+        stretched = np.column_stack([np.clip(rest, 0.0, 1.0), u[:, 1:]])
+        groups = [np.flatnonzero(which == k) for k in range(len(self.parts))]
+        points = [part.from_uniform(stretched[at]) for part, at in zip(self.parts, groups, strict=True)]
+        return np.concatenate(points)[np.argsort(np.concatenate(groups))]
+
+    def log_density(self, x: Array) -> Array:
+        """Normalised log density ``(n,)`` of the mixture."""
+        logs = [np.log(w) + part.log_density(x) for w, part in zip(self.weights, self.parts, strict=True)]
+        return np.logaddexp.reduce(logs)
+
+
 def make_proposal(name: str, approximation: Any) -> Proposal:
     """The proposal of that name around an approximation.
 
@@ -240,7 +276,8 @@ def make_proposal(name: str, approximation: Any) -> Proposal:
     ----------
     name : {"gaussian", "t", "defensive"}
     approximation : approximation
-        ``"gaussian"`` uses its own density; ``"t"`` its mean and covariance; ``"defensive"`` both.
+        ``"gaussian"`` uses its own density; ``"t"`` its mean and covariance; ``"defensive"`` both. Of a mixture of modes,
+        every Gaussian has a t of its own.
 
     Raises
     ------
@@ -251,6 +288,8 @@ def make_proposal(name: str, approximation: Any) -> Proposal:
         raise ModelError(f"proposal={name!r}: expected 'gaussian', 't' or 'defensive'")
     if name == "gaussian":
         return Gaussian(approximation)
+    if isinstance(approximation, MixtureApproximation) and not approximation.overlapping:
+        return Mixture(approximation.weights, [make_proposal(name, part) for part in approximation.components()])
     return StudentT(gaussian_of(approximation)) if name == "t" else Defensive(approximation)
 
 

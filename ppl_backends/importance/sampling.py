@@ -15,15 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 from scipy.stats.qmc import Sobol
 
-from ppl_backends.approximations.resolve import resolve_approximation
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.approximations.resolve import resolve_start
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.weights import (
+    LARGEST_PARETO_K,
     EvidenceEstimate,
     effective_sample_size,
     estimate_evidence,
+    heavy_tail,
     normalised_weights,
     pareto_k,
     systematic_resampling,
@@ -38,16 +41,16 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
-from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, explain_point
 
 __all__ = ["sample_importance"]
 
 # Below this efficiency factor the 95% intervals that weights of lognormal tails report cover less than 93% at n = 2048.
 SMALLEST_EFFICIENCY = 0.1
-LARGEST_PARETO_K = 0.7
-NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
+LARGEST_MISSED_SHARE = 0.02
 LARGEST_PILOT_K = 0.25
 PILOT_POINTS = 4096
+PRIOR_POINTS = 2048
 # With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
 _SOBOL_BITS = 53
 _SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
@@ -113,13 +116,14 @@ def sample_importance(
         Independent scrambles. With one there is no error from replication, and a conservative bound from the weights
         stands in.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
-        What the proposal is built from; ``"auto"`` is EP where the model has factors, else Laplace.
+        What the proposal is built from; ``"auto"`` is EP where the model has factors, else Laplace with the other modes
+        that climbs from draws of the prior find.
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
         covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
-        where the posterior's tails are heavier than a Gaussian's. ``"auto"`` weighs a pilot set of 4,096 points of the
-        first and takes the defensive mixture if their Pareto k is above ¼: weights then have no fourth moment, which
-        error bars need, and scrambled points lose their advantage.
+        where the posterior's tails are heavier than a Gaussian's. Of several modes, each has its own t. ``"auto"`` weighs a
+        pilot set of 4,096 points of the first and takes the defensive mixture if their Pareto k is above ¼: weights then
+        have no fourth moment, which error bars need, and scrambled points lose their advantage.
     qmc : bool
         Scrambled Sobol points, else independent uniform ones.
     power : float
@@ -140,9 +144,9 @@ def sample_importance(
         ``posterior`` holds the draws, by systematic resampling: siblings are adjacent, in the order of the points, and
         draws of one chain are no time series. Its attributes include ``log_evidence``, ``log_evidence_se``,
         ``log_evidence_df``, ``log_evidence_trusted`` (0 where a warning was given), ``proposal``,
-        ``efficiency_factor`` and ``pareto_k`` of all points. ``sample_stats`` has the last two and ``log_evidence`` per
-        chain, and ``ancestor``, the point each draw is a copy of. Group ``proposal`` has the points in model space and
-        their ``log_weight``.
+        ``efficiency_factor`` and ``pareto_k`` of all points, and ``missed_share``. ``sample_stats`` has the first two
+        and ``log_evidence`` per chain, and ``ancestor``, the point each draw is a copy of. Group ``proposal`` has the
+        points in model space and their ``log_weight``.
 
     Raises
     ------
@@ -152,8 +156,9 @@ def sample_importance(
     Warns
     -----
     SamplerWarning
-        If the efficiency factor is below 0.1, or Pareto k above 0.7 with more than 2 % of the weight in that tail:
-        neither the evidence nor its error can be trusted.
+        If the efficiency factor is below 0.1, or Pareto k above 0.7 with more than 2 % of the weight in that tail, or if
+        draws of the prior show more than 2 % of the posterior's mass where the proposal has no points, or if the search
+        for modes was still finding new ones when it ended: neither the evidence nor its error can be trusted.
 
     References
     ----------
@@ -171,8 +176,8 @@ def sample_importance(
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
-    *generators, fit_rng, result_rng = spawn_generators(random_seed, chains + 2)
-    approximation = resolve_approximation(target, approximation, random_seed=fit_rng)
+    *generators, fit_rng, result_rng, prior_rng = spawn_generators(random_seed, chains + 3)
+    approximation = resolve_start(target, approximation, random_seed=fit_rng)
     if proposal == "auto":
         proposal = _choose_proposal(target, approximation, fit_rng)
     source = make_proposal(proposal, approximation)
@@ -191,7 +196,8 @@ def sample_importance(
     k = pareto_k(log_weights.ravel())
     tail = tail_share(log_weights.ravel())
     integral = stated_integral(target)
-    trouble = _distrust(efficiency, k, tail)
+    missed = _missed_share(target, source, results, evidence.log_evidence, prior_rng)
+    trouble = _distrust(efficiency, k, tail, missed, getattr(approximation, "diagnostics", {}))
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
@@ -199,7 +205,7 @@ def sample_importance(
         target,
         np.stack([chain.x[chain.ancestor] for chain in results]),
         method=f"importance sampling ({'RQMC' if qmc else 'Monte Carlo'})",
-        accuracy="exact",
+        accuracy="approximate" if trouble else "exact",
         sampling_time=time.perf_counter() - started,
         rng=result_rng,
         attrs={
@@ -210,6 +216,7 @@ def sample_importance(
             "efficiency_factor": efficiency,
             "pareto_k": k,
             "tail_share": tail,
+            "missed_share": missed,
             "log_evidence_note": improper_note(target),
             "draw_order": "order of the points, siblings adjacent; not a time series",
         },
@@ -266,13 +273,43 @@ def _cube(proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -
     return Sobol(dim, scramble=True, bits=_SOBOL_BITS, **options).random_base2(int(np.ceil(np.log2(draws))))
 
 
-def _distrust(efficiency: float, k: float, tail: float) -> str:
+def _missed_share(
+    target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
+) -> float | None:
+    """Share of the evidence that draws of the prior show where the proposal has no points; None without such draws.
+
+    A point is beyond all others where the proposal is less dense than at any of them. If the posterior has a share s of its
+    mass there, the estimate has mean s, so that by Markov's inequality it exceeds 2 % with probability s / 0.02 at most.
+    """
+    if not target.has_split:
+        return None
+    try:
+        x = target.sample_prior(PRIOR_POINTS, rng)
+    except PriorSamplingError:
+        return None
+    lowest = min(float(proposal.log_density(chain.x).min()) for chain in chains)
+    beyond = x[proposal.log_density(x) < lowest]
+    if not len(beyond):
+        return 0.0
+    evaluation = target.evaluate(beyond)
+    assert isinstance(evaluation, Evaluation)
+    log_normalizer = float(getattr(target, "log_prior_normalizer", None) or 0.0)
+    return float(np.exp(logsumexp(evaluation.log_likelihood) + log_normalizer - log_evidence) / len(x))
+
+
+def _distrust(efficiency: float, k: float, tail: float, missed: float | None, figures: dict[str, float]) -> str:
     """What is wrong with the weights, with the figure; empty where nothing is."""
     reasons = []
     if efficiency < SMALLEST_EFFICIENCY:
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
-    if k > LARGEST_PARETO_K and tail > NEGLIGIBLE_TAIL:
+    if heavy_tail(k, tail):
         reasons.append(f"Pareto k {k:.2f} > {LARGEST_PARETO_K}")
+    if missed is not None and missed > LARGEST_MISSED_SHARE:
+        reasons.append(
+            f"draws of the prior find {missed:.2g} times this evidence where no point is, as of another mode"
+        )
+    if not figures.get("search_complete", 1.0):
+        reasons.append(f"the search for modes still found new ones when it ended ({figures['modes']:.0f} so far)")
     return f"{' and '.join(reasons)}, so the evidence and its standard error cannot be trusted" if reasons else ""
 
 

@@ -16,15 +16,20 @@ from ppl_backends.results.inference_data import ARVIZ_MAJOR
 from ppl_backends.targets.protocol import Array
 
 __all__ = [
+    "LARGEST_PARETO_K",
     "EvidenceEstimate",
     "effective_sample_size",
     "estimate_evidence",
+    "heavy_tail",
     "normalised_weights",
     "pareto_k",
     "smoothed_weights",
     "systematic_resampling",
     "tail_share",
 ]
+
+LARGEST_PARETO_K = 0.7
+NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
 
 
 def normalised_weights(log_weights: Array) -> tuple[Array, float]:
@@ -109,6 +114,11 @@ def tail_share(log_weights: Array) -> float:
     weights, _ = normalised_weights(np.sort(log_weights[np.isfinite(log_weights)]))
     largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) :]
     return float((largest - largest[0]).sum())
+
+
+def heavy_tail(k: float, share: float) -> bool:
+    """Whether a tail of Pareto shape ``k`` that holds ``share`` of the weight makes means of the weights unreliable."""
+    return k > LARGEST_PARETO_K and share > NEGLIGIBLE_TAIL
 
 
 class EvidenceEstimate(NamedTuple):

@@ -77,7 +77,7 @@ def test_climbs_out_of_a_region_of_positive_curvature():
 
 def test_dispersed_starts_rescue_a_start_without_density():
     def half_line(x):  # exponential with its mode's neighbourhood away from the origin
-        return np.where(x[:, 0] > 0.1, 30 * np.log(np.abs(x[:, 0])) - 40 * x[:, 0], -np.inf), 30 / x - 40
+        return np.where(x[:, 0] > 0.1, 75 * np.log(np.abs(x[:, 0])) - 100 * x[:, 0], -np.inf), 75 / x - 100
 
     assert quiet(FunctionTarget(1, half_line), random_seed=1).mean[0] == pytest.approx(0.75, abs=1e-6)
 

@@ -86,6 +86,8 @@ class EPMixture(MixtureApproximation):
         EP given the most probable φ.
     """
 
+    overlapping = True
+
     hyper: HyperParameters
     loo: LeaveOneOut
     at_mode: EPApproximation

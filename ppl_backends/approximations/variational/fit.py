@@ -25,8 +25,8 @@ from ppl_backends.approximations.variational.result import VariationalApproximat
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
 from ppl_backends.approximations.variational.second_order import fit_fixed_samples
-from ppl_backends.approximations.verdict import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.importance.weights import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.options import (
     approximation,
     array,
