@@ -6,7 +6,7 @@ import pytest
 
 from ppl_backends import fit_laplace
 from ppl_backends.approximations import GaussianApproximation, from_draws
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.handover import initvals_for_pymc, nutpie_options, nuts_for_pymc
 from ppl_backends.importance import sample_importance
 from ppl_backends.results.inference_data import group
@@ -26,7 +26,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def sources(model):
-    approximation = fit_laplace(model, progressbar=False)
+    with pytest.warns(ApproximationWarning, match="the posterior mean of sigma_log__"):
+        approximation = fit_laplace(model, progressbar=False)
     idata = sample_importance(model, draws=1000, approximation=approximation, random_seed=1, progressbar=False)
     return {"laplace": approximation, "importance": idata}
 

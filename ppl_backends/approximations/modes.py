@@ -9,7 +9,10 @@ draws of the prior lead to, can still be missed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, climb_to, mode_at
@@ -17,7 +20,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["with_other_modes"]
+__all__ = ["misses_a_mode", "with_other_modes"]
 
 FRUITLESS = 8  # climbs in a row after which the search ends: this many, and as many again for every mode
 LIKELIEST = 4  # of them from the likeliest points
@@ -75,6 +78,24 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     )
 
 
+def misses_a_mode(target: BaseTarget, q: Any) -> bool:
+    """Whether the likeliest draw of the prior that an approximation does not account for leads to a mode beyond it.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    q : approximation
+    """
+    whole = GaussianApproximation(q.mean, q.cov)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        points, height = _dispersed(target, np.random.default_rng(0))
+        likely = _most_likely_elsewhere(points, height, [whole])
+        if likely is None:
+            return False
+        end = climb_to(target, points[likely])
+        return _beyond(end[None], whole)[0] and mode_at(target, end).converged
+
+
 def _new_mode(target: BaseTarget, start: Array, modes: list[GaussianApproximation]) -> GaussianApproximation | None:
     """The mode above a point, if it is none of those known."""
     end = climb_to(target, start)
@@ -91,12 +112,15 @@ def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
 
 def _most_likely_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> int | None:
     """The highest of the points beyond all known modes; None where there is none."""
-    dim = points.shape[1]
-    beyond = dim + BEYOND * np.sqrt(2 * dim)  # of a chi-squared variable
-    elsewhere = np.all([(mode.whiten(points) ** 2).sum(axis=1) > beyond for mode in modes], axis=0)
+    elsewhere = np.all([_beyond(points, mode) for mode in modes], axis=0)
     if not np.isfinite(height[elsewhere]).any():
         return None
     return int(np.argmax(np.where(elsewhere, height, -np.inf)))
+
+
+def _beyond(points: Array, q: GaussianApproximation) -> NDArray[np.bool_]:
+    """Which points ``(n, dim)`` are farther out than draws of a Gaussian are, in a chi-squared variable's deviations."""
+    return (q.whiten(points) ** 2).sum(axis=1) > q.dim + BEYOND * np.sqrt(2 * q.dim)
 
 
 def _dispersed(target: BaseTarget, rng: np.random.Generator) -> tuple[Array, Array]:

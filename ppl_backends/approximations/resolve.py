@@ -70,8 +70,8 @@ def resolve_start(
 ) -> Any:
     """Return what points are first drawn from: as :func:`resolve_approximation`, with ``"auto"`` for several modes too.
 
-    A Laplace approximation that ``"auto"`` led to has the modes added that climbs from draws of the prior find, as a
-    mixture of the Gaussians there.
+    Where ``"auto"`` leads to Laplace, or EP leaves out a mode, climbs from draws of the prior look for all modes, and the
+    approximation is a mixture of the Gaussians there.
 
     Parameters
     ----------
@@ -81,11 +81,11 @@ def resolve_start(
     """
     if not (isinstance(approximation, str) and approximation == "auto"):
         return resolve_approximation(target, approximation, random_seed, argument)
-    from ppl_backends.approximations.modes import with_other_modes
+    from ppl_backends.approximations.modes import misses_a_mode, with_other_modes
 
-    found = _fit(target, "auto", random_seed, argument)
-    if found.method == "laplace":
-        found = with_other_modes(target, found)
+    found = _ep_where_it_works(target)
+    if found is None or misses_a_mode(target, found):
+        found = with_other_modes(target, _fit(target, "laplace", random_seed, argument))
     _warn_if_poor(target, found, argument)
     return found
 
