@@ -103,7 +103,7 @@ def _warn_if_poor(target: BaseTarget, found: Any, argument: str) -> None:
     """Say of a start that it is bad, in the caller's words."""
     if found.method == "laplace" and is_poor_start(found):
         text = f"{argument}: the Laplace approximation of {target.label} is a poor start: {found.trouble}"
-        warnings.warn(text, ApproximationWarning, stacklevel=4)
+        warnings.warn(text, ApproximationWarning, stacklevel=5)
 
 
 def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) -> Any:
