@@ -105,7 +105,7 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     weights, log_mean = normalised_weights(log_weights)
     figures["evidence_shift"] = log_mean - q.log_evidence
     first = _first_order(q, z, np.where(inside[:, None], gradient, 0.0))
-    noise = (1 / figures["importance_efficiency"] - 1) ** 0.5 / POINTS**0.5
+    noise = float(np.sqrt(max(0.0, 1 / figures["importance_efficiency"] - 1) / POINTS))
     troubles = _off(first, q.names, 0.0, LARGEST_FIRST_ORDER_RATIO)
     troubles = troubles or _off(_weighted(q, z, weights), q.names, NOISES * noise, SD_RANGE[1])
     if not troubles and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + NOISES * noise:
