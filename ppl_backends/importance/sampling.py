@@ -293,8 +293,9 @@ def _missed_share(
         return 0.0
     evaluation = target.evaluate(beyond)
     assert isinstance(evaluation, Evaluation)
-    log_normalizer = float(getattr(target, "log_prior_normalizer", None) or 0.0)
-    return float(np.exp(logsumexp(evaluation.log_likelihood) + log_normalizer - log_evidence) / len(x))
+    integral = stated_integral(target)
+    log_integral = 0.0 if integral is None else integral.log_integral
+    return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
 def _distrust(efficiency: float, k: float, tail: float, missed: float | None, figures: dict[str, float]) -> str:

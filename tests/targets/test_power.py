@@ -27,6 +27,7 @@ def test_gaussian_likelihoods_to_a_power_are_gaussian():
     assert ep.log_evidence == pytest.approx(laplace.log_evidence, abs=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:Laplace approximation of factors. there is a mode, but")
 @pytest.mark.parametrize("family", [Logit(Y), Probit(Y)])
 def test_methods_agree_on_a_power(family):
     target = FactorsTarget(Factors(X, 0.0, family, 0.0, 0.25))
