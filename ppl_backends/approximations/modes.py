@@ -79,13 +79,18 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
 
 
 def misses_a_mode(target: BaseTarget, q: Any) -> bool:
-    """Whether the likeliest draw of the prior that an approximation does not account for leads to a mode beyond it.
+    """Whether the likeliest draw of the prior that EP does not account for leads to a mode beyond its approximation.
+
+    Log-concave sites have one mode.
 
     Parameters
     ----------
     target : BaseTarget
-    q : approximation
+    q : EPApproximation or EPMixture
     """
+    factors = (q.at_mode if isinstance(q, MixtureApproximation) else q).factors
+    if all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
+        return False
     whole = GaussianApproximation(q.mean, q.cov)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
