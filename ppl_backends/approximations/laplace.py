@@ -166,7 +166,9 @@ def fit_laplace(
         raise ModelError(_nowhere_finite(target, start))
     q = best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
     if q.trouble:
-        warnings.warn(f"Laplace approximation of {target.label}: {q.trouble}", ApproximationWarning, stacklevel=3)
+        advice = "" if best.trouble else "; fit_vi finds a closer one, sample_smc the posterior itself"
+        text = f"Laplace approximation of {target.label}: {q.trouble}{advice}"
+        warnings.warn(text, ApproximationWarning, stacklevel=3)
     return q
 
 
@@ -187,8 +189,7 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
     trouble = ""
     if verdict.trouble:
         trouble = (
-            f"there is a mode, but the Gaussian there is not the posterior: by {POINTS} of its points {verdict.trouble}; "
-            "fit_vi finds a closer one, sample_smc the posterior itself"
+            f"there is a mode, but the Gaussian there is not the posterior: by {POINTS} of its points {verdict.trouble}"
         )
     return GaussianApproximation(
         q.mean,

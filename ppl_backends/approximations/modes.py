@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.approximations.ep.hyper import EPMixture
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, climb_to, mode_at
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -88,7 +89,7 @@ def misses_a_mode(target: BaseTarget, q: Any) -> bool:
     target : BaseTarget
     q : EPApproximation or EPMixture
     """
-    factors = (q.at_mode if isinstance(q, MixtureApproximation) else q).factors
+    factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
     if all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
         return False
     whole = GaussianApproximation(q.mean, q.cov)

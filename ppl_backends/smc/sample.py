@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.mcmc.kernels import KERNELS, Kernel, make_kernel
@@ -20,7 +21,7 @@ from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
-from ppl_backends.smc.health import judge, split_finished, warn_if_distrusted
+from ppl_backends.smc.health import Verdict, judge, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data, with_prior_error
@@ -232,6 +233,7 @@ def sample_smc(
     prior = prior_normalizer(route, runs) if isinstance(route, PriorPath) else None
     prior_error = 0.0 if prior is None else prior.standard_error
     verdict = judge(runs, estimate, bridge, chains_kept=waste_free, replaceable=not unbiased, prior_error=prior_error)
+    verdict = _with_start(verdict, route)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         route,
@@ -271,6 +273,15 @@ def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:
             "what path='data' returns can itself go on"
         )
     return path == "data"
+
+
+def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
+    """The verdict on a run, with what is wrong with the Gaussian it began with where it is not to be trusted."""
+    start = path.approximation if isinstance(path, BridgePath) else None
+    if not verdict.reasons or not isinstance(start, GaussianApproximation) or not start.trouble:
+        return verdict
+    said = f"the {start.method} approximation that it starts from is far from the posterior ({start.trouble})"
+    return verdict._replace(reasons=[*verdict.reasons, said])
 
 
 def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> TemperingPath:

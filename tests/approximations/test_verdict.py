@@ -154,3 +154,14 @@ def test_variational_inference_says_that_its_gaussian_is_far_from_a_ring():
     with pytest.warns(ApproximationWarning, match="the Gaussian is far from the posterior"):
         q = pb.fit_vi(FunctionTarget(2, ring), random_seed=1, progressbar=False)
     assert not q.converged
+
+
+def test_tempering_from_a_poor_start_blames_the_start():
+    with pytest.warns() as caught:
+        idata = pb.sample_smc(
+            FunctionTarget(6, funnel), initial="laplace", draws=200, chains=2, random_seed=1, progressbar=False
+        )
+    first, last = str(caught[0].message), str(caught[-1].message)
+    assert "initial: the Laplace approximation of function target is a poor start" in first
+    assert "the laplace approximation that it starts from is far from the posterior" in last
+    assert idata.posterior.attrs["log_evidence_trusted"] == 0
