@@ -90,7 +90,7 @@ def misses_a_mode(target: BaseTarget, q: Any) -> bool:
     q : EPApproximation or EPMixture
     """
     factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
-    if all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
+    if factors is not None and all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
         return False
     whole = GaussianApproximation(q.mean, q.cov)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
