@@ -56,6 +56,7 @@ def corrected_masses(q):
     return np.array([[np.interp(mean + sd * EDGES, g, np.cumsum(p) / p.sum())] for g, p, mean, sd in rows])[:, 0]
 
 
+@pytest.mark.filterwarnings("ignore:Laplace approximation of factors. there is a mode, but")
 @pytest.mark.parametrize(("prior", "family"), [("gaussian", Probit), ("cauchy", Logit)])
 @pytest.mark.parametrize("name", ["pima", "breast_wisconsin", "plasma", "german_credit"])
 def test_marginals_are_as_good_as_gaussians_can_be(name, prior, family):
