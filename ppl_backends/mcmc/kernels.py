@@ -357,6 +357,11 @@ class Hmc:
         """1.2 / dim^(1/4)."""
         return 1.2 / dim**0.25
 
+    @staticmethod
+    def n_steps(scale: float, share: float = 0.5) -> int:
+        """Return the number of steps no longer than ``scale`` that cover a share of half a period, in pairs."""
+        return 2 * int(np.clip(np.ceil(np.pi * share / (2.0 * scale)), 1, _MOST_PAIRS))
+
     def step(
         self,
         rng: np.random.Generator,
@@ -367,10 +372,10 @@ class Hmc:
     ) -> tuple[S, KernelInfo]:
         """One trajectory for every point."""
         h = _column(scale)
-        length, longest = np.pi * rng.uniform(*_TRAJECTORY), 2.0 * float(np.mean(h))
-        pairs = int(np.clip(np.ceil(length / longest), 1, _MOST_PAIRS))
-        h = h * min(1.0, length / (pairs * longest))
-        return trajectory(rng, state, evaluate, h, two_stage(2 * pairs), metric, lambda gradient: _cut(gradient, h))
+        share, mean = rng.uniform(*_TRAJECTORY), float(np.mean(h))
+        n_steps = self.n_steps(mean, share)
+        h = h * min(1.0, np.pi * share / (n_steps * mean))
+        return trajectory(rng, state, evaluate, h, two_stage(n_steps), metric, lambda gradient: _cut(gradient, h))
 
     def step_each(
         self,

@@ -9,17 +9,31 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import SamplerWarning
+from ppl_backends.mcmc.kernels import Kernel
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.memory import modes
 from ppl_backends.smc.moves import MoveSummary
+from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.sampler import SMCRun
+from ppl_backends.smc.short_steps import ShortSteps, move_with_short_steps
 
-__all__ = ["Verdict", "distrust", "draws_are_healthy", "judge", "split_finished", "warn_if_distrusted"]
+__all__ = [
+    "Verdict",
+    "distrust",
+    "draws_are_healthy",
+    "judge",
+    "split_finished",
+    "try_short_steps",
+    "warn_if_distrusted",
+]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
 _FORGOTTEN = 0.1
-_DIVERGENT = 0.005  # share of the last trajectories: 0.008 to 0.05 in funnels, at most 0.002 where the answer was right
+# Share of the last trajectories that diverged, above which shorter steps are tried; and above which, untried, it is a reason.
+_SUSPECT, _DIVERGENT = 0.001, 0.005
+_STILL_DIVERGENT = 0.001  # with shorter steps
+_SHIFTED = 3.0  # standard errors by which shorter steps may move particles to where the energy error is large
 _FEW_LINEAGES = 20
 _FEW_DISTINCT = 0.05  # of the draws
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
@@ -41,10 +55,17 @@ def split_finished(runs: Sequence[SMCRun], chains: int, interrupted: bool) -> tu
     return list(runs), f"{why}all chains stopped before exponent 1 (at {min(reached):.3g})"
 
 
-def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bool = False) -> list[str]:
-    """Reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result.
+def distrust(
+    runs: Sequence[SMCRun],
+    evidence: EvidenceEstimate,
+    chains_kept: bool = False,
+    short_steps: ShortSteps | None = None,
+    names: Sequence[str] = (),
+) -> list[str]:
+    """Return reasons, each with its figure, not to trust the evidence and the draws; none for a healthy result.
 
-    ``chains_kept`` says that the moves were waste-free.
+    ``chains_kept`` says that the moves were waste-free, ``short_steps`` what shorter ones did where they were tried;
+    ``names`` are those of the coordinates.
     """
     reasons = []
     moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
@@ -60,12 +81,7 @@ def distrust(runs: Sequence[SMCRun], evidence: EvidenceEstimate, chains_kept: bo
                 f"{worst.n_moves} moves a correlation of {worst.correlation:.2f} is left, acceptance "
                 f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
             )
-        divergent = _divergent(runs)
-        if divergent > _DIVERGENT:
-            reasons.append(
-                f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20), as in the neck of a "
-                "funnel, which particles then miss; write the model non-centred, or start from an approximation"
-            )
+    reasons += _misses_a_neck(runs, short_steps, names)
     reasons += _few_particles(runs)
     if evidence.runs_disagree:
         reasons.append(
@@ -108,8 +124,43 @@ def _divergent(runs: Sequence[SMCRun]) -> float:
 
     Between separated modes, whose common metric is too wide for either, some do without harm.
     """
-    last = [run.stages[-1].moves for run in runs]
-    return float(np.mean([move.divergent for move in last if move is not None and move.n_modes == 1] or [0.0]))
+    return float(np.mean([run.stages[-1].moves.divergent for run in _in_one_mode(runs)] or [0.0]))  # type: ignore[union-attr]
+
+
+def _in_one_mode(runs: Sequence[SMCRun]) -> list[SMCRun]:
+    """The runs whose last moves were made within a single mode."""
+    return [run for run in runs if run.stages[-1].moves is not None and run.stages[-1].moves.n_modes == 1]
+
+
+def try_short_steps(
+    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCRun], rng: np.random.Generator
+) -> ShortSteps | None:
+    """Return what shorter steps do to the last particles, where some of the last trajectories diverged."""
+    if not all(run.complete for run in runs) or _divergent(runs) <= _SUSPECT:
+        return None
+    return move_with_short_steps(path, kernel, _in_one_mode(runs), rng)
+
+
+def _misses_a_neck(runs: Sequence[SMCRun], short_steps: ShortSteps | None, names: Sequence[str] = ()) -> list[str]:
+    """Return why trajectories that diverged are a reason, if they are one."""
+    said = f"{100 * _divergent(runs):.1f} % of the last trajectories diverged (energy error above 20)"
+    if short_steps is None:
+        return [f"{said}, and particles may miss where they did"] if _divergent(runs) > _DIVERGENT else []
+    name = names[short_steps.coordinate] if names else f"coordinate {short_steps.coordinate}"
+    place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
+    advice = (
+        f"where other variables scale with {name}, write them non-centred (standardised, and multiplied by their scale)"
+    )
+    if short_steps.shift > _SHIFTED:
+        return [
+            f"{said}, and with a quarter of the step particles go further to where {place} (by {short_steps.shift:.1f} "
+            f"standard errors), of which the draws have too few; {advice}"
+        ]
+    if short_steps.divergent > _STILL_DIVERGENT:
+        return [
+            f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}; {advice}"
+        ]
+    return []
 
 
 def _remembers(move: MoveSummary) -> bool:
@@ -154,6 +205,8 @@ def judge(
     chains_kept: bool = False,
     replaceable: bool = True,
     prior_error: float = 0.0,
+    short_steps: ShortSteps | None = None,
+    names: Sequence[str] = (),
 ) -> Verdict:
     """The evidence to report.
 
@@ -174,8 +227,12 @@ def judge(
     prior_error : float
         Standard error of the log integral of the prior, where runs start from the prior. It is in the evidence of
         tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
+    short_steps : ShortSteps, optional
+        What shorter steps did to the last particles, where they were tried.
+    names : sequence of str
+        Of the coordinates.
     """
-    reasons = distrust(runs, evidence, chains_kept)
+    reasons = distrust(runs, evidence, chains_kept, short_steps, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
         return Verdict(evidence, "tempering", reasons)
     difference = evidence.log_evidence - bridge.log_evidence
@@ -186,7 +243,7 @@ def judge(
             f"{abs(difference) / error:.0f} times the error of the difference away"
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
-    if not (replaceable and wanted and draws_are_healthy(runs)):
+    if not (replaceable and wanted and draws_are_healthy(runs, short_steps)):
         return Verdict(evidence, "tempering", reasons)
     if not reasons:
         return Verdict(bridge, "bridge sampling", reasons)
@@ -198,13 +255,13 @@ def judge(
     return Verdict(bridge, "bridge sampling", reasons, replaced)
 
 
-def draws_are_healthy(runs: Sequence[SMCRun]) -> bool:
-    """Whether the last moves of every run forgot where they began and did not diverge, and all particles are in one mode."""
+def draws_are_healthy(runs: Sequence[SMCRun], short_steps: ShortSteps | None = None) -> bool:
+    """Return whether the last moves of every run mixed and missed no neck, and all particles are in one mode."""
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]
     if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
-    if _divergent(runs) > _DIVERGENT:
+    if _misses_a_neck(runs, short_steps):
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):

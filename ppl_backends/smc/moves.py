@@ -25,7 +25,15 @@ from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, move_once
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["MoveSettings", "MoveSummary", "PlannedMoves", "extend_chains", "follow_plan", "move_particles"]
+__all__ = [
+    "MoveSettings",
+    "MoveSummary",
+    "PlannedMoves",
+    "extend_chains",
+    "follow_plan",
+    "move_particles",
+    "share_of_divergent",
+]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
 _DIVERGED = 20.0  # energy error of a trajectory
@@ -214,6 +222,12 @@ def extend_chains(
     return concatenate(states).take(by_chain), summary, mover.tuning, tuple(mover.scales)
 
 
+def share_of_divergent(info: KernelInfo) -> float:
+    """Return the share of trajectories that went astray; those that left the support are no sign of too long a step."""
+    assert info.log_ratio is not None
+    return float(np.mean(np.isfinite(info.log_ratio) & (info.log_ratio < -_DIVERGED)))
+
+
 class _Mover:
     """Moves particles, with a record of what the moves did."""
 
@@ -257,7 +271,7 @@ class _Mover:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
         self.acceptance.append(float(info.acceptance.mean()))
-        self.divergent.append(self._diverged(info))
+        self.divergent.append(share_of_divergent(info) if isinstance(self.kernel, Hmc) else 0.0)
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= correlation_left(before.x, self.state.x, self.modes)
         self.left = max(float(self.product.max()), self.memory.left(self.state))
@@ -274,12 +288,6 @@ class _Mover:
         self.gradients += 1.0
         accepted = np.log(self.rng.random(n)) < exponent * (fresh.increment - self.state.increment)
         self.state = self.state.where(accepted, fresh)
-
-    def _diverged(self, info: KernelInfo) -> float:
-        """Share of trajectories that went astray; those that left the support are no sign of too long a step."""
-        if info.log_ratio is None or not isinstance(self.kernel, Hmc):
-            return 0.0
-        return float(np.mean(np.isfinite(info.log_ratio) & (info.log_ratio < -_DIVERGED)))
 
     @property
     def forgotten(self) -> bool:

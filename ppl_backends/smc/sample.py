@@ -21,7 +21,7 @@ from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
-from ppl_backends.smc.health import Verdict, judge, split_finished, warn_if_distrusted
+from ppl_backends.smc.health import Verdict, judge, split_finished, try_short_steps, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data, with_prior_error
@@ -211,7 +211,7 @@ def sample_smc(
     identity["power_potentials"] = power_potentials
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
     seed = saved.seed if saved else random_seed
-    *generators, result_rng, initial_rng, bridge_rng = spawn_generators(seed, chains + 3)
+    *generators, result_rng, initial_rng, bridge_rng, check_rng = spawn_generators(seed, chains + 4)
     route = choose_path(target, saved.initial if saved else initial, initial_rng)
     if saved:
         saved = saved.begin(route)
@@ -231,8 +231,16 @@ def sample_smc(
     bridge = _bridge(route, runs, bridge_rng)
     waste_free = options["len_chain"] is not None
     prior = prior_normalizer(route, runs) if isinstance(route, PriorPath) else None
-    prior_error = 0.0 if prior is None else prior.standard_error
-    verdict = judge(runs, estimate, bridge, chains_kept=waste_free, replaceable=not unbiased, prior_error=prior_error)
+    verdict = judge(
+        runs,
+        estimate,
+        bridge,
+        chains_kept=waste_free,
+        replaceable=not unbiased,
+        prior_error=0.0 if prior is None else prior.standard_error,
+        short_steps=try_short_steps(route, chosen, runs, check_rng),
+        names=target.names,
+    )
     verdict = _with_start(verdict, route)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
