@@ -32,7 +32,9 @@ _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above wh
 _FORGOTTEN = 0.1
 # Share of the last trajectories that diverged, above which shorter steps are tried; and above which, untried, it is a reason.
 _SUSPECT, _DIVERGENT = 0.001, 0.005
-_STILL_DIVERGENT = 0.001  # with shorter steps
+# With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
+# are left, in a neck that narrows further on an eighth to a half.
+_STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 _SHIFTED = 3.0  # standard errors by which shorter steps may move particles to where the energy error is large
 _FEW_LINEAGES = 20
 _FEW_DISTINCT = 0.05  # of the draws
@@ -156,7 +158,7 @@ def _misses_a_neck(runs: Sequence[SMCRun], short_steps: ShortSteps | None, names
             f"{said}, and with a quarter of the step particles go further to where {place} (by {short_steps.shift:.1f} "
             f"standard errors), of which the draws have too few; {advice}"
         ]
-    if short_steps.divergent > _STILL_DIVERGENT:
+    if short_steps.divergent > max(_STILL_DIVERGENT * _divergent(runs), _LEAST_DIVERGENT):
         return [
             f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}; {advice}"
         ]
