@@ -35,7 +35,8 @@ _SUSPECT, _DIVERGENT = 0.001, 0.005
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
-_SHIFTED = 3.0  # standard errors by which shorter steps may move particles to where the energy error is large
+_SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
+_UNDEFINED = 0.005  # share of the last moves; about twice the mass that is cut off
 _FEW_LINEAGES = 20
 _FEW_DISTINCT = 0.05  # of the draws
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
@@ -84,7 +85,7 @@ def distrust(
                 f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
             )
     reasons += _misses_a_neck(runs, short_steps, names)
-    reasons += _few_particles(runs)
+    reasons += _few_particles(runs) + _cut_off(runs)
     if evidence.runs_disagree:
         reasons.append(
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
@@ -92,6 +93,18 @@ def distrust(
         )
     reasons += _disagreement_with_path_sampling(runs)
     return reasons
+
+
+def _cut_off(runs: Sequence[SMCRun]) -> list[str]:
+    """Return what there is to say of densities that are NaN or +inf where the posterior is."""
+    last = [(run, run.stages[-1].moves) for run in runs]
+    share = float(np.mean([run.start_undefined if moves is None else moves.undefined for run, moves in last]))
+    if share <= _UNDEFINED:
+        return []
+    return [
+        f"{100 * share:.1f} % of the moves at the last temperature met a log density that is NaN or +inf, which counts as "
+        "density zero: a part of the posterior may be cut off; find what is not finite there"
+    ]
 
 
 def _few_particles(runs: Sequence[SMCRun]) -> list[str]:
@@ -258,12 +271,12 @@ def judge(
 
 
 def draws_are_healthy(runs: Sequence[SMCRun], short_steps: ShortSteps | None = None) -> bool:
-    """Return whether the last moves of every run mixed and missed no neck, and all particles are in one mode."""
+    """Return whether the last moves of every run mixed and missed nothing, and all particles are in one mode."""
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]
     if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
-    if _misses_a_neck(runs, short_steps):
+    if _misses_a_neck(runs, short_steps) or _few_particles(runs) or _cut_off(runs):
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):

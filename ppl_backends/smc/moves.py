@@ -21,6 +21,7 @@ import numpy as np
 from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
 from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.smc.memory import WeightMemory, correlation_left, modes
+from ppl_backends.smc.outside import OutsidePoints
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, move_once
 from ppl_backends.targets.protocol import Array
@@ -73,6 +74,8 @@ class MoveSummary:
         Separated modes in which the moves began; correlations are within them.
     divergent : float
         Share of the trajectories whose energy error is above 20, and finite; 0 for kernels that have none.
+    undefined : float
+        Share of the moves that met, among the particles, a density that is NaN or +inf.
     """
 
     n_moves: int
@@ -85,6 +88,7 @@ class MoveSummary:
     noise: float = 0.0
     n_modes: int = 1
     divergent: float = 0.0
+    undefined: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -249,9 +253,12 @@ class _Mover:
         self.jumps: list[float] = []
         self.divergent: list[float] = []
         self.gradients, self.left = 0.0, 1.0
+        self.outside = OutsidePoints(state.x)
 
     def _evaluate(self, x: Array) -> PathState:
-        return self.path.evaluate(x, self.state.exponent, self.kernel.uses_gradient)
+        found = self.path.evaluate(x, self.state.exponent, self.kernel.uses_gradient)
+        self.outside.see(found)
+        return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:
         moved, info = move_once(self.kernel, self.rng, self.state, self._evaluate, parameters, self.metric)
@@ -308,4 +315,5 @@ class _Mover:
             self.memory.noise,
             int(self.modes.max()) + 1,
             float(np.mean(self.divergent)),
+            min(1.0, self.outside.n_undefined(self.path.target) / (len(self.scales) * len(self.state.x))),
         )

@@ -86,6 +86,8 @@ class Progress:
     stages : tuple of Stage
     start_stages : sequence of Stage
         Ladder of the run that drew the start, where one did.
+    start_undefined : float
+        Share of the draws of the start whose density is NaN or +inf.
     n_start_draws : int
         Draws of the start, more than particles where few of them are inside the support.
     weights : ndarray (n,) or None
@@ -112,6 +114,7 @@ class Progress:
     normalizer_df: float = 1.0
     stages: tuple[Stage, ...] = ()
     start_stages: Sequence[Stage] = ()
+    start_undefined: float = 0.0
     n_start_draws: int = 0
     tuning: Tuning | None = None
     weights: Array | None = None

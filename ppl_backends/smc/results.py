@@ -108,6 +108,7 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
     "squared_jump": lambda stage: stage.moves.squared_jump if stage.moves else np.nan,
     "stuck": lambda stage: stage.moves.stuck if stage.moves else np.nan,
     "divergent": lambda stage: stage.moves.divergent if stage.moves else np.nan,
+    "undefined": lambda stage: stage.moves.undefined if stage.moves else np.nan,
     "n_modes": lambda stage: stage.moves.n_modes if stage.moves else 1,
     "n_evaluations": lambda stage: stage.moves.gradients if stage.moves else 0,
 }
@@ -128,6 +129,7 @@ def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Ar
         for chain, run in enumerate(runs):
             ladder[chain, : len(run.stages)] = [getattr(stage, name) for stage in run.stages]
         stats[f"ladder_{name}"] = (("chain", "stage", "unconstrained_parameter"), ladder)
+    stats["undefined_start"] = (("chain",), np.array([run.start_undefined for run in runs]))
     stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
     stats["log_evidence_single_run_se"] = (("chain",), np.array([run.lineage.variance**0.5 for run in runs]))
     stats["log_evidence_path_sampling"] = (

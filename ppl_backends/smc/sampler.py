@@ -200,6 +200,7 @@ def _begin(
         normalizer_variance=start.lineage.variance,
         normalizer_df=start.lineage.df,
         start_stages=start.stages,
+        start_undefined=inside.undefined,
         n_start_draws=inside.n_draws,
         plan=() if pilot else None,
         pilot=pilot,

@@ -30,8 +30,8 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["ShortSteps", "move_with_short_steps"]
 
 _SHORTER, _MOVES = 0.25, 8
-_POINTS, _FEWEST_POINTS = 2000, 400  # of all chains together
-_COST = 0.25  # of the evaluations that the runs made
+_POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains together
+_COST = 0.5  # of the evaluations that the runs made
 _BLOCKS = 100  # groups of siblings, at most
 _TAIL = 0.02
 
@@ -96,7 +96,7 @@ def move_with_short_steps(
 
 
 def _affordable(runs: Sequence[SMCRun]) -> int:
-    """Return the number of particles to move, so that it costs a quarter of what the runs did: short steps are many."""
+    """Return the number of particles to move, so that it costs no more than half of what the runs did, where it can be."""
     made = sum(
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start_stages, *run.stages) if stage.moves
     )

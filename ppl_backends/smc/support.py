@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.smc.evidence import LineageVariance
+from ppl_backends.smc.outside import share_undefined
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 
 __all__ = ["SupportedStart", "start_inside"]
@@ -34,12 +35,15 @@ class SupportedStart(NamedTuple):
         Log of the share of the draws that lie inside; 0 where the start was left as it is.
     n_draws : int
         Draws made.
+    undefined : float
+        Share of the first ``n`` draws whose density is NaN or +inf.
     """
 
     state: PathState
     lineage: LineageVariance
     log_share: float
     n_draws: int
+    undefined: float
 
 
 def start_inside(
@@ -67,22 +71,24 @@ def start_inside(
     start = path.start(n, rng, run)
     state = path.evaluate(start.x, 0.0, False)
     found = np.flatnonzero(state.increment > -np.inf)
+    zero = state.x[state.increment == -np.inf]
+    undefined = share_undefined(path.target, zero) * len(zero) / n
     wanted = min(n, max(_FEWEST, int(_SHARE * n)))
     if start.stages or (len(found) >= wanted if n_draws is None else n_draws == n):
-        return start, SupportedStart(state, start.lineage, 0.0, n)
+        return start, SupportedStart(state, start.lineage, 0.0, n, undefined)
     kept, n_inside, drawn = [state.take(found)], len(found), n
     while drawn < n_draws if n_draws is not None else _goes_on(n_inside, wanted, drawn, n):
         more = path.evaluate(path.start(n, rng, run).x, 0.0, False)
         kept.append(more.take(np.flatnonzero(more.increment > -np.inf)))
         n_inside, drawn = n_inside + len(kept[-1].x), drawn + n
     if n_inside == 0:
-        return start, SupportedStart(state, start.lineage, 0.0, drawn)
+        return start, SupportedStart(state, start.lineage, 0.0, drawn, undefined)
     founders = min(n, n_inside)
     founder = np.arange(n) * founders // n
     lineage, share = LineageVariance(n), n_inside / drawn
     lineage.eve = founder
     lineage.contribution[:founders] = n * np.sqrt((1.0 - share) / (n_inside * founders))
-    return start, SupportedStart(concatenate(kept).take(founder), lineage, float(np.log(share)), drawn)
+    return start, SupportedStart(concatenate(kept).take(founder), lineage, float(np.log(share)), drawn, undefined)
 
 
 def _goes_on(n_inside: int, wanted: int, drawn: int, n: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice
@@ -21,6 +22,7 @@ from ppl_backends.targets.protocol import (
     as_points,
     prior_draws,
     sanitize,
+    undefined,
 )
 
 __all__ = ["as_target"]
@@ -35,6 +37,7 @@ MEMBERS = (
     "evaluate_prior",
     "explain",
     "factors",
+    "undefined",
     "has_potentials",
     "has_split",
     "hessian",
@@ -210,6 +213,15 @@ class AdaptedTarget(BaseTarget):
             return JointEvaluation(*sanitize(*map(np.asarray, self._given.log_density_and_gradient(x))))
         value, _ = sanitize(np.asarray(self._given.log_density(x), dtype=np.float64))
         return JointEvaluation(value, self._differences(x) if gradient else None)
+
+    def undefined(self, x: Array) -> NDArray[np.bool_]:
+        """Return where the object's log density is NaN or +inf ``(n,)``."""
+        x = as_points(x, self.dim)
+        if hasattr(self._given, "evaluate"):
+            parts = self._given.evaluate(x, False)
+            known = [parts.log_density] if parts.log_prior is None else [parts.log_prior, parts.log_likelihood]
+            return undefined(*map(np.asarray, known))
+        return undefined(np.asarray(self._given.log_density(x), dtype=np.float64))
 
     def _differences(self, x: Array) -> Array:
         """Gradient by central differences, in one call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, function, integer, none
@@ -16,6 +17,7 @@ from ppl_backends.targets.protocol import (
     as_points,
     prior_draws,
     sanitize,
+    undefined,
 )
 
 __all__ = ["FunctionTarget"]
@@ -77,6 +79,12 @@ class FunctionTarget(BaseTarget):
         if not gradient:
             return Evaluation(prior, value)
         return Evaluation(prior, value, prior_slope, slope)
+
+    def undefined(self, x: Array) -> NDArray[np.bool_]:
+        """Return where a function gives NaN or +inf ``(n,)``, and none gives a density of zero."""
+        x = as_points(x, self.dim)
+        functions = [self._log_likelihood] if self._log_prior is None else [self._log_prior, self._log_likelihood]
+        return undefined(*(np.asarray(function(x)[0]) for function in functions))
 
     def _checked(self, name: str, found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
         """What a function returned, if it is a value and a gradient for every point."""

@@ -177,7 +177,7 @@ class _PoweredObservations:
 _PASSED_THROUGH = frozenset(
     {"dim", "names", "has_split", "has_gradient", "label", "coords", "dims", "observed_data", "constant_data"}
     | {"log_prior_normalizer", "log_prior_normalizer_se", "log_prior_normalizer_df"}
-    | {"sample_prior", "initial_points", "constrain", "unconstrain", "pointwise_log_likelihood"}
+    | {"sample_prior", "initial_points", "constrain", "unconstrain", "undefined", "pointwise_log_likelihood"}
 )
 
 

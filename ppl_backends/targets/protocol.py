@@ -35,6 +35,7 @@ __all__ = [
     "named_point",
     "prior_draws",
     "sanitize",
+    "undefined",
 ]
 
 Array = NDArray[np.float64]
@@ -152,6 +153,16 @@ def sanitize(value: Array, gradient: Array | None = None) -> tuple[Array, Array 
     return value, gradient
 
 
+def undefined(*parts: Array) -> NDArray[np.bool_]:
+    """Return where a density is NaN or +inf ``(n,)``, given the logs of its factors as they were computed.
+
+    A factor of zero makes the density zero, whatever the others are: outside the prior's support a likelihood may be NaN.
+    """
+    broken = np.any([np.isnan(part) | (part == np.inf) for part in parts], axis=0)
+    zero = np.any([part == -np.inf for part in parts], axis=0)
+    return broken & ~zero
+
+
 @runtime_checkable
 class Observations(Protocol):
     """The rows of data that the likelihood is a sum over, in data order."""
@@ -240,6 +251,13 @@ class BaseTarget:
     def log_density(self, x: Array) -> Array:
         """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
         return self.evaluate(x).log_density
+
+    def undefined(self, x: Array) -> NDArray[np.bool_]:
+        """Return which of the points ``(n, dim)`` have a density that is NaN or +inf, and not zero, as it is computed.
+
+        Every method takes such a density for zero. Targets that cannot tell say that none has.
+        """
+        return np.zeros(len(x), dtype=bool)
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
         """Joint log density ``(n,)`` and its gradient ``(n, dim)``."""

@@ -11,13 +11,14 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pymc as pm
+from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize, undefined
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.graph import (
@@ -148,6 +149,10 @@ class PyMCTarget(BaseTarget):
         prior, prior_gradient = sanitize(values[0], values[2])
         likelihood, likelihood_gradient = sanitize(values[1], values[3])
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
+
+    def undefined(self, x: Array) -> NDArray[np.bool_]:
+        """Return where the compiled log prior or log likelihood is NaN or +inf ``(n,)``, and the density is not zero."""
+        return undefined(*self._call("gradient", as_points(x, self.dim))[:2])
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, at no cost that grows with the data."""

@@ -125,6 +125,9 @@ def _read_model(model: Any, include_paths: tuple[str, ...]) -> StanProgram | Pat
     return StanProgram.from_file(path, include_paths)
 
 
+_NOT_FINITE = "the log density is not finite"  # in the message of a point that computes NaN or +inf
+
+
 class StanTarget(BaseTarget):
     """The log density of a Stan program, constants kept and Jacobians included; see :func:`stan_target`.
 
@@ -236,6 +239,13 @@ class StanTarget(BaseTarget):
         if part is None:
             raise ModelError(str(self.split_problem))
         return part.model.evaluate(as_points(x, self.dim), gradient, self.cores)
+
+    def undefined(self, x: Array) -> NDArray[np.bool_]:
+        """Return where the program computes NaN or +inf ``(n,)``; a point that it rejects has density zero."""
+        found = np.zeros(len(x), dtype=bool)
+        for i, point in enumerate(as_points(x, self.dim)):
+            found[i] = _NOT_FINITE in self.explain(point)
+        return found
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN where the program throws."""

@@ -1,0 +1,53 @@
+"""Points of density zero that a run meets, and how many of them are none: their density is NaN or +inf.
+
+Both count as zero, the right treatment of a point at which a solver fails far from the posterior. Among the particles it
+cuts a part of the posterior off. Which it is, a target tells when asked (:meth:`BaseTarget.undefined`), and asked it is about
+a few points only: most targets have none to ask about.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.smc.path import PathState
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+__all__ = ["OutsidePoints", "share_undefined"]
+
+_ASKED = 200  # points that a target is asked about
+_KEPT = 10  # of one evaluation
+_MARGIN = 0.5  # of the particles' range, on either side: further out no mass is lost
+
+
+class OutsidePoints:
+    """Points of density zero among or near particles.
+
+    Parameters
+    ----------
+    particles : ndarray (n, dim)
+    """
+
+    def __init__(self, particles: Array) -> None:
+        low, high = particles.min(axis=0), particles.max(axis=0)
+        self._low, self._high = low - _MARGIN * (high - low), high + _MARGIN * (high - low)
+        self._n, self._kept = 0, list[Array]()
+
+    def see(self, state: PathState) -> None:
+        """Note those of an evaluation."""
+        zero = state.log_density == -np.inf
+        if not zero.any():
+            return
+        points = state.x[zero]
+        near = points[((points >= self._low) & (points <= self._high)).all(axis=1)]
+        self._n += len(near)
+        if len(near):
+            self._kept.append(near[:: -(-len(near) // _KEPT)])
+
+    def n_undefined(self, target: BaseTarget) -> float:
+        """Return how many of them have a density that is NaN or +inf, as far as a sample tells."""
+        return self._n * share_undefined(target, np.concatenate(self._kept)) if self._kept else 0.0
+
+
+def share_undefined(target: BaseTarget, points: Array) -> float:
+    """Return the share of points ``(n, dim)`` whose density is NaN or +inf, from some of them; 0 for none."""
+    return float(target.undefined(points[:: -(-len(points) // _ASKED)]).mean()) if len(points) else 0.0
