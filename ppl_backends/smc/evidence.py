@@ -33,6 +33,8 @@ __all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evide
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
+# A spread that rounding explains: squared, of log evidences.
+_ROUNDING = 1e-12
 # Level of the test that the spread between runs exceeds the single-run error.
 _SPREAD_LEVEL = 0.005
 
@@ -171,7 +173,7 @@ def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> Evidenc
     if runs == 1:
         return EvidenceEstimate(combined, single**0.5, single_df, False, float("nan"))
     between = float(np.var(log_evidence, ddof=1))
-    disagree = between > single * f_distribution.isf(_SPREAD_LEVEL, runs - 1, single_df)
+    disagree = between > max(single * f_distribution.isf(_SPREAD_LEVEL, runs - 1, single_df), _ROUNDING)
     if disagree:
         pooled, total_df = between, float(runs - 1)
     else:

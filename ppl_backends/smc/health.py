@@ -31,7 +31,7 @@ _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above wh
 # The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
 _FORGOTTEN = 0.1
 # Share of the last trajectories that diverged, above which shorter steps are tried; and above which, untried, it is a reason.
-_SUSPECT, _DIVERGENT = 0.001, 0.005
+_SUSPECT, _DIVERGENT = 0.0005, 0.005
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002

@@ -11,6 +11,14 @@ from ppl_backends.smc.results import prior_normalizer
 from ppl_backends.smc.sampler import run_tempering
 
 
+def test_runs_that_differ_by_rounding_agree():
+    """Log weights of an exact start are constants up to rounding, and so are single-run errors."""
+    estimate = combine_evidence(np.array([-3.0, -3.0 + 4e-13, -3.0 - 1e-12]), np.full(3, 1e-30), np.full(3, 5.0))
+    assert not estimate.runs_disagree
+    apart = combine_evidence(np.array([-3.0, -3.0 + 1e-4, -3.0 - 1e-4]), np.full(3, 1e-30), np.full(3, 5.0))
+    assert apart.runs_disagree
+
+
 def test_one_reweighting_is_the_variance_of_importance_sampling():
     rng = np.random.default_rng(0)
     weights = rng.gamma(2.0, size=1000)

@@ -1,0 +1,70 @@
+"""Shorter steps tell a neck that the draws miss from a narrow place that they do not."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.mcmc.kernels import Hmc
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.smc.path import BridgePath
+from ppl_backends.smc.records import SMCRun
+from ppl_backends.smc.short_steps import move_with_short_steps
+from tests.smc.test_calibration import funnel
+
+N = 2000
+
+
+def run_of(x):
+    """A run that ended in the points ``x`` of a funnel, with the step that runs come to there, and the path."""
+    start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
+    path = BridgePath(funnel(5), start)
+    state = path.evaluate(x, 1.0, True)
+    run = SMCRun(state, np.random.default_rng(0), LineageVariance(N), PathSampling(N, 0.0), 0.15, 0.0, 0.0)
+    return path, run
+
+
+def exact_draws(seed, least=-np.inf):
+    """Points of Neal's funnel whose log scale v/2 has v above ``least``."""
+    rng = np.random.default_rng(seed)
+    v = 3.0 * rng.standard_normal(3 * N)
+    v = v[v > least][:N]
+    return np.column_stack([v, np.exp(v / 2)[:, None] * rng.standard_normal((N, 5))])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_exact_draws_stay_where_they_are(seed):
+    found = move_with_short_steps(*_arguments(exact_draws(seed)), np.random.default_rng(seed))
+    assert found.shift < 4.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_draws_without_the_neck_go_into_it(seed):
+    found = move_with_short_steps(*_arguments(exact_draws(seed, least=-4.0)), np.random.default_rng(seed))
+    assert found.shift > 4.0
+    assert (found.coordinate, found.upwards) == (0, False)
+
+
+def _arguments(x):
+    path, run = run_of(x)
+    return path, Hmc(), [run]
+
+
+@pytest.mark.slow
+def test_a_hierarchy_in_which_trajectories_diverge_without_harm_is_trusted():
+    """Student's t with ten groups, non-centred where the data would have it centred: all evidences agree."""
+    rng = np.random.default_rng(4)
+    group_of = np.repeat(np.arange(10), 18)
+    y = (1 + 0.8 * rng.standard_normal(10))[group_of] + 0.7 * rng.standard_t(4, size=180)
+    with pm.Model() as model:
+        mu, tau, sigma = pm.Normal("mu", 0, 5), pm.HalfNormal("tau", 2), pm.HalfNormal("sigma", 2)
+        nu, z = pm.Gamma("nu", 2, 0.1), pm.Normal("z", 0, 1, shape=10)
+        pm.StudentT("y", nu=nu, mu=mu + tau * z[group_of], sigma=sigma, observed=y)
+    target = pb.as_target(model)
+    for seed in range(3):
+        idata = pb.sample_smc(target, random_seed=seed, progressbar=False)
+        attrs, figures = group(idata, "posterior").attrs, group(idata, "sample_stats")
+        assert float(figures["divergent"].isel(stage=-1).mean()) > 0.002
+        assert attrs["log_evidence_trusted"] == 1, attrs["warnings"]
+        assert abs(attrs["log_evidence"] + 279.03) < 5 * attrs["log_evidence_se"]
