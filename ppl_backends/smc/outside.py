@@ -50,4 +50,7 @@ class OutsidePoints:
 
 def share_undefined(target: BaseTarget, points: Array) -> float:
     """Return the share of points ``(n, dim)`` whose density is NaN or +inf, from some of them; 0 for none."""
-    return float(target.undefined(points[:: -(-len(points) // _ASKED)]).mean()) if len(points) else 0.0
+    if not len(points):
+        return 0.0
+    with np.errstate(all="ignore"):  # what overflows there is what is asked for
+        return float(target.undefined(points[:: -(-len(points) // _ASKED)]).mean())
