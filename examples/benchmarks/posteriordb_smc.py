@@ -9,17 +9,23 @@ Every posterior is run with the same settings: from the prior where it is proper
 Errors of our own come from the lineages, since particles with different initial ancestors are independent; from the
 spread of the chains' means where that is larger than the lineages explain.
 
+From every start (``--initial prior laplace auto``) a result is right or flagged, or it is *wrong and trusted*: a mean or a
+standard deviation is off by 20 % of the posterior sd, and by more than 4 combined standard errors, with
+``log_evidence_trusted`` 1. The table of starts counts right and wrong by trusted and flagged.
+
 Twelve posteriors are in this repository, with programs of its own. With ``--database``, a checkout of
 https://github.com/stan-dev/posteriordb, any posterior there is run with posteriordb's program and data; those without
-reference draws are run for their evidence alone. Rows are appended to ``--file`` as lines of JSON, what is there is not run
-again, and ``--print`` prints the table, as a run without a file does. ``--evidence`` skips improper priors, which have none.
+reference draws are run for their evidence alone, and ``--references`` takes all that have them. Rows are appended to
+``--file`` as lines of JSON, what is there is not run again, and ``--print`` prints the table, as a run without a file does.
+``--evidence`` skips improper priors, which have none.
 
 Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/posteriordb_smc.py [NAME ...] [--file rows.jsonl]
-         [--database CHECKOUT] [--draws 3000] [--seed 1]
+         [--database CHECKOUT [--references]] [--initial prior laplace auto] [--draws 3000] [--seed 1]
 (the variable halves the compile times, which are not in ``seconds``).
 """
 
 import argparse
+import itertools
 import json
 import runpy
 import time
@@ -40,6 +46,7 @@ from ppl_backends.targets.propriety import improper_coordinate
 POSTERIORS = Path(__file__).parents[2] / "tests" / "stan" / "posteriordb"
 REFERENCES = json.loads((POSTERIORS / "references.json").read_text())
 LARGEST_Z, LARGEST_ERROR, LARGEST_SD_CHANGE = 4.0, 0.03, 0.05
+WRONG = 0.2  # of a posterior sd, by which a mean or an sd is off
 SPREAD_LEVEL = 1e-4  # of the test that chains differ by more than their lineages explain; there are 69 parameters
 
 
@@ -73,6 +80,14 @@ def read_reference(name, database=None):
     return summarize(read_zip(root / "reference_posteriors" / "draws" / "draws" / f"{drawn}.json.zip"))
 
 
+def names_with_references(database):
+    """All posteriors of the database that have reference draws there."""
+    root = database / "posterior_database"
+    drawn = root / "reference_posteriors" / "draws" / "draws"
+    about = [json.loads(path.read_text()) for path in sorted((root / "posteriors").glob("*.json"))]
+    return [one["name"] for one in about if (drawn / f"{one['reference_posterior_name']}.json.zip").exists()]
+
+
 def posterior_draws(idata, names):
     """Draws ``(chain, draw, parameter)`` of parameters named as in Stan's output, counting from one."""
     columns = []
@@ -96,12 +111,21 @@ class Comparison(NamedTuple):
         Our sd over the reference's.
     sd_allowed : ndarray
         Largest distance of that ratio from one.
+    mean_shift : ndarray
+        Difference of the means in posterior sds.
     """
 
     z: np.ndarray
     error: np.ndarray
     sd_ratio: np.ndarray
     sd_allowed: np.ndarray
+    mean_shift: np.ndarray
+
+    @property
+    def wrong(self):
+        """Whether a mean or an sd is off by 20 % of the posterior sd and by what its errors do not explain."""
+        mean = (np.abs(self.mean_shift) > WRONG) & (np.abs(self.z) > LARGEST_Z)
+        return bool((mean | (np.abs(self.sd_ratio - 1) > np.maximum(WRONG, self.sd_allowed))).any())
 
     @property
     def passed(self):
@@ -126,6 +150,7 @@ def compare(name, idata, reference=None):
         error=mean_error / sd,
         sd_ratio=our_sd / sd,
         sd_allowed=np.maximum(LARGEST_SD_CHANGE, LARGEST_Z * np.hypot(sd_error, mcse_sd) / sd),
+        mean_shift=(ours - mean) / sd,
     )
 
 
@@ -153,7 +178,13 @@ def run(name, target=None, **options):
 def row(name, database, evidence, **options):
     """The figures of one posterior, the worst of every kind."""
     target = read_target(name, database)
-    known = {"name": name, "dim": target.dim, "draws": options["draws"], "chains": options["chains"]}
+    known = {
+        "name": name,
+        "asked": options["initial"],
+        "dim": target.dim,
+        "draws": options["draws"],
+        "chains": options["chains"],
+    }
     improper = improper_coordinate(target) if target.has_split else f"{target.dim} coordinates, as far as is known"
     if evidence and improper:
         return known | {"skipped": f"the prior is improper along {improper}"}
@@ -178,7 +209,7 @@ def row(name, database, evidence, **options):
         found = compare(name, idata, reference)
         worst = np.argmax(np.abs(found.sd_ratio - 1) / found.sd_allowed)
         known |= {"z": np.abs(found.z).max(), "error": found.error.max(), "sd_ratio": found.sd_ratio[worst]}
-        known |= {"passed": found.passed}
+        known |= {"mean_shift": np.abs(found.mean_shift).max(), "passed": found.passed, "wrong": found.wrong}
     return known
 
 
@@ -199,6 +230,7 @@ def table(rows):
         figures = f"{one['z']:.2f} | {one['error']:.3f} | {one['sd_ratio']:.3f}"
         print(f"| {size} | {figures} | {'pass' if one['passed'] else 'FAIL'}{remark(one)} |")
     print(f"\n{sum(one['passed'] for one in compared)} of {len(compared)} pass.\n")
+    starts(compared)
     print("| posterior | dim | log evidence | log prior normaliser | start | stages | particles | trusted |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for one in rows:
@@ -212,6 +244,22 @@ def table(rows):
         )
 
 
+def starts(compared):
+    """Markdown: right and wrong by trusted and flagged, from each start."""
+    print("| initial | right, trusted | right, flagged | wrong, flagged | wrong, trusted | CPU s |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for asked in dict.fromkeys(one["asked"] for one in compared):
+        rows = [one for one in compared if one["asked"] == asked]
+        kinds = [(False, 1), (False, 0), (True, 0), (True, 1)]
+        counts = [sum((one["wrong"], one["trusted"]) == kind for one in rows) for kind in kinds]
+        print(f"| {asked} | {' | '.join(map(str, counts))} | {sum(one['seconds'] for one in rows):.0f} |")
+    print(
+        "\nWrong and trusted:",
+        [(one["name"], one["asked"]) for one in compared if one["wrong"] and one["trusted"]],
+        "\n",
+    )
+
+
 def main():
     """Run what is missing, or print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -223,7 +271,8 @@ def main():
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--max-moves", type=int, default=100)
     parser.add_argument("--max-time", type=float)
-    parser.add_argument("--initial", default="prior")
+    parser.add_argument("--initial", nargs="+", default=["prior"])
+    parser.add_argument("--references", action="store_true", help="all posteriors of the database with reference draws")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--print", action="store_true")
     options = vars(parser.parse_args())
@@ -231,13 +280,15 @@ def main():
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
     if options.pop("print"):
         return table(rows)
-    for name in names:
-        if any(one["name"] == name for one in rows):
+    if options.pop("references"):
+        names = names_with_references(options["database"])
+    for name, initial in itertools.product(names, options.pop("initial")):
+        if any((one["name"], one["asked"]) == (name, initial) for one in rows):
             continue
         try:
-            found = row(name, **options)
+            found = row(name, initial=initial, **options)
         except Exception as error:  # one that cannot be had is part of the table
-            found = {"name": name, "skipped": f"{type(error).__name__}: {error}"[:300]}
+            found = {"name": name, "asked": initial, "skipped": f"{type(error).__name__}: {error}"[:300]}
         if file:
             with file.open("a") as out:
                 out.write(json.dumps(found, default=lambda value: value.item()) + "\n")
