@@ -95,8 +95,9 @@ def sample_smc(
         Independent runs; their spread is part of the evidence's standard error.
     initial : {"prior", "auto", "laplace", "ep", "vi"} or approximation
         Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^λ, and falls back to ``"laplace"`` with a
-        warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ. ``"auto"`` is EP where the
-        target has the factors that it needs, else Laplace at every mode that climbs from a few draws of the prior find.
+        warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ. ``"laplace"`` is Laplace
+        at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
+        needs, else the former.
     path : {"tempering", "data"}
         Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
         continues when there are more; the latter starts from the prior.
@@ -300,9 +301,12 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
         except PriorSamplingError as error:
             warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
             initial = "laplace"
+    from ppl_backends.approximations.modes import with_other_modes
     from ppl_backends.approximations.resolve import resolve_start
 
     approximation = resolve_start(target, initial, random_seed=rng, argument="initial")
+    if isinstance(initial, str) and initial == "laplace":
+        approximation = with_other_modes(target, approximation)
     return BridgePath(target, approximation, with_tails(target, approximation))
 
 
