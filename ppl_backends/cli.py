@@ -37,9 +37,9 @@ REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy"
 Program = Annotated[Path, typer.Argument(metavar="MODEL.stan", help="Stan program.", show_default=False)]
 Data = Annotated[Path | None, typer.Argument(metavar="[DATA.json]", help="Its data, as CmdStan reads them.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="NetCDF file to write.", show_default=False)]
-Draws = Annotated[int, typer.Option(help="Draws kept per chain.")]
-Chains = Annotated[int, typer.Option(help="Independent runs.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed.", show_default=False)]
+Draws = Annotated[int, typer.Option(help="Draws kept per chain.", min=1)]
+Chains = Annotated[int, typer.Option(help="Independent runs.", min=1)]
+Seed = Annotated[int | None, typer.Option(help="Random seed.", min=0, show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 

@@ -7,6 +7,7 @@ __all__ = [
     "BackendWarning",
     "CheckpointError",
     "CompilationError",
+    "FactorSearchError",
     "ModelError",
     "PPLBackendsWarning",
     "PriorSamplingError",
@@ -21,6 +22,10 @@ class ModelError(ValueError):
 
 class PriorSamplingError(ModelError):
     """The prior cannot be drawn from (improper, or no sampler is known); start from a Gaussian instead."""
+
+
+class FactorSearchError(ModelError):
+    """A search for factors that ended in an error of its own: whether the model has any is not known."""
 
 
 class CompilationError(ModelError):

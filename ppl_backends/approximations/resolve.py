@@ -13,7 +13,7 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -124,7 +124,7 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
 
 
 def _ep_where_it_works(target: BaseTarget) -> Any:
-    """EP of a target with factors, if it converges; None otherwise, without a warning: nobody asked for EP."""
+    """Return EP of a target with factors if it converges, else None, with a warning where the search for factors failed."""
     from ppl_backends.approximations.ep import fit_ep
 
     try:
@@ -133,6 +133,9 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ApproximationWarning)
             approximation = fit_ep(target)
+    except FactorSearchError as failure:  # a fault of the search, not of the model
+        warnings.warn(f"{failure}; 'auto' takes Laplace in place of EP", ApproximationWarning, stacklevel=6)
+        return None
     except (ModelError, LinAlgError):
         return None
     return approximation if approximation.converged else None

@@ -65,6 +65,10 @@ def next_exponent(increment: Array, exponent: float, ess_fraction: float, weight
     """
     inside = increment > -np.inf
     finite = increment[inside]
+    if not len(finite):
+        raise ModelError(
+            f"the log likelihood is -inf or NaN at all {len(increment)} particles; check the data against the model's support"
+        )
     share = (
         np.full(len(finite), 1.0 / max(len(finite), 1)) if weights is None else weights[inside] / weights[inside].sum()
     )

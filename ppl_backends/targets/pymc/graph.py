@@ -60,6 +60,8 @@ __all__ = [
 
 DataValues = Mapping[SharedVariable, np.ndarray]
 
+RESERVED = frozenset({"chain", "draw"})
+
 # Interpreted by Python: for functions called once or twice, whose compilation would cost more than their run.
 PYTHON_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer="fast_compile")
 
@@ -173,6 +175,14 @@ def check_model(model: pm.Model, unnormalized: bool = False) -> None:
     free = free_variables(model)
     if not free:
         raise ModelError("the model has no free variables: there is nothing to infer")
+    for rv in free:
+        if model.rvs_to_values[rv].type.dtype in ("float16", "float32"):
+            raise ModelError(
+                f"variable '{rv.name}' is of single precision, which Hessians and log evidences need more than: make the "
+                "model under pytensor.config.floatX = 'float64'"
+            )
+    for name in {variable.name for variable in model.unobserved_RVs} & RESERVED:
+        raise ModelError(f"variable '{name}' has the name of a dimension of every result: give it another")
     for rv in free:
         if not model.rvs_to_values[rv].type.dtype.startswith("float"):
             if rv.name.endswith("_unobserved"):

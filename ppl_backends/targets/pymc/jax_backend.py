@@ -37,8 +37,8 @@ def _jax() -> Any:
         _first_process = os.getpid()
         import jax
 
-        jax.config.update("jax_enable_x64", True)
         _complete_dispatch(jax)
+        jax.config.update("jax_enable_x64", True)  # PyTensor's own translation, just imported, follows floatX
     check_process()
     import jax
 

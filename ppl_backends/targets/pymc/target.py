@@ -14,7 +14,7 @@ import pymc as pm
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.errors import FactorSearchError, ModelError, PriorSamplingError
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
@@ -192,11 +192,15 @@ class PyMCTarget(BaseTarget):
                     self._factors = PyMCFactors(self.model, self._data, self._shapes, self.backend)
                 except ModelError as refusal:
                     self._factors = refusal
-                except Exception as error:  # an operation that cannot be batched, say: the model has no known factors
+                except NotImplementedError as missing:  # an operation that cannot be batched
+                    self._factors = ModelError(f"no factors are known ({str(missing).partition(chr(10))[0]})")
+                except Exception as error:
                     reason = " ".join(str(error).split())[:200]
-                    self._factors = ModelError(f"the search for factors failed ({type(error).__name__}: {reason})")
+                    self._factors = FactorSearchError(
+                        f"the search for factors failed ({type(error).__name__}: {reason})"
+                    )
         if isinstance(self._factors, ModelError):
-            raise ModelError(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
+            raise type(self._factors)(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
         return self._factors
 
     def linear_sites(self) -> Any:
