@@ -92,7 +92,7 @@ def demo(
         picture, file = output / "pima_posterior.png", output / "pima_posterior.nc"
         plot_posterior(idata, laplace, picture)
         _write(idata, file)
-        console.print(f"wrote {picture} and {file}", highlight=False)
+        console.print(f"wrote {picture} and {file}", highlight=False, markup=False)
 
 
 @app.command()
@@ -260,7 +260,7 @@ def _finish(idata: Any, output: Path | None, target: Any) -> None:
     if output is not None:
         sys.stdout.flush()
         _write(idata, output)
-        console.print(f"wrote {output}", highlight=False)
+        console.print(f"wrote {output}", highlight=False, markup=False)
 
 
 def _print_summary(idata: Any, names: list[str] | None = None) -> None:

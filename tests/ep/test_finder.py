@@ -9,7 +9,7 @@ from scipy.stats import multivariate_t
 
 from ppl_backends.approximations.ep import fit_ep
 from ppl_backends.approximations.resolve import resolve_approximation
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError
 from ppl_backends.importance import sample_importance
 from ppl_backends.smc import sample_smc
 from ppl_backends.targets.factors import (
@@ -360,3 +360,13 @@ def test_names_are_not_read_as_types(name):
         effect = pm.Normal(f"{name}[x]", 0, sigma, shape=3)
         pm.Poisson("y", pm.math.exp(effect), observed=[1, 0, 4])
     assert PyMCTarget(model).factors.hyper_names == (f"{name}_log__",)
+
+
+def test_a_search_that_fails_is_said_where_laplace_takes_its_place():
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2)
+        pm.Poisson("y", pm.math.exp(beta), observed=[1, 0, 4])
+    target = PyMCTarget(model)
+    target._factors = FactorSearchError("the search for factors failed (ValueError: format number 1)")
+    with pytest.warns(ApproximationWarning, match=r"format number 1\); .*'auto' takes Laplace in place of EP"):
+        assert resolve_approximation(target).method == "laplace"

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppl_backends.errors import ModelError
 from ppl_backends.importance.weights import effective_sample_size, normalised_weights, systematic_resampling
 from ppl_backends.mcmc.kernels import make_kernel
 from ppl_backends.smc.path import PathState, PriorPath
@@ -150,3 +151,8 @@ def test_the_evidence_from_a_narrow_start_to_a_wide_posterior_is_not_low():
     errors = np.array([run.log_evidence for run in runs])
     assert abs(errors.mean()) < 0.01 + 4 * errors.std(ddof=1) / np.sqrt(len(errors))
     assert abs(errors.mean()) < 0.04
+
+
+def test_no_particle_inside_the_support_is_said():
+    with pytest.raises(ModelError, match="the log likelihood is -inf or NaN at all 5 particles"):
+        next_exponent(np.full(5, -np.inf), 0.0, 0.5)

@@ -6,7 +6,9 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln
 
-from ppl_backends.errors import ModelError, PriorSamplingError
+import ppl_backends as pb
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.results.inference_data import group
 from ppl_backends.targets import PyMCTarget
 
 N = 20_000
@@ -258,3 +260,14 @@ def test_unusual_models_have_pymcs_density_and_a_prior(name):
     np.testing.assert_allclose(value, joint_of_pymc(target, x), rtol=1e-9)
     assert np.isfinite(gradient).all()
     assert (np.abs(gradient).sum(1) > 0).all()
+
+
+def test_a_prior_without_draws_starts_from_laplace():
+    with pm.Model() as model:
+        effect = pm.ICAR("effect", W=np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]]))
+        pm.Normal("y", effect, 1, observed=[1.0, 2.0, 2.0])
+    with pytest.raises(PriorSamplingError, match=r"^the prior cannot be drawn from \(Cannot sample from ICAR prior\)"):
+        pb.as_target(model).sample_prior(1, np.random.default_rng(0))
+    with pytest.warns(SamplerWarning, match="starting from the Laplace approximation instead"):
+        idata = pb.sample_smc(model, draws=200, chains=2, random_seed=1, progressbar=False)
+    assert group(idata, "posterior").attrs["initial"] == "laplace"
