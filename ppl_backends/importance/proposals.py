@@ -109,7 +109,7 @@ class StudentT:
 
 
 class IndependentT:
-    """Independent Student t variables in the coordinates that the approximation whitens: x = mean + L z, zⱼ ~ t_ν.
+    """Independent Student t variables along orthogonal axes of what the approximation whitens: x = mean + L A z, zⱼ ~ t_ν.
 
     Along a single one of these coordinates its density falls as |z|^−(ν+1), whatever the dimension; that of a multivariate t
     falls as |z|^−(ν+dim), which is slower only where all coordinates are large together.
@@ -119,19 +119,22 @@ class IndependentT:
     approximation : GaussianApproximation
     df : float
         ν.
+    axes : ndarray (dim, dim), optional
+        A, orthonormal columns; those of the whitened coordinates by default.
     """
 
     stratified = False
 
-    def __init__(self, approximation: GaussianApproximation, df: float = STUDENT_DF) -> None:
-        self.gaussian, self.df = approximation, df
+    def __init__(self, approximation: GaussianApproximation, df: float = STUDENT_DF, axes: Array | None = None) -> None:
+        self.gaussian, self.df, self.axes = approximation, df, axes
         self.n_uniforms = approximation.dim
         one = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * np.log(df * np.pi)
         self._log_constant = approximation.dim * one - 0.5 * approximation.log_determinant
 
     def from_uniform(self, u: Array) -> Array:
         """Points by the inverse distribution function of the t."""
-        return self.gaussian.color(stdtrit(self.df, _inside(u)))
+        z = stdtrit(self.df, _inside(u))
+        return self.gaussian.color(z if self.axes is None else z @ self.axes.T)
 
     def log_density(self, x: Array) -> Array:
         """Normalised log density ``(n,)``."""
@@ -140,11 +143,14 @@ class IndependentT:
 
     def at_whitened(self, z: Array, square: Array) -> Array:
         """Log density ``(n,)`` at points of whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
+        z = z if self.axes is None else z @ self.axes
         return self._log_constant - 0.5 * (self.df + 1) * np.log1p(z**2 / self.df).sum(axis=1)
 
     def whitened_slope(self, z: Array, square: Array) -> Array:
         """Gradient ``(n, dim)`` of that in z."""
-        return -(self.df + 1) * z / (self.df + z**2)
+        z = z if self.axes is None else z @ self.axes
+        slope = -(self.df + 1) * z / (self.df + z**2)
+        return slope if self.axes is None else slope @ self.axes.T
 
 
 class StudentMixture:

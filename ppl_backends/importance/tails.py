@@ -9,8 +9,9 @@ approximation with both, of one and of four degrees of freedom.
 Its shares come from a pilot. Draws of the mixture with equal shares, which see tails where the approximation has no draws,
 are weighed, and EM on the weighted points leads the shares to the mixture nearest to the target in Kullback–Leibler
 divergence (Cappé, Douc, Guillin, Marin & Robert 2008), each at least 1/32. That mixture is taken where it is nearer to the
-target than the approximation by more than three standard errors of the pilot. The same EM, on particles in place of weighted
-points, fits the density of a bridge.
+target than the approximation by more than three standard errors of the pilot. A second pilot has the independent t's along
+the axes in which the target is heaviest, and its mixture is taken where it is nearer than the first. The same EM, on
+particles in place of weighted points, fits the density of a bridge.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.importance.axes import heavy_axes
 from ppl_backends.importance.proposals import IndependentT, StudentMixture, StudentT, gaussian_of
 from ppl_backends.importance.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -30,6 +32,7 @@ _DEGREES_OF_FREEDOM = (1.0, 4.0)
 _GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _EM_STEPS = 10
 _CUT = 20  # the largest weights count as much as the twentieth: single ones do not decide
+_LARGEST_TURNED = 50  # coordinates, above which no axes are looked for
 _CLEARLY = 3.0  # standard errors
 _LARGEST_GAIN = (
     5.0  # of log density at one point: far out a Gaussian is as good as zero, and its logarithm has no variance
@@ -59,22 +62,37 @@ def with_tails(target: BaseTarget, approximation: Any) -> StudentMixture | None:
     True
     """
     rng = np.random.default_rng(0)  # the same mixture in every call
-    mixture = student_mixture(approximation)
+    found, _, _ = _pilot(target, student_mixture(approximation), rng)
+    if found is None or not (1 < found.dim <= _LARGEST_TURNED and target.has_gradient):
+        return found
+    axes = heavy_axes(target, gaussian_of(approximation), rng)
+    turned, x, weights = _pilot(target, student_mixture(approximation, axes), rng)
+    if turned is None or not is_nearer(turned.log_density(x), found.log_density(x), weights):
+        return found
+    return turned
+
+
+def _pilot(
+    target: BaseTarget, mixture: StudentMixture, rng: np.random.Generator
+) -> tuple[StudentMixture | None, Array, Array]:
+    """Weigh draws of a mixture and fit its shares to them: the mixture or None, the points and their weights."""
     x = mixture.sample(PILOT_POINTS, rng)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
         log_weights = target.log_density(x) - mixture.log_density(x)
     log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
     if np.sum(log_weights > -np.inf) < _CUT:
-        return None
+        return None, x, np.zeros(len(x))
     weights, _ = normalised_weights(np.minimum(log_weights, np.sort(log_weights)[-_CUT]))
-    return fit_shares(mixture, x, weights)
+    return fit_shares(mixture, x, weights), x, weights
 
 
-def student_mixture(approximation: Any) -> StudentMixture:
-    """Return the approximation and the Student t's around it, in equal shares."""
-    gaussian = gaussian_of(approximation)
-    kinds = (StudentT,) if gaussian.dim == 1 else (StudentT, IndependentT)
-    students = [kind(gaussian, df) for df in _DEGREES_OF_FREEDOM for kind in kinds]
+def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMixture:
+    """Return the approximation and the Student t's around it, in equal shares; the independent ones along ``axes``."""
+    gaussian, students = gaussian_of(approximation), list[StudentT | IndependentT]()
+    for df in _DEGREES_OF_FREEDOM:
+        students.append(StudentT(gaussian, df))
+        if gaussian.dim > 1:
+            students.append(IndependentT(gaussian, df, axes))
     return StudentMixture(approximation, students, np.full(len(students) + 1, 1.0 / (len(students) + 1)))
 
 

@@ -5,6 +5,8 @@ import pytest
 from scipy.stats import kstest, multivariate_normal, multivariate_t, norm, t
 
 from ppl_backends.approximations import GaussianApproximation, MixtureApproximation
+from ppl_backends.importance.axes import heavy_axes
+from ppl_backends.importance.proposals import IndependentT
 from ppl_backends.importance.tails import student_mixture, with_tails
 from ppl_backends.targets import FunctionTarget
 
@@ -29,12 +31,28 @@ def test_density():
     np.testing.assert_allclose(np.exp(mixture().log_density(x)), expected, rtol=1e-9)
 
 
-def test_gradient():
-    x, step = np.random.default_rng(1).normal(size=(20, 2)) * 4, 1e-5
-    value, slope = mixture().log_density_and_gradient(x)
-    np.testing.assert_allclose(value, mixture().log_density(x))
+TURN = np.array([[0.6, -0.8], [0.8, 0.6]])
+
+
+def test_density_along_turned_axes():
+    t_part = IndependentT(Q, 4.0, TURN)
+    x = np.random.default_rng(0).normal(size=(200, 2)) * 5
+    z = np.linalg.solve(ROOT, (x - MEAN).T).T @ TURN
+    np.testing.assert_allclose(
+        np.exp(t_part.log_density(x)), t(4).pdf(z).prod(axis=1) / np.prod(np.diag(ROOT)), rtol=1e-9
+    )
+    drawn = t_part.from_uniform(np.random.default_rng(1).random((20_000, 2)))
+    back = np.linalg.solve(ROOT, (drawn - MEAN).T).T @ TURN
+    assert min(kstest(column, t(4).cdf).pvalue for column in back.T) > 1e-5
+
+
+@pytest.mark.parametrize("axes", [None, TURN])
+def test_gradient(axes):
+    x, step, q = np.random.default_rng(1).normal(size=(20, 2)) * 4, 1e-5, student_mixture(Q, axes)
+    value, slope = q.log_density_and_gradient(x)
+    np.testing.assert_allclose(value, q.log_density(x))
     for j, unit in enumerate(np.eye(2) * step):
-        differenced = (mixture().log_density(x + unit) - mixture().log_density(x - unit)) / (2 * step)
+        differenced = (q.log_density(x + unit) - q.log_density(x - unit)) / (2 * step)
         np.testing.assert_allclose(slope[:, j], differenced, atol=1e-7)
 
 
@@ -64,6 +82,23 @@ def test_the_pilot_takes_tails_for_a_cauchy_and_a_logistic(dim):
     for found in (cauchy, logistic):
         assert found.shares.min() >= 1 / 32
         np.testing.assert_array_equal(found.shares * 32 % 1, 0.0)
+
+
+def rotated_cauchys(dim):
+    turn = np.linalg.qr(np.random.default_rng(5).normal(size=(dim, dim)))[0]
+    return turn, FunctionTarget(dim, lambda x: (CAUCHY[0](x @ turn).sum(axis=1), CAUCHY[1](x @ turn) @ turn.T))
+
+
+@pytest.mark.parametrize("dim", [2, 10])
+def test_the_axes_of_rotated_cauchys_are_found(dim):
+    turn, target = rotated_cauchys(dim)
+    q = GaussianApproximation(np.zeros(dim), np.full(dim, 0.5))
+    found = np.abs(turn.T @ heavy_axes(target, q, np.random.default_rng(0)))
+    np.testing.assert_allclose(found.max(axis=0), 1.0, atol=0.01)
+    assert sorted(found.argmax(axis=0)) == list(range(dim))
+    tailed = with_tails(target, q)
+    assert tailed.students[1].axes is not None
+    assert tailed.shares[1] > 0.5
 
 
 @pytest.mark.parametrize("dim", [1, 10, 50])

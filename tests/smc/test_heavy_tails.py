@@ -32,10 +32,22 @@ def multivariate_t(df, dim):
     return FunctionTarget(dim, density)
 
 
+def rotated(target):
+    """The same after a rotation."""
+    turn = np.linalg.qr(np.random.default_rng(5).normal(size=(target.dim, target.dim)))[0]
+
+    def density(x):
+        value, slope = target.log_density_and_gradient(x @ turn)
+        return value, slope @ turn.T
+
+    return FunctionTarget(target.dim, density)
+
+
 TARGETS = {
     "Cauchy": independent_t(1, 1),
     "three Cauchys": independent_t(1, 3),
     "ten Cauchys": independent_t(1, 10),
+    "ten Cauchys, rotated": rotated(independent_t(1, 10)),
     "ten t3": independent_t(3, 10),
     "multivariate Cauchy": multivariate_t(1, 10),
 }

@@ -1,0 +1,66 @@
+"""The directions in which a density is heaviest far from its middle.
+
+A product of heavy-tailed variables has its far mass along their axes: at a large radius the density on the sphere is highest
+there, and a ridge leads to every one. Where the variables are mixed, x = A y, a Gaussian with the curvature of the mode
+whitens them up to a rotation, so that the axes are orthogonal in its coordinates, but need not be its own. They are found by
+gradient ascent on the sphere, from random directions, all at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+__all__ = ["heavy_axes"]
+
+_RADIUS = 20.0  # standard deviations: far enough for tails, near enough to climb
+_STARTS = 3  # times the dimension
+_STEPS, _FIRST_STEP, _SHRINKAGE = 30, 0.5, 0.87  # in radians
+_APART = 0.7  # sine of the angle between a new axis and the span of those found
+
+
+def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.random.Generator) -> Array:
+    """Find orthonormal axes ``(dim, dim)``, as columns in whitened coordinates, along which a density is heaviest far out.
+
+    Where fewer are found than there are dimensions, the rest is any complement.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        With gradients.
+    gaussian : GaussianApproximation
+        Whose coordinates are taken.
+    rng : numpy.random.Generator
+        For the directions to begin with.
+    """
+    dim = gaussian.dim
+    direction = _unit(rng.standard_normal((_STARTS * dim, dim)))
+    for step in range(_STEPS):
+        _, slope = _both_sides(target, gaussian, direction)
+        slope -= np.sum(slope * direction, axis=1, keepdims=True) * direction
+        direction = _unit(direction + _FIRST_STEP * _SHRINKAGE**step * _unit(slope))
+    height, _ = _both_sides(target, gaussian, direction)
+    axes = np.empty((0, dim))
+    for row in direction[np.argsort(-height)]:
+        rest = row - axes.T @ (axes @ row)
+        if np.linalg.norm(rest) > _APART:
+            axes = np.vstack([axes, _unit(rest[None])])
+    return np.linalg.qr(np.vstack([axes, rng.standard_normal((dim - len(axes), dim))]).T)[0]
+
+
+def _both_sides(target: BaseTarget, gaussian: GaussianApproximation, direction: Array) -> tuple[Array, Array]:
+    """Sum of the log densities at both ends of a diameter of the sphere, and its gradient in the direction."""
+    ends = np.concatenate([gaussian.color(_RADIUS * direction), gaussian.color(-_RADIUS * direction)])
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        value, slope = target.log_density_and_gradient(ends)
+    factor = gaussian.cholesky
+    slope = np.nan_to_num(slope * factor if factor.ndim == 1 else slope @ factor, posinf=0.0, neginf=0.0)
+    n = len(direction)
+    return np.nan_to_num(value[:n] + value[n:], nan=-np.inf), slope[:n] - slope[n:]
+
+
+def _unit(rows: Array) -> Array:
+    """Rows of length one; zero where they are zero."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
