@@ -16,15 +16,13 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 __all__ = ["heavy_axes"]
 
 _RADIUS = 20.0  # standard deviations: far enough for tails, near enough to climb
-_STARTS = 3  # times the dimension
-_STEPS, _FIRST_STEP, _SHRINKAGE = 30, 0.5, 0.87  # in radians
-_APART = 0.7  # sine of the angle between a new axis and the span of those found
+_STARTS = 2  # times the dimension
+_STEPS, _FIRST_STEP, _SHRINKAGE = 100, 0.5, 0.95  # in radians
+_APART = 0.9  # sine of the angle between a new axis and the span of those found
 
 
 def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.random.Generator) -> Array:
     """Find orthonormal axes ``(dim, dim)``, as columns in whitened coordinates, along which a density is heaviest far out.
-
-    Where fewer are found than there are dimensions, the rest is any complement.
 
     Parameters
     ----------
@@ -35,19 +33,25 @@ def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.rand
     rng : numpy.random.Generator
         For the directions to begin with.
     """
-    dim = gaussian.dim
-    direction = _unit(rng.standard_normal((_STARTS * dim, dim)))
-    for step in range(_STEPS):
-        _, slope = _both_sides(target, gaussian, direction)
-        slope -= np.sum(slope * direction, axis=1, keepdims=True) * direction
-        direction = _unit(direction + _FIRST_STEP * _SHRINKAGE**step * _unit(slope))
-    height, _ = _both_sides(target, gaussian, direction)
-    axes = np.empty((0, dim))
-    for row in direction[np.argsort(-height)]:
-        rest = row - axes.T @ (axes @ row)
-        if np.linalg.norm(rest) > _APART:
-            axes = np.vstack([axes, _unit(rest[None])])
-    return np.linalg.qr(np.vstack([axes, rng.standard_normal((dim - len(axes), dim))]).T)[0]
+    axes = np.empty((0, gaussian.dim))
+    while len(axes) < gaussian.dim:  # climbs may all miss one: those of the next round are orthogonal to what is found
+        direction = _outside(rng.standard_normal((_STARTS * gaussian.dim, gaussian.dim)), axes)
+        for step in range(_STEPS):
+            _, slope = _both_sides(target, gaussian, direction)
+            slope -= np.sum(slope * direction, axis=1, keepdims=True) * direction
+            direction = _outside(direction + _FIRST_STEP * _SHRINKAGE**step * _outside(slope, axes), axes)
+        height, _ = _both_sides(target, gaussian, direction)
+        for row in direction[np.argsort(-height)]:
+            rest = row - axes.T @ (axes @ row)
+            if len(axes) < gaussian.dim and np.linalg.norm(rest) > _APART:
+                axes = np.vstack([axes, rest / np.linalg.norm(rest)])
+    return axes.T
+
+
+def _outside(rows: Array, axes: Array) -> Array:
+    """The parts of the rows that are orthogonal to the axes, of length one; zero where nothing is left."""
+    rest = rows - (rows @ axes.T) @ axes
+    return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), 1e-300)
 
 
 def _both_sides(target: BaseTarget, gaussian: GaussianApproximation, direction: Array) -> tuple[Array, Array]:
@@ -59,8 +63,3 @@ def _both_sides(target: BaseTarget, gaussian: GaussianApproximation, direction: 
     slope = np.nan_to_num(slope * factor if factor.ndim == 1 else slope @ factor, posinf=0.0, neginf=0.0)
     n = len(direction)
     return np.nan_to_num(value[:n] + value[n:], nan=-np.inf), slope[:n] - slope[n:]
-
-
-def _unit(rows: Array) -> Array:
-    """Rows of length one; zero where they are zero."""
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)

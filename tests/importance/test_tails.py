@@ -89,7 +89,7 @@ def rotated_cauchys(dim):
     return turn, FunctionTarget(dim, lambda x: (CAUCHY[0](x @ turn).sum(axis=1), CAUCHY[1](x @ turn) @ turn.T))
 
 
-@pytest.mark.parametrize("dim", [2, 10])
+@pytest.mark.parametrize("dim", [2, 10, 30])
 def test_the_axes_of_rotated_cauchys_are_found(dim):
     turn, target = rotated_cauchys(dim)
     q = GaussianApproximation(np.zeros(dim), np.full(dim, 0.5))
