@@ -20,6 +20,7 @@ from scipy.stats.qmc import Sobol
 
 from ppl_backends.approximations.resolve import resolve_start
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.weights import (
     LARGEST_PARETO_K,
@@ -68,6 +69,8 @@ class _Chain(NamedTuple):
         ESS over n.
     pareto_k : float
     log_evidence : float
+    undefined: float
+        Share of the points that are among or near those with weights and have a density that is NaN or +inf.
     """
 
     x: Array
@@ -76,6 +79,7 @@ class _Chain(NamedTuple):
     efficiency: float
     pareto_k: float
     log_evidence: float
+    undefined: float
 
 
 @checked(
@@ -197,7 +201,8 @@ def sample_importance(
     tail = tail_share(log_weights.ravel())
     integral = stated_integral(target)
     missed = _missed_share(target, source, results, evidence.log_evidence, prior_rng)
-    trouble = _distrust(efficiency, k, tail, missed, getattr(approximation, "diagnostics", {}))
+    undefined = float(np.mean([chain.undefined for chain in results]))
+    trouble = _distrust(efficiency, k, tail, missed, undefined, getattr(approximation, "diagnostics", {}))
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
@@ -217,6 +222,7 @@ def sample_importance(
             "pareto_k": k,
             "tail_share": tail,
             "missed_share": missed,
+            "undefined_share": undefined,
             "log_evidence_note": improper_note(target),
             "draw_order": "order of the points, siblings adjacent; not a time series",
         },
@@ -249,13 +255,17 @@ def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rn
         reason = explain_point(target, x[0]) or "check the data and the approximation"
         raise ModelError(f"{target.label}: the log density is not finite at any of {len(x)} points; {reason}")
     weights, log_evidence = normalised_weights(log_weights)
+    ancestor = systematic_resampling(weights, draws, rng)
+    outside = OutsidePoints(x[ancestor])
+    outside.see(x, log_weights)
     return _Chain(
         x,
         log_weights,
-        systematic_resampling(weights, draws, rng),
+        ancestor,
         effective_sample_size(log_weights) / len(x),
         pareto_k(log_weights),
         log_evidence,
+        outside.n_undefined(target) / len(x),
     )
 
 
@@ -298,7 +308,9 @@ def _missed_share(
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
-def _distrust(efficiency: float, k: float, tail: float, missed: float | None, figures: dict[str, float]) -> str:
+def _distrust(
+    efficiency: float, k: float, tail: float, missed: float | None, undefined: float, figures: dict[str, float]
+) -> str:
     """What is wrong with the weights, with the figure; empty where nothing is."""
     reasons = []
     if efficiency < SMALLEST_EFFICIENCY:
@@ -308,6 +320,10 @@ def _distrust(efficiency: float, k: float, tail: float, missed: float | None, fi
     if missed is not None and missed > LARGEST_MISSED_SHARE:
         reasons.append(
             f"draws of the prior find {missed:.2g} times this evidence where no point is, as of another mode"
+        )
+    if undefined > LARGEST_UNDEFINED:
+        reasons.append(
+            f"a log density that is NaN or +inf, which counts as zero, at {100 * undefined:.1f} % of the points"
         )
     if not figures.get("search_complete", 1.0):
         reasons.append(f"the search for modes still found new ones when it ended ({figures['modes']:.0f} so far)")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import SamplerWarning
+from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.mcmc.kernels import Kernel
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.memory import modes
@@ -36,7 +37,6 @@ _SUSPECT, _DIVERGENT = 0.0005, 0.005
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 _SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
-_UNDEFINED = 0.005  # share of the last moves; about twice the mass that is cut off
 _FEW_LINEAGES = 20
 _FEW_DISTINCT = 0.05  # of the draws
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
@@ -99,7 +99,7 @@ def _cut_off(runs: Sequence[SMCRun]) -> list[str]:
     """Return what there is to say of densities that are NaN or +inf where the posterior is."""
     last = [(run, run.stages[-1].moves) for run in runs]
     share = float(np.mean([run.start_undefined if moves is None else moves.undefined for run, moves in last]))
-    if share <= _UNDEFINED:
+    if share <= LARGEST_UNDEFINED:
         return []
     return [
         f"{100 * share:.1f} % of the moves at the last temperature met a log density that is NaN or +inf, which counts as "

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
 from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.smc.memory import WeightMemory, correlation_left, modes
-from ppl_backends.smc.outside import OutsidePoints
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, move_once
 from ppl_backends.targets.protocol import Array
@@ -257,7 +257,7 @@ class _Mover:
 
     def _evaluate(self, x: Array) -> PathState:
         found = self.path.evaluate(x, self.state.exponent, self.kernel.uses_gradient)
-        self.outside.see(found)
+        self.outside.see(x, found.log_density)
         return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.importance.outside import share_undefined
 from ppl_backends.smc.evidence import LineageVariance
-from ppl_backends.smc.outside import share_undefined
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
 
 __all__ = ["SupportedStart", "start_inside"]

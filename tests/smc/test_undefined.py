@@ -39,6 +39,26 @@ def test_a_hole_in_the_posterior_is_not_trusted(value, mass):
     assert float(figures["undefined_start"].mean()) == pytest.approx(stats.norm.sf(edge), abs=0.02)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("mass", [0.5, 0.1, 0.02])
+def test_importance_sampling_does_not_trust_a_hole_in_the_posterior(value, mass):
+    edge, q = 1.0 + 0.5 * stats.norm.isf(mass), pb.GaussianApproximation(np.ones(DIM), 0.25 * np.eye(DIM))
+    with pytest.warns(SamplerWarning, match="NaN or"):
+        idata = pb.sample_importance(
+            with_hole(lambda x: x[:, 0] > edge, value), approximation=q, random_seed=1, progressbar=False
+        )
+    attrs = group(idata, "posterior").attrs
+    assert attrs["log_evidence_trusted"] == 0
+    assert attrs["undefined_share"] == pytest.approx(mass, rel=0.2)
+
+
+def test_importance_sampling_trusts_the_posterior_beside_a_hole_far_out():
+    q = pb.GaussianApproximation(np.ones(DIM), 0.25 * np.eye(DIM))
+    target = with_hole(lambda x: x[:, 0] < -1.5, np.nan)
+    idata = pb.sample_importance(target, approximation=q, random_seed=1, progressbar=False)
+    assert group(idata, "posterior").attrs["log_evidence_trusted"] == 1
+
+
 def test_a_hole_far_out_is_noted_and_trusted():
     idata = pb.sample_smc(with_hole(lambda x: x[:, 0] < -1.5, np.nan), draws=1000, random_seed=1, progressbar=False)
     attrs, figures = group(idata, "posterior").attrs, group(idata, "sample_stats")

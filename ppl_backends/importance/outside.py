@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ppl_backends.smc.path import PathState
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["OutsidePoints", "share_undefined"]
+__all__ = ["LARGEST_UNDEFINED", "OutsidePoints", "share_undefined"]
+
+LARGEST_UNDEFINED = 0.005  # of points or moves; of moves it is about twice the mass that is cut off
 
 _ASKED = 200  # points that a target is asked about
 _KEPT = 10  # of one evaluation
@@ -32,12 +33,12 @@ class OutsidePoints:
         self._low, self._high = low - _MARGIN * (high - low), high + _MARGIN * (high - low)
         self._n, self._kept = 0, list[Array]()
 
-    def see(self, state: PathState) -> None:
-        """Note those of an evaluation."""
-        zero = state.log_density == -np.inf
+    def see(self, x: Array, log_density: Array) -> None:
+        """Note those of an evaluation at points ``(n, dim)``."""
+        zero = log_density == -np.inf
         if not zero.any():
             return
-        points = state.x[zero]
+        points = x[zero]
         near = points[((points >= self._low) & (points <= self._high)).all(axis=1)]
         self._n += len(near)
         if len(near):
