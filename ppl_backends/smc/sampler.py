@@ -248,7 +248,7 @@ def _one_step(
     if planned:
         exponent = planned.exponent
     else:
-        last = run.stages[-1].ess / n if run.stages and before.exponent > 0 else None
+        last = run.stages[-1].ess / n if before.exponent > 0 else schedule.least_share if run.stages else None
         exponent = schedule.next(before, run.weights, len_chain or 1, last, least_share)
     step = exponent - before.exponent
     log_weights = step * before.increment

@@ -190,14 +190,15 @@ class Schedule:
         len_chain : int
             Adjacent particles that are states of one chain, where they were moved already.
         last_share : float, optional
-            Which the last step kept: the relative variance of the weights at most doubles from step to step.
+            Which the last step kept: the relative variance of the weights at most doubles from step to step. None at the
+            start, where a step that may end at 1 does: no particle has chosen its length.
         least_share : float, optional
             Which this one is to keep at least.
         """
         if self.kind == "fixed":
             return next(given for given in self.exponents if given > state.exponent)
         farthest = next_exponent(state.increment, state.exponent, self.least_share, weights)
-        if not self.is_adaptive:
+        if not self.is_adaptive or (last_share is None and farthest == 1.0):
             return farthest
         share = share_to_keep(state.increment, farthest - state.exponent, len_chain if state.exponent > 0 else 1)
         if last_share is not None:

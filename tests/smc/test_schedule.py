@@ -156,3 +156,11 @@ def test_the_evidence_from_a_narrow_start_to_a_wide_posterior_is_not_low():
 def test_no_particle_inside_the_support_is_said():
     with pytest.raises(ModelError, match="the log likelihood is -inf or NaN at all 5 particles"):
         next_exponent(np.full(5, -np.inf), 0.0, 0.5)
+
+
+def test_a_first_step_that_may_end_at_one_does():
+    increment = 0.6 * gap(1.0)[:2000] / np.sqrt(2)
+    state = PathState(np.zeros((2000, 1)), np.zeros(2000), increment, None, None, 0.0)
+    assert make_schedule("ess", 0.5).next(state) == 1.0
+    assert make_schedule("ess", "auto").next(state) == 1.0
+    assert make_schedule("ess", "auto").next(state, last_share=0.5) < 1.0
