@@ -23,6 +23,7 @@ from ppl_backends.targets.pymc.graph import (
     ModelGraph,
     ModelShapes,
     build_graph,
+    factorises,
     free_variables,
     io_toposort,
     no_c_compiler,
@@ -149,6 +150,11 @@ class CompiledGraph:
                 shapes: list[Any] = [getattr(v.type, "shape", (None,)) for v in node.outputs]
                 largest = max([largest, *[int(np.prod(shape)) for shape in shapes if None not in shape]])
         return 8 * largest
+
+    @cached_property
+    def factorises(self) -> bool:
+        """Whether the log density holds factorisations of matrices, or solves with them."""
+        return factorises([self._static.log_prior, self._static.log_likelihood])
 
     def n_observations(self, data: DataValues) -> int:
         """Number of elements of the pointwise log likelihood."""

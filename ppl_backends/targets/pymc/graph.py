@@ -7,7 +7,7 @@ prior, the likelihood and the pointwise log likelihood are sums of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -20,9 +20,13 @@ from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.replace import clone_replace
 from pytensor.link.vm import VMLinker
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
@@ -45,11 +49,13 @@ __all__ = [
     "check_model",
     "data_values",
     "evaluate_graphs",
+    "factorises",
     "fixed_values",
     "flat_names",
     "forward",
     "free_variables",
     "io_toposort",
+    "multiplies",
     "named_tensor",
     "no_c_compiler",
     "observed_values",
@@ -57,6 +63,9 @@ __all__ = [
     "shapes_of",
     "unnormalized_variables",
 ]
+
+# Where PyTensor keeps its factorisations, solvers and determinants (in one package since version 3).
+LINEAR_ALGEBRA = ("pytensor.tensor.linalg", "pytensor.tensor.nlinalg", "pytensor.tensor.slinalg")
 
 DataValues = Mapping[SharedVariable, np.ndarray]
 
@@ -325,6 +334,38 @@ def _shapes_disagree(model: pm.Model, replace: Mapping[Variable, Variable], erro
         except ValueError:
             return ModelError(f"the shapes of '{rv.name}', its parameters and its data do not agree: {reason}")
     return ModelError(f"the shapes of the model's variables and data do not agree: {reason}")
+
+
+def factorises(outputs: Sequence[Variable]) -> bool:
+    """Whether a graph factorises matrices, solves with them or takes their determinants."""
+
+    def any_node(nodes: Iterable[Apply]) -> bool:
+        for node in nodes:
+            op = _core(node)
+            if type(op).__module__.startswith(LINEAR_ALGEBRA):
+                return True
+            if isinstance(op, HasInnerGraph) and any_node(op.fgraph.apply_nodes):
+                return True
+        return False
+
+    return any_node(io_toposort([], list(outputs)))
+
+
+def _core(node: Apply) -> Op:
+    """The operation of a node, on one matrix where it maps over several."""
+    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
+
+
+def multiplies(point: Variable, outputs: Sequence[Variable]) -> bool:
+    """Whether a graph holds a product of matrices that both depend on the point."""
+    moving = {point}
+    for node in io_toposort([], list(outputs)):
+        depends = [v in moving for v in node.inputs]
+        if any(depends):
+            moving.update(node.outputs)
+        if isinstance(_core(node), Dot | BatchedDot) and all(depends):
+            return True
+    return False
 
 
 def _clone(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[Variable]:

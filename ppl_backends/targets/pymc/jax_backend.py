@@ -3,8 +3,8 @@
 JAX does not survive a fork: a child process that calls into it hangs. Functions here therefore refuse to run in a
 process that was forked from one where JAX has run.
 
-Two threads that execute functions with batched linear algebra (Cholesky, triangular solves) at the same time can wait for
-each other forever inside XLA's own thread pool. One function therefore runs at a time; XLA shares its work among threads.
+Programs with linear algebra are rewritten before they are compiled; :mod:`~ppl_backends.targets.pymc.jax_programs` says
+why. One function runs at a time; XLA shares its work among threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
 from ppl_backends.targets.pymc import normal_tails, softplus
-from ppl_backends.targets.pymc.graph import no_c_compiler
+from ppl_backends.targets.pymc.graph import factorises, multiplies, no_c_compiler
+from ppl_backends.targets.pymc.jax_programs import COMPILER_OPTIONS, map_points, rewrite
 
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
 
@@ -113,9 +114,14 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
         return jax_funcify(graph)
 
 
-def _batch(function: Callable, n_data: int) -> Callable:
+def _batch(function: Callable, n_data: int, delicate: bool) -> Callable:
+    """The compiled function of a block of points; ``delicate`` programs are rewritten."""
     jax = _jax()
-    batched = jax.jit(jax.vmap(function, in_axes=(0, *[None] * n_data)))
+    if delicate:
+        options = COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
+        batched = jax.jit(rewrite(map_points(function)), compiler_options=options)
+    else:
+        batched = jax.jit(jax.vmap(function, in_axes=(0, *[None] * n_data)))
 
     def call(block: np.ndarray, *data: Any) -> list[np.ndarray]:
         check_process()
@@ -125,9 +131,14 @@ def _batch(function: Callable, n_data: int) -> Callable:
     return call
 
 
+def _is_delicate(point: Variable, outputs: Sequence[Variable]) -> bool:
+    """Whether XLA may hang on a graph, or contradict itself in it."""
+    return factorises(outputs) or multiplies(point, outputs)
+
+
 def compile_batched(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
     """``(block (n, dim), *data) -> [output (n, ...), ...]``."""
-    return _batch(_translate([point, *data], outputs), len(data))
+    return _batch(_translate([point, *data], outputs), len(data), _is_delicate(point, outputs))
 
 
 def compile_gradient(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
@@ -138,10 +149,11 @@ def compile_gradient(point: Variable, data: Sequence[Variable], outputs: Sequenc
         pairs = [jax.value_and_grad(lambda x, k=k: function(x, *data)[k])(x) for k in range(len(outputs))]
         return (*[value for value, _ in pairs], *[gradient for _, gradient in pairs])
 
-    return _batch(values_and_gradients, len(data))
+    return _batch(values_and_gradients, len(data), _is_delicate(point, outputs))
 
 
 def compile_hessian(point: Variable, data: Sequence[Variable], output: Variable) -> Callable:
     """``(block (n, dim), *data) -> [hessian (n, dim, dim)]`` of a scalar output."""
     jax, function = _jax(), _translate([point, *data], [output])
-    return _batch(lambda x, *data: (jax.hessian(lambda x: function(x, *data)[0])(x),), len(data))
+    hessian = jax.hessian(lambda x, *data: function(x, *data)[0])
+    return _batch(lambda x, *data: (hessian(x, *data),), len(data), _is_delicate(point, [output]))

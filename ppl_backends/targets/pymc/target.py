@@ -168,7 +168,7 @@ class PyMCTarget(BaseTarget):
         """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``."""
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
-        if self._one_shape:
+        if self._one_shape or self._compiled.factorises:
             return super().hessian(x, part)
         [hessian] = self._call(f"hessian of the {part}", as_points(x, self.dim))
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
