@@ -273,7 +273,7 @@ class BaseTarget:
             step[:, None, :, None] * np.eye(self.dim)
         )
         flat = self.evaluate(shifted.reshape(-1, self.dim), gradient=True)
-        gradient = _part(flat, part)
+        gradient = gradient_of(flat, part)
         up, down = np.moveaxis(gradient.reshape(len(x), 2, self.dim, self.dim), 1, 0)
         hessian = (up - down) / (2 * step[:, :, None])
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
@@ -316,7 +316,7 @@ def explain_point(target: Any, x: Array) -> str:
     return str(explain(x)) if explain is not None else ""
 
 
-def _part(evaluation: Evaluation | JointEvaluation, part: str) -> Array:
+def gradient_of(evaluation: Evaluation | JointEvaluation, part: str) -> Array:
     """The gradient of the part asked for."""
     if part == "joint":
         gradient = evaluation.gradient

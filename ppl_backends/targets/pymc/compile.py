@@ -14,7 +14,8 @@ import pytensor
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
-from ppl_backends.targets.blocks import block_cap
+from ppl_backends.targets.blocks import block_cap, pad_rows
+from ppl_backends.targets.derivatives import DISAGREEMENT, derivative_error
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.digest import digest_of_graphs
 from ppl_backends.targets.pymc.graph import (
@@ -26,6 +27,7 @@ from ppl_backends.targets.pymc.graph import (
     factorises,
     free_variables,
     io_toposort,
+    multiplies,
     no_c_compiler,
     observed_variables,
 )
@@ -66,7 +68,9 @@ class CompiledFunction:
         self._lock = RLock()
         self.backend = graph.backends[0]
         scale = graph.dim if kind.startswith("hessian") else 1
-        self.cap = block_cap(scale * graph.row_bytes)
+        # One factorisation takes longer than a call does: programs of one small block are enough.
+        few = {"budget": 2**19, "fewest": 1, "largest": 64} if graph.factorises else {}
+        self.cap = block_cap(scale * graph.row_bytes, **few)
 
     def __call__(self, block: Array, data: DataArguments) -> Sequence[Array]:
         """Outputs at the rows of ``block``."""
@@ -89,6 +93,8 @@ class CompiledFunction:
                     warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
                     function = self._graph.compile(self._kind, _compilers(backend), static=backend == "jax")
                     outputs = function(block, *data.of(backend))
+                    if self._kind == "gradient" and backend == "jax" and self._graph.delicate:
+                        _check_gradient(lambda block: function(block, *data.of("jax")), block, outputs)  # noqa: B023
             except ModelError:
                 raise
             except Exception as error:
@@ -119,6 +125,7 @@ class CompiledGraph:
         self.terms = [rv.name for rv in [*free_variables(model), *observed_variables(model), *model.potentials]]
         self._model, self._data, self._shapes = model, dict(data), shapes
         self._functions: dict[str, CompiledFunction] = {}
+        self.hessian_is_right: dict[str, bool] = {}  # by part, once checked
         self._noted = False
         self._lock = RLock()
 
@@ -156,6 +163,11 @@ class CompiledGraph:
         """Whether the log density holds factorisations of matrices, or solves with them."""
         return factorises([self._static.log_prior, self._static.log_likelihood])
 
+    @cached_property
+    def delicate(self) -> bool:
+        """Whether XLA needs care with the log density; :mod:`~ppl_backends.targets.pymc.jax_programs` says why."""
+        return self.factorises or multiplies(self._static.point, [self._static.log_prior, self._static.log_likelihood])
+
     def n_observations(self, data: DataValues) -> int:
         """Number of elements of the pointwise log likelihood."""
         graph = self._dynamic
@@ -189,12 +201,41 @@ class CompiledGraph:
         )
         return compile_kind(point, graph.data, outputs)
 
+    def check_hessian(self, part: str, x: Array, hessian: Array, gradient: Callable[[Array], Array]) -> bool:
+        """Return whether compiled Hessians are what differences of gradients say, measured at the first of ``x``, once."""
+        if part not in self.hessian_is_right and np.isfinite(hessian[0]).all():
+            error = derivative_error(gradient, x[0], hessian[0])
+            self.hessian_is_right[part] = error <= DISAGREEMENT
+            if error > DISAGREEMENT:
+                message = (
+                    f"compiled Hessians of {self._model.name or 'the model'} differ from differences of gradients by "
+                    f"{error:.2g} of their size; the differences are used"
+                )
+                warnings.warn(message, BackendWarning, stacklevel=2)
+        return self.hessian_is_right.get(part, True)
+
     def note_fallback(self, backend: str, reasons: Sequence[str]) -> None:
         """Warn, once, that a slower backend is in use."""
         if not self._noted:
             self._noted = True
             message = f"{self._model.name or 'the model'} is compiled with {backend} ({'; '.join(reasons)})"
             warnings.warn(message, BackendWarning, stacklevel=2)
+
+
+def _check_gradient(function: Callable, block: Array, outputs: Sequence[Array]) -> None:
+    """Raise if gradients contradict differences of values at the first point of ``block`` where these are finite."""
+
+    def values(points: Array) -> Array:
+        rows = len(block)
+        parts = [sum(function(pad_rows(points[i : i + rows], rows))[:2]) for i in range(0, len(points), rows)]
+        return np.concatenate(parts)[: len(points)]
+
+    gradient = outputs[2] + outputs[3]
+    finite = np.flatnonzero(np.isfinite(outputs[0] + outputs[1]) & np.isfinite(gradient).all(axis=1))
+    if finite.size:
+        error = derivative_error(values, block[finite[0]], gradient[finite[0]])
+        if error > DISAGREEMENT:
+            raise ArithmeticError(f"gradients differ from differences of the log density by {error:.2g} of their size")
 
 
 def _outputs(graph: ModelGraph, kind: str) -> list[Variable]:

@@ -18,7 +18,7 @@ from ppl_backends.errors import FactorSearchError, ModelError, PriorSamplingErro
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize, undefined
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, gradient_of, sanitize, undefined
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.graph import (
@@ -118,9 +118,13 @@ class PyMCTarget(BaseTarget):
         function = self._compiled.function(kind)
         jax = function.backend == "jax"  # keeps its own threads, and compiles for every size of block
         cap = min(function.cap, largest or function.cap)
-        return evaluate_in_blocks(
+        n = len(x)
+        if jax and self._compiled.factorises and n > 1:
+            x = pad_rows(x, -(-n // cap) * cap)  # full blocks and single points are all that is compiled
+        outputs = evaluate_in_blocks(
             lambda block: function(block, self._arguments), x, cap, 1 if jax else self.cores, pad=jax
         )
+        return [output[:n] for output in outputs]
 
     def in_one_shape(self) -> PyMCTarget:
         """The same density by one compiled program, for methods whose evaluations take less time than compiling does.
@@ -165,12 +169,20 @@ class PyMCTarget(BaseTarget):
         return value, slope if gradient else None
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``."""
+        """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
+
+        Compiled, and held against differences of gradients at its first use; by such differences where the two disagree,
+        and where the model factorises matrices.
+        """
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
-        if self._one_shape or self._compiled.factorises:
+        compiled = self._compiled
+        if self._one_shape or compiled.factorises or not compiled.hessian_is_right.get(part, True):
             return super().hessian(x, part)
-        [hessian] = self._call(f"hessian of the {part}", as_points(x, self.dim))
+        x = as_points(x, self.dim)
+        [hessian] = self._call(f"hessian of the {part}", x)
+        if not compiled.check_hessian(part, x, hessian, lambda x: gradient_of(self.evaluate(x, True), part)):
+            return super().hessian(x, part)
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
