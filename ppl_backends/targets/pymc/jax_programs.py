@@ -16,7 +16,7 @@ result, and contracts products and sums there to fused multiply-adds, each copy 
 point from itself comes out as 0 in one loop and 1e-16 in another, and where a derivative passes through
 ``clip(distance, 0, inf)`` on one path and not on the other, terms that cancel exactly do not: gradients and Hessians are
 then wrong by orders of magnitude. Whatever a comparison looks at is therefore computed once, behind an optimisation
-barrier. (Until jaxlib 0.11 the CPU compiler drops barriers before it copies operations, unless that pass is switched off.)
+barrier. (The CPU compiler of jaxlib 0.10 drops barriers before it copies operations, unless that pass is switched off.)
 """
 
 from __future__ import annotations
