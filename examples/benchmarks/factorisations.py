@@ -168,9 +168,7 @@ def inverse() -> Any:
         tau, nugget = pm.Gamma("tau", 2.0, 2.0), pm.Gamma("nugget", 2.0, 2.0)
         precision = tau * path + nugget * np.eye(12)
         covariance = pt.linalg.inv(precision)
-        pm.Potential(
-            "y", -0.5 * (pt.linalg.inv(covariance) * (y.T @ y)).sum() - 25 * pt.log(pt.linalg.det(covariance))
-        )
+        pm.Potential("y", -0.5 * (pt.linalg.inv(covariance) * (y.T @ y)).sum() - 25 * pt.log(pt.linalg.det(covariance)))
     return model
 
 
@@ -256,7 +254,9 @@ def main() -> None:
     if arguments.child:
         child(*arguments.child)
         return
-    print("| model | method | came back | CPU s, first | CPU s, second | result |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| model | method | came back | CPU s, first | CPU s, second | result |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for name in arguments.models:
         for method in arguments.methods:
             back, results = repeat(name, method, 1 if method == "nuts" else arguments.repeats, arguments.timeout)

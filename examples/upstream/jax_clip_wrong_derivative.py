@@ -8,8 +8,8 @@ jitted gradient is wrong in the same way.
 
 Why: ``squared`` is zero on its diagonal in exact arithmetic, and 0 or 1e-16 in floating point. Fusion copies its cheap
 operations into several loops, and in each LLVM contracts products and sums to fused multiply-adds in its own way, so that
-``squared > 0`` finds the same element positive in one loop and zero in another. Its derivative then passes on one path (through
-the product) and not on the other (through the squared norms), and terms that cancel exactly remain. Either of
+``squared > 0`` finds the same element positive in one loop and zero in another. Its derivative then passes on one path
+(through the product) and not on the other (through the squared norms), and terms that cancel exactly remain. Either of
 ``XLA_FLAGS=--xla_disable_hlo_passes=fusion`` and ``--xla_cpu_max_isa=AVX`` (no FMA) makes it right. So does
 ``jax.lax.optimization_barrier`` around ``squared`` with 0.12; with 0.10.2 the CPU compiler drops the barrier before
 fusion, unless ``--xla_disable_hlo_passes=cse_barrier_expander`` is set as well.
