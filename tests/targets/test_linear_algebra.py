@@ -63,7 +63,7 @@ os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 from tests.targets.test_linear_algebra import gaussian_process
 import ppl_backends as pb
 q = pb.fit_laplace(gaussian_process(80), progressbar=False)
-print(q.converged, float(q.log_evidence))
+print(q.diagnostics["newton_decrement"], float(q.log_evidence))
 """
 
 
@@ -72,9 +72,9 @@ def test_laplace_on_a_gaussian_process_returns_and_is_right_on_two_cores():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    converged, evidence = run.stdout.split()
-    assert converged == "True"
-    assert np.isclose(float(evidence), laplace_evidence(), atol=1e-3)
+    decrement, evidence = map(float, run.stdout.split())
+    assert decrement < 1e-3  # a mode; whether the Gaussian there is close enough to the posterior is not asked here
+    assert np.isclose(evidence, laplace_evidence(), atol=1e-3)
 
 
 @pytest.mark.parametrize(("n", "kernel"), [(21, pm.gp.cov.Matern52), (10, pm.gp.cov.Matern32)])
