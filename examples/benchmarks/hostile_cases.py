@@ -28,6 +28,7 @@ from ppl_backends.errors import ModelError, PPLBackendsWarning
 from ppl_backends.results.inference_data import group
 
 sys.path.insert(0, str(Path(__file__).parent))
+from hostile_models import model_cases
 from hostile_targets import all_cases
 
 LARGEST_Z, LARGEST_SHIFT, LARGEST_QUANTILE_SHIFT, LARGEST_LAPLACE = 4.0, 0.2, 0.05, 0.5
@@ -114,7 +115,7 @@ def judge(case, figures):
     if figures["log_evidence"] is None:
         return {"z": None, "wrong": int(figures["excess"] > 1)}
     if figures["se"]:
-        z = difference / max(figures["se"], 1e-6)
+        z = difference / max(np.hypot(figures["se"], case.error), 1e-6)
         bad = abs(z) > LARGEST_Z
     else:
         z = difference
@@ -183,7 +184,7 @@ def main():
     if options.print:
         return table(rows)
     done = {(one["case"], one["method"], one["seed"]) for one in rows}
-    for case in all_cases():
+    for case in [*all_cases(), *model_cases()]:
         if (options.kinds and case.kind not in options.kinds) or (options.cases and case.name not in options.cases):
             continue
         target = pb.as_target(case.build())

@@ -5,7 +5,7 @@ Every case has its log evidence and exact draws of its posterior, from which the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,28 +30,33 @@ class Case:
         ``() -> target or pm.Model``.
     log_evidence : float
         Log integral of the density as written; NaN where only a flag is right.
-    draw : callable
+    draw : callable, optional
         ``(n, rng) -> dict`` of exact posterior draws ``(n, ...)``, by variable.
     moments : bool
         Whether means and standard deviations exist; else quantiles are compared.
     must_flag : bool
         Whether no answer is right, so that the result has to be distrusted.
-    start : callable, optional
-        ``() -> approximation`` for ``initial="given"``.
+    summary : dict, optional
+        Mean, sd and quantiles by variable, where there are no exact draws.
+    error : float
+        Standard error of ``log_evidence``, where it is not exact.
     """
 
     name: str
     kind: str
     build: Callable[[], Any]
     log_evidence: float
-    draw: Callable[[int, np.random.Generator], dict]
+    draw: Callable[[int, np.random.Generator], dict] | None = None
     moments: bool = True
     must_flag: bool = False
-    start: Callable[[], Any] | None = field(default=None)
+    summary: dict | None = None
+    error: float = 0.0
 
     @cached_property
     def reference(self):
-        """Mean, sd and the 5, 50, 95 % quantiles of every coordinate, by variable, from exact draws."""
+        """Return mean, sd and the 5, 50, 95 % quantiles of every coordinate, by variable."""
+        if self.summary is not None:
+            return self.summary
         draws = self.draw(EXACT_DRAWS, np.random.default_rng(0))
         return {
             name: (x.mean(axis=0), x.std(axis=0), np.quantile(x, [0.05, 0.5, 0.95], axis=0))
@@ -382,7 +387,6 @@ def _heavy(name, density, dim, moments):
         0.0,
         _as_x(density),
         moments=moments,
-        start=lambda: pb.GaussianApproximation(np.zeros(dim), np.eye(dim)),
     )
 
 
