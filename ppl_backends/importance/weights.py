@@ -149,6 +149,9 @@ def estimate_evidence(log_weights: Array, scrambled: bool) -> EvidenceEstimate:
     of a scrambled net are not, and their error comes from the spread of independent scrambles; for one scramble the
     figure from the weights stands in as a conservative bound.
 
+    Where some points have weight zero, the integrand jumps. A net sees the position of a jump to within one point: its
+    scrambles can all agree and be off by a part of one point's weight, whose variance is at most (w / 2n)². That is added.
+
     Parameters
     ----------
     log_weights : ndarray (chains, n)
@@ -159,8 +162,9 @@ def estimate_evidence(log_weights: Array, scrambled: bool) -> EvidenceEstimate:
     if scrambled and chains > 1:
         log_means = logsumexp(log_weights, axis=1) - np.log(n)
         combined = float(logsumexp(log_means) - np.log(chains))
-        relative = np.exp(log_means - combined)
-        return EvidenceEstimate(combined, float(relative.std(ddof=1) / chains**0.5), chains - 1.0, "scrambles")
+        spread = np.exp(log_means - combined).std(ddof=1)
+        jump = 0.5 * np.exp(log_weights.max() - combined) / n if np.isneginf(log_weights).any() else 0.0
+        return EvidenceEstimate(combined, float(np.hypot(spread, jump) / chains**0.5), chains - 1.0, "scrambles")
     pooled = log_weights.ravel()
     relative_variance = max(0.0, pooled.size / effective_sample_size(pooled) - 1)
     error = (relative_variance / max(pooled.size - 1, 1)) ** 0.5

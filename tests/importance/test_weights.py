@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from ppl_backends.importance.weights import (
     effective_sample_size,
@@ -63,3 +64,12 @@ def test_evidence_of_scrambles_is_the_mean_of_evidences():
     assert estimate.df == 3
     assert estimate.source == "scrambles"
     assert estimate_evidence(LOG_WEIGHTS[:1], scrambled=True).source == "weights"
+
+
+def test_scrambles_that_agree_on_a_jump_are_not_taken_for_exact():
+    """The cut is so close to the middle of the net that no scramble puts a point between the two."""
+    cut = 0.5 + 9e-6
+    nets = [scipy.stats.qmc.Sobol(1, seed=seed).random(1024)[:, 0] for seed in range(8)]
+    estimate = estimate_evidence(np.where(np.stack(nets) > cut, 0.0, -np.inf), scrambled=True)
+    assert abs(estimate.log_evidence - np.log(1 - cut)) < 4 * estimate.standard_error
+    assert estimate.standard_error < 1e-3
