@@ -141,7 +141,7 @@ def test_steps_take_any_number_of_statistics():
     assert algorithm._summaries.shape == (3000, 5)
     with pytest.raises(ModelError, match="constant"):
         pb.steps.InformedSubsampling(summary=design, **options).bind(target)
-    with pytest.raises(ModelError, match="expected one of 'auto', 'scores', 'sufficient'"):
+    with pytest.raises(ModelError, match="expected 'auto', 'scores' or 'sufficient'"):
         pb.steps.InformedSubsampling(summary="magic")
 
 
