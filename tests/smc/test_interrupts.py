@@ -20,8 +20,10 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends a signal to a 
 
 OPTIONS = {"draws": 200, "chains": 3, "random_seed": 4, "progressbar": False}
 
+# A job in the background of a shell ignores Ctrl-C, and so would everything that it starts.
 SCRIPT = """
-import json, sys, warnings
+import json, signal, sys, warnings
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 import ppl_backends as pb
@@ -51,7 +53,6 @@ class Slow(FunctionTarget):
         known = conjugate_gaussian(3)
         vars(self).update(vars(known.target))
         self.marker, self.stall, self.known, self.calls = marker, stall, known, 0
-        self.pause = 0.01
 
     def __reduce__(self):
         return Slow, (self.marker, self.stall)
@@ -60,13 +61,11 @@ class Slow(FunctionTarget):
         if self.calls == 10:  # the first ones may be the parent's
             with open(self.marker, "a") as file:
                 file.write("x")
-            # The third chain is far from its end when the signal comes, however late that is on a busy machine.
-            self.pause = 0.2 if Path(self.marker).stat().st_size >= 3 else 0.01
         self.calls += 1
-        time.sleep(self.pause)
+        time.sleep(0.01)
         if self.stall and chains_on_disk(self.stall):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            time.sleep(15.0)
+            time.sleep(4.0)
             self.stall = ""
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return self.known.target.evaluate(x, gradient)
