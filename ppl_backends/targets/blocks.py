@@ -2,8 +2,9 @@
 
 A compiled backend sees one program per shape. Points are therefore cut into blocks of ``cap`` rows, ``cap`` a power of
 two chosen from a byte budget, and the last block is padded to 1, 8 or 64 rows, above to a power of two, so that few shapes
-ever occur: compiling a shape costs more than idle rows in one block, but a sampler that moves a hundred points a thousand
-times should not pay for five hundred. The cuts depend on the number of points alone, never on the number of threads, so
+ever occur: compiling a shape costs more than idle rows in one block. But a sampler that moves a hundred points a thousand
+times should not pay for 128: where more than an eighth of all rows would be idle, the blocks are as many and all of one size,
+a multiple of eight. The cuts depend on the number of points alone, never on the number of threads, so
 results are the same bits whatever ``cores`` is.
 """
 
@@ -24,6 +25,7 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["Block", "available_cores", "block_cap", "evaluate_in_blocks", "pad_rows", "partition"]
 
 _COARSE = 64  # rows below which idle ones cost next to nothing
+_IDLE = 1 / 8  # of all rows
 
 BlockFunction = Callable[[Array], Sequence[Array]]
 
@@ -86,18 +88,26 @@ def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest:
 def partition(n: int, cap: int) -> list[Block]:
     """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to 1, 8, 64, 128, 256, ... rows, or to ``cap``.
 
+    Above 64 rows blocks are of one size, a multiple of eight, where more than an eighth of all rows would be idle.
+
     Examples
     --------
-    >>> partition(150, 128)
-    [Block(start=0, stop=128, padded=128), Block(start=128, stop=150, padded=64)]
+    >>> partition(230, 128)
+    [Block(start=0, stop=128, padded=128), Block(start=128, stop=230, padded=128)]
+    >>> partition(100, 64)
+    [Block(start=0, stop=56, padded=56), Block(start=56, stop=100, padded=56)]
     """
-    blocks = [Block(start, start + cap, cap) for start in range(0, n - cap + 1, cap)]
-    done = blocks[-1].stop if blocks else 0
-    if done < n or n == 0:
-        padded = 1
-        while padded < n - done:
-            padded *= 8 if padded < _COARSE else 2
-        blocks.append(Block(done, n, min(padded, cap)))
+    full, rest = divmod(n, cap)
+    padded = int(rest > 0 or n == 0)
+    while padded < rest:
+        padded *= 8 if padded < _COARSE else 2
+    padded = min(padded, cap)
+    if n > _COARSE and padded - rest > _IDLE * n:
+        cap = padded = min(cap, 8 * -(-n // (8 * (full + 1))))
+        full = (n - 1) // cap
+    blocks = [Block(cap * k, cap * (k + 1), cap) for k in range(full)]
+    if padded:
+        blocks.append(Block(cap * full, n, padded))
     return blocks
 
 

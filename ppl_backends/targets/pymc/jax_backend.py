@@ -21,7 +21,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from ppl_backends.targets.pymc import normal_tails, softplus
+from ppl_backends.targets.pymc import log_sum_exp, normal_tails, softplus
 from ppl_backends.targets.pymc.graph import factorises, multiplies, no_c_compiler
 from ppl_backends.targets.pymc.jax_programs import COMPILER_OPTIONS, map_points, rewrite
 
@@ -92,6 +92,7 @@ def _complete_dispatch(jax: Any) -> None:
     jax_funcify.register(Dot, lambda op, **_: dot)
     softplus.register_jax(jax_funcify)
     normal_tails.register_jax(jax_funcify)
+    log_sum_exp.register_jax(jax_funcify)
     if find_spec("tensorflow_probability") is None:
         jax_funcify.register(Erfcx, lambda op, **_: erfcx)
         jax_funcify.register(Erfcinv, lambda op, **_: erfcinv)

@@ -13,7 +13,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.scalar.basic import GE, LE, Log1p, Mul, Neg, Switch
+from pytensor.scalar.basic import GE, LE, Exp, Log1p, Mul, Neg, Switch
 from pytensor.scalar.math import Sigmoid
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
@@ -21,6 +21,7 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import All
 from pytensor.tensor.variable import TensorConstant
 
+from ppl_backends.targets.pymc.log_sum_exp import shift_without_gradient
 from ppl_backends.targets.pymc.normal_tails import NORMAL_TAIL_REWRITES
 from ppl_backends.targets.pymc.softplus import softplus_to_fast
 
@@ -93,6 +94,10 @@ def switch_inside(fgraph, node):
     condition, one, other = node.inputs
     if one.owner is None or other.owner is None or one.owner.op != other.owner.op or one is other:
         return None
+    if _is_elemwise(
+        one, Exp
+    ):  # the guard of a stabilised log-sum-exp, which PyTensor would stabilise once more without it
+        return None
     if not isinstance(one.owner.op, Elemwise) or len(one.owner.inputs) != 1:
         return None
     [a], [b] = one.owner.inputs, other.owner.inputs
@@ -130,7 +135,8 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
         in2out(rewrite).rewrite(tails)
     stable = rewrite_graph(list(tails.outputs), include=("canonicalize", "stabilize"), clone=False)
     fgraph = FunctionGraph(outputs=list(stable), clone=False)
-    for rewrite in (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside, softplus_to_fast):
+    last = (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside, softplus_to_fast, shift_without_gradient)
+    for rewrite in last:
         in2out(rewrite).rewrite(fgraph)
     return _in_double(list(fgraph.outputs))
 
