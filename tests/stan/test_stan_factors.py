@@ -9,6 +9,7 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
 from ppl_backends.results.inference_data import group
+from ppl_backends.targets.factors import NegativeBinomial
 from ppl_backends.targets.stan import stan_target
 from ppl_backends.targets.stan.factors import TabulatedSites
 
@@ -72,10 +73,11 @@ def target(data):
     return stan_target(PROGRAMS / "predictors.stan", data, predictor="eta", prior=None)
 
 
-def test_unknown_sites_are_tabulated(target, data):
-    """Sites of no known family, a correlated Gaussian prior, and a Student prior along its coordinate."""
+def test_sites_of_counts_are_found(target, data):
+    """Negative binomial sites, a correlated Gaussian prior, and a Student prior along its coordinate."""
     factors = target.factors
     assert factors.n_sites == 41
+    assert any(isinstance(family, NegativeBinomial) for family in factors.sites.families)
     assert factors.observed.sum() == 40
     np.testing.assert_allclose(np.asarray(factors.design)[:40, :3], data["X"], atol=1e-12)
     np.testing.assert_allclose(factors.prior.precision[:3, :3], np.linalg.inv(data["prior_covariance"]), rtol=1e-6)

@@ -13,7 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
-from ppl_backends.targets.factors.families import Laplace, Logit, Normal, Poisson, Probit, StudentT
+from ppl_backends.targets.factors.families import (
+    Laplace,
+    Logit,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Probit,
+    StudentT,
+)
 from ppl_backends.targets.factors.sites import SiteFamily
 from ppl_backends.targets.protocol import Array
 
@@ -142,9 +150,24 @@ def _poisson(near: Array, wide: Array) -> Recognised | None:
     return _against(Poisson(y), np.log(exposure), near)
 
 
+def _slopes(wide: Array) -> tuple[Array, Array]:
+    """Slopes far out on the left and on the right."""
+    return (wide[1] - wide[0]) / (WIDE[1] - WIDE[0]), (wide[3] - wide[2]) / (WIDE[3] - WIDE[2])
+
+
+def _negative_binomial(near: Array, wide: Array) -> Recognised | None:
+    """Y s − (y + α) log(1 + e^(s − b)): y and −α are the slopes of the tails, which meet at b."""
+    y, alpha = _counts(_slopes(wide)[0]), -_slopes(wide)[1]
+    if not np.all((y >= 0) & (alpha > 0) & np.isfinite(alpha)):
+        return None
+    b = (wide[2] + alpha * WIDE[2] - wide[1] + y * WIDE[1]) / (y + alpha)
+    shift = np.log(alpha) - b
+    return _against(NegativeBinomial(y, alpha), np.where(np.abs(shift) < 1e-11, 0.0, shift), near)
+
+
 def _laplace(near: Array, wide: Array) -> Recognised | None:
     """−|s − y|/b: two lines, and where they meet."""
-    left, right = (wide[1] - wide[0]) / (WIDE[1] - WIDE[0]), (wide[3] - wide[2]) / (WIDE[3] - WIDE[2])
+    left, right = _slopes(wide)
     if not np.all((left > 0) & (np.abs(left + right) < TOLERANCE * left)):
         return None
     y = (wide[2] - wide[1] + left * WIDE[1] - right * WIDE[2]) / (left - right)
@@ -167,4 +190,4 @@ def _student(near: Array, wide: Array) -> Recognised | None:
     return _against(StudentT(y, nu, np.sqrt(spread / nu)), np.zeros(near.shape[1]), near)
 
 
-PROPOSALS = (_normal, _logit, _probit, _poisson, _laplace, _student)
+PROPOSALS = (_normal, _logit, _probit, _poisson, _negative_binomial, _laplace, _student)

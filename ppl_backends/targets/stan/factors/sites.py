@@ -22,7 +22,8 @@ MOST_EVALUATIONS = 200_000  # of the program, where each site needs its own
 TABLE_BYTES = 2**30
 NARROWEST = 8.0  # how far a table has to reach either way
 NEGLIGIBLE = 300.0  # log density below the highest at which the error of a table no longer matters
-TABLE = np.sinh(np.linspace(-6.0, 6.0, 4001)) * 0.25  # from −50 to 50, finest around zero
+FEWEST, DOUBLINGS = 501, 3  # nodes of a table, which is made finer until it interpolates well enough
+TABLE = np.sinh(np.linspace(-6.0, 6.0, FEWEST)) * 0.25  # from −50 to 50, finest around zero
 
 
 def likelihood_sites(program: Quantities, found: Predictor) -> tuple[SiteFamily, Any, Array, Array]:
@@ -60,31 +61,35 @@ def likelihood_sites(program: Quantities, found: Predictor) -> tuple[SiteFamily,
 
 def _tabulated(program: Quantities, found: Predictor, evaluate: Callable[[Array], Array]) -> TabulatedSites:
     """Sites of no known family, interpolated with a checked error."""
-    if 64 * len(TABLE) * program.n > TABLE_BYTES:
+    if 64 * 2**DOUBLINGS * FEWEST * program.n > TABLE_BYTES:
         raise ModelError(f"{program.label}: {program.n} sites of no known family are too many to tabulate")
-    table = evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
-    known_at = _finite_stretch(np.isfinite(table).all(axis=1))
-    nodes, table = TABLE[known_at], table[known_at]
-    if not len(nodes) or max(nodes[0], -nodes[-1]) > -NARROWEST:
-        raise ModelError(
-            f"{program.label}: log_lik is not finite where {found.name} is moved by {NARROWEST:g}; use fit_laplace or "
-            "sample_smc"
-        )
-    between = np.repeat(0.5 * (nodes[1:] + nodes[:-1])[:, None], program.n, axis=1)
-    sites, truth = TabulatedSites(nodes, table), evaluate(between)
-    counts = truth > table.max(axis=0) - NEGLIGIBLE
-    error = np.where(counts, np.abs(sites.log_site(between) - truth), 0.0)
-    if not (error <= TOLERANCE * (1 + np.abs(truth))).all():
-        raise ModelError(
-            f"{program.label}: log_lik is no smooth function of {found.name} on ({nodes[0]:.0f}, {nodes[-1]:.0f}): "
-            f"interpolation errs by {np.nanmax(error):.2g}; use fit_laplace or sample_smc"
-        )
-    return sites
+    nodes, table = TABLE, evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
+    for _ in range(DOUBLINGS + 1):
+        finite = _finite_stretch(nodes, np.isfinite(table).all(axis=1))
+        nodes, table = nodes[finite], table[finite]
+        if not len(nodes) or max(nodes[0], -nodes[-1]) > -NARROWEST:
+            raise ModelError(
+                f"{program.label}: log_lik is not finite where {found.name} is moved by {NARROWEST:g}; use fit_laplace or "
+                "sample_smc"
+            )
+        between = 0.25 * np.sinh(0.5 * (np.arcsinh(4.0 * nodes[1:]) + np.arcsinh(4.0 * nodes[:-1])))
+        points = np.repeat(between[:, None], program.n, axis=1)
+        sites, truth = TabulatedSites(nodes, table), evaluate(points)
+        counts = truth > table.max(axis=0) - NEGLIGIBLE
+        error = np.where(counts, np.abs(sites.log_site(points) - truth), 0.0)
+        if (error <= TOLERANCE * (1 + np.abs(truth))).all():
+            return sites
+        order = np.argsort(np.concatenate([nodes, between]))
+        nodes, table = np.concatenate([nodes, between])[order], np.concatenate([table, truth])[order]
+    raise ModelError(
+        f"{program.label}: log_lik is no smooth function of {found.name} on ({nodes[0]:.0f}, {nodes[-1]:.0f}): "
+        f"interpolation errs by {np.nanmax(error):.2g}; use fit_laplace or sample_smc"
+    )
 
 
-def _finite_stretch(finite: Any) -> slice:
+def _finite_stretch(nodes: Array, finite: Any) -> slice:
     """The nodes around zero, up to the first on each side at which some site is not finite."""
-    middle, broken = len(finite) // 2, np.flatnonzero(~finite)
+    middle, broken = int(np.argmin(np.abs(nodes))), np.flatnonzero(~finite)
     if not finite[middle]:
         return slice(0, 0)
     before, after = broken[broken < middle], broken[broken > middle]

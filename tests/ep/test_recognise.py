@@ -1,0 +1,62 @@
+"""Sites known by their values alone, or tabulated at as many points as they need."""
+
+import numpy as np
+import pytest
+from scipy.special import gammaln
+
+from ppl_backends.targets.factors import NegativeBinomial
+from ppl_backends.targets.factors.recognise import recognise
+from ppl_backends.targets.stan.factors.predictor import Predictor
+from ppl_backends.targets.stan.factors.sites import TabulatedSites, likelihood_sites
+
+RNG = np.random.default_rng(0)
+Y, EXPOSURE = RNG.integers(0, 60, size=40), RNG.normal(size=40)
+
+
+class Program:
+    """A program whose ``log_lik`` is a function of one predictor, θ itself, and which counts its evaluations."""
+
+    label = "sites"
+
+    def __init__(self, log_site, n):
+        self.n, self.evaluations, self._log_site = n, 0, log_site
+
+    def log_lik(self, points):
+        self.evaluations += len(points)
+        return self._log_site(np.repeat(points, self.n, axis=1))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 3.7, 300.0, 1e5])
+def test_negative_binomial_counts_with_exposures(alpha):
+    def log_site(s):
+        eta = s + EXPOSURE
+        constant = gammaln(Y + alpha) - gammaln(alpha) - gammaln(Y + 1) + alpha * np.log(alpha)
+        return constant + Y * eta - (Y + alpha) * np.logaddexp(np.log(alpha), eta)
+
+    found = recognise(log_site, len(Y))
+    assert isinstance(found.family, NegativeBinomial)
+    np.testing.assert_allclose(found.family.y, Y, atol=1e-9)
+    np.testing.assert_allclose(found.family.alpha, alpha, rtol=1e-9)
+    np.testing.assert_allclose(found.shift, EXPOSURE, atol=1e-9)
+
+
+def zero_inflated(s):
+    """A Poisson count of mean exp(s) that is zero with probability 0.3 besides."""
+    counts = Y[:5] * (Y[:5] > 20)
+    poisson = counts * s - np.exp(np.minimum(s, 50)) - gammaln(counts + 1)
+    return np.where(counts == 0, np.logaddexp(np.log(0.3), np.log(0.7) + poisson), np.log(0.7) + poisson)
+
+
+def narrow(s):
+    """A bend of width 0.01 at one, where the nodes of the first table are 0.025 apart."""
+    return -0.01 * np.logaddexp(0.0, (s - 1.0) / 0.01)
+
+
+@pytest.mark.parametrize(("log_site", "few"), [(zero_inflated, True), (narrow, False)])
+def test_a_table_has_the_points_that_its_sites_need(log_site, few):
+    program = Program(log_site, 5)
+    family, *_ = likelihood_sites(program, Predictor("eta", np.ones((5, 1)), np.zeros(5)))
+    assert isinstance(family, TabulatedSites)
+    s = np.random.default_rng(1).uniform(-6, 5, size=(1000, 5))
+    np.testing.assert_allclose(family.log_site(s), log_site(s), rtol=1e-7, atol=1e-7)
+    assert (program.evaluations < 1200) is few
