@@ -22,6 +22,7 @@ from ppl_backends.approximations.resolve import resolve_start
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
+from ppl_backends.importance.tails import with_tails
 from ppl_backends.importance.weights import (
     LARGEST_PARETO_K,
     EvidenceEstimate,
@@ -182,9 +183,10 @@ def sample_importance(
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng = spawn_generators(random_seed, chains + 3)
     approximation = resolve_start(target, approximation, random_seed=fit_rng)
+    tails = with_tails(target, approximation) if proposal == "auto" else None
     if proposal == "auto":
-        proposal = _choose_proposal(target, approximation, fit_rng)
-    source = make_proposal(proposal, approximation)
+        proposal = _choose_proposal(target, approximation, fit_rng) if tails is None else "tails"
+    source = tails or make_proposal(proposal, approximation)
 
     results: list[_Chain] = []
     with ChainProgress("Importance sampling", chains, ("EF", "log evidence"), enabled=progressbar) as progress:

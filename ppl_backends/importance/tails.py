@@ -27,7 +27,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["fit_shares", "is_nearer", "student_mixture", "with_tails"]
 
-PILOT_POINTS = 1024
+PILOT_POINTS = 4096
 _DEGREES_OF_FREEDOM = (1.0, 4.0)
 _GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _EM_STEPS = 10
