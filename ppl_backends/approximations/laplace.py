@@ -2,74 +2,34 @@ r"""The Laplace approximation N(mode, Q⁻¹), Q = −∇² log p(mode, y), and 
 
     log Z ≈ log p(mode, y) + (d/2) log 2π − ½ log |Q|          (Chopin & Ridgway 2017, section 2.3.1)
 
-The mode is found by Newton's method with exact gradients and Hessian. Each iteration solves in the eigenbasis of the
-Hessian with the absolute values of its eigenvalues, which ascends from any point, and evaluates a geometric ladder of
-step lengths in one batched call. Large models are first brought near the mode by L-BFGS.
-
-A mode is judged on the scale of the posterior itself: by the Newton decrement √(∇ᵀQ⁻¹∇), which is the distance to it in
-posterior standard deviations, and by the drop of the log density one standard deviation away, which is ½ for a Gaussian. It
-vanishes along a flat direction (separated data, an improper posterior), where the decrement vanishes too, and is large where
-the density bends away from the axis (a ring, a ridge). The Gaussian is then compared with the posterior at 256 of its own
-points; see :mod:`.verdict`.
+The mode is found by :mod:`.newton`, the Gaussian there is compared with the posterior at 256 of its own points by
+:mod:`.verdict`, and climbs from the likeliest draws of the prior that it does not account for look for another mode.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.special import expit
 
-from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.modes import find_other_mode
+from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb
 from ppl_backends.approximations.verdict import POINTS, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import Array, BaseTarget, as_points, explain_point, named_point
+from ppl_backends.targets.protocol import BaseTarget, as_points, explain_point, named_point
 
-__all__ = ["climb_to", "fit_laplace", "mode_at"]
+__all__ = ["fit_laplace", "gaussian_at_mode"]
 
-DECREMENT_TOLERANCE = 1e-6  # posterior standard deviations
-SMALLEST_DROP = 0.05  # of the log density at one standard deviation; a Gaussian has 0.5, a Cauchy 0.41
-LARGEST_DROP = 2.0  # a skewness of 1 makes 0.67
-LADDER = 2.0 ** np.arange(2, -14, -1)  # step lengths tried in one call
-LARGEST_NEWTON_DIM = 300  # above it L-BFGS goes first
-LARGEST_DENSE_DIM = 2000  # above it only the diagonal of the Hessian is formed
 FALLBACK_STARTS = 8
-WIDEST_FALLBACK_SD = 10.0  # of a Gaussian returned although the Hessian does not give one
-BLOCK_BYTES = 32e6
-
-
-class _Modes(NamedTuple):
-    """Where several climbs ended: row by row.
-
-    Attributes
-    ----------
-    x : ndarray (starts, dim)
-    log_density : ndarray (starts,)
-    precision : ndarray (starts, dim, dim) or (starts, dim)
-        Negative Hessian, or its diagonal.
-    decrement : ndarray (starts,)
-    iterations : int
-    """
-
-    x: Array
-    log_density: Array
-    precision: Array
-    decrement: Array
-    iterations: int
-
-
-class _Check(NamedTuple):
-    """Verdict on one mode: the Gaussian there, what is wrong with it (empty where nothing is), and its figures."""
-
-    gaussian: GaussianApproximation
-    trouble: str
-    figures: dict[str, float]
+NEGLIGIBLE_SHARE = 0.01  # of the mass of two modes, that the other may have
 
 
 @checked(
@@ -118,11 +78,13 @@ def fit_laplace(
     -------
     GaussianApproximation
         ``converged`` says that it can be used: there is a mode, and by 256 points no posterior mean is more than a fifth
-        of a standard deviation from it and no standard deviation a fifth off (a diagonal one is not compared). The reason
+        of a standard deviation from it and no standard deviation a fifth off, and climbs from the likeliest draws of the
+        prior elsewhere find no other mode with more than 1 % of the mass (a diagonal one is not compared). The reason
         against it is in ``trouble``. ``log_evidence`` is NaN where there is no mode. ``diagnostics`` has
         ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇² log p scaled to a unit diagonal),
         ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points, ``mean_shift``, ``sd_ratio``,
-        ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share`` and ``importance_efficiency``.
+        ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``, ``importance_efficiency`` and
+        ``other_mode_share``.
 
     Raises
     ------
@@ -134,7 +96,7 @@ def fit_laplace(
     ApproximationWarning
         If no mode was found, the Hessian there is not negative definite, or the density is flat or bends away in some
         direction; the Gaussian returned is then no wider than 10 in any direction. If there is a mode, but the points
-        show that the Gaussian there is not the posterior. In all cases ``converged=False``.
+        show that the Gaussian there is not the posterior, or climbs find another. In all cases ``converged=False``.
 
     Examples
     --------
@@ -148,14 +110,46 @@ def fit_laplace(
 
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
     dense = representation == "dense" or (representation == "auto" and target.dim <= LARGEST_DENSE_DIM)
-    (rng,) = spawn_generators(random_seed, 1)
+    q = gaussian_at_mode(target, start, dense, max_iterations, random_seed, progressbar)
+    if q.converged and dense:
+        q = _against_another_mode(target, q)
+    if q.trouble:
+        text = f"Laplace approximation of {target.label}: {q.trouble}{_advice(q)}"
+        warnings.warn(text, ApproximationWarning, stacklevel=3)
+    return q
 
-    best: _Check | None = None
+
+def _advice(q: GaussianApproximation) -> str:
+    """What to use in place of a Gaussian at a mode that is not the posterior."""
+    if "other_mode_share" in q.diagnostics:
+        return "; sample_importance and sample_smc start from all modes"
+    return "; fit_vi finds a closer one, sample_smc the posterior itself" if np.isfinite(q.log_evidence) else ""
+
+
+def gaussian_at_mode(
+    target: BaseTarget,
+    start: Any = None,
+    dense: bool = True,
+    max_iterations: int = 100,
+    random_seed: SeedLike = None,
+    progressbar: bool = False,
+) -> GaussianApproximation:
+    """Fit the Gaussian at one mode and compare it with the posterior there; say nothing and look for no other mode.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    start, max_iterations, random_seed, progressbar
+        See :func:`fit_laplace`.
+    dense : bool
+    """
+    (rng,) = spawn_generators(random_seed, 1)
+    best: ModeCheck | None = None
     progress = ChainProgress("Laplace", 1, ("log density", "decrement"), enabled=progressbar)
     with progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # long steps leave the support
         for starts in _starting_points(target, start, rng):
-            modes = _climb(target, starts, dense, max_iterations, progress)
-            checks = [_check(target, modes, row) for row in range(len(modes.x))]
+            modes = climb(target, starts, dense, max_iterations, progress)
+            checks = [check_mode(target, modes, row) for row in range(len(modes.x))]
             found = min(checks, key=lambda check: (check.trouble != "", -check.figures["log_density"]))
             if best is None or found.trouble == "":
                 best = found
@@ -164,23 +158,7 @@ def fit_laplace(
         progress.update(0, 1.0)
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
-    q = best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
-    if q.trouble:
-        advice = "" if best.trouble else "; fit_vi finds a closer one, sample_smc the posterior itself"
-        text = f"Laplace approximation of {target.label}: {q.trouble}{advice}"
-        warnings.warn(text, ApproximationWarning, stacklevel=3)
-    return q
-
-
-def climb_to(target: BaseTarget, start: Array) -> Array:
-    """The point ``(dim,)`` that a cheap climb from ``start`` ends at; :func:`mode_at` polishes it."""
-    return _quasi_newton(target, start, 1, True)
-
-
-def mode_at(target: BaseTarget, start: Array) -> GaussianApproximation:
-    """The Gaussian at the mode next to ``start``, not compared with the posterior; unconverged where there is none."""
-    with ChainProgress("Laplace", 1, (), enabled=False) as silent:
-        return _check(target, _newton(target, start[None], 100, silent), 0).gaussian
+    return best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
@@ -191,6 +169,21 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
         trouble = (
             f"there is a mode, but the Gaussian there is not the posterior: by {POINTS} of its points {verdict.trouble}"
         )
+    return _judged(target, q, trouble, verdict.figures)
+
+
+def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
+    """The Gaussian with the verdict of climbs that look for another mode."""
+    other = find_other_mode(target, q)
+    share = 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
+    trouble = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
+    return _judged(target, q, trouble if share > NEGLIGIBLE_SHARE else "", {"other_mode_share": share})
+
+
+def _judged(
+    target: BaseTarget, q: GaussianApproximation, trouble: str, figures: Mapping[str, float]
+) -> GaussianApproximation:
+    """The same Gaussian with what is wrong with it, and more figures."""
     return GaussianApproximation(
         q.mean,
         cholesky=q.cholesky,
@@ -199,7 +192,7 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
         converged=not trouble,
         trouble=trouble,
         log_evidence=q.log_evidence,
-        diagnostics=q.diagnostics | verdict.figures,
+        diagnostics=dict(q.diagnostics) | dict(figures),
     )
 
 
@@ -220,181 +213,3 @@ def _nowhere_finite(target: BaseTarget, start: Any) -> str:
     origin = np.zeros(target.dim) if start is None else start
     reason = "" if isinstance(origin, Mapping) else explain_point(target, np.ravel(origin))
     return f"{target.label}: the log density is not finite at any start; {reason or 'give start= or check the data'}"
-
-
-def _climb(target: BaseTarget, starts: Array, dense: bool, max_iterations: int, progress: ChainProgress) -> _Modes:
-    """From each start to a mode."""
-    if target.dim > LARGEST_NEWTON_DIM or not dense:
-        starts = np.array([_quasi_newton(target, start, max_iterations, dense) for start in starts])
-    if dense:
-        return _newton(target, starts, max_iterations, progress)
-    value, gradient = target.log_density_and_gradient(starts)
-    curvature = np.array([_negative_hessian_diagonal(target, x) for x in starts])
-    floored = np.maximum(np.abs(curvature), WIDEST_FALLBACK_SD**-2)
-    return _Modes(starts, value, curvature, np.sqrt((gradient**2 / floored).sum(axis=1)), max_iterations)
-
-
-def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainProgress) -> _Modes:
-    """Newton's method from several starts ``(m, dim)`` at once."""
-    m, dim = x.shape
-    value, gradient = target.log_density_and_gradient(x)
-    for iteration in range(max_iterations):
-        precision = -np.nan_to_num(target.hessian(x))
-        curvature, axes = _curvature(precision)
-        safe = np.maximum(np.abs(curvature), 1e-12)
-        slope = np.einsum("mdk,md->mk", axes, gradient)
-        decrement = np.sqrt((slope**2 / safe).sum(axis=1))
-        progress.update(0, iteration / max_iterations, **{"log density": value.max(), "decrement": decrement.min()})
-        step = np.einsum("mdk,mk->md", axes, slope / safe)
-        if (decrement < DECREMENT_TOLERANCE).all():
-            x = x + step  # too short to be seen in the log density
-            break
-        # Where the density is flat the step is only a direction.
-        step *= np.minimum(1.0, 10 * (1 + np.abs(x).max(axis=1)) / np.abs(step).max(axis=1, initial=1e-300))[:, None]
-        trial = x[:, None] + LADDER[:, None] * step[:, None]
-        trial_value, trial_gradient = target.log_density_and_gradient(trial.reshape(-1, dim))
-        trial_value = trial_value.reshape(m, -1)
-        # Near the mode rounding decides between step lengths, and the full step is the right one.
-        rounding = 1e-11 * np.maximum(1.0, np.abs(value))
-        chosen = np.argmax(trial_value + rounding[:, None] * (LADDER == 1), axis=1)
-        rows = np.arange(m)
-        moved = trial_value[rows, chosen] >= value - rounding
-        if not moved.any():
-            break
-        x = np.where(moved[:, None], trial[rows, chosen], x)
-        value = np.where(moved, trial_value[rows, chosen], value)
-        gradient = np.where(moved[:, None], trial_gradient.reshape(m, -1, dim)[rows, chosen], gradient)
-    return _Modes(x, value, precision, decrement, iteration + 1)
-
-
-def _curvature(precision: Array) -> tuple[Array, Array]:
-    """Eigenvalues c ``(m, k)`` of matrices scaled to a unit diagonal, and axes W ``(m, dim, k)``; inverse W c⁻¹ Wᵀ."""
-    diagonal = np.abs(np.diagonal(precision, axis1=1, axis2=2))
-    scale = 1.0 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    curvature, axes = np.linalg.eigh(scale[:, :, None] * precision * scale[:, None, :])
-    return curvature, scale[:, :, None] * axes
-
-
-def _quasi_newton(target: BaseTarget, start: Array, max_iterations: int, polished: bool) -> Array:
-    """Where L-BFGS ends ``(dim,)``; it goes less far if Newton's method polishes the mode."""
-
-    def negative(x: Array) -> tuple[float, Array]:
-        value, gradient = target.log_density_and_gradient(x[None])
-        return (-float(value[0]) if np.isfinite(value[0]) else 1e300), -gradient[0]
-
-    options: dict[str, float] = {"maxiter": 100 * max_iterations, "maxfun": 200 * max_iterations, "maxcor": 20}
-    options |= {"ftol": 1e-9, "gtol": 1e-5} if polished else {"ftol": 0.0, "gtol": 1e-9}
-    return minimize(negative, start, jac=True, method="L-BFGS-B", options=options).x
-
-
-def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
-    """−∂²ⱼⱼ log p ``(dim,)`` by central differences of gradients, a block of coordinates a call."""
-    dim = target.dim
-    step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))
-    block = max(1, int(BLOCK_BYTES / (2 * 8 * dim)))
-    curvature = np.empty(dim)
-    for first in range(0, dim, block):
-        columns = np.arange(first, min(first + block, dim))
-        rows = np.arange(len(columns))
-        shift = np.zeros((len(columns), dim))
-        shift[rows, columns] = step[columns]
-        _, gradient = target.log_density_and_gradient(np.concatenate([x + shift, x - shift]))
-        up, down = gradient[rows, columns], gradient[len(rows) + rows, columns]
-        curvature[columns] = (down - up) / (2 * step[columns])
-    return curvature
-
-
-def _check(target: BaseTarget, modes: _Modes, row: int) -> _Check:
-    """Is this a mode with a Gaussian around it? Says what is wrong, and makes the Gaussian in either case."""
-    x, precision, decrement = modes.x[row], modes.precision[row], float(modes.decrement[row])
-    log_density = float(modes.log_density[row])
-    if precision.ndim == 2:
-        curvatures, all_axes = _curvature(precision[None])
-        curvature, axes = curvatures[0], all_axes[0]
-    else:
-        curvature, axes = precision, None
-    worst = int(np.argmin(curvature))
-    smallest = float(curvature[worst])
-    figures = {
-        "newton_decrement": decrement,
-        "smallest_curvature": smallest,
-        "smallest_drop": float("nan"),
-        "largest_drop": float("nan"),
-        "iterations": float(modes.iterations),
-        "log_density": log_density,
-    }
-    trouble = ""
-    if smallest <= 0:
-        where = target.names[worst if axes is None else int(np.argmax(np.abs(axes[:, worst])))]
-        trouble = (
-            f"the Hessian is not negative definite (smallest scaled curvature {smallest:.3g}, mostly along "
-            f"{where}); no mode there"
-        )
-    elif not decrement < DECREMENT_TOLERANCE * (1 if axes is not None else 1e3):
-        where = target.names[int(np.argmax(np.abs(x)))]
-        trouble = (
-            f"no mode found in {modes.iterations} iterations (Newton decrement {decrement:.3g} posterior standard "
-            f"deviations, largest coordinate {where} = {np.abs(x).max():.3g})"
-        )
-    else:
-        trouble = _trouble_along_axes(target, x, log_density, curvature, axes, figures)
-    return _Check(_gaussian(target, x, precision, curvature, axes, trouble, figures), trouble, figures)
-
-
-def _trouble_along_axes(
-    target: BaseTarget, mode: Array, log_density: float, curvature: Array, axes: Array | None, figures: dict[str, float]
-) -> str:
-    """What is wrong with the log density one standard deviation away along the axes; the drops go into ``figures``."""
-    if axes is None:  # as many points as a dense check: the widest coordinates
-        widest = np.argsort(curvature)[:LARGEST_NEWTON_DIM]
-        steps = np.zeros((len(widest), target.dim))
-        steps[np.arange(len(widest)), widest] = curvature[widest] ** -0.5
-    else:
-        steps = (axes / np.sqrt(curvature)).T
-    value, _ = target.log_density_and_gradient(np.concatenate([mode + steps, mode - steps]))
-    drop = log_density - value
-    smallest, largest = int(np.argmin(drop)), int(np.argmax(drop))
-    figures["smallest_drop"], figures["largest_drop"] = float(drop[smallest]), float(drop[largest])
-
-    def at(row: int) -> str:
-        step = steps[row % len(steps)]
-        where = target.names[int(np.argmax(np.abs(step)))]
-        return (
-            f"along {where}: one standard deviation ({np.linalg.norm(step):.3g}) away its log falls by {drop[row]:.2g}"
-        )
-
-    if not drop[smallest] >= SMALLEST_DROP:
-        return f"the density is nearly flat {at(smallest)}, not 0.5 (separated data or an improper posterior?)"
-    if not drop[largest] <= LARGEST_DROP:
-        return f"the density is curved {at(largest)}, not 0.5, as on a ridge or in a funnel, which no Gaussian at a mode fits"
-    return ""
-
-
-def _gaussian(
-    target: BaseTarget,
-    mode: Array,
-    precision: Array,
-    curvature: Array,
-    axes: Array | None,
-    trouble: str,
-    figures: dict[str, float],
-) -> GaussianApproximation:
-    """The Gaussian at a mode; where there is trouble, one with bounded widths in its place."""
-    about: dict[str, Any] = {"target": target, "method": "laplace", "diagnostics": figures}
-    about |= {"converged": not trouble, "trouble": trouble}
-    if trouble and precision.ndim == 2:
-        eigenvalues, vectors = np.linalg.eigh(precision)
-        root = vectors / np.sqrt(np.maximum(np.abs(eigenvalues), WIDEST_FALLBACK_SD**-2))
-        return GaussianApproximation(mode, cholesky=_lower(root), **about)
-    if axes is None:
-        floored = np.maximum(np.abs(precision), WIDEST_FALLBACK_SD**-2) if trouble else precision
-        return GaussianApproximation(mode, precision=floored, **about)
-    gaussian = GaussianApproximation(mode, cholesky=_lower(axes / np.sqrt(curvature)), **about)
-    gaussian.log_evidence = figures["log_density"] + 0.5 * target.dim * LOG_2PI + 0.5 * gaussian.log_determinant
-    return gaussian
-
-
-def _lower(root: Array) -> Array:
-    """Lower triangular L with L Lᵀ = root rootᵀ, without the product, which rounding may leave indefinite."""
-    upper: Array = np.linalg.qr(root.T)[1]
-    return upper.T * np.sign(np.diagonal(upper))

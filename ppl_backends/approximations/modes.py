@@ -9,22 +9,21 @@ draws of the prior lead to, can still be missed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.hyper import EPMixture
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, climb_to, mode_at
 from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM, modes_above
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["misses_a_mode", "with_other_modes"]
+__all__ = ["find_other_mode", "with_other_modes"]
 
+CLIMBS = 8  # at once
 FRUITLESS = 8  # climbs in a row after which the search ends: this many, and as many again for every mode
-LIKELIEST = 4  # of them from the likeliest points
+LIKELIEST = 4  # of the climbs that follow a new mode are from the likeliest points
+ITERATIONS = 30  # of a climb; what is not at a mode then is left
 MOST_CLIMBS = 256
 PRIOR_POINTS = 1024
 BEYOND = 4.0  # standard deviations of the squared distance from a mode, for points that it does not account for
@@ -54,12 +53,11 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
         while climbs < MOST_CLIMBS and not complete:
-            likely = _most_likely_elsewhere(points, height, modes) if fruitless < LIKELIEST else None
-            mode = _new_mode(target, points[climbs % len(points) if likely is None else likely], modes)
-            modes += [] if mode is None else [mode]
-            climbs, fruitless = climbs + 1, fruitless + 1 if mode is None else 0
-            if likely is not None:
-                height[likely] = -np.inf
+            likely = _likeliest_elsewhere(points, height, modes) if fruitless == 0 else []
+            height[likely] = -np.inf
+            in_turn = np.arange(climbs, climbs + CLIMBS - len(likely)) % len(points)
+            new = _new_modes(target, points[[*likely, *in_turn]], modes)
+            modes, climbs, fruitless = modes + new, climbs + CLIMBS, 0 if new else fruitless + CLIMBS
             complete = fruitless >= FRUITLESS * (1 + len(modes))
     if len(modes) == 1:
         return found
@@ -79,36 +77,31 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     )
 
 
-def misses_a_mode(target: BaseTarget, q: Any) -> bool:
-    """Whether the likeliest draw of the prior that EP does not account for leads to a mode beyond its approximation.
-
-    Log-concave sites have one mode.
+def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation | None:
+    """Return a mode beyond a Gaussian that the likeliest draws of the prior elsewhere lead to, if they lead to one.
 
     Parameters
     ----------
     target : BaseTarget
-    q : EPApproximation or EPMixture
+    q : GaussianApproximation
     """
-    factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
-    if factors is not None and all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
-        return False
-    whole = GaussianApproximation(q.mean, q.cov)
+    if target.dim > LARGEST_NEWTON_DIM:
+        return None
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
-        likely = _most_likely_elsewhere(points, height, [whole])
-        if likely is None:
-            return False
-        end = climb_to(target, points[likely])
-        return _beyond(end[None], whole)[0] and mode_at(target, end).converged
+        likely = _likeliest_elsewhere(points, height, [q])
+        new = _new_modes(target, points[[*likely, *range(min(CLIMBS - len(likely), len(points)))]], [q])
+    beyond = [mode for mode in new if _beyond(mode.mean[None], q)[0]]
+    return max(beyond, key=lambda mode: mode.log_evidence, default=None)
 
 
-def _new_mode(target: BaseTarget, start: Array, modes: list[GaussianApproximation]) -> GaussianApproximation | None:
-    """The mode above a point, if it is none of those known."""
-    end = climb_to(target, start)
-    if _is_known(end, modes):
-        return None
-    mode = mode_at(target, end)
-    return mode if mode.converged and not _is_known(mode.mean, modes) else None
+def _new_modes(target: BaseTarget, starts: Array, modes: list[GaussianApproximation]) -> list[GaussianApproximation]:
+    """The modes above points, climbed to all at once, that are none of those known."""
+    new: list[GaussianApproximation] = []
+    for mode in modes_above(target, starts, ITERATIONS):
+        if not _is_known(mode.mean, modes + new):
+            new.append(mode)
+    return new
 
 
 def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
@@ -116,12 +109,11 @@ def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
     return any(float(np.sum((mode.whiten(x[None])) ** 2)) < APART**2 for mode in modes)
 
 
-def _most_likely_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> int | None:
-    """The highest of the points beyond all known modes; None where there is none."""
-    elsewhere = np.all([_beyond(points, mode) for mode in modes], axis=0)
-    if not np.isfinite(height[elsewhere]).any():
-        return None
-    return int(np.argmax(np.where(elsewhere, height, -np.inf)))
+def _likeliest_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> list[int]:
+    """The highest of the points beyond all known modes, a few at most."""
+    elsewhere = np.where(np.all([_beyond(points, mode) for mode in modes], axis=0), height, -np.inf)
+    order = np.argsort(-elsewhere)[:LIKELIEST]
+    return [int(row) for row in order if np.isfinite(elsewhere[row])]
 
 
 def _beyond(points: Array, q: GaussianApproximation) -> NDArray[np.bool_]:

@@ -17,10 +17,13 @@ from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelEr
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["is_poor_start", "resolve_approximation", "resolve_start"]
+__all__ = ["is_poor_start", "resolve_approximation", "resolve_start", "warn_if_poor"]
 
 _FITTERS = {
-    "laplace": ("ppl_backends.approximations.laplace", "fit_laplace"),
+    "laplace": (
+        "ppl_backends.approximations.laplace",
+        "gaussian_at_mode",
+    ),  # a poor one is spoken of in the caller's words
     "ep": ("ppl_backends.approximations.ep", "fit_ep"),
     "vi": ("ppl_backends.approximations.variational", "fit_vi"),
 }
@@ -49,7 +52,7 @@ def resolve_approximation(
     """
     if isinstance(approximation, str):
         found = _fit(target, approximation, random_seed, argument)
-        _warn_if_poor(target, found, argument)
+        warn_if_poor(target, found, argument)
         return found
     mean = getattr(approximation, "mean", None)
     if mean is None or callable(mean) or not hasattr(approximation, "cov"):
@@ -71,7 +74,7 @@ def resolve_start(
     """Return what points are first drawn from: as :func:`resolve_approximation`, with ``"auto"`` for several modes too.
 
     Where ``"auto"`` leads to Laplace, or EP leaves out a mode, climbs from draws of the prior look for all modes, and the
-    approximation is a mixture of the Gaussians there.
+    approximation is a mixture of the Gaussians there. Of a poor one, the caller is to warn.
 
     Parameters
     ----------
@@ -81,28 +84,31 @@ def resolve_start(
     """
     if not (isinstance(approximation, str) and approximation == "auto"):
         return resolve_approximation(target, approximation, random_seed, argument)
-    from ppl_backends.approximations.modes import misses_a_mode, with_other_modes
+    from ppl_backends.approximations.modes import with_other_modes
 
     found = _ep_where_it_works(target)
-    if found is None or misses_a_mode(target, found):
+    if found is None or _misses_a_mode(target, found):
         found = with_other_modes(target, _fit(target, "laplace", random_seed, argument))
-    _warn_if_poor(target, found, argument)
     return found
 
 
 def is_poor_start(approximation: Any) -> bool:
-    """Return whether samplers should not begin at a Laplace approximation.
+    """Return whether samplers should not begin at an approximation: a Laplace approximation that is far off.
 
     It has no mode, or its points are on average more than a standard deviation off in every coordinate:
     2 KL(q ‖ p) > dim. One that is merely not ``converged`` serves, since what begins there is corrected.
     """
-    return not approximation.converged and not approximation.diagnostics.get("distance", np.inf) <= 1.0
+    if approximation.method != "laplace" or approximation.converged:
+        return False
+    return not approximation.diagnostics.get("distance", np.inf) <= 1.0
 
 
-def _warn_if_poor(target: BaseTarget, found: Any, argument: str) -> None:
-    """Say of a start that it is bad, in the caller's words."""
-    if found.method == "laplace" and is_poor_start(found):
-        text = f"{argument}: the Laplace approximation of {target.label} is a poor start: {found.trouble}"
+def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead: str = "") -> None:
+    """Say of a start that it is bad, in the caller's words, and what is taken ``instead``."""
+    if is_poor_start(approximation):
+        text = (
+            f"{argument}: the Laplace approximation of {target.label} is a poor start: {approximation.trouble}{instead}"
+        )
         warnings.warn(text, ApproximationWarning, stacklevel=5)
 
 
@@ -117,10 +123,7 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
         raise ModelError(f"{argument}={name!r} is not available in this version; use 'laplace'")
     known = inspect.signature(fit).parameters  # deterministic methods take no seed
     options = {"random_seed": random_seed, "progressbar": False}
-    with warnings.catch_warnings():
-        if name == "laplace":  # a start need not be a good approximation; of a poor one the caller's name is said
-            warnings.simplefilter("ignore", ApproximationWarning)
-        return fit(target, **{name: value for name, value in options.items() if name in known})
+    return fit(target, **{name: value for name, value in options.items() if name in known})
 
 
 def _ep_where_it_works(target: BaseTarget) -> Any:
@@ -147,3 +150,14 @@ def _fitter(name: str) -> Callable[..., Any] | None:
     if importlib.util.find_spec(module) is None:
         return None
     return getattr(importlib.import_module(module), function, None)
+
+
+def _misses_a_mode(target: BaseTarget, q: Any) -> bool:
+    """Whether a draw of the prior that EP does not account for leads to a mode beyond; log-concave sites have only one."""
+    from ppl_backends.approximations.ep.hyper import EPMixture
+    from ppl_backends.approximations.modes import find_other_mode
+
+    factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
+    if factors is not None and all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
+        return False
+    return find_other_mode(target, GaussianApproximation(q.mean, q.cov)) is not None

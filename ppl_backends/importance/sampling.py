@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats.qmc import Sobol
 
-from ppl_backends.approximations.resolve import resolve_start
+from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
@@ -126,9 +126,10 @@ def sample_importance(
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
         covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
-        where the posterior's tails are heavier than a Gaussian's. Of several modes, each has its own t. ``"auto"`` weighs a
-        pilot set of 4,096 points of the first and takes the defensive mixture if their Pareto k is above ¼: weights then
-        have no fourth moment, which error bars need, and scrambled points lose their advantage.
+        where the posterior's tails are heavier than a Gaussian's. Of several modes, each has its own t. ``"auto"`` fits a
+        mixture of the approximation with Student t's to a pilot run and takes it where it is clearly nearer to the posterior
+        (attribute ``proposal`` is then ``"tails"``); else it takes the approximation, or the defensive mixture where 4,096
+        points of the approximation have a Pareto k above ¼: weights then have no fourth moment, which error bars need.
     qmc : bool
         Scrambled Sobol points, else independent uniform ones.
     power : float
@@ -182,7 +183,9 @@ def sample_importance(
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng = spawn_generators(random_seed, chains + 3)
-    approximation = resolve_start(target, approximation, random_seed=fit_rng)
+    named, approximation = approximation, resolve_start(target, approximation, random_seed=fit_rng)
+    if isinstance(named, str) and named == "auto":
+        warn_if_poor(target, approximation, "approximation")
     tails = with_tails(target, approximation) if proposal == "auto" else None
     if proposal == "auto":
         proposal = _choose_proposal(target, approximation, fit_rng) if tails is None else "tails"

@@ -294,20 +294,33 @@ def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
 
 
 def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> TemperingPath:
-    """The path that ``initial`` names, with the fall-back from a prior that cannot be sampled."""
-    if isinstance(initial, str) and initial == "prior":
+    """The path that ``initial`` names; the prior and ``"auto"`` fall back on one another where one cannot be had."""
+    name = initial if isinstance(initial, str) else "given"
+    if name == "prior":
         try:
             return prior_path(target, rng)
         except PriorSamplingError as error:
             warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
-            initial = "laplace"
+            initial = name = "laplace"
     from ppl_backends.approximations.modes import with_other_modes
-    from ppl_backends.approximations.resolve import resolve_start
+    from ppl_backends.approximations.resolve import is_poor_start, resolve_start, warn_if_poor
 
     approximation = resolve_start(target, initial, random_seed=rng, argument="initial")
-    if isinstance(initial, str) and initial == "laplace":
+    if name == "laplace":
         approximation = with_other_modes(target, approximation)
+    if name == "auto" and is_poor_start(approximation):
+        path = _prior_path_if_any(target, rng)
+        warn_if_poor(target, approximation, "initial", "; starting from the prior instead" if path else "")
+        if path:
+            return path
     return BridgePath(target, approximation, with_tails(target, approximation))
+
+
+def _prior_path_if_any(target: BaseTarget, rng: np.random.Generator) -> TemperingPath | None:
+    try:
+        return prior_path(target, rng)
+    except PriorSamplingError:
+        return None
 
 
 def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:

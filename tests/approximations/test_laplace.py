@@ -5,6 +5,7 @@ import pytest
 from scipy.special import gammaln
 
 from ppl_backends.approximations import fit_laplace
+from ppl_backends.approximations.laplace import gaussian_at_mode
 from ppl_backends.approximations.modes import with_other_modes
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.targets import FunctionTarget
@@ -176,7 +177,7 @@ def test_the_number_of_calls_is_small():
     calls = []
     inner = target.evaluate
     target.evaluate = lambda x, gradient=False: calls.append(len(x)) or inner(x, gradient)
-    quiet(target)
+    gaussian_at_mode(target)
     assert len(calls) < 12
 
 
@@ -186,15 +187,33 @@ def test_no_other_mode_is_made_up():
         assert with_other_modes(target, found) is found
 
 
-def test_other_modes_are_found_from_dispersed_points_and_weighted_by_their_evidences():
-    def log_density(x):
-        logs = np.log([0.2, 0.8]) - 0.5 * np.stack([(x[:, 0] - 6) ** 2, (x[:, 0] + 6) ** 2], axis=1)
-        value = np.logaddexp(*logs.T)
-        share = np.exp(logs - value[:, None])
-        return value, (share @ [6.0, -6.0])[:, None] - x
+def two_modes(share):
+    """A share of N(6, 1), the rest of N(-6, 1)."""
 
-    target = FunctionTarget(1, log_density)
-    mixture = with_other_modes(target, quiet(target, start=[5.0]))
+    def log_density(x):
+        logs = np.log([share, 1 - share]) - 0.5 * np.stack([(x[:, 0] - 6) ** 2, (x[:, 0] + 6) ** 2], axis=1)
+        value = np.logaddexp(*logs.T)
+        belongs = np.exp(logs - value[:, None])
+        return value, (belongs @ [6.0, -6.0])[:, None] - x
+
+    return FunctionTarget(1, log_density)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_gaussian_at_one_mode_of_two_has_not_converged(share):
+    with pytest.warns(ApproximationWarning, match=f"another mode, where a Gaussian has {1 - share:.0%} of the mass"):
+        q = fit_laplace(two_modes(share), start=[5.0], progressbar=False)
+    assert not q.converged
+    assert q.diagnostics["other_mode_share"] == pytest.approx(1 - share, abs=1e-4)
+
+
+def test_a_negligible_mode_is_not_held_against_a_gaussian():
+    assert quiet(two_modes(0.999), start=[5.0]).converged
+
+
+def test_other_modes_are_found_from_dispersed_points_and_weighted_by_their_evidences():
+    target = two_modes(0.2)
+    mixture = with_other_modes(target, gaussian_at_mode(target, start=[5.0]))
     order = np.argsort(mixture.means[:, 0])
     np.testing.assert_allclose(mixture.means[order, 0], [-6.0, 6.0], atol=1e-6)
     np.testing.assert_allclose(mixture.weights[order], [0.8, 0.2], atol=1e-6)

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.laplace import LARGEST_NEWTON_DIM, fit_laplace
+from ppl_backends.approximations.laplace import fit_laplace
+from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
 from ppl_backends.approximations.resolve import is_poor_start
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
 from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
