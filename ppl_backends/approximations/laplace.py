@@ -119,6 +119,11 @@ def fit_laplace(
     return q
 
 
+def _rank(check: ModeCheck) -> tuple[bool, float]:
+    """Modes without trouble first, then the highest points."""
+    return check.trouble != "", -check.figures["log_density"]
+
+
 def _advice(q: GaussianApproximation) -> str:
     """What to use in place of a Gaussian at a mode that is not the posterior."""
     if "other_mode_share" in q.diagnostics:
@@ -150,9 +155,7 @@ def gaussian_at_mode(
         for starts in _starting_points(target, start, rng):
             modes = climb(target, starts, dense, max_iterations, progress)
             checks = [check_mode(target, modes, row) for row in range(len(modes.x))]
-            found = min(checks, key=lambda check: (check.trouble != "", -check.figures["log_density"]))
-            if best is None or found.trouble == "":
-                best = found
+            best = min([*checks, *([best] if best else [])], key=_rank)
             if best.trouble == "":
                 break
         progress.update(0, 1.0)

@@ -38,6 +38,9 @@ _SUSPECT, _DIVERGENT = 0.0005, 0.005
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 _SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
 _FEW_LINEAGES = 20
+# Initial particles with descendants, from which nothing need be forgotten: particles that never move are importance sampling,
+# and the lineages have its error.
+_ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
@@ -72,7 +75,7 @@ def distrust(
     """
     reasons = []
     moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
-    if moves:
+    if moves and not all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         slow = [move for move in moves if _remembers(move)]
         # With few chains the correlations are noisy, and one of many stages may stand out by chance.
         if len(slow) > 0.1 * len(moves) or any(

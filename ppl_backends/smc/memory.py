@@ -19,6 +19,7 @@ _GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six 
 _SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
 _FEWEST = 100  # points that can show a gap
 _CANDIDATES = 10
+_ROUNDING = 1e-12  # relative
 
 
 class WeightMemory:
@@ -39,8 +40,10 @@ class WeightMemory:
         """Log weights and weights as columns, centred within modes and of length one."""
         log_weight = np.clip(state.increment, self.low, self.high)
         columns = np.stack([log_weight, np.exp(self.step * (log_weight - self.high))], axis=1)
+        rounding = _ROUNDING * np.abs(columns).max(axis=0) * len(columns) ** 0.5  # of a likelihood that is constant
         columns = _centred(columns, self.labels)
-        return columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+        length = np.linalg.norm(columns, axis=0)
+        return np.where(length > rounding, columns / np.maximum(length, 1e-300), 0.0)
 
     def left(self, state: PathState) -> float:
         """The larger of the two correlations with the state before the moves."""

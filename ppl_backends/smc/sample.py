@@ -97,7 +97,7 @@ def sample_smc(
         Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^λ, and falls back to ``"laplace"`` with a
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ. ``"laplace"`` is Laplace
         at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
-        needs, else the former.
+        needs, else the former, or the prior where Laplace finds no mode or is far off.
     path : {"tempering", "data"}
         Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
         continues when there are more; the latter starts from the prior.
@@ -302,21 +302,37 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
         except PriorSamplingError as error:
             warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
             initial = name = "laplace"
+    if name == "auto":
+        return _auto_path(target, rng)
     from ppl_backends.approximations.modes import with_other_modes
-    from ppl_backends.approximations.resolve import is_poor_start, resolve_start, warn_if_poor
+    from ppl_backends.approximations.resolve import resolve_start
 
     approximation = resolve_start(target, initial, random_seed=rng, argument="initial")
     if name == "laplace":
         approximation = with_other_modes(target, approximation)
-    if name == "auto" and is_poor_start(approximation):
-        path = _prior_path_if_any(target, rng)
-        warn_if_poor(target, approximation, "initial", "; starting from the prior instead" if path else "")
-        if path:
-            return path
     return BridgePath(target, approximation, with_tails(target, approximation))
 
 
+def _auto_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
+    """The path from EP or Laplace; from the prior where there is no such start or a poor one."""
+    from ppl_backends.approximations.resolve import is_poor_start, resolve_start, warn_if_poor
+
+    try:
+        approximation = resolve_start(target, "auto", random_seed=rng, argument="initial")
+    except ModelError as error:
+        path = _prior_path_if_any(target, rng)
+        if path is None:
+            raise
+        text = f"initial: there is no Laplace approximation to start from ({error}); starting from the prior instead"
+        warnings.warn(text, SamplerWarning, stacklevel=5)
+        return path
+    path = _prior_path_if_any(target, rng) if is_poor_start(approximation) else None
+    warn_if_poor(target, approximation, "initial", "" if path is None else "; starting from the prior instead")
+    return BridgePath(target, approximation, with_tails(target, approximation)) if path is None else path
+
+
 def _prior_path_if_any(target: BaseTarget, rng: np.random.Generator) -> TemperingPath | None:
+    """The path from the prior; None where the prior cannot be sampled."""
     try:
         return prior_path(target, rng)
     except PriorSamplingError:

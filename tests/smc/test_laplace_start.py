@@ -6,7 +6,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import ppl_backends as pb
-from ppl_backends.errors import ApproximationWarning
+from ppl_backends.errors import ApproximationWarning, SamplerWarning
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
 
@@ -21,6 +21,14 @@ def density(x):
     return value, np.einsum("kn,knd->nd", np.exp(logs - value), -apart / SDS[:, None, None] ** 2)
 
 
+def normal(x):
+    return norm.logpdf(x).sum(axis=1), -x
+
+
+def draw(n, rng):
+    return rng.standard_normal((n, 5))
+
+
 def test_the_mode_that_holds_the_mass_is_found():
     target = FunctionTarget(2, density)
     with pytest.warns(ApproximationWarning, match="another mode, where a Gaussian has 100% of the mass"):
@@ -31,3 +39,39 @@ def test_the_mode_that_holds_the_mass_is_found():
     x = np.asarray(posterior["x"]).reshape(-1, 2)
     np.testing.assert_allclose(x.mean(axis=0), 5.0, atol=0.15)
     np.testing.assert_allclose(x.std(axis=0), 1.0, atol=0.12)
+
+
+def test_auto_starts_from_the_prior_where_there_is_no_mode():
+    """N(0, I) in five dimensions, cut to x > 0.5: the density is zero at every point that climbs begin at."""
+    target = FunctionTarget(
+        5, lambda x: (np.where((x > 0.5).all(axis=1), 0.0, -np.inf), np.zeros_like(x)), normal, draw
+    )
+    with pytest.warns(
+        SamplerWarning, match="no Laplace approximation to start from .*; starting from the prior instead"
+    ):
+        idata = pb.sample_smc(target, draws=500, chains=2, initial="auto", random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["initial"] == "prior"
+    assert abs(attrs["log_evidence"] - 5 * norm.logsf(0.5)) < 4 * attrs["log_evidence_se"]
+
+
+def funnel(x):
+    """s ~ N(0, 3²) and five variables N(0, eˢ) given s."""
+    s, rest = x[:, 0], x[:, 1:]
+    square = np.exp(-s) * (rest**2).sum(axis=1)
+    slope = np.column_stack([-s / 9 - 2.5 + 0.5 * square, -rest * np.exp(-s)[:, None]])
+    return norm.logpdf(s, 0, 3) - 2.5 * (np.log(2 * np.pi) + s) - 0.5 * square, slope
+
+
+def draw_funnel(n, rng):
+    s = 3 * rng.standard_normal((n, 1))
+    return np.hstack([s, np.exp(s / 2) * rng.standard_normal((n, 5))])
+
+
+def test_auto_starts_from_the_prior_where_laplace_is_poor():
+    target = FunctionTarget(6, lambda x: (np.zeros(len(x)), np.zeros_like(x)), funnel, draw_funnel)
+    with pytest.warns(ApproximationWarning, match="is a poor start: .*; starting from the prior instead"):
+        idata = pb.sample_smc(target, draws=200, chains=2, initial="auto", random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["initial"] == "prior"
+    assert attrs["log_evidence"] == pytest.approx(0.0, abs=1e-9)  # the likelihood is one
