@@ -11,7 +11,9 @@ spread of the chains' means where that is larger than the lineages explain.
 
 From every start (``--initial prior laplace auto``) a result is right or flagged, or it is *wrong and trusted*: a mean or a
 standard deviation is off by 20 % of the posterior sd, and by more than 4 combined standard errors, with
-``log_evidence_trusted`` 1. The table of starts counts right and wrong by trusted and flagged.
+``log_evidence_trusted`` 1. Where the reference draws have tails of index above 0.4 (Pareto k), so that there is no standard
+deviation to estimate, the 5, 50 and 95 % quantiles take their place, off by 5 % of the range between the outer two. The table
+of starts counts right and wrong by trusted and flagged.
 
 Twelve posteriors are in this repository, with programs of its own. With ``--database``, a checkout of
 https://github.com/stan-dev/posteriordb, any posterior there is run with posteriordb's program and data; those without
@@ -34,11 +36,13 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+import arviz as az
 import numpy as np
 from scipy.stats import chi2
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
+from ppl_backends.importance.weights import pareto_k
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.results import lineage_ess
 from ppl_backends.targets.propriety import improper_coordinate
@@ -47,6 +51,8 @@ POSTERIORS = Path(__file__).parents[2] / "tests" / "stan" / "posteriordb"
 REFERENCES = json.loads((POSTERIORS / "references.json").read_text())
 LARGEST_Z, LARGEST_ERROR, LARGEST_SD_CHANGE = 4.0, 0.03, 0.05
 WRONG = 0.2  # of a posterior sd, by which a mean or an sd is off
+LEVELS, WRONG_QUANTILE = np.array([0.05, 0.5, 0.95]), 0.05  # of the range of the quantiles, where moments do not exist
+HEAVIEST_TAIL = 0.4  # Pareto k of the reference draws above which there is no standard deviation to estimate
 SPREAD_LEVEL = 1e-4  # of the test that chains differ by more than their lineages explain; there are 69 parameters
 
 
@@ -77,7 +83,18 @@ def read_reference(name, database=None):
     if not drawn:
         return None
     summarize = runpy.run_path(str(POSTERIORS / "make_references.py"))["summarize"]
-    return summarize(read_zip(root / "reference_posteriors" / "draws" / "draws" / f"{drawn}.json.zip"))
+    chains = read_zip(root / "reference_posteriors" / "draws" / "draws" / f"{drawn}.json.zip")
+    return {name: figures | quantiles(chains, name) for name, figures in summarize(chains).items()}
+
+
+def quantiles(chains, name):
+    """Quantiles of reference draws and their Monte Carlo standard errors, as probabilities; nothing for light tails."""
+    draws = np.array([chain[name] for chain in chains])
+    with np.errstate(divide="ignore"):
+        if pareto_k(np.log(np.abs(draws - np.median(draws))).ravel()) < HEAVIEST_TAIL:
+            return {}
+    values = np.quantile(draws, LEVELS)
+    return {"quantiles": values, "mcse_level": [az.mcse(draws < value, method="mean").item() for value in values]}
 
 
 def names_with_references(database):
@@ -113,6 +130,10 @@ class Comparison(NamedTuple):
         Largest distance of that ratio from one.
     mean_shift : ndarray
         Difference of the means in posterior sds.
+    quantile_shift : ndarray
+        Largest difference of a quantile in ranges of the quantiles, where these take the place of moments; else NaN.
+    quantile_z : ndarray
+        Largest difference of a quantile in combined standard errors.
     """
 
     z: np.ndarray
@@ -120,12 +141,16 @@ class Comparison(NamedTuple):
     sd_ratio: np.ndarray
     sd_allowed: np.ndarray
     mean_shift: np.ndarray
+    quantile_shift: np.ndarray
+    quantile_z: np.ndarray
 
     @property
     def wrong(self):
-        """Whether a mean or an sd is off by 20 % of the posterior sd and by what its errors do not explain."""
+        """Whether a mean, an sd or a quantile is off by more than may be and by what its errors do not explain."""
         mean = (np.abs(self.mean_shift) > WRONG) & (np.abs(self.z) > LARGEST_Z)
-        return bool((mean | (np.abs(self.sd_ratio - 1) > np.maximum(WRONG, self.sd_allowed))).any())
+        moments = mean | (np.abs(self.sd_ratio - 1) > np.maximum(WRONG, self.sd_allowed))
+        quantile = (self.quantile_shift > WRONG_QUANTILE) & (self.quantile_z > LARGEST_Z)
+        return bool(np.where(np.isnan(self.quantile_shift), moments, quantile).any())
 
     @property
     def passed(self):
@@ -145,12 +170,22 @@ def compare(name, idata, reference=None):
     ours, our_sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
     mean_error = standard_error(draws, ancestors)
     sd_error = standard_error((draws - ours) ** 2, ancestors) / (2 * our_sd)
+    shift, quantile_z = np.full((2, len(reference)), np.nan)
+    for j, figures in enumerate(reference.values()):
+        if "quantiles" in figures:
+            values = np.asarray(figures["quantiles"])
+            below = (draws[:, :, j, None] < values).astype(float)
+            error = np.hypot(standard_error(below, ancestors), figures["mcse_level"])
+            quantile_z[j] = np.max(np.abs(below.mean(axis=(0, 1)) - LEVELS) / error)
+            shift[j] = np.max(np.abs(np.quantile(draws[:, :, j], LEVELS) - values)) / (values[2] - values[0])
     return Comparison(
         z=(ours - mean) / np.hypot(mean_error, mcse_mean),
         error=mean_error / sd,
         sd_ratio=our_sd / sd,
         sd_allowed=np.maximum(LARGEST_SD_CHANGE, LARGEST_Z * np.hypot(sd_error, mcse_sd) / sd),
         mean_shift=(ours - mean) / sd,
+        quantile_shift=shift,
+        quantile_z=quantile_z,
     )
 
 
@@ -210,6 +245,8 @@ def row(name, database, evidence, **options):
         worst = np.argmax(np.abs(found.sd_ratio - 1) / found.sd_allowed)
         known |= {"z": np.abs(found.z).max(), "error": found.error.max(), "sd_ratio": found.sd_ratio[worst]}
         known |= {"mean_shift": np.abs(found.mean_shift).max(), "passed": found.passed, "wrong": found.wrong}
+        if not np.isnan(found.quantile_shift).all():
+            known |= {"quantile_shift": np.nanmax(found.quantile_shift), "quantile_z": np.nanmax(found.quantile_z)}
     return known
 
 

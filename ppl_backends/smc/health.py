@@ -11,6 +11,7 @@ import numpy as np
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.smc.agreement import chains_apart
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.memory import modes
 from ppl_backends.smc.moves import MoveSummary
@@ -44,6 +45,9 @@ _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
+_LARGEST_REPAIR = (
+    1.0  # nats: a ladder that lost more than that leaves last particles that are not to be believed either
+)
 
 
 def split_finished(runs: Sequence[SMCRun], chains: int, interrupted: bool) -> tuple[list[SMCRun], str]:
@@ -88,7 +92,7 @@ def distrust(
                 f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
             )
     reasons += _misses_a_neck(runs, short_steps, names)
-    reasons += _few_particles(runs) + _cut_off(runs)
+    reasons += _few_particles(runs) + _cut_off(runs) + _apart(runs, names)
     if evidence.runs_disagree:
         reasons.append(
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
@@ -122,6 +126,18 @@ def _few_particles(runs: Sequence[SMCRun]) -> list[str]:
     if distinct < _FEW_DISTINCT * n:
         reasons.append(f"only {distinct} of {n:,} draws of a chain are different points; raise draws or max_moves")
     return reasons
+
+
+def _apart(runs: Sequence[SMCRun], names: Sequence[str] = ()) -> list[str]:
+    """Return what there is to say of chains that are in different places."""
+    apart = chains_apart([run.x for run in runs], [run.lineage.eve for run in runs])
+    if apart is None:
+        return []
+    name = names[apart.coordinate] if names else f"coordinate {apart.coordinate}"
+    return [
+        f"the chains are in different places: in `{name}` one is {apart.distance:.2f} standard deviations from all together, "
+        f"{apart.errors:.0f} times its error; raise draws"
+    ]
 
 
 def _disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
@@ -229,7 +245,8 @@ def judge(
     """The evidence to report.
 
     That of bridge sampling, if the last particles are healthy, in one mode, the bridges are precise and agree, and there is
-    reason to distrust that of tempering or a larger error: what was made on the way is not in the bridges.
+    reason to distrust that of tempering or a larger error: what was made on the way is not in the bridges. More than one nat
+    is not made good: particles that came by such a way may all have missed a part.
 
     Parameters
     ----------
@@ -261,7 +278,8 @@ def judge(
             f"{abs(difference) / error:.0f} times the error of the difference away"
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
-    if not (replaceable and wanted and draws_are_healthy(runs, short_steps)):
+    near = abs(difference) <= _LARGEST_REPAIR
+    if not (replaceable and wanted and near and draws_are_healthy(runs, short_steps)):
         return Verdict(evidence, "tempering", reasons)
     if not reasons:
         return Verdict(bridge, "bridge sampling", reasons)
@@ -279,7 +297,7 @@ def draws_are_healthy(runs: Sequence[SMCRun], short_steps: ShortSteps | None = N
     moved = [move for move in last if move is not None]
     if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
-    if _misses_a_neck(runs, short_steps) or _few_particles(runs) or _cut_off(runs):
+    if _misses_a_neck(runs, short_steps) or _few_particles(runs) or _cut_off(runs) or _apart(runs):
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):
