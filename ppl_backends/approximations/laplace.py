@@ -18,7 +18,7 @@ from scipy.special import expit
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.modes import find_other_mode
 from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb
-from ppl_backends.approximations.verdict import POINTS, judge_gaussian
+from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
@@ -119,9 +119,12 @@ def fit_laplace(
     return q
 
 
-def _rank(check: ModeCheck) -> tuple[bool, float]:
-    """Modes without trouble first, then the highest points."""
-    return check.trouble != "", -check.figures["log_density"]
+def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
+    """The highest mode without trouble; where there is none, the Gaussian whose points see most of the evidence."""
+    sound = [check for check in checks if not check.trouble]
+    if sound:
+        return max(sound, key=lambda check: check.figures["log_density"])
+    return max(checks, key=lambda check: evidence_seen(target, check.gaussian))
 
 
 def _advice(q: GaussianApproximation) -> str:
@@ -155,7 +158,7 @@ def gaussian_at_mode(
         for starts in _starting_points(target, start, rng):
             modes = climb(target, starts, dense, max_iterations, progress)
             checks = [check_mode(target, modes, row) for row in range(len(modes.x))]
-            best = min([*checks, *([best] if best else [])], key=_rank)
+            best = _best(target, [*checks, *([best] if best else [])])
             if best.trouble == "":
                 break
         progress.update(0, 1.0)

@@ -25,7 +25,7 @@ from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.importance.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["POINTS", "Verdict", "figures_of_weights", "judge_gaussian"]
+__all__ = ["POINTS", "Verdict", "evidence_seen", "figures_of_weights", "judge_gaussian"]
 
 POINTS = 256
 LARGEST_SHIFT = 0.2  # of a mean, in posterior standard deviations
@@ -78,6 +78,14 @@ def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
         "outside": 1 - len(inside) / len(log_weights),
         "distance": float(np.sqrt(2 * max(0.0, divergence) / dim)),
     }
+
+
+def evidence_seen(target: BaseTarget, q: Any) -> float:
+    """Return the log evidence that 256 points of a Gaussian see: little where it is at a pole, or far too narrow or wide."""
+    x = q.color(standardised_noise(POINTS, q.dim, np.random.default_rng(0)))
+    with np.errstate(all="ignore"):
+        log_weights = target.log_density(x) - q.log_density(x)
+    return float(logsumexp(np.where(np.isnan(log_weights), -np.inf, log_weights)) - np.log(POINTS))
 
 
 def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:

@@ -106,7 +106,7 @@ def test_a_ring_is_flagged_from_any_start(start):
 
 
 def test_a_ridge_falls_too_fast_along_an_axis():
-    with pytest.warns(ApproximationWarning, match=r"the density is curved along x\[0\]: .* falls by 5, not 0.5"):
+    with pytest.warns(ApproximationWarning, match=r"the density is curved along x\[0\]: .* falls by [2-9].*, not 0.5"):
         q = pb.fit_laplace(FunctionTarget(2, banana), progressbar=False)
     assert not q.converged
     assert np.isnan(q.log_evidence)
