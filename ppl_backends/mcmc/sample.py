@@ -101,12 +101,18 @@ def sample_mcmc(
     arviz.InferenceData or xarray.DataTree
         ``sample_stats`` holds the step's statistics. An interrupted run (Ctrl-C) returns the draws that there are, with a
         warning that counts them: of those chains that together have most of them, as many of each. Its ``accuracy`` is
-        ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0 in place of 1.
+        ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0 in place of 1. So it is, with the reason in
+        attribute ``warnings``, where two or more chains have a rank-normalised R̂ above 1.05.
 
     Raises
     ------
     ModelError
         If an option is out of range, or the step does not apply to the model.
+
+    Warns
+    -----
+    SamplerWarning
+        If the run was interrupted, or R̂ of a coordinate is above 1.05.
 
     Examples
     --------
@@ -252,12 +258,17 @@ def _inference_data(
     log_likelihood: bool,
 ) -> Any:
     from ppl_backends.results import build_inference_data
+    from ppl_backends.results.convergence import why_not_converged
 
     kept, length = _longest_block(runs)
     complete = length == draws and len(kept) == chains
     if not complete:
         message = f"interrupted: {length} of {draws} draws of {len(kept)} of {chains} chains are returned"
         warnings.warn(message, SamplerWarning, stacklevel=4)
+    x = np.array([run.x[:length] for run in kept])
+    trouble = why_not_converged(x, target.names)
+    if trouble:
+        warnings.warn(f"{algorithm.name}: {trouble}; raise tune and draws", SamplerWarning, stacklevel=4)
     on = ("chain", "draw")
     stats: dict[str, Any] = {
         name: (on, np.array([run.stats[name][:length] for run in kept]).astype(kind if kind is not bool else int))
@@ -266,12 +277,12 @@ def _inference_data(
     }
     return build_inference_data(
         target,
-        np.array([run.x[:length] for run in kept]),
+        x,
         method=algorithm.name,
-        accuracy="exact" if complete and not algorithm.approximate else "approximate",
+        accuracy="approximate" if trouble or not complete or algorithm.approximate else "exact",
         sampling_time=time.perf_counter() - clock,
         rng=rng,
-        attrs={**getattr(algorithm, "attributes", {}), "complete": int(complete)},
+        attrs={**getattr(algorithm, "attributes", {}), "complete": int(complete), "warnings": trouble},
         sample_stats=stats,
         log_likelihood=log_likelihood,
     )

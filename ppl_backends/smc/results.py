@@ -57,7 +57,7 @@ def smc_inference_data(
         path.target,
         np.stack([run.x for run in runs]),
         method="tempering SMC",
-        accuracy="exact" if reached else "approximate",
+        accuracy="exact" if reached and verdict.trusted else "approximate",
         sampling_time=sampling_time,
         rng=rng,
         attrs=attrs,

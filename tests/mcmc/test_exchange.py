@@ -311,6 +311,7 @@ def test_plain_functions(gradient):
     assert target.simulate(np.zeros((3, 1)), np.random.default_rng(1)).shape == (3, 4)
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_undeclared_simulator_is_approximate():
     with pytest.warns(SamplerWarning, match="not declared exact"):
         idata = pb.sample_mcmc(

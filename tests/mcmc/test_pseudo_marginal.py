@@ -131,6 +131,7 @@ def test_broken_twins_fail(broken, form):
 # -- how many estimates ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_number_of_estimates_follows_from_their_variance():
     """Forty observations: a single estimate is hopeless, correlated ones need far fewer."""
     counts = np.random.default_rng(3).poisson(np.exp(0.3 + np.random.default_rng(4).standard_normal(10)))
@@ -210,6 +211,7 @@ def test_block_beside_nuts_in_two_workers(model, tmp_path):
     idata.to_netcdf(str(tmp_path / "run.nc"))
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_whole_model_and_pickling(model):
     with model:
         step = pb.steps.PseudoMarginal(log_likelihood_estimate=of_mu)

@@ -273,6 +273,7 @@ def test_a_step_whose_expansion_is_of_no_use_says_so():
         assert any("is approximate" in message for message in messages)
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_a_run_is_checked_against_exact_acceptance():
     design, y = logistic(2000, seed=10)
     target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))

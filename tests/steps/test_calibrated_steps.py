@@ -110,6 +110,7 @@ def test_initvals_are_kept_and_the_default_start_is_a_draw_of_q(line):
     assert 0.5 < first() < 1.5  # PyMC's own start is 0
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_result_goes_to_disk_and_is_the_same_in_threads_and_after_pickling(line, tmp_path):
     with line:
         step = pb.steps.HMC()

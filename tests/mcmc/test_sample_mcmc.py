@@ -1,0 +1,31 @@
+"""What ``sample_mcmc`` says of chains that differ."""
+
+import numpy as np
+import pytest
+
+from ppl_backends import FunctionTarget, sample_mcmc
+from ppl_backends.errors import SamplerWarning
+from ppl_backends.results.convergence import why_not_converged
+from ppl_backends.results.inference_data import group
+
+
+def test_chains_in_different_modes_are_not_called_exact():
+    def density(x):
+        value = np.logaddexp(-0.5 * (x[:, 0] - 20) ** 2, -0.5 * (x[:, 0] + 20) ** 2)
+        return value, 20 * np.tanh(20 * x) - x
+
+    target, starts = FunctionTarget(1, density), np.array([[-20.0], [20.0]])
+    with pytest.warns(SamplerWarning, match=r"R-hat is \d.* for `x\[0\]`, above 1.05; raise tune and draws"):
+        idata = sample_mcmc(target, draws=200, tune=100, chains=2, initvals=starts, random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["accuracy"] == "approximate"
+    assert "R-hat" in attrs["warnings"]
+
+
+def test_chains_that_never_move_are_named():
+    assert "no chain ever moved in `b`" in why_not_converged(np.zeros((2, 50, 2)) + [0.0, 1.0], ["b", "c"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_independent_chains_are_not_held_to_differ(seed):
+    assert why_not_converged(np.random.default_rng(seed).standard_normal((4, 500, 10)), list("abcdefghij")) == ""
