@@ -55,6 +55,23 @@ def test_a_tail_of_the_prior_is_right_and_trusted(low):
     check(idata, "x", *above(low))
 
 
+def test_the_ladder_goes_on_where_the_likelihood_varies_inside():
+    """The posterior is N(1, ¼) above one; no step keeps more particles than the sixth that begins inside."""
+
+    def log_prior(x):
+        return -0.5 * (x**2).sum(axis=1) - 2 * LOG_2PI, -x
+
+    def log_likelihood(x):
+        value = -2 * ((x - 1) ** 2).sum(axis=1) + 4 * np.log(2) + 0.5 * (x**2).sum(axis=1)
+        return np.where(x[:, 1] > 1, value, -np.inf), -4 * (x - 1) + x
+
+    target = pb.FunctionTarget(4, log_likelihood, log_prior, lambda n, rng: rng.standard_normal((n, 4)))
+    idata = pb.sample_smc(target, draws=1000, chains=2, random_seed=1, progressbar=False)
+    _, mean, sd = above(0.0)
+    means, sds = np.array([1, 1 + mean / 2, 1, 1]), np.array([0.5, sd / 2, 0.5, 0.5])
+    check(idata, "x", np.log(0.5), means, sds, coordinates=4)
+
+
 def test_a_potential_of_minus_infinity_in_pymc_is_right_and_trusted():
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=2)
