@@ -37,7 +37,8 @@ _SUSPECT, _DIVERGENT = 0.0005, 0.005
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
-_SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
+_SHIFTED = 3.0  # standard errors by which shorter steps may move particles to where the energy error is large
+# Initial particles with descendants: in every chain, or in all together where the moves of every stage mixed.
 _FEW_LINEAGES = 20
 # Initial particles with descendants, from which nothing need be forgotten: particles that never move are importance sampling,
 # and the lineages have its error.
@@ -78,7 +79,7 @@ def distrust(
     ``names`` are those of the coordinates.
     """
     reasons = []
-    moves = [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
+    moves = _all_moves(runs)
     if moves and not all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         slow = [move for move in moves if _remembers(move)]
         # With few chains the correlations are noisy, and one of many stages may stand out by chance.
@@ -117,11 +118,12 @@ def _cut_off(runs: Sequence[SMCRun]) -> list[str]:
 def _few_particles(runs: Sequence[SMCRun]) -> list[str]:
     """Return what there is to say of particles with few ancestors, or that are copies of each other."""
     reasons, n = [], len(runs[0].x)
-    fewest = min(runs, key=lambda run: run.stages[-1].n_lineages)
-    if fewest.stages[-1].n_lineages < _FEW_LINEAGES:
-        drawn = fewest.n_start_draws
+    lineages = [run.stages[-1].n_lineages for run in runs]
+    mixed = not any(_remembers(move) for move in _all_moves(runs))
+    if min(lineages) < _FEW_LINEAGES and not (mixed and sum(lineages) >= _FEW_LINEAGES):
+        drawn = runs[int(np.argmin(lineages))].n_start_draws
         of = f" of {drawn:,} draws of the start" if drawn > n else ""
-        reasons.append(f"only {fewest.stages[-1].n_lineages} initial particles{of} have descendants; raise draws")
+        reasons.append(f"only {min(lineages)} initial particles{of} have descendants; raise draws")
     distinct = min(run.stages[-1].n_distinct for run in runs)
     if distinct < _FEW_DISTINCT * n:
         reasons.append(f"only {distinct} of {n:,} draws of a chain are different points; raise draws or max_moves")
@@ -195,6 +197,10 @@ def _misses_a_neck(runs: Sequence[SMCRun], short_steps: ShortSteps | None, names
             f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}; {advice}"
         ]
     return []
+
+
+def _all_moves(runs: Sequence[SMCRun]) -> list[MoveSummary]:
+    return [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
 
 
 def _remembers(move: MoveSummary) -> bool:

@@ -220,12 +220,13 @@ def advance(
 
     Where the particles that it leads to ask for much shorter steps, it is done again by a shorter step.
     """
-    least, inside = None, np.count_nonzero(run.state.increment > -np.inf)  # no step keeps more
+    inside = max(1, int(np.count_nonzero(run.state.increment > -np.inf)))  # no step keeps more
+    least = None
     while True:
         done = _one_step(run, path, kernel, schedule, moves, len_chain, least)
         if run.plan is not None and not run.pilot:
             return done
-        least = schedule.share_before(done.state, done.stages[-1].ess / max(inside, 1), len_chain or 1)
+        least = schedule.share_before(done.state, done.stages[-1].ess / inside, len_chain or 1)
         if least is None:
             return done
 
