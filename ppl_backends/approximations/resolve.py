@@ -82,8 +82,10 @@ def resolve_start(
     approximation, random_seed, argument
         See :func:`resolve_approximation`.
     """
-    if not (isinstance(approximation, str) and approximation == "auto"):
+    if not isinstance(approximation, str):
         return resolve_approximation(target, approximation, random_seed, argument)
+    if approximation != "auto":
+        return _fit(target, approximation, random_seed, argument)
     from ppl_backends.approximations.modes import with_other_modes
 
     found = _ep_where_it_works(target)

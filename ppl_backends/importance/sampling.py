@@ -183,8 +183,9 @@ def sample_importance(
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng = spawn_generators(random_seed, chains + 3)
-    named, approximation = approximation, resolve_start(target, approximation, random_seed=fit_rng)
-    if isinstance(named, str) and named == "auto":
+    given = not isinstance(approximation, str)
+    approximation = resolve_start(target, approximation, random_seed=fit_rng)
+    if not given:
         warn_if_poor(target, approximation, "approximation")
     tails = with_tails(target, approximation) if proposal == "auto" else None
     if proposal == "auto":

@@ -97,7 +97,7 @@ def sample_smc(
         Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^λ, and falls back to ``"laplace"`` with a
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ. ``"laplace"`` is Laplace
         at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
-        needs, else the former, or the prior where Laplace finds no mode or is far off.
+        needs, else the former. Where Laplace is a poor start, without a mode or far off, both fall back to the prior.
     path : {"tempering", "data"}
         Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
         continues when there are more; the latter starts from the prior.
@@ -294,7 +294,7 @@ def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
 
 
 def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> TemperingPath:
-    """The path that ``initial`` names; the prior and ``"auto"`` fall back on one another where one cannot be had."""
+    """The path that ``initial`` names; the prior and approximations fall back on one another where one cannot be had."""
     name = initial if isinstance(initial, str) else "given"
     if name == "prior":
         try:
@@ -302,30 +302,30 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
         except PriorSamplingError as error:
             warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
             initial = name = "laplace"
-    if name == "auto":
-        return _auto_path(target, rng)
+    if name == "given":
+        from ppl_backends.approximations.resolve import resolve_approximation
+
+        approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
+        return BridgePath(target, approximation, with_tails(target, approximation))
+    return _approximation_path(target, name, rng)
+
+
+def _approximation_path(target: BaseTarget, name: str, rng: np.random.Generator) -> TemperingPath:
+    """The path from the approximation of that name; from the prior where it is a poor start, and the prior can be sampled."""
     from ppl_backends.approximations.modes import with_other_modes
-    from ppl_backends.approximations.resolve import resolve_start
-
-    approximation = resolve_start(target, initial, random_seed=rng, argument="initial")
-    if name == "laplace":
-        approximation = with_other_modes(target, approximation)
-    return BridgePath(target, approximation, with_tails(target, approximation))
-
-
-def _auto_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
-    """The path from EP or Laplace; from the prior where there is no such start or a poor one."""
     from ppl_backends.approximations.resolve import is_poor_start, resolve_start, warn_if_poor
 
     try:
-        approximation = resolve_start(target, "auto", random_seed=rng, argument="initial")
+        approximation = resolve_start(target, name, random_seed=rng, argument="initial")
     except ModelError as error:
-        path = _prior_path_if_any(target, rng)
+        path = _prior_path_if_any(target, rng) if name == "auto" else None
         if path is None:
             raise
         text = f"initial: there is no Laplace approximation to start from ({error}); starting from the prior instead"
         warnings.warn(text, SamplerWarning, stacklevel=5)
         return path
+    if name == "laplace":
+        approximation = with_other_modes(target, approximation)
     path = _prior_path_if_any(target, rng) if is_poor_start(approximation) else None
     warn_if_poor(target, approximation, "initial", "" if path is None else "; starting from the prior instead")
     return BridgePath(target, approximation, with_tails(target, approximation)) if path is None else path

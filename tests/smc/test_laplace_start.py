@@ -68,10 +68,11 @@ def draw_funnel(n, rng):
     return np.hstack([s, np.exp(s / 2) * rng.standard_normal((n, 5))])
 
 
-def test_auto_starts_from_the_prior_where_laplace_is_poor():
+@pytest.mark.parametrize("initial", ["auto", "laplace"])
+def test_the_prior_is_the_start_where_laplace_is_poor(initial):
     target = FunctionTarget(6, lambda x: (np.zeros(len(x)), np.zeros_like(x)), funnel, draw_funnel)
     with pytest.warns(ApproximationWarning, match="is a poor start: .*; starting from the prior instead"):
-        idata = pb.sample_smc(target, draws=200, chains=2, initial="auto", random_seed=1, progressbar=False)
+        idata = pb.sample_smc(target, draws=200, chains=2, initial=initial, random_seed=1, progressbar=False)
     attrs = group(idata, "posterior").attrs
     assert attrs["initial"] == "prior"
     assert attrs["log_evidence"] == pytest.approx(0.0, abs=1e-9)  # the likelihood is one
