@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["AnyMetric", "Metric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
@@ -69,6 +70,11 @@ def metric_from_points(x: Array, reference: Metric | None = None) -> Metric:
         rest = metric_from_points(reference.whiten(x))
         factor = reference.factor @ rest.factor if rest.is_dense else reference.factor * rest.factor
         return Metric(factor, reference.place(np.atleast_2d(rest.centre))[0])
+    with threads_worth_having(x.size * x.shape[1]):
+        return _robust_metric(x)
+
+
+def _robust_metric(x: Array) -> Metric:
     n, dim = x.shape
     low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
     scale: Array = 0.5 * (high - low)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.mcmc.conditional import ConditionalTarget
 from ppl_backends.mcmc.subsampling import control
 from ppl_backends.mcmc.subsampling.check import mean_error
 from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
@@ -34,17 +35,35 @@ SPREAD = 0.3
 HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
 COLLINEAR = 1e-10  # share of the largest variance below which a combination of summary statistics is rounding error
 WORST_VARIANCE = 1.5  # of the estimated log likelihood, without a warning
+MANY_ROWS = 10_000  # above which passes over all of them are what a step on a subset is to save
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
 class _SubsamplingStep(Step):
     """A step that never evaluates all data at once."""
 
+    approximation: Any
+
     def make_target(self, model: Any) -> BaseTarget:
         """The target of a ``pm.Model``."""
         from ppl_backends.steps.adapter import forkable_target
 
         return forkable_target(model, prior_alone=True)
+
+    def rows_of(self, target: BaseTarget) -> Rows:
+        """The observations of a target, with a warning where others have to move a part of its variables."""
+        rows = make_rows(target, self.approximation)
+        if isinstance(target, ConditionalTarget) and rows.n >= MANY_ROWS:
+            names = [target.full.names[j] for j in target.others]
+            others = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            warnings.warn(
+                f"this step leaves {others} to another one, which reads all {rows.n:,} rows in every evaluation if it is "
+                "NUTS or another step of PyMC's: leave out vars, so that one step moves all, or give them a step on a "
+                "subset too",
+                SamplerWarning,
+                stacklevel=5,
+            )
+        return rows
 
 
 class SubsampledMetropolis(_SubsamplingStep):
@@ -100,7 +119,7 @@ class SubsampledMetropolis(_SubsamplingStep):
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
+        rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
         algorithm: Any
         if self.estimator == "uniform":
@@ -143,7 +162,7 @@ class SubsampledHMC(_SubsamplingStep):
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
+        rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
         _warn_of_variance(subset, variance)
         algorithm = control.ControlVariateHmc(rows, subset, self.path_length)
@@ -194,7 +213,7 @@ class ScalableMetropolis(_SubsamplingStep):
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         independent = self.proposal == "independent"
-        return _compiled(Scalable(make_rows(target, self.approximation), independent=independent, steps=self.steps))
+        return _compiled(Scalable(self.rows_of(target), independent=independent, steps=self.steps))
 
 
 class TunaMetropolis(_SubsamplingStep):
@@ -228,7 +247,7 @@ class TunaMetropolis(_SubsamplingStep):
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        return _compiled(Tuna(make_rows(target, self.approximation), self.chi, self.scale))
+        return _compiled(Tuna(self.rows_of(target), self.chi, self.scale))
 
 
 class InformedSubsampling(_SubsamplingStep):
@@ -308,7 +327,7 @@ class InformedSubsampling(_SubsamplingStep):
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        rows, rng = make_rows(target, self.approximation), np.random.default_rng(0)
+        rows, rng = self.rows_of(target), np.random.default_rng(0)
         summaries, attributes = self._summaries(target, rows)
         n_statistics = rows.dim if summaries is None else summaries.shape[1]
         spread = SPREAD if self.spread is None else self.spread

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -22,10 +23,11 @@ from threadpoolctl import ThreadpoolController
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Block", "available_cores", "block_cap", "evaluate_in_blocks", "pad_rows", "partition"]
+__all__ = ["Block", "available_cores", "block_cap", "evaluate_in_blocks", "pad_rows", "partition", "threads_worth_having"]
 
 _COARSE = 64  # rows below which idle ones cost next to nothing
 _IDLE = 1 / 8  # of all rows
+_FEW_OPERATIONS = 10**8  # up to which one thread is fastest
 
 BlockFunction = Callable[[Array], Sequence[Array]]
 
@@ -165,6 +167,11 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
     with _blas().limit(limits=1, user_api="blas"):
         parts = list(map(run, blocks) if cores == 1 else _pool(cores).map(run, blocks))
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def threads_worth_having(operations: int) -> AbstractContextManager[Any]:
+    """One BLAS thread where so many operations are few: threads that wait for each other cost more than all their work."""
+    return nullcontext() if operations > _FEW_OPERATIONS else _blas().limit(limits=1, user_api="blas")
 
 
 @cache

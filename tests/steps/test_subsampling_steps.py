@@ -77,6 +77,20 @@ def test_blocks_beside_nuts_in_two_workers(logistic, reference, make):
     compare(idata, reference, "tau")
 
 
+def test_a_block_of_a_large_model_says_what_the_other_steps_cost():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=12_000)
+    with pm.Model():
+        tau = pm.HalfNormal("tau", 1)
+        beta = pm.Normal("beta", 0, tau)
+        pm.Normal("y", beta * x, 1, observed=x + rng.normal(size=len(x)))
+        with pytest.warns(SamplerWarning, match="leaves tau_log__ to another one, which reads all 12,000 rows"):
+            S.ScalableMetropolis(["beta"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SamplerWarning)
+            S.ScalableMetropolis()
+
+
 def test_a_whole_model_goes_through_summary_disk_and_pickle(logistic, reference, tmp_path):
     with logistic:
         step = S.ScalableMetropolis()

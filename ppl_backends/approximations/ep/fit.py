@@ -5,13 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from ppl_backends.approximations.ep.correction import SecondOrder, sd_errors, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
@@ -25,6 +22,7 @@ from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproxim
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.random import SeedLike
+from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.protocol import BaseTarget
@@ -33,7 +31,6 @@ __all__ = ["fit_ep", "fit_ep_sharded"]
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
 LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # of a site in its predictor's precision; of a standard deviation, relative
-FEW_OPERATIONS = 10**8  # of a sweep, up to which one thread is fastest
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
@@ -132,7 +129,7 @@ def fit_ep(
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
         state = None if start is None else _state_of(start, factors.n_sites)
-        with _threads_worth_having(factors):
+        with threads_worth_having(factors.n_sites * min(factors.dim, factors.n_sites) ** 2):
             sites, reduction = working_sites(factors, n_shards, executor)
             run = SCHEDULES[schedule](sites, options, state)
             return _approximation(run, sites, reduction, factors, target or FactorsTarget(factors), options)
@@ -201,18 +198,6 @@ def fit_ep_sharded(
     result.factors = None
     _warn(result)
     return result
-
-
-def _threads_worth_having(factors: Factors) -> AbstractContextManager[Any]:
-    """One BLAS thread for small problems: threads that wait for each other cost more than all their work."""
-    if factors.n_sites * min(factors.dim, factors.n_sites) ** 2 > FEW_OPERATIONS:
-        return nullcontext()
-    return _blas().limit(limits=1, user_api="blas")
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 def _check_possible(target: BaseTarget) -> None:
