@@ -23,7 +23,15 @@ from threadpoolctl import ThreadpoolController
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Block", "available_cores", "block_cap", "evaluate_in_blocks", "pad_rows", "partition", "threads_worth_having"]
+__all__ = [
+    "Block",
+    "available_cores",
+    "block_cap",
+    "evaluate_in_blocks",
+    "pad_rows",
+    "partition",
+    "threads_worth_having",
+]
 
 _COARSE = 64  # rows below which idle ones cost next to nothing
 _IDLE = 1 / 8  # of all rows

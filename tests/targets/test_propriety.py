@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_backends.targets import FunctionTarget
+from ppl_backends.targets import FunctionTarget, as_target
 from ppl_backends.targets.propriety import improper_coordinate, improper_note
 
 
@@ -78,3 +78,12 @@ def test_proper(name):
 def test_nothing_is_said_of_a_prior_that_is_not_known():
     target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(axis=1), -x))
     assert improper_note(target) is None
+
+
+def test_a_prior_is_judged_by_one_compiled_program():
+    pm = pytest.importorskip("pymc")
+    with pm.Model() as model:
+        pm.Normal("x", 0, pm.HalfNormal("scale", 1), shape=20)
+    target = as_target(model, backend="jax")
+    assert improper_coordinate(target) is None
+    assert list(target._compiled._functions) == ["gradient"]
