@@ -344,7 +344,8 @@ class Hmc:
     Where Σ is the target's covariance a quarter of a period, hL = π/2, gives independent points, so L follows from h. The
     length is drawn anew at every step, the same for all points, which keeps trajectories from closing: from 0.35 π to
     0.65 π, over which the correlation of a coordinate with its start, cos hL, and that of its square, cos² hL, are next to
-    nothing on average (0 and 0.07). It is covered by as few pairs of steps no longer than ``scale`` as do. The force is cut
+    nothing on average (0 and 0.07). It is covered by as few pairs of steps no longer than ``scale`` as do; where points have
+    steps of their own, those with shorter ones go less far. The force is cut
     as in :class:`Mala`: any force that depends on the position alone leaves the scheme reversible and volume preserving.
     """
 
@@ -372,9 +373,9 @@ class Hmc:
     ) -> tuple[S, KernelInfo]:
         """One trajectory for every point."""
         h = _column(scale)
-        share, mean = rng.uniform(*_TRAJECTORY), float(np.mean(h))
-        n_steps = self.n_steps(mean, share)
-        h = h * min(1.0, np.pi * share / (n_steps * mean))
+        share, longest = rng.uniform(*_TRAJECTORY), float(np.max(h))
+        n_steps = self.n_steps(longest, share)
+        h = h * min(1.0, np.pi * share / (n_steps * longest))
         return trajectory(rng, state, evaluate, h, two_stage(n_steps), metric, lambda gradient: _cut(gradient, h))
 
     def step_each(

@@ -33,7 +33,7 @@ from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import PlannedStage, Progress, Stage
 from ppl_backends.smc.schedule import Schedule
-from ppl_backends.smc.tuning import AcceptanceTuning, CarriedTuning, Pairs, PretrialTuning, Turn, TurnTuning
+from ppl_backends.smc.tuning import AcceptanceTuning, CarriedTuning, Pairs, PretrialTuning, Turn, TurnTuning, Uneven
 from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -50,7 +50,7 @@ _STARTS: dict[type, tuple[str, ...]] = {
 }
 _TYPES: tuple[type, ...] = (
     *(Progress, PathState, LineageVariance, PathSampling, Stage, MoveSummary, Rung),
-    *(PlannedStage, PlannedMoves, Metric, SplitMetric, Pairs, Turn),
+    *(PlannedStage, PlannedMoves, Metric, SplitMetric, Pairs, Turn, Uneven),
     *(AcceptanceTuning, TurnTuning, CarriedTuning, PretrialTuning, Schedule, MoveSettings),
     *_STARTS,
 )

@@ -14,12 +14,13 @@ moved. Its difference from log Ẑ has mean zero where the moves do what they sh
 
 Several runs. The evidence is the mean of the runs' evidences. Its error pools the single-run variances with the spread of
 the runs; where the spread is too large to be the single-run error (an F test), the spread alone speaks, with its few degrees
-of freedom.
+of freedom. The error of a posterior mean, and with it the share of a mode, is found in the same way (:func:`ess_of_means`).
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from scipy.stats import f as f_distribution
 from ppl_backends.importance.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence"]
+__all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence", "ess_of_means"]
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
@@ -80,8 +81,16 @@ class LineageVariance:
     @property
     def df(self) -> float:
         """Degrees of freedom of :attr:`variance`: 3(ΣU²)²/ΣU⁴, which is their number for n equal Gaussian terms."""
-        fourth = float((self.contribution**4).sum())
-        return 1.0 if fourth == 0 else 3.0 * float((self.contribution**2).sum()) ** 2 / fourth
+        return float(_df(self.contribution))
+
+
+def _df(contribution: Array) -> Array:
+    """3(ΣU²)²/ΣU⁴ over the first axis."""
+    fourth = (contribution**4).sum(axis=0)
+    df: Array = np.where(
+        fourth == 0, 1.0, 3.0 * (contribution**2).sum(axis=0) ** 2 / np.where(fourth == 0, 1.0, fourth)
+    )
+    return df
 
 
 class PathSampling:
@@ -168,15 +177,44 @@ def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> Evidenc
     """
     runs = len(log_evidence)
     combined = float(logsumexp(log_evidence) - np.log(runs))
-    single = float(np.mean(variance))
-    single_df = min(float(np.sum(df)), _MAX_SINGLE_RUN_DF * runs)
+    pooled, total_df, disagree = (float(figure) for figure in _pooled(log_evidence, variance, df))
+    spread = float(np.std(log_evidence, ddof=1)) if runs > 1 else float("nan")
+    return EvidenceEstimate(combined, (pooled / runs) ** 0.5, total_df, bool(disagree), spread)
+
+
+def _pooled(values: Array, variance: Array, df: Array) -> tuple[Array, Array, Array]:
+    """Return the variance of one run, its degrees of freedom, and whether the runs disagree, from figures ``(runs, ...)``."""
+    runs = len(values)
+    single = variance.mean(axis=0)
+    single_df = np.minimum(df.sum(axis=0), _MAX_SINGLE_RUN_DF * runs)
     if runs == 1:
-        return EvidenceEstimate(combined, single**0.5, single_df, False, float("nan"))
-    between = float(np.var(log_evidence, ddof=1))
-    disagree = between > max(single * f_distribution.isf(_SPREAD_LEVEL, runs - 1, single_df), _ROUNDING)
-    if disagree:
-        pooled, total_df = between, float(runs - 1)
-    else:
-        total_df = single_df + runs - 1
-        pooled = (single_df * single + (runs - 1) * between) / total_df
-    return EvidenceEstimate(combined, (pooled / runs) ** 0.5, total_df, disagree, between**0.5)
+        return single, single_df, np.zeros(single.shape, dtype=bool)
+    between = values.var(axis=0, ddof=1)
+    disagree = between > np.maximum(single * f_distribution.isf(_SPREAD_LEVEL, runs - 1, single_df), _ROUNDING)
+    both = single_df + runs - 1
+    pooled = (single_df * single + (runs - 1) * between) / both
+    return np.where(disagree, between, pooled), np.where(disagree, runs - 1.0, both), disagree
+
+
+def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
+    """Return how many independent draws the mean of each coordinate over all runs is worth ``(dim,)``.
+
+    Lineages within runs tell, and the spread between them: a run that has lost a mode looks well by itself.
+
+    Parameters
+    ----------
+    samples : sequence of (points (n, dim), initial ancestors (n,))
+        Of each run.
+    """
+    means, variance, df = [], [], []
+    for x, eve in samples:
+        _, lineage = np.unique(eve, return_inverse=True)
+        by_lineage = np.zeros((lineage.max() + 1, x.shape[1]))
+        np.add.at(by_lineage, lineage, x - x.mean(axis=0))
+        means.append(x.mean(axis=0))
+        variance.append((by_lineage**2).sum(axis=0) / len(x) ** 2)
+        df.append(_df(by_lineage))
+    pooled, _, _ = _pooled(np.stack(means), np.stack(variance), np.stack(df))
+    total = np.concatenate([x for x, _ in samples]).var(axis=0)
+    ess: Array = len(samples) * total / np.maximum(pooled, 1e-300)
+    return np.where(total > 0, ess, np.inf)

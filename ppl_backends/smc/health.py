@@ -12,7 +12,7 @@ from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.mcmc.kernels import Kernel
 from ppl_backends.smc.agreement import chains_apart
-from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means
 from ppl_backends.smc.memory import modes
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.path import TemperingPath
@@ -21,8 +21,10 @@ from ppl_backends.smc.short_steps import ShortSteps, move_with_short_steps
 
 __all__ = [
     "Verdict",
+    "disagreement_with_path_sampling",
     "distrust",
     "draws_are_healthy",
+    "few_independent_draws",
     "judge",
     "split_finished",
     "try_short_steps",
@@ -44,6 +46,9 @@ _FEW_LINEAGES = 20
 # and the lineages have its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
+# Independent draws that a mean is worth, below which it is not known to a seventh of a standard deviation; or a fiftieth of the
+# draws, where these are few.
+_FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
 _LARGEST_REPAIR = (
@@ -99,7 +104,7 @@ def distrust(
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
             "reports"
         )
-    reasons += _disagreement_with_path_sampling(runs)
+    reasons += disagreement_with_path_sampling(runs)
     return reasons
 
 
@@ -127,7 +132,7 @@ def _few_particles(runs: Sequence[SMCRun]) -> list[str]:
     distinct = min(run.stages[-1].n_distinct for run in runs)
     if distinct < _FEW_DISTINCT * n:
         reasons.append(f"only {distinct} of {n:,} draws of a chain are different points; raise draws or max_moves")
-    return reasons
+    return reasons + few_independent_draws(runs)
 
 
 def _apart(runs: Sequence[SMCRun], names: Sequence[str] = ()) -> list[str]:
@@ -142,7 +147,18 @@ def _apart(runs: Sequence[SMCRun], names: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
+def few_independent_draws(runs: Sequence[SMCRun], enough: float = 1.0) -> list[str]:
+    """Return what there is to say of means that rest on few lineages, or differ between runs; ``enough`` asks for more."""
+    ess = float(ess_of_means([(run.x, run.lineage.eve) for run in runs]).min())
+    if ess >= enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * sum(len(run.x) for run in runs)):
+        return []
+    return [
+        f"a posterior mean is worth only {ess:.0f} independent draws, as where few particles decided the shares of separated "
+        "modes; raise draws"
+    ]
+
+
+def disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
     """The weights see particles before they move, path sampling half of them after: it is off where moves were not enough."""
     differences = [run.log_evidence - run.path_sampling.log_evidence for run in runs]
     error = np.sqrt(np.mean([run.path_sampling.variance_of_difference for run in runs]) / len(runs))

@@ -23,7 +23,7 @@ from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
 from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.smc.memory import WeightMemory, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
-from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, move_once
+from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, Uneven, move_once
 from ppl_backends.targets.protocol import Array
 
 __all__ = [
@@ -38,6 +38,9 @@ __all__ = [
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
 _DIVERGED = 20.0  # energy error of a trajectory
+# Energy error of a trajectory with a step that is too long for its place, and the share of such from which steps are uneven.
+# Of a Gaussian's trajectories with an acceptance rate of 0.9 next to none has so much.
+_TOO_LONG, _MANY_TOO_LONG = 3.0, 0.002
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class PlannedMoves:
     Attributes
     ----------
     metric : Metric or SplitMetric
-    scales : tuple of float, Pairs or Turn
+    scales : tuple of float, Pairs, Turn or Uneven
         One per move.
     """
 
@@ -132,7 +135,7 @@ def move_particles(
     state : PathState
     summary : MoveSummary
     tuning : Tuning
-    scales : tuple of float, Pairs or Turn
+    scales : tuple of float, Pairs, Turn or Uneven
         The parameters of every move.
     """
     mover = _Mover(state, path, kernel, cross_fitted_metric(state.x, path.reference), rng, tuning)
@@ -180,7 +183,8 @@ def extend_chains(
     """Waste-free moves (Dau & Chopin 2022): from every particle a chain, of which ``length`` states are kept.
 
     Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
-    until it has forgotten or the next doubling would exceed the cap.
+    until it has forgotten or the next doubling would exceed the cap. Where the chain has to have more moves than states, it
+    begins with so many between two states kept.
 
     Parameters
     ----------
@@ -202,14 +206,14 @@ def extend_chains(
         All states kept, those of a chain adjacent.
     summary : MoveSummary
     tuning : Tuning
-    scales : tuple of float, Pairs or Turn
+    scales : tuple of float, Pairs, Turn or Uneven
         The parameters of every move.
     """
     mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
     planned = _shuffled(plan.scales, rng) if plan.scales else None
     if planned is None:
         mover.prepare()
-    stride = len(planned) // (length - 1) if planned else 1
+    stride = len(planned) // (length - 1) if planned else -(-settings.minimum // (length - 1))
     states = [state]
     while True:
         done = len(mover.scales)
@@ -226,10 +230,10 @@ def extend_chains(
     return concatenate(states).take(by_chain), summary, mover.tuning, tuple(mover.scales)
 
 
-def share_of_divergent(info: KernelInfo) -> float:
+def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> float:
     """Return the share of trajectories that went astray; those that left the support are no sign of too long a step."""
     assert info.log_ratio is not None
-    return float(np.mean(np.isfinite(info.log_ratio) & (info.log_ratio < -_DIVERGED)))
+    return float(np.mean(np.isfinite(info.log_ratio) & (info.log_ratio < -energy_error)))
 
 
 class _Mover:
@@ -252,6 +256,7 @@ class _Mover:
         self.acceptance: list[float] = []
         self.jumps: list[float] = []
         self.divergent: list[float] = []
+        self.too_long: list[float] = []
         self.gradients, self.left = 0.0, 1.0
         self.outside = OutsidePoints(state.x)
 
@@ -271,17 +276,25 @@ class _Mover:
 
     def move(self, parameters: Parameters | None = None) -> None:
         """Move every particle once, as the tuning says or as given."""
-        before, used = self.state, self.tuning.parameters() if parameters is None else parameters
+        before, used = self.state, self._parameters() if parameters is None else parameters
         self.state, info = self._step(used)
         self._renew()
         if parameters is None:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
         self.acceptance.append(float(info.acceptance.mean()))
-        self.divergent.append(share_of_divergent(info) if isinstance(self.kernel, Hmc) else 0.0)
+        if isinstance(self.kernel, Hmc):
+            self.divergent.append(share_of_divergent(info))
+            self.too_long.append(share_of_divergent(info, _TOO_LONG))
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= correlation_left(before.x, self.state.x, self.modes)
         self.left = max(float(self.product.max()), self.memory.left(self.state))
+
+    def _parameters(self) -> Parameters:
+        """Of the next move: those of the tuning, with shorter steps among them where its step is too long in places."""
+        tuned = self.tuning.parameters()
+        uneven = isinstance(tuned, float) and bool(self.too_long) and np.mean(self.too_long) > _MANY_TOO_LONG
+        return Uneven(tuned) if isinstance(tuned, float) and uneven else tuned
 
     def _renew(self) -> None:
         """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.
@@ -314,6 +327,6 @@ class _Mover:
             float(np.mean((self.state.x == self.start).all(axis=1))),
             self.memory.noise,
             int(self.modes.max()) + 1,
-            float(np.mean(self.divergent)),
+            float(np.mean(self.divergent or [0.0])),
             min(1.0, self.outside.n_undefined(self.path.target) / (len(self.scales) * len(self.state.x))),
         )

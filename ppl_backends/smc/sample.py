@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ppl_backends.importance.tails import with_tails
 from ppl_backends.mcmc.kernels import KERNELS, Kernel, make_kernel
 from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
+from ppl_backends.smc.again import finer, is_too_coarse
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
@@ -212,22 +214,22 @@ def sample_smc(
     identity["power_potentials"] = power_potentials
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
     seed = saved.seed if saved else random_seed
-    *generators, result_rng, initial_rng, bridge_rng, check_rng = spawn_generators(seed, chains + 4)
+    generators = spawn_generators(seed, 2 * chains + 4)
+    result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
     route = choose_path(target, saved.initial if saved else initial, initial_rng)
     if saved:
         saved = saved.begin(route)
-    runs, interrupted = run_chains(
-        route,
-        chosen,
-        draws,
-        generators,
-        options | {"max_time": max_time},
-        executor=executor,
-        checkpoint=saved,
-        progressbar=progressbar,
-    )
+    begin = partial(run_chains, route, chosen, draws, executor=executor, progressbar=progressbar)
+    runs, interrupted = begin(generators[:chains], options | {"max_time": max_time}, checkpoint=saved)
     runs, unfinished = split_finished(runs, chains, interrupted)
-    estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    estimate = _estimate(runs)
+    own_ladder = options["schedule"].is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
+    again = own_ladder and not unfinished and is_too_coarse(runs, estimate)
+    if again:
+        found, interrupted = begin(generators[chains + 4 :], finer(options), checkpoint=None)
+        again = not interrupted and all(run.complete for run in found)
+    if again:
+        runs, options, estimate = found, finer(options), _estimate(found)
     estimate = with_prior_error(estimate, route)
     bridge = _bridge(route, runs, bridge_rng)
     waste_free = options["len_chain"] is not None
@@ -259,9 +261,15 @@ def sample_smc(
             "len_chain": options["len_chain"] or 1,
             "schedule": options["schedule"].kind,
             "unbiased": int(unbiased),
+            "run_again": int(again),
         }
         | (evidence_attrs(estimate, bridge) if all(run.complete for run in runs) else {}),
     )
+
+
+def _estimate(runs: Sequence[SMCRun]) -> EvidenceEstimate:
+    """The evidence of tempering."""
+    return combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
 
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCRun], rng: np.random.Generator) -> EvidenceEstimate | None:
