@@ -24,8 +24,11 @@ _MORE_CHAINS, _SHORTEST = 4, 2  # times as many, and states that are kept of eac
 
 
 def is_too_coarse(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> bool:
-    """Return whether means or evidence of finished runs rest on too little, or contradict each other."""
-    if not all(run.complete for run in runs):
+    """Return whether means or evidence of finished runs rest on too little, or contradict each other.
+
+    Where few draws of the start were inside the support, no ladder mends it.
+    """
+    if not all(run.complete for run in runs) or any(run.n_start_draws > len(run.x) for run in runs):
         return False
     return (
         evidence.runs_disagree

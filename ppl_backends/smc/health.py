@@ -46,8 +46,8 @@ _FEW_LINEAGES = 20
 # and the lineages have its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
-# Independent draws that a mean is worth, below which it is not known to a seventh of a standard deviation; or a fiftieth of the
-# draws, where these are few.
+# Independent draws that a mean is worth, below which it is not known to a seventh of a standard deviation; or a fiftieth of
+# the draws, where these are few.
 _FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say

@@ -5,7 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.mcmc.kernels import Hmc
-from ppl_backends.smc.evidence import LineageVariance, combine_evidence
+from ppl_backends.smc.evidence import LineageVariance, combine_evidence, ess_of_means
 from ppl_backends.smc.path import SampledPriorPath
 from ppl_backends.smc.results import prior_normalizer
 from ppl_backends.smc.sampler import run_tempering
@@ -82,3 +82,24 @@ def test_the_error_of_an_estimated_prior_integral_is_honest():
     together, error, _ = prior_normalizer(path, runs)
     assert error == pytest.approx(np.std([run.log_normalizer for run in runs]) / 60**0.5, rel=0.4)
     assert abs(together + np.log(3.0)) < 4 * error
+
+
+def test_the_mean_of_independent_draws_is_worth_their_number():
+    rng = np.random.default_rng(0)
+    samples = [(rng.standard_normal((1000, 200)), np.arange(1000)) for _ in range(4)]
+    ess = ess_of_means(samples)
+    assert np.median(ess) == pytest.approx(4000, rel=0.1)
+    families = [
+        (np.repeat(rng.standard_normal((100, 200)), 10, axis=0), np.repeat(np.arange(100), 10)) for _ in range(4)
+    ]
+    assert np.median(ess_of_means(families)) == pytest.approx(400, rel=0.1)
+    assert np.median(ess_of_means(families[:1])) == pytest.approx(100, rel=0.1)
+
+
+def test_runs_of_which_one_has_lost_a_mode_are_worth_few_draws():
+    rng = np.random.default_rng(1)
+    both = [4.0 * rng.choice([-1, 1], (1000, 1)) + rng.standard_normal((1000, 1)) for _ in range(3)]
+    lost = 4.0 + rng.standard_normal((1000, 1))
+    samples = [(x, np.arange(1000)) for x in both]
+    assert ess_of_means(samples)[0] > 500
+    assert ess_of_means([*samples, (lost, np.arange(1000))])[0] < 30

@@ -8,10 +8,16 @@ import ppl_backends as pb
 from ppl_backends.mcmc.kernels import Hmc
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
-from ppl_backends.smc.path import BridgePath
+from ppl_backends.smc.moves import MoveSettings, move_particles
+from ppl_backends.smc.path import BridgePath, PriorPath
 from ppl_backends.smc.records import SMCRun
+from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.short_steps import move_with_short_steps
+from ppl_backends.smc.tuning import Uneven, acceptance_tuning
+from tests.smc.test_bridge_sampling import wide_regression
 from tests.smc.test_calibration import funnel
+from tests.toys import conjugate_gaussian
 
 N = 2000
 
@@ -68,3 +74,41 @@ def test_a_hierarchy_in_which_trajectories_diverge_without_harm_is_trusted():
         assert float(figures["divergent"].isel(stage=-1).mean()) > 0.002
         assert attrs["log_evidence_trusted"] == 1, attrs["warnings"]
         assert abs(attrs["log_evidence"] + 279.03) < 5 * attrs["log_evidence_se"]
+
+
+def test_steps_are_uneven_where_they_are_too_long_in_places():
+    """A quarter of the particles takes a quarter of the step, in the funnel and not in a Gaussian."""
+    steps = Uneven(0.8).draw(100_000, np.random.default_rng(0))
+    assert np.unique(steps).tolist() == [0.2, 0.8]
+    assert np.mean(steps == 0.2) == pytest.approx(0.25, abs=0.006)
+    known = conjugate_gaussian(6)
+    wide, exact = (
+        pb.GaussianApproximation(np.zeros(6), np.eye(6)),
+        pb.GaussianApproximation(known.mean, np.diag(known.sd**2)),
+    )
+    for target, start, some in ((funnel(5), wide, True), (known.target, exact, False)):
+        path, rng = BridgePath(target, start), np.random.default_rng(1)
+        state = path.evaluate(start.sample(400, rng), 1.0, True)
+        tuning = acceptance_tuning(Hmc(), 1.0, 6)
+        *_, used = move_particles(state, path, Hmc(), tuning, MoveSettings(12, 12), rng)
+        assert any(isinstance(scale, Uneven) for scale in used) == some
+        assert not isinstance(used[0], Uneven)
+
+
+@pytest.mark.slow
+def test_wide_priors_do_not_leave_particles_behind():
+    """With one step for all the log evidence is low by 0.11 ± 0.02: next to none enter the narrow part of the funnel."""
+    target, truth = wide_regression()
+    errors = [
+        run_tempering(
+            PriorPath(target),
+            Hmc(),
+            2000,
+            np.random.default_rng([99, k]),
+            schedule=Schedule(fraction=0.9),
+            len_chain=20,
+        ).log_evidence
+        - truth
+        for k in range(24)
+    ]
+    assert abs(np.mean(errors)) < 0.06
