@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -114,7 +114,9 @@ def sample_smc(
         being resampled only where their ESS is below half; or as given, increasing to 1.
     ess_threshold : float or "auto"
         Share of the particles that the ESS of every reweighting keeps; it sets the ladder. ``"auto"`` keeps a half where the
-        weights are light-tailed and the chains mix, up to 0.97 elsewhere; with ``schedule="cess"`` it is 0.9.
+        weights are light-tailed and the chains mix, up to 0.97 elsewhere; with ``schedule="cess"`` it is 0.9. And where at the
+        end a mean is worth few independent draws, or chains contradict each other, all chains run again with 0.9 and four
+        times as many waste-free chains; not if ``len_chain``, ``max_time`` or ``unbiased`` is given.
     min_moves, max_moves : int
         Floor and cap of the number of moves per temperature, which is otherwise automatic.
     len_chain : int, "auto" or None
@@ -222,15 +224,13 @@ def sample_smc(
     begin = partial(run_chains, route, chosen, draws, executor=executor, progressbar=progressbar)
     runs, interrupted = begin(generators[:chains], options | {"max_time": max_time}, checkpoint=saved)
     runs, unfinished = split_finished(runs, chains, interrupted)
-    estimate = _estimate(runs)
-    own_ladder = options["schedule"].is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    again = own_ladder and not unfinished and is_too_coarse(runs, estimate)
+    left_to_run = options["schedule"].is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
+    again = None
+    if left_to_run and not unfinished and is_too_coarse(runs, _estimate(runs)):
+        again = _run_again(partial(begin, generators[chains + 4 :], finer(options), checkpoint=None))
     if again:
-        found, interrupted = begin(generators[chains + 4 :], finer(options), checkpoint=None)
-        again = not interrupted and all(run.complete for run in found)
-    if again:
-        runs, options, estimate = found, finer(options), _estimate(found)
-    estimate = with_prior_error(estimate, route)
+        runs, options = again, finer(options)
+    estimate = with_prior_error(_estimate(runs), route)
     bridge = _bridge(route, runs, bridge_rng)
     waste_free = options["len_chain"] is not None
     prior = prior_normalizer(route, runs) if isinstance(route, PriorPath) else None
@@ -261,10 +261,19 @@ def sample_smc(
             "len_chain": options["len_chain"] or 1,
             "schedule": options["schedule"].kind,
             "unbiased": int(unbiased),
-            "run_again": int(again),
+            "run_again": int(again is not None),
         }
         | (evidence_attrs(estimate, bridge) if all(run.complete for run in runs) else {}),
     )
+
+
+def _run_again(begin: Callable[[], tuple[list[SMCRun], bool]]) -> list[SMCRun] | None:
+    """The chains of a second run; None where Ctrl-C ended it, since those of the first one are there."""
+    try:
+        runs, interrupted = begin()
+    except KeyboardInterrupt:
+        return None
+    return None if interrupted or not all(run.complete for run in runs) else runs
 
 
 def _estimate(runs: Sequence[SMCRun]) -> EvidenceEstimate:
