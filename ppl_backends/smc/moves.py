@@ -41,6 +41,8 @@ _DIVERGED = 20.0  # energy error of a trajectory
 # Energy error of a trajectory with a step that is too long for its place, and the share of such from which steps are uneven.
 # Of a Gaussian's trajectories with an acceptance rate of 0.9 next to none has so much.
 _TOO_LONG, _MANY_TOO_LONG = 3.0, 0.002
+# Share of trajectories that diverge from which a quarter of the step is too long as well, and no help.
+_MANY_DIVERGE = 0.005
 
 
 @dataclass(frozen=True)
@@ -293,8 +295,10 @@ class _Mover:
     def _parameters(self) -> Parameters:
         """Of the next move: those of the tuning, with shorter steps among them where its step is too long in places."""
         tuned = self.tuning.parameters()
-        uneven = isinstance(tuned, float) and bool(self.too_long) and np.mean(self.too_long) > _MANY_TOO_LONG
-        return Uneven(tuned) if isinstance(tuned, float) and uneven else tuned
+        if not isinstance(tuned, float) or not self.too_long:
+            return tuned
+        uneven = np.mean(self.too_long) > _MANY_TOO_LONG and np.mean(self.divergent) < _MANY_DIVERGE
+        return Uneven(tuned) if uneven else tuned
 
     def _renew(self) -> None:
         """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.

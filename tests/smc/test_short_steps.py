@@ -76,7 +76,7 @@ def test_a_hierarchy_in_which_trajectories_diverge_without_harm_is_trusted():
 
 
 def test_steps_are_uneven_where_they_are_too_long_in_places():
-    """A quarter of the particles takes a quarter of the step, in the funnel and not in a Gaussian."""
+    """A quarter of the particles takes a quarter of the step; not in a Gaussian, where none is too long."""
     steps = Uneven(0.8).draw(100_000, np.random.default_rng(0))
     assert np.unique(steps).tolist() == [0.2, 0.8]
     assert np.mean(steps == 0.2) == pytest.approx(0.25, abs=0.006)
