@@ -42,7 +42,7 @@ _DIVERGED = 20.0  # energy error of a trajectory
 # Of a Gaussian's trajectories with an acceptance rate of 0.9 next to none has so much.
 _TOO_LONG, _MANY_TOO_LONG = 3.0, 0.002
 # Share of trajectories that diverge from which a quarter of the step is too long as well, and no help.
-_MANY_DIVERGE = 0.005
+_MANY_DIVERGE = 0.002
 
 
 @dataclass(frozen=True)
