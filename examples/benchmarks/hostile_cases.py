@@ -1,7 +1,7 @@
 """Hostile targets with known answers: how often every method is wrong, and how often it is wrong and trusted.
 
 A run is *wrong* if its log evidence is more than four of its standard errors off (for Laplace, which has none, by more than
-half), or the mean or sd of a coordinate by more than 20 % of the posterior's sd, or, where there is no fourth moment, the 5, 50
+half), or the mean or sd of a coordinate by more than 20 % of the posterior's sd, or, without a fourth moment, the 5, 50
 or 95 % quantile by more than 5 % of the range between the outer two, in each case beyond three Monte Carlo standard errors
 of as many independent draws. A run is *trusted* if ``log_evidence_trusted`` (for Laplace ``converged``) says so.
 
