@@ -39,7 +39,7 @@ _SUSPECT, _DIVERGENT = 0.0005, 0.005
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
-_SHIFTED = 3.0  # standard errors by which shorter steps may move particles to where the energy error is large
+_SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
 # Initial particles with descendants: in every chain, or in all together where the moves of every stage mixed.
 _FEW_LINEAGES = 20
 # Initial particles with descendants, from which nothing need be forgotten: particles that never move are importance sampling,
