@@ -40,7 +40,7 @@ _SUSPECT, _DIVERGENT = 0.0005, 0.005
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 _SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
-# Initial particles with descendants: in every chain, or in all together where the moves of every stage mixed.
+# Initial particles with descendants: in every chain for its own evidence, in all together for draws that mixed since.
 _FEW_LINEAGES = 20
 # Initial particles with descendants, from which nothing need be forgotten: particles that never move are importance sampling,
 # and the lineages have its error.
@@ -120,12 +120,11 @@ def _cut_off(runs: Sequence[SMCRun]) -> list[str]:
     ]
 
 
-def _few_particles(runs: Sequence[SMCRun]) -> list[str]:
-    """Return what there is to say of particles with few ancestors, or that are copies of each other."""
+def _few_particles(runs: Sequence[SMCRun], in_all: bool = False) -> list[str]:
+    """Return what there is to say of particles with few ancestors, in a chain or ``in_all``, or of copies."""
     reasons, n = [], len(runs[0].x)
     lineages = [run.stages[-1].n_lineages for run in runs]
-    mixed = not any(_remembers(move) for move in _all_moves(runs))
-    if min(lineages) < _FEW_LINEAGES and not (mixed and sum(lineages) >= _FEW_LINEAGES):
+    if (sum(lineages) if in_all else min(lineages)) < _FEW_LINEAGES:
         drawn = runs[int(np.argmin(lineages))].n_start_draws
         of = f" of {drawn:,} draws of the start" if drawn > n else ""
         reasons.append(f"only {min(lineages)} initial particles{of} have descendants; raise draws")
@@ -319,7 +318,7 @@ def draws_are_healthy(runs: Sequence[SMCRun], short_steps: ShortSteps | None = N
     moved = [move for move in last if move is not None]
     if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
-    if _misses_a_neck(runs, short_steps) or _few_particles(runs) or _cut_off(runs) or _apart(runs):
+    if _misses_a_neck(runs, short_steps) or _few_particles(runs, in_all=True) or _cut_off(runs) or _apart(runs):
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):
