@@ -159,7 +159,14 @@ def test_variational_inference_says_that_its_gaussian_is_far_from_a_ring():
 def test_tempering_from_a_poor_start_blames_the_start():
     with pytest.warns() as caught:
         idata = pb.sample_smc(
-            FunctionTarget(6, funnel), initial="laplace", draws=200, chains=2, random_seed=1, progressbar=False
+            FunctionTarget(6, funnel),
+            initial="laplace",
+            draws=200,
+            chains=2,
+            ess_threshold=0.5,
+            max_moves=10,
+            random_seed=1,
+            progressbar=False,
         )
     first, last = str(caught[0].message), str(caught[-1].message)
     assert "initial: the Laplace approximation of function target is a poor start" in first
