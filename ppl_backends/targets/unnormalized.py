@@ -221,7 +221,7 @@ def Unnormalized(
     >>> lattice = ising.simulate([0.3], 1, np.random.default_rng(1))[0]
     >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
     >>> target = pb.Unnormalized(simulator=ising, observed=lattice, prior=prior)
-    >>> idata = pb.sample_mcmc(target, step=pb.steps.Exchange(), draws=500, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=pb.steps.Exchange(), draws=2000, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """
