@@ -91,6 +91,7 @@ def test_a_block_of_a_large_model_says_what_the_other_steps_cost():
             S.ScalableMetropolis()
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_a_whole_model_goes_through_summary_disk_and_pickle(logistic, reference, tmp_path):
     with logistic:
         step = S.ScalableMetropolis()
