@@ -52,7 +52,7 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     modes, climbs, fruitless, complete = [found], 0, 0, False
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
-        while climbs < MOST_CLIMBS and not complete:
+        while len(points) and climbs < MOST_CLIMBS and not complete:
             likely = _likeliest_elsewhere(points, height, modes) if fruitless == 0 else []
             height[likely] = -np.inf
             in_turn = np.arange(climbs, climbs + CLIMBS - len(likely)) % len(points)
@@ -89,6 +89,8 @@ def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApp
         return None
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
+        if not len(points):
+            return None
         likely = _likeliest_elsewhere(points, height, [q])
         new = _new_modes(target, points[[*likely, *range(min(CLIMBS - len(likely), len(points)))]], [q])
     beyond = [mode for mode in new if _beyond(mode.mean[None], q)[0]]

@@ -207,6 +207,20 @@ def test_a_gaussian_at_one_mode_of_two_has_not_converged(share):
     assert q.diagnostics["other_mode_share"] == pytest.approx(1 - share, abs=1e-4)
 
 
+def test_a_mode_where_no_draw_of_the_prior_is_inside_the_support():
+    def log_likelihood(x):
+        return np.where(x[:, 0] > 5.5, -200 * (x[:, 0] - 6.5) ** 2, -np.inf), -400 * (x - 6.5)
+
+    def log_prior(x):
+        return -0.5 * (x**2).sum(axis=1), -x
+
+    target = FunctionTarget(1, log_likelihood, log_prior, lambda n, rng: rng.standard_normal((n, 1)))
+    q = quiet(target, start=[6.4])
+    assert q.converged
+    assert q.mean == pytest.approx([2600 / 401])
+    assert with_other_modes(target, q) is q
+
+
 def test_a_negligible_mode_is_not_held_against_a_gaussian():
     assert quiet(two_modes(0.999), start=[5.0]).converged
 
