@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
+from ppl_backends.smc.evidence import sums_by_lineage
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["Apart", "chains_apart"]
@@ -72,8 +73,5 @@ def chains_apart(x: Sequence[Array], lineages: Sequence[Index]) -> Apart | None:
 
 def _variance_of_mean(centred: Array, lineage: Index) -> Array:
     """Variance ``(k,)`` of the mean of columns ``(n, k)``, whose lineages are independent; no less than of n draws."""
-    _, number = np.unique(lineage, return_inverse=True)
-    sums = np.zeros((int(number.max()) + 1, centred.shape[1]))
-    np.add.at(sums, number, centred)
     n = len(centred)
-    return np.maximum((sums**2).sum(axis=0), (centred**2).sum(axis=0)) / n**2 + 1e-12
+    return np.maximum((sums_by_lineage(centred, lineage) ** 2).sum(axis=0), (centred**2).sum(axis=0)) / n**2 + 1e-12

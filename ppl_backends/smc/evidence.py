@@ -30,7 +30,7 @@ from scipy.stats import f as f_distribution
 from ppl_backends.importance.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence", "ess_of_means"]
+__all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence", "ess_of_means", "sums_by_lineage"]
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
@@ -196,6 +196,17 @@ def _pooled(values: Array, variance: Array, df: Array) -> tuple[Array, Array, Ar
     return np.where(disagree, between, pooled), np.where(disagree, runs - 1.0, both), disagree
 
 
+def sums_by_lineage(values: Array, eve: Index) -> Array:
+    """Return the sums of rows ``(n, k)`` over the particles of every lineage, which are independent of each other.
+
+    Of centred rows, the sum of their squares over n² estimates the variance of the mean.
+    """
+    _, lineage = np.unique(eve, return_inverse=True)
+    sums = np.zeros((int(lineage.max()) + 1, values.shape[1]))
+    np.add.at(sums, lineage, values)
+    return sums
+
+
 def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
     """Return how many independent draws the mean of each coordinate over all runs is worth ``(dim,)``.
 
@@ -208,9 +219,7 @@ def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
     """
     means, variance, df = [], [], []
     for x, eve in samples:
-        _, lineage = np.unique(eve, return_inverse=True)
-        by_lineage = np.zeros((lineage.max() + 1, x.shape[1]))
-        np.add.at(by_lineage, lineage, x - x.mean(axis=0))
+        by_lineage = sums_by_lineage(x - x.mean(axis=0), eve)
         means.append(x.mean(axis=0))
         variance.append((by_lineage**2).sum(axis=0) / len(x) ** 2)
         df.append(_df(by_lineage))

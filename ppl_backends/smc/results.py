@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.results import build_inference_data
-from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
+from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence, sums_by_lineage
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import PriorPath, SampledPriorPath, TemperingPath
@@ -152,9 +152,7 @@ def lineage_ess(x: Array, ancestor: Index) -> Array:
     """
     n = len(x)
     centred = x - x.mean(axis=0)
-    by_lineage = np.zeros_like(centred)
-    np.add.at(by_lineage, ancestor, centred)
-    variance_of_mean = (by_lineage**2).sum(axis=0) / n**2
+    variance_of_mean = (sums_by_lineage(centred, ancestor) ** 2).sum(axis=0) / n**2
     return np.minimum(n, x.var(axis=0) / np.maximum(variance_of_mean, 1e-300))
 
 
