@@ -24,7 +24,7 @@ _LAZY = {
     "certify": "ppl_backends.gibbs.certificates",
     "compare_evidence": "ppl_backends.compare",
     "fit_ep": "ppl_backends.approximations.ep",
-    "fit_gibbs_vi": "ppl_backends.gibbs.annealing",
+    "fit_gibbs_vi": "ppl_backends.gibbs.fit",
     "fit_laplace": "ppl_backends.approximations",
     "fit_vi": "ppl_backends.approximations.variational",
     "from_draws": "ppl_backends.approximations",

@@ -13,7 +13,7 @@ import ppl_backends as pb
 from ppl_backends import options
 from ppl_backends.approximations.ep import fit_ep_sharded
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.annealing import fit_gibbs_vi_path
+from ppl_backends.gibbs.fit import fit_gibbs_vi_path
 from ppl_backends.handover import initvals_for_pymc
 from ppl_backends.targets import FunctionTarget
 

@@ -42,7 +42,7 @@ from scipy.stats import chi2
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.importance.weights import pareto_k
+from ppl_backends.numerics.weights import pareto_k
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.results import lineage_ess
 from ppl_backends.targets.propriety import improper_coordinate

@@ -23,7 +23,7 @@ from scipy.stats import qmc
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.mcmc.subsampling.rows import QuadraticRest, SiteRows, make_rows
+from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, SiteRows, make_rows
 from ppl_backends.steps.adapter import forkable_target
 from ppl_backends.targets import compiled_sites as sites
 
@@ -117,7 +117,7 @@ def reference(case: str, n: int, folder: Path):
         found = np.load(path)
         return found["mean"], found["sd"], float(found["weight_variance"])
     design, y = load(case, n, folder)
-    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(DIM), -np.eye(DIM)))
+    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticLogPrior(0.0, np.zeros(DIM), -np.eye(DIM)))
     pairs = HALVES[case] << int(np.log2(np.clip(10**6 // n, 1, 512)))
     half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(pairs)
     z = np.concatenate([half, -half])

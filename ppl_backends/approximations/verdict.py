@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.approximations.noise import standardised_noise
-from ppl_backends.importance.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
+from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["POINTS", "Verdict", "evidence_seen", "figures_of_weights", "judge_gaussian"]
@@ -104,7 +104,7 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     """
     z = standardised_noise(POINTS, q.dim, np.random.default_rng(0))
     with np.errstate(all="ignore"):
-        log_density, gradient = target.in_one_shape().log_density_and_gradient(q.color(z))
+        log_density, gradient = target.with_fixed_batch_size().log_density_and_gradient(q.color(z))
         log_weights = log_density - q.log_density(q.color(z))
     inside = np.isfinite(log_weights)
     if inside.sum() < 2:

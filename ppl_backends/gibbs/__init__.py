@@ -29,7 +29,7 @@ _LAZY = {
     "Quantile": "losses",
     "GibbsVI": "linear_scores",
     "Squared": "losses",
-    "Tuning": "posterior",
+    "TuningRecord": "posterior",
     "ZeroOne": "losses",
     "auc_risk": "auc",
     "certify": "certificates",

@@ -25,7 +25,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.linear_scores import Gaussian, GibbsVI, expected_risk, gaussian_kl
+from ppl_backends.gibbs.gaussian_vi import Gaussian, GibbsVI, expected_risk, gaussian_kl
 from ppl_backends.gibbs.losses import Hinge
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.options import approximation as approximation_option

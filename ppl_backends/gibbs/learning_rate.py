@@ -23,11 +23,11 @@ from scipy.optimize import minimize_scalar
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning
-from ppl_backends.gibbs.annealing import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
 from ppl_backends.gibbs.auc import auc_risk
 from ppl_backends.gibbs.certificates import certify
-from ppl_backends.gibbs.linear_scores import expected_risk
-from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, Tuning
+from ppl_backends.gibbs.fit import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
+from ppl_backends.gibbs.gaussian_vi import expected_risk
+from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, TuningRecord
 from ppl_backends.options import array, checked, choice, increasing, integer, none
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, Index
@@ -153,7 +153,7 @@ def choose_learning_rate(
     >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=80.0)
     >>> choice = choose_learning_rate(posterior, [8.0, 80.0], random_seed=1)
     >>> choice.posterior.tuning
-    (Tuning(what='learning rate', how='cross-validation', candidates=2),)
+    (TuningRecord(what='learning rate', how='cross-validation', candidates=2),)
     """
     rates = default_grid(posterior.n) if grid is None else np.asarray(grid, dtype=np.float64)
     if certificate and method != "bound":
@@ -186,7 +186,7 @@ def choose_learning_rate(
             stacklevel=3,
         )
     chosen = posterior.with_learning_rate(rates[best])._tuned(
-        *posterior.tuning, Tuning("learning rate", method, len(rates))
+        *posterior.tuning, TuningRecord("learning rate", method, len(rates))
     )
     return LearningRateChoice(chosen, float(rates[best]), rates, criterion, error, pareto_k, method)
 
@@ -235,7 +235,7 @@ def choose_prior_scale(
         for scale in scales:
             evidence(float(scale))
         best, candidates = max(tried, key=lambda pair: pair[1])[0], len(tried)
-    chosen = at(best)._tuned(*posterior.tuning, Tuning("prior", "pseudo-evidence", candidates))
+    chosen = at(best)._tuned(*posterior.tuning, TuningRecord("prior", "pseudo-evidence", candidates))
     table = np.array(sorted(tried))
     return PriorScaleChoice(chosen, best, table[:, 0], table[:, 1])
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import cholesky
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.linear_scores import (
+from ppl_backends.gibbs.gaussian_vi import (
     Gaussian,
     GibbsVI,
     Solution,

@@ -22,13 +22,13 @@ from ppl_backends.options import instance, number
 from ppl_backends.targets.factors import Factors, SiteFamily
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
 
-__all__ = ["POSTERIOR", "GibbsPosterior", "Tuning"]
+__all__ = ["POSTERIOR", "GibbsPosterior", "TuningRecord"]
 
 MAX_PAIR_BYTES = 2**29
 """Budget of the design of pairs, n₊n₋ rows, that EP works on."""
 
 
-class Tuning(NamedTuple):
+class TuningRecord(NamedTuple):
     """A choice that was made with the same data.
 
     Attributes
@@ -87,7 +87,7 @@ class GibbsPosterior(BaseTarget):
         λ · 2n₊n₋/(n(n − 1)), the learning rate of the mean over pairs of the two classes; NaN for other losses.
     loss : Loss or None
     X, y : ndarray or None
-    tuning : tuple of Tuning
+    tuning : tuple of TuningRecord
         Choices made with the same data, which certificates have to pay for.
 
     Raises
@@ -137,7 +137,7 @@ class GibbsPosterior(BaseTarget):
         **options: Any,
     ) -> None:
         self.learning_rate = _checked_rate(learning_rate)
-        self.tuning: tuple[Tuning, ...] = ()
+        self.tuning: tuple[TuningRecord, ...] = ()
         self.loss: Loss | None = None
         self.X = self.y = None
         self._gaussian_factors: Factors | None = None
@@ -262,7 +262,7 @@ class GibbsPosterior(BaseTarget):
         other._adopt_prior()
         return other
 
-    def _tuned(self, *tuning: Tuning) -> GibbsPosterior:
+    def _tuned(self, *tuning: TuningRecord) -> GibbsPosterior:
         """A copy that says how it was chosen."""
         other = copy.copy(self)
         other.tuning = tuple(tuning)

@@ -23,9 +23,9 @@ from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import with_tails
-from ppl_backends.importance.weights import (
+from ppl_backends.numerics.weights import (
     LARGEST_PARETO_K,
-    EvidenceEstimate,
+    ImportanceEvidence,
     effective_sample_size,
     estimate_evidence,
     heavy_tail,
@@ -336,7 +336,7 @@ def _distrust(
     return f"{' and '.join(reasons)}, so the evidence and its standard error cannot be trusted" if reasons else ""
 
 
-def _evidence_attributes(evidence: EvidenceEstimate, trouble: str) -> dict[str, Any]:
+def _evidence_attributes(evidence: ImportanceEvidence, trouble: str) -> dict[str, Any]:
     return {
         "log_evidence": evidence.log_evidence,
         "log_evidence_se": evidence.standard_error,

@@ -22,7 +22,7 @@ import numpy as np
 
 from ppl_backends.importance.axes import heavy_axes
 from ppl_backends.importance.proposals import IndependentT, StudentMixture, StudentT, gaussian_of
-from ppl_backends.importance.weights import normalised_weights
+from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["fit_shares", "is_nearer", "student_mixture", "with_tails"]

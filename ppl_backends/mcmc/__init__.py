@@ -1,1 +1,1 @@
-"""Markov kernels, vectorised over points: one implementation serves SMC, MCMC and PyMC's step methods."""
+"""Markov chain Monte Carlo by any step method, without PyMC's loop."""

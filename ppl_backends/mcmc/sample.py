@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.algorithm import Algorithm
-from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
@@ -28,7 +28,7 @@ __all__ = ["sample_mcmc"]
 REPORTS = 50  # a chain
 
 
-class Run(NamedTuple):
+class ChainDraws(NamedTuple):
     """Draws ``(draws, dim)`` of one chain and their statistics, name → ``(draws,)``; fewer where it was interrupted."""
 
     x: Array
@@ -187,7 +187,7 @@ def _drawn_starts(target: BaseTarget, algorithm: Algorithm, chains: int, rng: np
     return np.array(drawn)
 
 
-def _run(job: _Job) -> Run:
+def _run(job: _Job) -> ChainDraws:
     """One chain; what it has so far where it is interrupted."""
     algorithm, rng, total = job.algorithm, job.rng, job.tune + job.draws
     x = np.empty((job.draws, algorithm.dim))
@@ -210,7 +210,7 @@ def _run(job: _Job) -> Run:
     except KeyboardInterrupt:
         if job.stop is not None:
             job.stop.set()
-    return Run(x[:kept], {name: values[:kept] for name, values in stats.items()})
+    return ChainDraws(x[:kept], {name: values[:kept] for name, values in stats.items()})
 
 
 def _run_chains(
@@ -222,7 +222,7 @@ def _run_chains(
     cores: int | None,
     executor: Executor | None,
     progressbar: bool,
-) -> list[Run]:
+) -> list[ChainDraws]:
     """All chains, in order, with their progress."""
     local, stop = executor is None, threading.Event()
     with ChainProgress(algorithm.name, len(starts), ("acceptance",), enabled=progressbar) as progress:
@@ -250,7 +250,7 @@ def _run_chains(
 def _inference_data(
     target: BaseTarget,
     algorithm: Algorithm,
-    runs: list[Run],
+    runs: list[ChainDraws],
     draws: int,
     chains: int,
     rng: np.random.Generator,
@@ -288,7 +288,7 @@ def _inference_data(
     )
 
 
-def _longest_block(runs: Sequence[Run]) -> tuple[list[Run], int]:
+def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:
     """Return the chains and the number of draws of each that make most draws in all.
 
     Raises

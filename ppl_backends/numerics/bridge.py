@@ -41,7 +41,7 @@ class BridgeEstimate(NamedTuple):
     df: float
 
 
-def bridge(log_ratio: Array, log_ratio_proposed: Array, founder: Index) -> BridgeEstimate:
+def bridge(log_ratio: Array, log_ratio_proposed: Array, ancestor: Index) -> BridgeEstimate:
     """Bridge sampling between points of γ/Z and independent points of a normalised q.
 
     Parameters
@@ -50,7 +50,7 @@ def bridge(log_ratio: Array, log_ratio_proposed: Array, founder: Index) -> Bridg
         log γ − log q at points of γ/Z.
     log_ratio_proposed : ndarray (m,)
         The same at points of q.
-    founder : ndarray (n,)
+    ancestor : ndarray (n,)
         Label below n: points of γ/Z with different ones are independent.
 
     Examples
@@ -67,11 +67,11 @@ def bridge(log_ratio: Array, log_ratio_proposed: Array, founder: Index) -> Bridg
     log_z = _solve(log_ratio, log_ratio_proposed, n, float(np.median(log_ratio)))
     # That weights the points as if they were independent; once more with what they are worth.
     drawn, _ = _terms(log_ratio, log_ratio_proposed, n, log_z)
-    square, grouped = (drawn**2).sum(), (np.bincount(founder, drawn) ** 2).sum()
+    square, grouped = (drawn**2).sum(), (np.bincount(ancestor, drawn) ** 2).sum()
     worth = n * float(np.clip(square / grouped, 1.0 / n, 1.0)) if grouped > 0 else n
     log_z = _solve(log_ratio, log_ratio_proposed, worth, log_z)
     drawn, proposed = _terms(log_ratio, log_ratio_proposed, worth, log_z)
-    terms = np.concatenate([2.0**0.5 * np.bincount(founder, drawn), proposed])
+    terms = np.concatenate([2.0**0.5 * np.bincount(ancestor, drawn), proposed])
     square, fourth = float((terms**2).sum()), float((terms**4).sum())
     return BridgeEstimate(log_z, square, 3.0 * square**2 / fourth if fourth > 0 else 1.0)
 

@@ -54,7 +54,7 @@ def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     >>> idata = pb.sample_smc(target, draws=500, chains=2, random_seed=1, progressbar=False)
     >>> axes = pb.plot_smc_run(idata)
     >>> [axis.get_title() for axis in axes][0]
-    'temperature λ'
+    'inverse temperature β'
     """
     stats = _stages(idata)
     axes = _axes(axes, 6)
@@ -74,7 +74,7 @@ def _panels(stats: xr.Dataset) -> list[tuple[str, str]]:
     """Variable and title of every panel that has a line per chain."""
     kernel = ("step_size", "step size ε") if "step_size" in stats else ("scale", "scale of the kernel")
     return [
-        ("beta", "temperature λ"),
+        ("beta", "inverse temperature β"),
         ("ess", "effective sample size"),
         ("accept_rate", "acceptance rate"),
         kernel,
@@ -116,12 +116,12 @@ def _evidences(axis: Any, idata: Any) -> None:
 @checked(
     idata=inference_data("posterior", "sample_stats"),
     parameters=none | instance(Sequence, "a sequence of names"),
-    exponent=choice("log", "linear"),
+    scale=choice("log", "linear"),
 )
-def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, exponent: str = "log", axes: Any = None) -> Any:
+def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, scale: str = "log", axes: Any = None) -> Any:
     """Draw the particles along the ladder: how each parameter narrows from the start of the path to the posterior.
 
-    From the prior every rung is the posterior under a power λ of the likelihood, so this is also a picture of how the
+    From the prior every rung is the posterior under a power β of the likelihood, so this is also a picture of how the
     parameters depend on a learning rate.
 
     Parameters
@@ -131,8 +131,8 @@ def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, exponent
         hold 50 % and 90 % of them; without, lines are means and bands one and two standard deviations.
     parameters : sequence of str, optional
         Unconstrained names, such as ``"beta[0]"``; the first six by default.
-    exponent : {"log", "linear"}
-        Scale of the λ axis.
+    scale : {"log", "linear"}
+        Scale of the β axis.
     axes : sequence of matplotlib.axes.Axes, optional
         One for each parameter.
 
@@ -165,14 +165,14 @@ def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, exponent
     for axis, name in zip(axes, chosen, strict=True):
         for chain in range(stats.sizes["chain"]):
             reached, curves = _summary(idata, stats, chain, known.index(name))
-            shown = reached > 0 if exponent == "log" else reached >= 0
+            shown = reached > 0 if scale == "log" else reached >= 0
             _band(axis, reached[shown], curves[:, shown], color=f"C{chain % 10}")
-        axis.set(title=name, xlabel="λ", xscale=exponent)
+        axis.set(title=name, xlabel="β", xscale=scale)
     return axes
 
 
 def _summary(idata: Any, stats: xr.Dataset, chain: int, parameter: int) -> tuple[Array, Array]:
-    """λ ``(stages,)`` and five curves ``(5, stages)``: outer, inner, centre, inner, outer."""
+    """β ``(stages,)`` and five curves ``(5, stages)``: outer, inner, centre, inner, outer."""
     try:
         ladder = group(idata, "ladder").isel(chain=chain, unconstrained_parameter=parameter)
     except KeyError:
@@ -195,11 +195,11 @@ def _weighted_quantiles(x: Array, weight: Array) -> Array:
     return np.interp(_QUANTILES, position, x[order])
 
 
-def _band(axis: Any, exponent: Array, curves: Array, color: str) -> None:
+def _band(axis: Any, beta: Array, curves: Array, color: str) -> None:
     """Two nested bands and the line in their middle."""
-    axis.fill_between(exponent, curves[0], curves[4], color=color, alpha=0.08, linewidth=0)
-    axis.fill_between(exponent, curves[1], curves[3], color=color, alpha=0.15, linewidth=0)
-    axis.plot(exponent, curves[2], color=color, marker="o", markersize=3)
+    axis.fill_between(beta, curves[0], curves[4], color=color, alpha=0.08, linewidth=0)
+    axis.fill_between(beta, curves[1], curves[3], color=color, alpha=0.15, linewidth=0)
+    axis.plot(beta, curves[2], color=color, marker="o", markersize=3)
 
 
 def _stages(idata: Any) -> xr.Dataset:

@@ -12,8 +12,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.annealing import fit_gibbs_vi
 from ppl_backends.gibbs.certificates import Certificate, certify
+from ppl_backends.gibbs.fit import fit_gibbs_vi
 from ppl_backends.gibbs.learning_rate import choose_learning_rate
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.targets.factors.sites import Array

@@ -14,7 +14,7 @@ from typing import Any
 
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import disagreement_with_path_sampling, few_independent_draws
-from ppl_backends.smc.records import SMCRun
+from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.schedule import Schedule
 
 __all__ = ["finer", "is_too_coarse"]
@@ -23,7 +23,7 @@ _SHARE = 0.9  # of the particles, which a step keeps
 _MORE_CHAINS, _SHORTEST = 4, 2  # times as many, and states that are kept of each at least
 
 
-def is_too_coarse(runs: Sequence[SMCRun], evidence: EvidenceEstimate) -> bool:
+def is_too_coarse(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> bool:
     """Return whether means or evidence of finished runs rest on too little, or contradict each other.
 
     Where few draws of the start were inside the support, no ladder mends it.

@@ -1,7 +1,7 @@
 r"""The evidence once more, from the last particles alone: bridge sampling (Meng & Wong 1996; Gronau et al. 2017).
 
 Tempering adds up the errors of every temperature on the way. Where the path led through a place in which particles moved too
-slowly, its evidence is off for good, while the particles at λ = 1, moved ever since, can be right. The estimate between them
+slowly, its evidence is off for good, while the particles at β = 1, moved ever since, can be right. The estimate between them
 and draws of a normalised density q is that of :func:`ppl_backends.numerics.bridge.bridge`.
 
 q is a Gaussian, a mixture with one for each separated mode, or one with Student t's where the particles have tails, fitted to
@@ -23,10 +23,10 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.importance.tails import fit_shares, is_nearer, student_mixture
-from ppl_backends.mcmc.metric import metric_from_points
+from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.bridge import BridgeEstimate, bridge
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
-from ppl_backends.smc.memory import modes
+from ppl_backends.smc.mixing import modes
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["Sample", "bridge_evidence"]
@@ -42,18 +42,18 @@ class Sample(NamedTuple):
     x : ndarray (n, dim)
     log_density : ndarray (n,)
         Not normalised.
-    founder : ndarray (n,)
+    ancestor : ndarray (n,)
         Label below n: points with different ones are independent.
     """
 
     x: Array
     log_density: Array
-    founder: Index
+    ancestor: Index
 
     def rows(self, which: slice) -> Sample:
         """Some of the points."""
-        _, founder = np.unique(self.founder[which], return_inverse=True)
-        return Sample(self.x[which], self.log_density[which], founder)
+        _, ancestor = np.unique(self.ancestor[which], return_inverse=True)
+        return Sample(self.x[which], self.log_density[which], ancestor)
 
 
 def bridge_evidence(
@@ -104,7 +104,7 @@ def _bridge_to(
     ratio = np.where(np.isnan(density), -np.inf, density) - q.log_density(proposed)
     if not np.any(ratio > -np.inf):
         return None
-    return bridge(sample.log_density - q.log_density(sample.x), ratio, sample.founder)
+    return bridge(sample.log_density - q.log_density(sample.x), ratio, sample.ancestor)
 
 
 def _fitted(x: Array) -> MixtureApproximation | StudentMixture:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import WorkerError
-from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.kernels.metropolis import Kernel
 from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.path import TemperingPath
-from ppl_backends.smc.sampler import SMCRun, Stage, Store, run_tempering
+from ppl_backends.smc.sampler import SMCResult, Stage, Store, run_tempering
 
 __all__ = ["run_chains"]
 
@@ -32,7 +32,7 @@ class _Job(NamedTuple):
     report: Callable[[Stage], None] | None
 
 
-def _run(job: _Job) -> SMCRun:
+def _run(job: _Job) -> SMCResult:
     return run_tempering(job.path, job.kernel, job.draws, job.rng, **job.options, store=job.store, report=job.report)
 
 
@@ -46,7 +46,7 @@ def run_chains(
     executor: Executor | None,
     checkpoint: Checkpoint | None,
     progressbar: bool,
-) -> tuple[list[SMCRun], bool]:
+) -> tuple[list[SMCResult], bool]:
     """All chains in order, or after Ctrl-C those there are; and whether there was one.
 
     Raises
@@ -56,7 +56,7 @@ def run_chains(
     KeyboardInterrupt
         If no chain has anything to show.
     """
-    fields = ("λ", "ESS", "acceptance", "moves", "ε", "L", "log Z", "ETA")
+    fields = ("β", "ESS", "acceptance", "moves", "ε", "L", "log Z", "ETA")
     with ChainProgress("SMC", len(generators), fields, enabled=progressbar) as progress:
         jobs = [
             _Job(
@@ -80,17 +80,17 @@ def run_chains(
     return runs, interrupted
 
 
-def _result(job: _Job, run: SMCRun | None) -> SMCRun | None:
+def _result(job: _Job, run: SMCResult | None) -> SMCResult | None:
     """Return the chain's run; after an interrupt, where it handed in none, what its checkpoint holds."""
     if run is not None or job.store is None:
         return run
     saved = job.store.load()
-    return SMCRun(**vars(saved), interrupted=True) if saved and saved.stages else None
+    return SMCResult(**vars(saved), interrupted=True) if saved and saved.stages else None
 
 
 def _run_all(
     jobs: Sequence[_Job], executor: Executor | None, checkpoint: Checkpoint | None
-) -> tuple[list[SMCRun | None], bool]:
+) -> tuple[list[SMCResult | None], bool]:
     """Return the runs of all chains, None for those that an interrupt left without a temperature."""
     try:
         found, interrupted = map_until_interrupted(_run, jobs, executor, lambda run: run.interrupted)
@@ -113,10 +113,10 @@ def _says_that_a_worker_died(error: BaseException) -> bool:
 
 def _show(progress: ChainProgress, chain: int, stage: Stage) -> None:
     moves = stage.moves
-    # The ladder is roughly geometric, so a root of λ runs more evenly than λ itself.
-    done = stage.exponent**0.25
+    # The ladder is roughly geometric, so a root of β runs more evenly than β itself.
+    done = stage.beta**0.25
     figures: dict[str, float | str] = {
-        "λ": stage.exponent,
+        "β": stage.beta,
         "ESS": f"{stage.ess:.0f}",
         "log Z": f"{stage.log_evidence:.2f}",
         "ETA": _clock(stage.seconds * (1.0 - done) / done),

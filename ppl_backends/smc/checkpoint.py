@@ -1,7 +1,7 @@
 """Checkpoints: a run survives the process it runs in, and goes on as if nothing had happened.
 
 A checkpoint is a small file with what identifies the call (settings, digests of the model, seed, the approximation that
-was fitted) and, beside it, a file per chain with its :class:`~ppl_backends.smc.sampler.Progress`. Every file is written
+was fitted) and, beside it, a file per chain with its :class:`~ppl_backends.smc.sampler.SMCState`. Every file is written
 anew under another name, flushed to the disk and then renamed, so that at any moment each of them is whole: the last one
 or the one before.
 
@@ -25,15 +25,23 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.variational.result import VariationalApproximation
 from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
-from ppl_backends.mcmc.metric import Metric, SplitMetric
+from ppl_backends.kernels.metric import Metric, SplitMetric
 from ppl_backends.smc.codec import DamagedError, pack, unpack
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
-from ppl_backends.smc.ladder import Rung
+from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.records import PlannedStage, Progress, Stage
+from ppl_backends.smc.records import PlannedStage, SMCState, Stage
 from ppl_backends.smc.schedule import Schedule
-from ppl_backends.smc.tuning import AcceptanceTuning, CarriedTuning, Pairs, PretrialTuning, Turn, TurnTuning, Uneven
+from ppl_backends.smc.tuning import (
+    AcceptanceTuning,
+    BuchholzPretuning,
+    CycleParameters,
+    CycleTuning,
+    FearnheadTaylor,
+    StepParameters,
+    Uneven,
+)
 from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -49,9 +57,9 @@ _STARTS: dict[type, tuple[str, ...]] = {
     MixtureApproximation: (*_MIXTURE, "converged", "log_evidence"),
 }
 _TYPES: tuple[type, ...] = (
-    *(Progress, PathState, LineageVariance, PathSampling, Stage, MoveSummary, Rung),
-    *(PlannedStage, PlannedMoves, Metric, SplitMetric, Pairs, Turn, Uneven),
-    *(AcceptanceTuning, TurnTuning, CarriedTuning, PretrialTuning, Schedule, MoveSettings),
+    *(SMCState, PathState, LineageVariance, PathSampling, Stage, MoveSummary, StageParticles),
+    *(PlannedStage, PlannedMoves, Metric, SplitMetric, StepParameters, CycleParameters, Uneven),
+    *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning, Schedule, MoveSettings),
     *_STARTS,
 )
 
@@ -72,7 +80,7 @@ class ChainStore:
     run: str
     chain: int
 
-    def load(self) -> Progress | None:
+    def load(self) -> SMCState | None:
         """Return the chain as last saved; None where it never was.
 
         Raises
@@ -92,16 +100,16 @@ class ChainStore:
             )
         return content["progress"]
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: SMCState) -> None:
         """Replace the file."""
         content = {"format": _FORMAT, "kind": "chain", "run": self.run, "chain": self.chain, "progress": progress}
         try:
             write_atomically(self.path, pack(content, _TYPES))
         except OSError as error:
-            kept = progress.stages[-2].exponent if len(progress.stages) > 1 else 0.0
+            kept = progress.stages[-2].beta if len(progress.stages) > 1 else 0.0
             raise CheckpointError(
                 f"checkpoint {str(self.path)!r} could not be written ({reason_of(error)}); it still holds the "
-                f"chain at exponent {kept:.3g}: make room and call again with the same checkpoint= to go on from there"
+                f"chain at beta {kept:.3g}: make room and call again with the same checkpoint= to go on from there"
             ) from error
 
 

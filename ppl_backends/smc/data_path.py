@@ -23,11 +23,11 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.kernels.metropolis import Kernel
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PathState, PriorPath
-from ppl_backends.smc.sampler import Progress, Stage, advance, run_tempering
+from ppl_backends.smc.sampler import SMCState, Stage, advance, run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.start import Start
 from ppl_backends.targets.power import PowerTarget
@@ -133,7 +133,7 @@ class BlockPath(PriorPath):
         super().__init__(data.target)
         self.data, self.first, self.stop = data, start, stop
 
-    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+    def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Base: prior and rows so far; increment: the rows of the block."""
         data = self.data
         prior, prior_slope = data.log_prior(x, gradient)
@@ -145,8 +145,8 @@ class BlockPath(PriorPath):
         (base if self.first else increment).append(others)
         (slopes if self.first else increment_slopes).append(others_slope)
         if not gradient:
-            return PathState(x, _added(base), _added(increment), None, None, exponent)
-        return PathState(x, _added(base), _added(increment), _added(slopes), _added(increment_slopes), exponent)
+            return PathState(x, _added(base), _added(increment), None, None, beta)
+        return PathState(x, _added(base), _added(increment), _added(slopes), _added(increment_slopes), beta)
 
 
 def _added(parts: list[Any]) -> Array:
@@ -159,8 +159,8 @@ class DataRun:
 
     Attributes
     ----------
-    progress : Progress
-        Between two blocks: particles at exponent 1 of the last one.
+    progress : SMCState
+        Between two blocks: particles at beta 1 of the last one.
     seen : int
         Rows let in.
     rows : tuple of float
@@ -169,7 +169,7 @@ class DataRun:
         log p(y_i | y_{1:i−1}) of every row, estimated before it was let in.
     """
 
-    progress: Progress
+    progress: SMCState
     seen: int
     rows: tuple[float, ...]
     log_scores: Array
@@ -187,7 +187,7 @@ def begin(data: DataPath, kernel: Kernel, n: int, rng: np.random.Generator, opti
     """Particles before any data; ``options`` are those of :func:`~ppl_backends.smc.sampler.run_tempering`."""
     start = data.start(n, rng, lambda inner, size, other: run_tempering(inner, kernel, size, other, **options))
     state = BlockPath(data, 0, 0).evaluate(start.x, 0.0, kernel.uses_gradient)
-    progress = Progress(
+    progress = SMCState(
         state=state,
         rng=rng,
         lineage=start.lineage,
@@ -200,7 +200,7 @@ def begin(data: DataPath, kernel: Kernel, n: int, rng: np.random.Generator, opti
     return DataRun(beginning(progress), 0, (0.0,), np.empty(0))
 
 
-def beginning(progress: Progress) -> Progress:
+def beginning(progress: SMCState) -> SMCState:
     """With the particles as they are as first stage, so that every block that follows is moved."""
     x, n = progress.state.x, len(progress.state.x)
     with np.errstate(all="ignore"):
@@ -250,9 +250,9 @@ def run_data_path(
                 "would say the same of all observations together"
             )
         progress = replace(progress, state=state)
-        while progress.state.exponent < 1.0:
+        while progress.state.beta < 1.0:
             progress = advance(progress, path, kernel, schedule, moves)
-            rows.append(run.seen + progress.state.exponent * width)
+            rows.append(run.seen + progress.state.beta * width)
         scores = block.log_scores
         if width == 1:  # a row that took several steps is predicted by all of them
             scores = np.array([progress.log_evidence - run.progress.log_evidence - block.log_others])

@@ -1,13 +1,13 @@
 r"""How far a log evidence can be trusted: variance from one run's lineages, and over several runs.
 
 One run. With G_t^i the incremental weight of particle i at stage t over its mean, log Ẑ − log Z ≈ Σ_t (1/N) Σ_i (G_t^i − 1).
-Particles that descend from different initial ones are independent, so with E_t^i the initial ancestor ("Eve") of particle i
+Particles that descend from different initial ones are independent, so with E_t^i the initial ancestor of particle i
 the contributions U_e = Σ_t Σ_{i: E_t^i = e} (G_t^i − 1) give the variance N⁻² Σ_e U_e² (Chan & Lai 2013; Lee & Whiteley
 2018). Grouping by lineage keeps the correlation between siblings, and that between stages, which a kernel that mixes
 poorly leaves. Systematic resampling adds no noise of its own to first order, so its term is left out; what it adds shows in
 the counts of each lineage.
 
-A cross-check. Path sampling writes log Z as the integral over λ of E_λ[increment] (Gelman & Meng 1998). Between two exponents
+A cross-check. Path sampling writes log Z as the integral over β of E_β[increment] (Gelman & Meng 1998). Between two betas
 the integrand is estimated from the particles of the nearer one, reweighted; the integral is then
 log mean_t{exp(Δ·increment/2)} − log mean_{t+1}{exp(−Δ·increment/2)}, whose second half rests on the particles *after* they
 moved. Its difference from log Ẑ has mean zero where the moves do what they should, and a variance from the same lineages.
@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import f as f_distribution
 
-from ppl_backends.importance.weights import normalised_weights
+from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence", "ess_of_means", "sums_by_lineage"]
@@ -52,26 +52,26 @@ class LineageVariance:
     def __init__(self, n: int) -> None:
         self.n = n
         self.contribution = np.zeros(n)
-        self.eve = np.arange(n)
+        self.ancestor = np.arange(n)
 
     def reweight(self, weights: Array, before: Array | None = None) -> None:
         """Add a stage that takes normalised weights ``(n,)`` from ``before``, by default equal ones, to ``weights``."""
-        self.contribution += self.by_founder(self.n * (weights - (1.0 / self.n if before is None else before)))
+        self.contribution += self.by_lineage(self.n * (weights - (1.0 / self.n if before is None else before)))
 
-    def by_founder(self, values: Array) -> Array:
+    def by_lineage(self, values: Array) -> Array:
         """Sums ``(n,)`` of the particles' values over the descendants of each initial particle."""
-        return np.bincount(self.eve, values, minlength=self.n).astype(np.float64)
+        return np.bincount(self.ancestor, values, minlength=self.n).astype(np.float64)
 
-    def resampled(self, ancestors: Index) -> LineageVariance:
-        """A copy that carries the initial ancestors to the new particles."""
+    def resampled(self, parents: Index) -> LineageVariance:
+        """A copy that carries the ancestors to the new particles."""
         carried = copy.copy(self)
-        carried.eve = self.eve[ancestors]
+        carried.ancestor = self.ancestor[parents]
         return carried
 
     @property
     def n_lineages(self) -> int:
         """Initial particles that still have descendants."""
-        return len(np.unique(self.eve))
+        return len(np.unique(self.ancestor))
 
     @property
     def variance(self) -> float:
@@ -122,13 +122,13 @@ class PathSampling:
         whole, _ = normalised_weights(_times(log_weights, before))
         half, log_mean = normalised_weights(_times(0.5 * log_weights, before))
         self.log_evidence += log_mean
-        self._difference += lineage.by_founder(lineage.n * (whole - half))
+        self._difference += lineage.by_lineage(lineage.n * (whole - half))
 
     def backward(self, log_weights: Array, lineage: LineageVariance, now: Array | None = None) -> None:
         """Add the half that the moved particles, of weights ``now``, give, with the step's weights read at them."""
         half, log_mean = normalised_weights(_times(-0.5 * log_weights, now))
         self.log_evidence -= log_mean
-        self._difference += lineage.by_founder(lineage.n * (half - (1.0 / lineage.n if now is None else now)))
+        self._difference += lineage.by_lineage(lineage.n * (half - (1.0 / lineage.n if now is None else now)))
 
     @property
     def variance_of_difference(self) -> float:
@@ -196,12 +196,12 @@ def _pooled(values: Array, variance: Array, df: Array) -> tuple[Array, Array, Ar
     return np.where(disagree, between, pooled), np.where(disagree, runs - 1.0, both), disagree
 
 
-def sums_by_lineage(values: Array, eve: Index) -> Array:
+def sums_by_lineage(values: Array, ancestor: Index) -> Array:
     """Return the sums of rows ``(n, k)`` over the particles of every lineage, which are independent of each other.
 
     Of centred rows, the sum of their squares over n² estimates the variance of the mean.
     """
-    _, lineage = np.unique(eve, return_inverse=True)
+    _, lineage = np.unique(ancestor, return_inverse=True)
     sums = np.zeros((int(lineage.max()) + 1, values.shape[1]))
     np.add.at(sums, lineage, values)
     return sums
@@ -214,12 +214,12 @@ def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
 
     Parameters
     ----------
-    samples : sequence of (points (n, dim), initial ancestors (n,))
+    samples : sequence of (points (n, dim), ancestors (n,))
         Of each run.
     """
     means, variance, df = [], [], []
-    for x, eve in samples:
-        by_lineage = sums_by_lineage(x - x.mean(axis=0), eve)
+    for x, ancestor in samples:
+        by_lineage = sums_by_lineage(x - x.mean(axis=0), ancestor)
         means.append(x.mean(axis=0))
         variance.append((by_lineage**2).sum(axis=0) / len(x) ** 2)
         df.append(_df(by_lineage))

@@ -10,13 +10,13 @@ import numpy as np
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
-from ppl_backends.mcmc.kernels import Kernel
+from ppl_backends.kernels.metropolis import Kernel
 from ppl_backends.smc.agreement import chains_apart
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means
-from ppl_backends.smc.memory import modes
+from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.path import TemperingPath
-from ppl_backends.smc.sampler import SMCRun
+from ppl_backends.smc.sampler import SMCResult
 from ppl_backends.smc.short_steps import ShortSteps, move_with_short_steps
 
 __all__ = [
@@ -42,7 +42,7 @@ _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 _SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
 # Initial particles with descendants: in every chain for its own evidence, in all together for draws that mixed since.
 _FEW_LINEAGES = 20
-# Initial particles with descendants, from which nothing need be forgotten: particles that never move are importance sampling,
+# Initial particles with descendants, from which nothing need be mixed: particles that never move are importance sampling,
 # and the lineages have its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
@@ -56,23 +56,23 @@ _LARGEST_REPAIR = (
 )
 
 
-def split_finished(runs: Sequence[SMCRun], chains: int, interrupted: bool) -> tuple[list[SMCRun], str]:
+def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
     """The runs to return, and what to say of the others.
 
-    Chains at λ = 1 are kept by themselves; where there are none, the unfinished ones are all there is.
+    Chains at β = 1 are kept by themselves; where there are none, the unfinished ones are all there is.
     """
     finished = [run for run in runs if run.complete]
     if len(finished) == chains:
         return finished, ""
-    reached = [run.stages[-1].exponent for run in runs if not run.complete]
+    reached = [run.stages[-1].beta for run in runs if not run.complete]
     why = "interrupted: " if interrupted else ""
     if finished:
-        return finished, f"{why}{chains - len(finished)} of {chains} chains stopped before exponent 1 and are left out"
-    return list(runs), f"{why}all chains stopped before exponent 1 (at {min(reached):.3g})"
+        return finished, f"{why}{chains - len(finished)} of {chains} chains stopped before beta = 1 and are left out"
+    return list(runs), f"{why}all chains stopped before beta = 1 (at {min(reached):.3g})"
 
 
 def distrust(
-    runs: Sequence[SMCRun],
+    runs: Sequence[SMCResult],
     evidence: EvidenceEstimate,
     chains_kept: bool = False,
     short_steps: ShortSteps | None = None,
@@ -108,7 +108,7 @@ def distrust(
     return reasons
 
 
-def _cut_off(runs: Sequence[SMCRun]) -> list[str]:
+def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
     """Return what there is to say of densities that are NaN or +inf where the posterior is."""
     last = [(run, run.stages[-1].moves) for run in runs]
     share = float(np.mean([run.start_undefined if moves is None else moves.undefined for run, moves in last]))
@@ -120,8 +120,8 @@ def _cut_off(runs: Sequence[SMCRun]) -> list[str]:
     ]
 
 
-def _few_particles(runs: Sequence[SMCRun], in_all: bool = False) -> list[str]:
-    """Return what there is to say of particles with few ancestors, in a chain or ``in_all``, or of copies."""
+def _few_particles(runs: Sequence[SMCResult], in_all: bool = False) -> list[str]:
+    """Return what there is to say of particles with few parents, in a chain or ``in_all``, or of copies."""
     reasons, n = [], len(runs[0].x)
     lineages = [run.stages[-1].n_lineages for run in runs]
     if (sum(lineages) if in_all else min(lineages)) < _FEW_LINEAGES:
@@ -134,9 +134,9 @@ def _few_particles(runs: Sequence[SMCRun], in_all: bool = False) -> list[str]:
     return reasons + few_independent_draws(runs)
 
 
-def _apart(runs: Sequence[SMCRun], names: Sequence[str] = ()) -> list[str]:
+def _apart(runs: Sequence[SMCResult], names: Sequence[str] = ()) -> list[str]:
     """Return what there is to say of chains that are in different places."""
-    apart = chains_apart([run.x for run in runs], [run.lineage.eve for run in runs])
+    apart = chains_apart([run.x for run in runs], [run.lineage.ancestor for run in runs])
     if apart is None:
         return []
     name = names[apart.coordinate] if names else f"coordinate {apart.coordinate}"
@@ -146,9 +146,9 @@ def _apart(runs: Sequence[SMCRun], names: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def few_independent_draws(runs: Sequence[SMCRun], enough: float = 1.0) -> list[str]:
+def few_independent_draws(runs: Sequence[SMCResult], enough: float = 1.0) -> list[str]:
     """Return what there is to say of means that rest on few lineages, or differ between runs; ``enough`` asks for more."""
-    ess = float(ess_of_means([(run.x, run.lineage.eve) for run in runs]).min())
+    ess = float(ess_of_means([(run.x, run.lineage.ancestor) for run in runs]).min())
     if ess >= enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * sum(len(run.x) for run in runs)):
         return []
     return [
@@ -157,7 +157,7 @@ def few_independent_draws(runs: Sequence[SMCRun], enough: float = 1.0) -> list[s
     ]
 
 
-def disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
+def disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> list[str]:
     """The weights see particles before they move, path sampling half of them after: it is off where moves were not enough."""
     differences = [run.log_evidence - run.path_sampling.log_evidence for run in runs]
     error = np.sqrt(np.mean([run.path_sampling.variance_of_difference for run in runs]) / len(runs))
@@ -170,7 +170,7 @@ def disagreement_with_path_sampling(runs: Sequence[SMCRun]) -> list[str]:
     ]
 
 
-def _divergent(runs: Sequence[SMCRun]) -> float:
+def _divergent(runs: Sequence[SMCResult]) -> float:
     """Share of the last trajectories that diverged.
 
     Between separated modes, whose common metric is too wide for either, some do without harm.
@@ -178,13 +178,13 @@ def _divergent(runs: Sequence[SMCRun]) -> float:
     return float(np.mean([run.stages[-1].moves.divergent for run in _in_one_mode(runs)] or [0.0]))  # type: ignore[union-attr]
 
 
-def _in_one_mode(runs: Sequence[SMCRun]) -> list[SMCRun]:
+def _in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
     """The runs whose last moves were made within a single mode."""
     return [run for run in runs if run.stages[-1].moves is not None and run.stages[-1].moves.n_modes == 1]
 
 
 def try_short_steps(
-    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCRun], rng: np.random.Generator
+    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> ShortSteps | None:
     """Return what shorter steps do to the last particles, where some of the last trajectories diverged."""
     if not all(run.complete for run in runs) or _divergent(runs) <= _SUSPECT:
@@ -192,7 +192,7 @@ def try_short_steps(
     return move_with_short_steps(path, kernel, _in_one_mode(runs), rng)
 
 
-def _misses_a_neck(runs: Sequence[SMCRun], short_steps: ShortSteps | None, names: Sequence[str] = ()) -> list[str]:
+def _misses_a_neck(runs: Sequence[SMCResult], short_steps: ShortSteps | None, names: Sequence[str] = ()) -> list[str]:
     """Return why trajectories that diverged are a reason, if they are one."""
     said = f"{100 * _divergent(runs):.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
@@ -214,7 +214,7 @@ def _misses_a_neck(runs: Sequence[SMCRun], short_steps: ShortSteps | None, names
     return []
 
 
-def _all_moves(runs: Sequence[SMCRun]) -> list[MoveSummary]:
+def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:
     return [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
 
 
@@ -253,7 +253,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    runs: Sequence[SMCRun],
+    runs: Sequence[SMCResult],
     evidence: EvidenceEstimate,
     bridge: EvidenceEstimate | None,
     *,
@@ -271,7 +271,7 @@ def judge(
 
     Parameters
     ----------
-    runs : sequence of SMCRun
+    runs : sequence of SMCResult
     evidence : EvidenceEstimate
         Of tempering.
     bridge : EvidenceEstimate or None
@@ -312,7 +312,7 @@ def judge(
     return Verdict(bridge, "bridge sampling", reasons, replaced)
 
 
-def draws_are_healthy(runs: Sequence[SMCRun], short_steps: ShortSteps | None = None) -> bool:
+def draws_are_healthy(runs: Sequence[SMCResult], short_steps: ShortSteps | None = None) -> bool:
     """Return whether the last moves of every run mixed and missed nothing, and all particles are in one mode."""
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]

@@ -1,7 +1,7 @@
 r"""The ladder of a run, kept: every temperature's particles, for other powers and priors, and for the path's integral.
 
-The particles at λ are a sample of π_λ(θ) ∝ base(θ) exp{λ·increment(θ)}. A sample of another density γ follows by weights
-γ / π_λ from whichever temperature they are most even at, smoothed by Pareto-smoothed importance sampling (Vehtari et al.
+The particles at β are a sample of π_β(θ) ∝ base(θ) exp{β·increment(θ)}. A sample of another density γ follows by weights
+γ / π_β from whichever temperature they are most even at, smoothed by Pareto-smoothed importance sampling (Vehtari et al.
 2024), whose shape k says whether they can be used.
 """
 
@@ -16,7 +16,7 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.importance.weights import effective_sample_size, normalised_weights, smoothed_weights
+from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.options import checked, none, number
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.power import with_power
@@ -25,27 +25,27 @@ from ppl_backends.targets.protocol import Array
 if TYPE_CHECKING:
     from ppl_backends.smc.path import PathState
 
-__all__ = ["Reweighted", "Rung", "ladder_group", "reweight", "thermodynamic_integration"]
+__all__ = ["Reweighted", "StageParticles", "ladder_group", "reweight", "thermodynamic_integration"]
 
 _UNRELIABLE_K = 0.7
 
 
-class Rung(NamedTuple):
-    """Particles at one exponent.
+class StageParticles(NamedTuple):
+    """Particles at one beta.
 
     Attributes
     ----------
-    exponent : float
+    beta : float
     log_evidence : float
         Running log evidence there.
     x : ndarray (n, dim)
     log_density, increment : ndarray (n,)
-        log γ_λ, and its derivative in λ.
+        log γ_β, and its derivative in β.
     log_weight : ndarray (n,)
         Normalised to mean one: 0 for particles of equal weight.
     """
 
-    exponent: float
+    beta: float
     log_evidence: float
     x: Array
     log_density: Array
@@ -53,13 +53,13 @@ class Rung(NamedTuple):
     log_weight: Array
 
     @classmethod
-    def of(cls, state: PathState, log_evidence: float, log_weight: Array | None = None) -> Rung:
+    def of(cls, state: PathState, log_evidence: float, log_weight: Array | None = None) -> StageParticles:
         """The rung that a state stands on; ``log_weight`` is normalised to mean one, equal by default."""
         weight = np.zeros(len(state.x)) if log_weight is None else log_weight
-        return cls(state.exponent, log_evidence, state.x, state.log_density, state.increment, weight)
+        return cls(state.beta, log_evidence, state.x, state.log_density, state.increment, weight)
 
 
-def ladder_group(ladders: Sequence[Sequence[Rung]]) -> dict[str, tuple[tuple[str, ...], Array]]:
+def ladder_group(ladders: Sequence[Sequence[StageParticles]]) -> dict[str, tuple[tuple[str, ...], Array]]:
     """The chains' ladders as variables with dims (chain, stage, particle), NaN where a chain has fewer temperatures."""
     longest = max(len(ladder) for ladder in ladders)
     n, dim = ladders[0][0].x.shape
@@ -68,7 +68,7 @@ def ladder_group(ladders: Sequence[Sequence[Rung]]) -> dict[str, tuple[tuple[str
     x = np.full((len(ladders), longest, n, dim), np.nan)
     for chain, ladder in enumerate(ladders):
         for stage, rung in enumerate(ladder):
-            scalar[:, chain, stage] = rung.exponent, rung.log_evidence
+            scalar[:, chain, stage] = rung.beta, rung.log_evidence
             vector[:, chain, stage] = rung.log_density, rung.increment, rung.log_weight
             x[chain, stage] = rung.x
     on_stage, on_particle = ("chain", "stage"), ("chain", "stage", "particle")
@@ -96,7 +96,7 @@ class Reweighted(NamedTuple):
         Effective sample size of the weights.
     log_evidence : float
         Of the new density.
-    exponents : ndarray (chains,)
+    betas : ndarray (chains,)
         Where the points come from.
     """
 
@@ -105,7 +105,7 @@ class Reweighted(NamedTuple):
     pareto_k: float
     ess: float
     log_evidence: float
-    exponents: Array
+    betas: Array
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         """``n`` points drawn in proportion to their weights ``(n, dim)``."""
@@ -170,7 +170,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
             raise ModelError(
                 f"reweight: the model has dimension {new.dim}, the ladder {ladder.sizes['unconstrained_parameter']}"
             )
-    points, weights, exponents = [], [], []
+    points, weights, betas = [], [], []
     for chain in range(ladder.sizes["chain"]):
         rungs = ladder.isel(chain=chain)
         candidates = []
@@ -181,7 +181,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
         rung, log_weights = candidates[int(np.argmax(sizes))]
         points.append(rung["x"])
         weights.append(log_weights)
-        exponents.append(float(rung["beta"]))
+        betas.append(float(rung["beta"]))
     log_weights = np.concatenate(weights)
     log_evidence = float(logsumexp(log_weights) - np.log(len(log_weights)))
     smoothed, pareto_k = smoothed_weights(log_weights)
@@ -192,11 +192,11 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
             f"reweight: Pareto k is {pareto_k:.2f} (above 0.7 the weights cannot be relied on); run the model itself"
         )
         warnings.warn(message, SamplerWarning, stacklevel=3)
-    return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(exponents))
+    return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(betas))
 
 
 def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array:
-    """Log γ(x) − log π_λ(x), with π_λ normalised by the running evidence."""
+    """Log γ(x) − log π_β(x), with π_β normalised by the running evidence."""
     given = rung["log_weight"] + rung["log_marginal_likelihood"]
     if new is not None:
         return given + new.log_density(rung["x"]) - rung["log_density"]
@@ -219,7 +219,7 @@ def thermodynamic_integration(idata: Any) -> xr.Dataset:
     -------
     xarray.Dataset
         With dims (chain, stage): ``beta``; ``increment_mean`` and ``increment_sd``, the moments of the increment (of the log
-        likelihood, from the prior) at λ; and ``log_evidence``, the integral of the mean from 0 to λ, each step being
+        likelihood, from the prior) at β; and ``log_evidence``, the integral of the mean from 0 to β, each step being
         integrated in closed form over particles reweighted from its nearer end.
 
     Examples

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppl_backends.importance.outside import OutsidePoints
-from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo
-from ppl_backends.mcmc.metric import AnyMetric, cross_fitted_metric
-from ppl_backends.smc.memory import WeightMemory, correlation_left, modes
+from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
+from ppl_backends.kernels.metropolis import Hmc, Kernel, KernelInfo
+from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath, concatenate
-from ppl_backends.smc.tuning import Pairs, Parameters, Tuning, Uneven, move_once
+from ppl_backends.smc.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
 from ppl_backends.targets.protocol import Array
 
 __all__ = [
@@ -65,7 +65,7 @@ class MoveSummary:
     scale : float
         Step of the last move; the median, where each particle has its own.
     correlation : float
-        What is left of the memory: the larger of the weights' correlation with those before the moves and of the largest
+        The autocorrelation left: the larger of the correlation of the weights with those before the moves and the largest
         running product over coordinates.
     squared_jump : float
         Mean squared jumping distance per coordinate and move, in units of the posterior's variance.
@@ -103,7 +103,7 @@ class PlannedMoves:
     Attributes
     ----------
     metric : Metric or SplitMetric
-    scales : tuple of float, Pairs, Turn or Uneven
+    scales : tuple of float, StepParameters, CycleParameters or Uneven
         One per move.
     """
 
@@ -115,19 +115,19 @@ def move_particles(
     state: PathState,
     path: TemperingPath,
     kernel: Kernel,
-    tuning: Tuning,
+    tuning: KernelTuning,
     settings: MoveSettings,
     rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary, Tuning, tuple[Parameters, ...]]:
-    """Move every particle until the memory of where it was is gone, or the cap is met.
+) -> tuple[PathState, MoveSummary, KernelTuning, tuple[Parameters, ...]]:
+    """Move every particle until the autocorrelation with where it was is gone, or the cap is met.
 
     Parameters
     ----------
     state : PathState
-        Resampled particles, read at the exponent to keep invariant.
+        Resampled particles, read at the beta to keep invariant.
     path : TemperingPath
     kernel : Kernel
-    tuning : Tuning
+    tuning : KernelTuning
         As the last temperature left it.
     settings : MoveSettings
     rng : numpy.random.Generator
@@ -136,15 +136,15 @@ def move_particles(
     -------
     state : PathState
     summary : MoveSummary
-    tuning : Tuning
-    scales : tuple of float, Pairs, Turn or Uneven
+    tuning : KernelTuning
+    scales : tuple of float, StepParameters, CycleParameters or Uneven
         The parameters of every move.
     """
     mover = _Mover(state, path, kernel, cross_fitted_metric(state.x, path.reference), rng, tuning)
     mover.prepare()
     while len(mover.scales) < settings.maximum:
         mover.move()
-        if len(mover.scales) >= settings.minimum and mover.forgotten:
+        if len(mover.scales) >= settings.minimum and mover.mixed:
             break
     return mover.state, mover.summary(), mover.tuning, tuple(mover.scales)
 
@@ -154,7 +154,7 @@ def follow_plan(
     path: TemperingPath,
     kernel: Kernel,
     plan: PlannedMoves,
-    tuning: Tuning,
+    tuning: KernelTuning,
     rng: np.random.Generator,
 ) -> tuple[PathState, MoveSummary]:
     """Make the moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves."""
@@ -166,26 +166,26 @@ def follow_plan(
 
 def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple[Parameters, ...]:
     """Planned parameters; where each particle has its own, dealt anew: resampled particles have an order."""
-    if not isinstance(scales[0], Pairs):
+    if not isinstance(scales[0], StepParameters):
         return scales
     order = rng.permutation(len(scales[0].scale))
-    return tuple(pairs.take(order) if isinstance(pairs, Pairs) else pairs for pairs in scales)
+    return tuple(pairs.take(order) if isinstance(pairs, StepParameters) else pairs for pairs in scales)
 
 
 def extend_chains(
     state: PathState,
     path: TemperingPath,
     kernel: Kernel,
-    tuning: Tuning,
+    tuning: KernelTuning,
     length: int,
     settings: MoveSettings,
     plan: PlannedMoves,
     rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary, Tuning, tuple[Parameters, ...]]:
+) -> tuple[PathState, MoveSummary, KernelTuning, tuple[Parameters, ...]]:
     """Waste-free moves (Dau & Chopin 2022): from every particle a chain, of which ``length`` states are kept.
 
     Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
-    until it has forgotten or the next doubling would exceed the cap. Where the chain has to have more moves than states, it
+    until it has mixed or the next doubling would exceed the cap. Where the chain has to have more moves than states, it
     begins with so many between two states kept.
 
     Parameters
@@ -194,7 +194,7 @@ def extend_chains(
         The first states of the chains.
     path : TemperingPath
     kernel : Kernel
-    tuning : Tuning
+    tuning : KernelTuning
         As the last temperature left it.
     length : int
     settings : MoveSettings
@@ -207,8 +207,8 @@ def extend_chains(
     state : PathState
         All states kept, those of a chain adjacent.
     summary : MoveSummary
-    tuning : Tuning
-    scales : tuple of float, Pairs, Turn or Uneven
+    tuning : KernelTuning
+    scales : tuple of float, StepParameters, CycleParameters or Uneven
         The parameters of every move.
     """
     mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
@@ -223,7 +223,7 @@ def extend_chains(
         if (done + 1) % stride == 0:
             states.append(mover.state)
         if len(states) == length:
-            if planned or mover.forgotten or 2 * (done + 1) > settings.maximum:
+            if planned or mover.mixed or 2 * (done + 1) > settings.maximum:
                 break
             states, stride = states[::2], 2 * stride
     by_chain = np.arange(length * len(state.x)).reshape(length, -1).T.ravel()
@@ -248,11 +248,11 @@ class _Mover:
         kernel: Kernel,
         metric: AnyMetric,
         rng: np.random.Generator,
-        tuning: Tuning,
+        tuning: KernelTuning,
     ) -> None:
         self.state, self.path, self.kernel, self.metric, self.rng = state, path, kernel, metric, rng
         self.tuning, self.start, self.modes = tuning, state.x, modes(state.x)
-        self.memory = WeightMemory(state, self.modes)
+        self.weights = WeightAutocorrelation(state, self.modes)
         self.product = np.ones(state.x.shape[1])
         self.scales: list[Parameters] = []
         self.acceptance: list[float] = []
@@ -263,7 +263,7 @@ class _Mover:
         self.outside = OutsidePoints(state.x)
 
     def _evaluate(self, x: Array) -> PathState:
-        found = self.path.evaluate(x, self.state.exponent, self.kernel.uses_gradient)
+        found = self.path.evaluate(x, self.state.beta, self.kernel.uses_gradient)
         self.outside.see(x, found.log_density)
         return found
 
@@ -290,7 +290,7 @@ class _Mover:
             self.too_long.append(share_of_divergent(info, _TOO_LONG))
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= correlation_left(before.x, self.state.x, self.modes)
-        self.left = max(float(self.product.max()), self.memory.left(self.state))
+        self.left = max(float(self.product.max()), self.weights.left(self.state))
 
     def _parameters(self) -> Parameters:
         """Of the next move: those of the tuning, with shorter steps among them where its step is too long in places."""
@@ -303,20 +303,20 @@ class _Mover:
     def _renew(self) -> None:
         """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.
 
-        Of a path q^{1−λ}p^λ the ratio of independent Metropolis–Hastings is that of (p/q)^λ.
+        Of a path q^{1−β}p^β the ratio of independent Metropolis–Hastings is that of (p/q)^β.
         """
         if self.path.tails is None:
             return
-        n, exponent = len(self.state.x), self.state.exponent
+        n, beta = len(self.state.x), self.state.beta
         fresh = self._evaluate(self.path.tails.sample(n, self.rng))
         self.gradients += 1.0
-        accepted = np.log(self.rng.random(n)) < exponent * (fresh.increment - self.state.increment)
+        accepted = np.log(self.rng.random(n)) < beta * (fresh.increment - self.state.increment)
         self.state = self.state.where(accepted, fresh)
 
     @property
-    def forgotten(self) -> bool:
+    def mixed(self) -> bool:
         """Whether nothing ties the particles to where they were, as far as so many of them can tell."""
-        return self.left < max(_CORRELATION_LEFT, self.memory.noise)
+        return self.left < max(_CORRELATION_LEFT, self.weights.noise)
 
     def summary(self) -> MoveSummary:
         """The figures so far."""
@@ -329,7 +329,7 @@ class _Mover:
             float(np.mean(self.jumps)),
             self.gradients,
             float(np.mean((self.state.x == self.start).all(axis=1))),
-            self.memory.noise,
+            self.weights.noise,
             int(self.modes.max()) + 1,
             float(np.mean(self.divergent or [0.0])),
             min(1.0, self.outside.n_undefined(self.path.target) / (len(self.scales) * len(self.state.x))),

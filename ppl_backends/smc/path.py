@@ -1,4 +1,4 @@
-"""Tempering paths γ_λ(x) = exp{base(x) + λ·increment(x)}, λ from 0 to 1.
+"""Tempering paths γ_β(x) = exp{base(x) + β·increment(x)}, β from 0 to 1.
 
 From the prior the base is log p(θ) and the increment log L(θ); from a Gaussian q (Chopin & Ridgway 2017, section 4.4) the
 base is log q and the increment log p(θ)L(θ) − log q(θ). Both ends are normalised or sampled exactly, so the product of the
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.importance.proposals import StudentMixture
-from ppl_backends.mcmc.metric import Metric
+from ppl_backends.kernels.metric import Metric
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.start import Start, cauchy_around, check_proper
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 
-Run = Callable[..., Any]
+RunPath = Callable[..., Any]
 """Runs a path: ``(path, n, rng)`` to an object with x, log_evidence, lineage and complete."""
 
 __all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath", "concatenate"]
@@ -30,15 +30,15 @@ __all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "Temperin
 
 @dataclass(frozen=True)
 class PathState:
-    """Points with both parts of the path evaluated there; a :class:`~ppl_backends.mcmc.kernels.State` at ``exponent``.
+    """Points with both parts of the path evaluated there; a :class:`~ppl_backends.kernels.metropolis.State` at ``beta``.
 
     Attributes
     ----------
     x : ndarray (n, dim)
     base, increment : ndarray (n,)
     base_gradient, increment_gradient : ndarray (n, dim) or None
-    exponent : float
-        λ at which ``log_density`` and ``gradient`` are read.
+    beta : float
+        β at which ``log_density`` and ``gradient`` are read.
     """
 
     x: Array
@@ -46,23 +46,23 @@ class PathState:
     increment: Array
     base_gradient: Array | None
     increment_gradient: Array | None
-    exponent: float
+    beta: float
 
     @property
     def log_density(self) -> Array:
-        """Log γ_λ ``(n,)``."""
-        return self.base if self.exponent == 0 else self.base + self.exponent * self.increment
+        """Log γ_β ``(n,)``."""
+        return self.base if self.beta == 0 else self.base + self.beta * self.increment
 
     @property
     def gradient(self) -> Array:
-        """∇ log γ_λ ``(n, dim)``."""
+        """∇ log γ_β ``(n, dim)``."""
         assert self.base_gradient is not None
         assert self.increment_gradient is not None
-        return self.base_gradient + self.exponent * self.increment_gradient
+        return self.base_gradient + self.beta * self.increment_gradient
 
-    def at(self, exponent: float) -> PathState:
-        """The same points read at another λ."""
-        return replace(self, exponent=exponent)
+    def at(self, beta: float) -> PathState:
+        """The same points read at another β."""
+        return replace(self, beta=beta)
 
     def take(self, index: Index) -> PathState:
         """Rows ``index``, as resampling leaves them."""
@@ -93,7 +93,7 @@ class PathState:
 
 
 def concatenate(states: Sequence[PathState]) -> PathState:
-    """Points of several states at the same exponent, one after the other."""
+    """Points of several states at the same beta, one after the other."""
     names = states[0]._arrays()
     joined: dict[str, Any] = {name: np.concatenate([state._arrays()[name] for state in states]) for name in names}
     return replace(states[0], **joined)
@@ -109,17 +109,17 @@ class TemperingPath(Protocol):
     tails: StudentMixture | None
     """The start, where it has tails from which particles on the way are proposed anew."""
 
-    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
-        """Particles at λ = 0; ``run`` runs a path of its own where drawing them takes one."""
+    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
+        """Particles at β = 0; ``run`` runs a path of its own where drawing them takes one."""
         ...
 
-    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+    def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Both parts at the points."""
         ...
 
 
 class PriorPath:
-    """p(θ) L(θ)^λ from draws of the prior.
+    """p(θ) L(θ)^β from draws of the prior.
 
     Attributes
     ----------
@@ -137,14 +137,14 @@ class PriorPath:
         self.target = target
         self.integral = stated_integral(target) or PriorIntegral(0.0)
 
-    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
         """Independent draws of the prior, whose density as written may not integrate to one (``ordered``: 1/K!).
 
         All runs share the log integral; its error is added to that of their mean.
         """
         return Start(self.target.sample_prior(n, rng), self.integral.log_integral, LineageVariance(n))
 
-    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+    def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Base log p(θ), increment log L(θ)."""
         parts = self.target.evaluate(x, gradient)
         assert isinstance(parts, Evaluation)
@@ -154,19 +154,19 @@ class PriorPath:
             parts.log_likelihood,
             parts.log_prior_gradient,
             parts.log_likelihood_gradient,
-            exponent,
+            beta,
         )
 
 
 class SampledPriorPath(PriorPath):
-    """p(θ) L(θ)^λ where the prior is only a density: a run of its own, from Cauchy variables, draws it."""
+    """p(θ) L(θ)^β where the prior is only a density: a run of its own, from Cauchy variables, draws it."""
 
     def __init__(self, target: BaseTarget, prior: BaseTarget) -> None:
         super().__init__(target)
         check_proper(target)
         self.prior = BridgePath(prior, cauchy_around(prior))
 
-    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
         """Draws of the prior by tempering, with the log normaliser that this gives."""
         drawn = run(self.prior, n, rng)
         if not drawn.complete:
@@ -175,7 +175,7 @@ class SampledPriorPath(PriorPath):
 
 
 class BridgePath:
-    """q(θ)^{1−λ} {p(θ)L(θ)}^λ from draws of an approximation, or of a density q made from it.
+    """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation, or of a density q made from it.
 
     Parameters
     ----------
@@ -198,17 +198,17 @@ class BridgePath:
         factor = getattr(approximation, "cholesky", None)
         self.reference = None if factor is None or factor.ndim == 1 else Metric(factor, approximation.mean)
 
-    def start(self, n: int, rng: np.random.Generator, run: Run) -> Start:
+    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
         """Independent draws of q."""
         x = np.asarray(self.q.sample(n, rng), dtype=np.float64)
         return Start(x, 0.0, LineageVariance(n))
 
-    def evaluate(self, x: Array, exponent: float, gradient: bool) -> PathState:
+    def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Base log q, increment log joint − log q."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails of q
             if not gradient:
                 base = self.q.log_density(x)
-                return PathState(x, base, self.target.log_density(x) - base, None, None, exponent)
+                return PathState(x, base, self.target.log_density(x) - base, None, None, beta)
             joint, joint_gradient = self.target.log_density_and_gradient(x)
             base, base_gradient = self.q.log_density_and_gradient(x)
-            return PathState(x, base, joint - base, base_gradient, joint_gradient - base_gradient, exponent)
+            return PathState(x, base, joint - base, base_gradient, joint_gradient - base_gradient, beta)

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
-from ppl_backends.smc.ladder import Rung
+from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState
-from ppl_backends.smc.tuning import Tuning
+from ppl_backends.smc.tuning import KernelTuning
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["PlannedStage", "Progress", "SMCRun", "Stage", "Store"]
+__all__ = ["PlannedStage", "SMCResult", "SMCState", "Stage", "Store"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Stage:
 
     Attributes
     ----------
-    exponent : float
-        λ reached.
+    beta : float
+        β reached.
     log_evidence : float
-        Running log evidence at λ.
+        Running log evidence at β.
     ess : float
         Effective sample size of the incremental weights.
     mean, sd : ndarray (dim,)
-        Weighted moments of the particles at λ.
+        Weighted moments of the particles at β.
     n_lineages : int
         Initial particles with descendants after resampling.
     moves : MoveSummary or None
@@ -42,7 +42,7 @@ class Stage:
         Different particles after resampling and moves.
     """
 
-    exponent: float
+    beta: float
     log_evidence: float
     ess: float
     mean: Array
@@ -54,20 +54,20 @@ class Stage:
 
 
 class PlannedStage(NamedTuple):
-    """An exponent, and the moves there (None where a pilot made none)."""
+    """An beta, and the moves there (None where a pilot made none)."""
 
-    exponent: float
+    beta: float
     moves: PlannedMoves | None
 
 
 @dataclass(frozen=True)
-class Progress:
+class SMCState:
     """A run between two temperatures: all that the next one needs, and what a checkpoint holds.
 
     Attributes
     ----------
     state : PathState
-        Equally weighted particles ``(n, dim)`` at the exponent reached, siblings adjacent.
+        Equally weighted particles ``(n, dim)`` at the beta reached, siblings adjacent.
     rng : numpy.random.Generator
     lineage : LineageVariance
         Initial particle each descends from, and the variance of the log evidence that follows.
@@ -75,7 +75,7 @@ class Progress:
         The log evidence by path sampling.
     scale : float
         Of the kernel.
-    tuning : Tuning or None
+    tuning : KernelTuning or None
         Of the kernel's parameters; None for a scale that follows the acceptance rate, before the first move.
     log_evidence : float
         Includes ``log_normalizer``.
@@ -98,8 +98,8 @@ class Progress:
         What a pilot run decided, stage by stage.
     pilot : bool
         Whether this run is there to decide: its evidence is not the one reported.
-    ladder : tuple of Rung or None
-        The particles at every exponent, where they are kept.
+    ladder : tuple of StageParticles or None
+        The particles at every beta, where they are kept.
     seconds : float
     """
 
@@ -116,17 +116,17 @@ class Progress:
     start_stages: Sequence[Stage] = ()
     start_undefined: float = 0.0
     n_start_draws: int = 0
-    tuning: Tuning | None = None
+    tuning: KernelTuning | None = None
     weights: Array | None = None
     weighted: tuple[Array, Array] | None = None
     plan: tuple[PlannedStage, ...] | None = None
     pilot: bool = False
-    ladder: tuple[Rung, ...] | None = None
+    ladder: tuple[StageParticles, ...] | None = None
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class SMCRun(Progress):
+class SMCResult(SMCState):
     """What one run leaves.
 
     Attributes
@@ -139,8 +139,8 @@ class SMCRun(Progress):
 
     @property
     def complete(self) -> bool:
-        """Whether λ = 1 was reached."""
-        return self.state.exponent == 1.0 and not self.pilot
+        """Whether β = 1 was reached."""
+        return self.state.beta == 1.0 and not self.pilot
 
     @property
     def x(self) -> Array:
@@ -149,17 +149,17 @@ class SMCRun(Progress):
 
     @property
     def log_density(self) -> Array:
-        """Log γ of the particles at the last exponent ``(n,)``."""
+        """Log γ of the particles at the last beta ``(n,)``."""
         return self.state.log_density
 
 
 class Store(Protocol):
     """Where a run is kept between temperatures."""
 
-    def load(self) -> Progress | None:
+    def load(self) -> SMCState | None:
         """The run as last saved, if it ever was."""
         ...
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: SMCState) -> None:
         """Keep the run."""
         ...

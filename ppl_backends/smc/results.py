@@ -13,7 +13,7 @@ from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence, sums_b
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import PriorPath, SampledPriorPath, TemperingPath
-from ppl_backends.smc.sampler import SMCRun, Stage
+from ppl_backends.smc.sampler import SMCResult, Stage
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
@@ -24,7 +24,7 @@ __all__ = ["evidence_attrs", "lineage_ess", "prior_normalizer", "smc_inference_d
 def smc_inference_data(
     path: TemperingPath,
     kernel_name: str,
-    runs: Sequence[SMCRun],
+    runs: Sequence[SMCResult],
     verdict: Verdict,
     unfinished: str,
     *,
@@ -75,7 +75,7 @@ def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None)
     return attrs | {f"log_evidence_{name}_se": estimate.standard_error for name, estimate in found.items()}
 
 
-def prior_normalizer(path: TemperingPath, runs: Sequence[SMCRun]) -> PriorIntegral | None:
+def prior_normalizer(path: TemperingPath, runs: Sequence[SMCResult]) -> PriorIntegral | None:
     """Log integral of the prior as written, from the runs that drew it or as the target states it; None where not known."""
     if not isinstance(path, PriorPath):
         return stated_integral(path.target)
@@ -96,7 +96,7 @@ def with_prior_error(evidence: EvidenceEstimate, path: TemperingPath) -> Evidenc
 
 
 _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
-    "beta": lambda stage: stage.exponent,
+    "beta": lambda stage: stage.beta,
     "log_marginal_likelihood": lambda stage: stage.log_evidence,
     "ess": lambda stage: stage.ess,
     "n_lineages": lambda stage: stage.n_lineages,
@@ -114,7 +114,7 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
 }
 
 
-def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Array]]:
+def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...], Array]]:
     """Per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage."""
     longest = max(len(run.stages) for run in runs)
     stats: dict[str, tuple[tuple[str, ...], Array]] = {}
@@ -137,10 +137,10 @@ def _sample_stats(runs: Sequence[SMCRun]) -> dict[str, tuple[tuple[str, ...], Ar
         np.array([run.path_sampling.log_evidence for run in runs]),
     )
     stats["sampling_seconds"] = (("chain",), np.array([run.seconds for run in runs]))
-    ess = np.stack([lineage_ess(run.x, run.lineage.eve) for run in runs])
+    ess = np.stack([lineage_ess(run.x, run.lineage.ancestor) for run in runs])
     stats["lineage_ess"] = (("chain", "unconstrained_parameter"), ess)
     stats["lp"] = (("chain", "draw"), np.stack([run.log_density for run in runs]))
-    stats["ancestor"] = (("chain", "draw"), np.stack([run.lineage.eve for run in runs]))
+    stats["ancestor"] = (("chain", "draw"), np.stack([run.lineage.ancestor for run in runs]))
     return stats
 
 
@@ -156,7 +156,7 @@ def lineage_ess(x: Array, ancestor: Index) -> Array:
     return np.minimum(n, x.var(axis=0) / np.maximum(variance_of_mean, 1e-300))
 
 
-def _weighted_points(runs: Sequence[SMCRun]) -> dict[str, dict]:
+def _weighted_points(runs: Sequence[SMCResult]) -> dict[str, dict]:
     """Group ``proposal`` with the weighted points where every run was one importance step."""
     weighted = [run.weighted for run in runs if run.weighted is not None]
     if len(weighted) < len(runs):
@@ -170,7 +170,7 @@ def _weighted_points(runs: Sequence[SMCRun]) -> dict[str, dict]:
     }
 
 
-def _ladder(runs: Sequence[SMCRun]) -> dict[str, dict]:
+def _ladder(runs: Sequence[SMCResult]) -> dict[str, dict]:
     """Group ``ladder`` with the particles of every temperature, where they were kept."""
     ladders = [run.ladder for run in runs if run.ladder is not None]
     return {"ladder": ladder_group(ladders)} if ladders else {}

@@ -15,7 +15,7 @@ import numpy as np
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.tails import with_tails
-from ppl_backends.mcmc.kernels import KERNELS, Kernel, make_kernel
+from ppl_backends.kernels.metropolis import KERNELS, Kernel, make_kernel
 from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.again import finer, is_too_coarse
@@ -27,7 +27,7 @@ from ppl_backends.smc.health import Verdict, judge, split_finished, try_short_st
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
 from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data, with_prior_error
-from ppl_backends.smc.sampler import SMCRun
+from ppl_backends.smc.sampler import SMCResult
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
@@ -96,8 +96,8 @@ def sample_smc(
     chains : int
         Independent runs; their spread is part of the evidence's standard error.
     initial : {"prior", "auto", "laplace", "ep", "vi"} or approximation
-        Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^λ, and falls back to ``"laplace"`` with a
-        warning where the prior cannot be sampled; the others bridge q(θ)^{1−λ}{p(θ)L(θ)}^λ. ``"laplace"`` is Laplace
+        Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^β, and falls back to ``"laplace"`` with a
+        warning where the prior cannot be sampled; the others bridge q(θ)^{1−β}{p(θ)L(θ)}^β. ``"laplace"`` is Laplace
         at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
         needs, else the former. Where Laplace is a poor start, without a mode or far off, both fall back to the prior.
     path : {"tempering", "data"}
@@ -110,7 +110,7 @@ def sample_smc(
         Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &
         Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first.
     schedule : {"ess", "cess"} or sequence of float
-        How the exponents λ are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
+        How the betas β are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
         being resampled only where their ESS is below half; or as given, increasing to 1.
     ess_threshold : float or "auto"
         Share of the particles that the ESS of every reweighting keeps; it sets the ladder. ``"auto"`` keeps a half where the
@@ -123,9 +123,9 @@ def sample_smc(
         Waste-free moves (Dau & Chopin 2022): ``draws / len_chain`` particles are resampled, each begins a chain, and of every
         chain so many states are kept, from as many moves or, where those do not forget the start, from a multiple.
         ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until it has
-        forgotten and keeps the last state alone.
+        mixed and keeps the last state alone.
     unbiased : bool
-        Whether each chain runs twice, the second time with the exponents, moves, scales and metrics that the first one found:
+        Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first one found:
         its evidence (not the log) is then unbiased.
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
@@ -267,7 +267,7 @@ def sample_smc(
     )
 
 
-def _run_again(begin: Callable[[], tuple[list[SMCRun], bool]]) -> list[SMCRun] | None:
+def _run_again(begin: Callable[[], tuple[list[SMCResult], bool]]) -> list[SMCResult] | None:
     """The chains of a second run; None where Ctrl-C ended it, since those of the first one are there."""
     try:
         runs, interrupted = begin()
@@ -276,16 +276,16 @@ def _run_again(begin: Callable[[], tuple[list[SMCRun], bool]]) -> list[SMCRun] |
     return None if interrupted or not all(run.complete for run in runs) else runs
 
 
-def _estimate(runs: Sequence[SMCRun]) -> EvidenceEstimate:
+def _estimate(runs: Sequence[SMCResult]) -> EvidenceEstimate:
     """The evidence of tempering."""
     return combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
 
 
-def _bridge(path: TemperingPath, runs: Sequence[SMCRun], rng: np.random.Generator) -> EvidenceEstimate | None:
-    """The evidence from the last particles alone, where these were moved at λ = 1."""
+def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
+    """The evidence from the last particles alone, where these were moved at β = 1."""
     if not all(run.complete and run.weighted is None for run in runs):
         return None
-    samples = [Sample(run.x, run.log_density, run.lineage.eve) for run in runs]
+    samples = [Sample(run.x, run.log_density, run.lineage.ancestor) for run in runs]
     return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
 
 

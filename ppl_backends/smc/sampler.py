@@ -1,12 +1,12 @@
 """Adaptive tempering SMC: one run over one path.
 
 Del Moral, Doucet & Jasra (2006); the adaptive ladder and its use from a fast approximation follow Chopin & Ridgway (2017,
-Algorithm 4) and Buchholz (2018, Algorithm 12). Each stage reweights to the next exponent, resamples, and moves at the new
-exponent, so the last particles have been moved at λ = 1 and are equally weighted. Where the start is already so good that
-the first step reaches λ = 1 with weights of light tail, the run *is* importance sampling: no move is made and the weighted
+Algorithm 4) and Buchholz (2018, Algorithm 12). Each stage reweights to the next beta, resamples, and moves at the new
+beta, so the last particles have been moved at β = 1 and are equally weighted. Where the start is already so good that
+the first step reaches β = 1 with weights of light tail, the run *is* importance sampling: no move is made and the weighted
 points are kept.
 
-A run between two temperatures is a value, :class:`Progress`: :func:`advance` makes the next one from it. What is saved,
+A run between two temperatures is a value, :class:`SMCState`: :func:`advance` makes the next one from it. What is saved,
 resumed, interrupted or cut short is always such a value, and with the generator's state in it the rest follows to the bit.
 """
 
@@ -21,16 +21,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.weights import (
+from ppl_backends.kernels.metric import Metric, cross_fitted_metric, metric_from_points
+from ppl_backends.kernels.metropolis import Kernel
+from ppl_backends.numerics.weights import (
     normalised_weights,
     pareto_k,
     systematic_resampling,
     tail_share,
 )
-from ppl_backends.mcmc.kernels import Kernel
-from ppl_backends.mcmc.metric import Metric, cross_fitted_metric, metric_from_points
 from ppl_backends.smc.evidence import PathSampling
-from ppl_backends.smc.ladder import Rung
+from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import (
     MoveSettings,
     MoveSummary,
@@ -40,13 +40,13 @@ from ppl_backends.smc.moves import (
     move_particles,
 )
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.records import PlannedStage, Progress, SMCRun, Stage, Store
+from ppl_backends.smc.records import PlannedStage, SMCResult, SMCState, Stage, Store
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.support import start_inside
-from ppl_backends.smc.tuning import Tuning, acceptance_tuning, make_tuning
+from ppl_backends.smc.tuning import KernelTuning, acceptance_tuning, make_tuning
 from ppl_backends.targets.protocol import Array, Index, explain_point
 
-__all__ = ["Progress", "SMCRun", "Stage", "Store", "advance", "run_tempering"]
+__all__ = ["SMCResult", "SMCState", "Stage", "Store", "advance", "run_tempering"]
 
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a variance
@@ -68,7 +68,7 @@ def run_tempering(
     unbiased: bool = False,
     keep_ladder: bool = False,
     store: Store | None = None,
-) -> SMCRun:
+) -> SMCResult:
     """Run ``n`` particles along ``path``.
 
     Parameters
@@ -90,10 +90,10 @@ def run_tempering(
     tuning : {"acceptance", "ft", "pr"}
         How the kernel's parameters are found; see :mod:`~ppl_backends.smc.tuning`.
     unbiased : bool
-        Whether to run twice, the second time as the first decided: exponents, number and scale of the moves and their
+        Whether to run twice, the second time as the first decided: betas, number and scale of the moves and their
         metric no longer depend on the particles, and the evidence (not its log) has no bias.
     keep_ladder : bool
-        Whether to keep the particles at every exponent.
+        Whether to keep the particles at every beta.
     store : Store, optional
         Where the run is saved after every stage; one found there is continued.
 
@@ -103,7 +103,7 @@ def run_tempering(
     """
     schedule, moves = schedule or Schedule(), moves or MoveSettings()
 
-    def run_inner(inner: TemperingPath, size: int, generator: np.random.Generator) -> SMCRun:
+    def run_inner(inner: TemperingPath, size: int, generator: np.random.Generator) -> SMCResult:
         return run_tempering(
             inner,
             kernel,
@@ -116,7 +116,7 @@ def run_tempering(
             unbiased=unbiased,
         )
 
-    def begin(generator: np.random.Generator, pilot: bool, n_draws: int | None = None) -> Progress:
+    def begin(generator: np.random.Generator, pilot: bool, n_draws: int | None = None) -> SMCState:
         began = _begin(path, kernel, n, generator, run_inner, keep_ladder and not pilot, pilot, n_draws)
         moved = n if len_chain is None else -(-n // len_chain)
         return replace(began, tuning=make_tuning(tuning, kernel, moved, path.target.dim, generator))
@@ -128,7 +128,7 @@ def run_tempering(
     while True:
         progress, stopped = _climb(progress, clock, store, report, (path, kernel, schedule, moves, len_chain))
         if stopped or not progress.pilot:
-            return SMCRun(**vars(progress), interrupted=stopped == "interrupted")
+            return SMCResult(**vars(progress), interrupted=stopped == "interrupted")
         again = begin(progress.rng, pilot=False, n_draws=progress.n_start_draws)
         progress = replace(again, plan=progress.plan, seconds=clock.seconds)
 
@@ -151,15 +151,15 @@ class _Clock:
 
 
 def _climb(
-    progress: Progress,
+    progress: SMCState,
     clock: _Clock,
     store: Store | None,
     report: Callable[[Stage], None] | None,
     how: tuple[TemperingPath, Kernel, Schedule, MoveSettings, int | None],
-) -> tuple[Progress, str]:
-    """Go on to λ = 1, or to where the time or the user ends it; and which of these it was."""
+) -> tuple[SMCState, str]:
+    """Go on to β = 1, or to where the time or the user ends it; and which of these it was."""
     already = len(progress.stages)
-    while progress.state.exponent < 1.0 and len(progress.stages) < _MAX_STAGES:
+    while progress.state.beta < 1.0 and len(progress.stages) < _MAX_STAGES:
         if len(progress.stages) > already and clock.is_up:
             return progress, "out of time"
         try:
@@ -172,7 +172,7 @@ def _climb(
             if not progress.stages:
                 raise
             return progress, "interrupted"
-    return progress, "" if progress.state.exponent == 1.0 else "out of temperatures"
+    return progress, "" if progress.state.beta == 1.0 else "out of temperatures"
 
 
 def _begin(
@@ -180,16 +180,16 @@ def _begin(
     kernel: Kernel,
     n: int,
     rng: np.random.Generator,
-    run_inner: Callable[..., SMCRun],
+    run_inner: Callable[..., SMCResult],
     keep_ladder: bool,
     pilot: bool,
     n_draws: int | None,
-) -> Progress:
-    """Particles at λ = 0; ``n_draws`` of the start where a pilot decided their number."""
+) -> SMCState:
+    """Particles at β = 0; ``n_draws`` of the start where a pilot decided their number."""
     start, inside = start_inside(path, n, rng, run_inner, n_draws)
     state, log_evidence = inside.state, start.log_normalizer + inside.log_share
     _check_start(path, state, inside.n_draws)
-    return Progress(
+    return SMCState(
         state=state,
         rng=rng,
         lineage=inside.lineage,
@@ -204,18 +204,18 @@ def _begin(
         n_start_draws=inside.n_draws,
         plan=() if pilot else None,
         pilot=pilot,
-        ladder=(Rung.of(state, log_evidence),) if keep_ladder else None,
+        ladder=(StageParticles.of(state, log_evidence),) if keep_ladder else None,
     )
 
 
 def advance(
-    run: Progress,
+    run: SMCState,
     path: TemperingPath,
     kernel: Kernel,
     schedule: Schedule,
     moves: MoveSettings,
     len_chain: int | None = None,
-) -> Progress:
+) -> SMCState:
     """One temperature: reweight, resample, move; ``run`` itself stays as it is, but for its generator.
 
     Where the particles that it leads to ask for much shorter steps, it is done again by a shorter step.
@@ -232,14 +232,14 @@ def advance(
 
 
 def _one_step(
-    run: Progress,
+    run: SMCState,
     path: TemperingPath,
     kernel: Kernel,
     schedule: Schedule,
     moves: MoveSettings,
     len_chain: int | None,
     least_share: float | None,
-) -> Progress:
+) -> SMCState:
     """One temperature by a step that keeps ``least_share`` of the particles, or as many as the schedule says."""
     clock = time.perf_counter()
     before, n = run.state, len(run.state.x)
@@ -247,37 +247,37 @@ def _one_step(
     lineage, path_sampling = copy.deepcopy(run.lineage), copy.deepcopy(run.path_sampling)
 
     if planned:
-        exponent = planned.exponent
+        beta = planned.beta
     else:
-        last = run.stages[-1].ess / n if before.exponent > 0 else schedule.least_share if run.stages else None
-        exponent = schedule.next(before, run.weights, len_chain or 1, last, least_share)
-    step = exponent - before.exponent
+        last = run.stages[-1].ess / n if before.beta > 0 else schedule.least_share if run.stages else None
+        beta = schedule.next(before, run.weights, len_chain or 1, last, least_share)
+    step = beta - before.beta
     log_weights = step * before.increment
     weights, log_mean = normalised_weights(log_weights if run.weights is None else log_weights + _log(n * run.weights))
     log_evidence = run.log_evidence + log_mean
     path_sampling.forward(log_weights, lineage, run.weights)
     lineage.reweight(weights, run.weights)
 
-    enough = exponent == 1.0 and not run.stages
+    enough = beta == 1.0 and not run.stages
     if enough and not planned:
-        enough = _weights_are_enough(log_weights, lineage.by_founder(weights), schedule.least_share)
+        enough = _weights_are_enough(log_weights, lineage.by_lineage(weights), schedule.least_share)
     if enough and (planned is None or planned.moves is None):
-        ancestors = systematic_resampling(weights, n, run.rng)
-        moved = _Moved(before.take(ancestors).at(exponent), ancestors, None, None, run.tuning, None)
+        parents = systematic_resampling(weights, n, run.rng)
+        moved = MoveResult(before.take(parents).at(beta), parents, None, None, run.tuning, None)
         weighted, path_sampling = (before.x, log_weights), PathSampling(n, log_evidence)
-        rung = Rung.of(before.at(exponent), log_evidence, _log(n * weights))
+        rung = StageParticles.of(before.at(beta), log_evidence, _log(n * weights))
     else:
         planned_moves = planned.moves if planned else None
-        moved = _resample_and_move(run, weights, exponent, path, kernel, schedule, moves, len_chain, planned_moves)
+        moved = _resample_and_move(run, weights, beta, path, kernel, schedule, moves, len_chain, planned_moves)
         weighted = None
-        path_sampling.backward(step * moved.state.increment, lineage.resampled(moved.ancestors), moved.weights)
-        rung = Rung.of(moved.state, log_evidence, None if moved.weights is None else _log(n * moved.weights))
-    lineage = lineage.resampled(moved.ancestors)
+        path_sampling.backward(step * moved.state.increment, lineage.resampled(moved.parents), moved.weights)
+        rung = StageParticles.of(moved.state, log_evidence, None if moved.weights is None else _log(n * moved.weights))
+    lineage = lineage.resampled(moved.parents)
 
     seconds = run.seconds + time.perf_counter() - clock
     ess, (mean, sd) = 1.0 / float((weights**2).sum()), _moments(before.x, weights)
     distinct = len(np.unique(moved.state.x[:, 0]))  # a move changes every coordinate
-    stage = Stage(exponent, log_evidence, ess, mean, sd, lineage.n_lineages, moved.summary, seconds, distinct)
+    stage = Stage(beta, log_evidence, ess, mean, sd, lineage.n_lineages, moved.summary, seconds, distinct)
     return replace(
         run,
         state=moved.state,
@@ -289,54 +289,54 @@ def _one_step(
         stages=(*run.stages, stage),
         weights=moved.weights,
         weighted=weighted,
-        plan=(*(run.plan or ()), PlannedStage(exponent, moved.decided)) if run.pilot else run.plan,
+        plan=(*(run.plan or ()), PlannedStage(beta, moved.decided)) if run.pilot else run.plan,
         ladder=None if run.ladder is None else (*run.ladder, rung),
         seconds=seconds,
     )
 
 
-class _Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """Particles after resampling and moves.
 
     Attributes
     ----------
     state : PathState
-    ancestors : ndarray (n,)
+    parents : ndarray (n,)
         Particle before the resampling that each comes from.
     weights : ndarray (n,) or None
         Normalised, where there was no resampling.
     summary : MoveSummary or None
-    tuning : Tuning or None
+    tuning : KernelTuning or None
     decided : PlannedMoves or None
         The moves of a pilot run, for the run that it is the pilot of.
     """
 
     state: PathState
-    ancestors: Index
+    parents: Index
     weights: Array | None
     summary: MoveSummary | None
-    tuning: Tuning | None
+    tuning: KernelTuning | None
     decided: PlannedMoves | None
 
 
 def _resample_and_move(
-    run: Progress,
+    run: SMCState,
     weights: Array,
-    exponent: float,
+    beta: float,
     path: TemperingPath,
     kernel: Kernel,
     schedule: Schedule,
     moves: MoveSettings,
     len_chain: int | None,
     planned: PlannedMoves | None,
-) -> _Moved:
-    """Particles of ``exponent`` that were moved there."""
+) -> MoveResult:
+    """Particles of ``beta`` that were moved there."""
     before, rng, n = run.state, run.rng, len(weights)
     tuning = run.tuning or acceptance_tuning(kernel, run.scale, before.x.shape[1])
     if len_chain is not None:
-        ancestors = systematic_resampling(weights, -(-n // len_chain), rng)
-        state = _at(before.take(ancestors), exponent, path, kernel)
-        plan, decided = planned or _chain_metric(before.x, weights, ancestors, len_chain, path.reference, rng), None
+        parents = systematic_resampling(weights, -(-n // len_chain), rng)
+        state = _at(before.take(parents), beta, path, kernel)
+        plan, decided = planned or _chain_metric(before.x, weights, parents, len_chain, path.reference, rng), None
         state, summary, tuning, used = extend_chains(state, path, kernel, tuning, len_chain, moves, plan, rng)
         if run.pilot:
             decided = PlannedMoves(
@@ -345,28 +345,28 @@ def _resample_and_move(
         state = state.take(
             np.arange(n)
         )  # where the length does not divide n, some states of the last chain are left out
-        return _Moved(state, np.repeat(ancestors, len_chain)[:n], None, summary, tuning, decided)
-    resample = schedule.resamples(weights, exponent)
-    ancestors = systematic_resampling(weights, n, rng) if resample else np.arange(n)
-    state, decided = _at(before.take(ancestors), exponent, path, kernel), None
+        return MoveResult(state, np.repeat(parents, len_chain)[:n], None, summary, tuning, decided)
+    resample = schedule.resamples(weights, beta)
+    parents = systematic_resampling(weights, n, rng) if resample else np.arange(n)
+    state, decided = _at(before.take(parents), beta, path, kernel), None
     if planned is not None:
         state, summary = follow_plan(state, path, kernel, planned, tuning, rng)
     else:
         metric = metric_from_points(state.x, path.reference) if run.pilot else None
         state, summary, tuning, used = move_particles(state, path, kernel, tuning, moves, rng)
         decided = PlannedMoves(metric, used) if metric is not None else None
-    return _Moved(state, ancestors, None if resample else weights, summary, tuning, decided)
+    return MoveResult(state, parents, None if resample else weights, summary, tuning, decided)
 
 
-def _at(state: PathState, exponent: float, path: TemperingPath, kernel: Kernel) -> PathState:
-    """The particles at an exponent, with gradients where the kernel needs them: draws of the start come without."""
+def _at(state: PathState, beta: float, path: TemperingPath, kernel: Kernel) -> PathState:
+    """The particles at an beta, with gradients where the kernel needs them: draws of the start come without."""
     if kernel.uses_gradient and state.base_gradient is None:
-        return path.evaluate(state.x, exponent, True)
-    return state.at(exponent)
+        return path.evaluate(state.x, beta, True)
+    return state.at(beta)
 
 
 def _chain_metric(
-    x: Array, weights: Array, ancestors: Index, len_chain: int, reference: Metric | None, rng: np.random.Generator
+    x: Array, weights: Array, parents: Index, len_chain: int, reference: Metric | None, rng: np.random.Generator
 ) -> PlannedMoves:
     """The metric of waste-free chains, with no move planned: of all weighted particles, since few of them begin a chain.
 
@@ -380,7 +380,7 @@ def _chain_metric(
     nearest = int(np.argmin(np.abs(halves - len(x) // 2)))
     if not 0.25 < halves[nearest] / len(x) < 0.75:
         return PlannedMoves(cross_fitted_metric(x[drawn], reference), ())
-    n_first = np.searchsorted(ancestors, edges[nearest])
+    n_first = np.searchsorted(parents, edges[nearest])
     return PlannedMoves(cross_fitted_metric(x[drawn], reference, int(halves[nearest]), int(n_first)), ())
 
 
@@ -390,14 +390,14 @@ def _log(values: Array) -> Array:
         return np.log(values)
 
 
-def _weights_are_enough(log_weights: Array, by_founder: Array, fraction: float) -> bool:
+def _weights_are_enough(log_weights: Array, by_lineage: Array, fraction: float) -> bool:
     """Return whether one importance step needs no move after it.
 
     Its draws must not be copies of a few points: the ESS of all independent initial points, those of weight zero included,
     keeps the share that every step is to keep. And its weights have a light tail, or next to nothing in it; the ESS alone
     does not tell, since with heavy-tailed weights it looks best in the very runs that missed the tail.
     """
-    if 1.0 / float((by_founder**2).sum()) < fraction * len(by_founder):
+    if 1.0 / float((by_lineage**2).sum()) < fraction * len(by_lineage):
         return False
     return pareto_k(log_weights) <= _LIGHT_TAIL or tail_share(log_weights) <= _NEGLIGIBLE_TAIL
 

@@ -1,6 +1,6 @@
-"""The ladder of exponents: chosen as it is climbed, or given.
+"""The ladder of betas: chosen as it is climbed, or given.
 
-By ESS every temperature is followed by resampling, and the next exponent is where the effective sample size of the weights of
+By ESS every temperature is followed by resampling, and the next beta is where the effective sample size of the weights of
 that one step falls to a share of the particles. By conditional ESS (Zhou, Johansen & Aston 2016) particles stay weighted, and
 are resampled only where the weights have become uneven; the step is chosen by its weights' ESS *given* those already there,
 N(ΣWw)²/ΣWw². With equal weights the two are the same.
@@ -38,7 +38,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.smc.path import PathState
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Schedule", "adaptation_bias", "make_schedule", "next_exponent", "share_to_keep"]
+__all__ = ["Schedule", "adaptation_bias", "make_schedule", "next_beta", "share_to_keep"]
 
 _RESAMPLE_BELOW = 0.5
 _LEAST_SHARE, _LARGEST_SHARE = 0.5, 0.97  # of the particles, kept by a step
@@ -48,17 +48,17 @@ _ABRUPT = 8.0  # by which the relative variance may fall from one step to the ne
 _CONDITIONAL_SHARE = 0.9  # Zhou, Johansen & Aston keep this much or more
 
 
-def next_exponent(increment: Array, exponent: float, ess_fraction: float, weights: Array | None = None) -> float:
-    """Largest λ' ≤ 1 whose incremental weights exp{(λ' − λ)·increment} keep an ESS of ``ess_fraction`` of the points.
+def next_beta(increment: Array, beta: float, ess_fraction: float, weights: Array | None = None) -> float:
+    """Largest β' ≤ 1 whose incremental weights exp{(β' − β)·increment} keep an ESS of ``ess_fraction`` of the points.
 
-    Buchholz (2018), equation 5.1 and Algorithm 13. Points outside the support have weight zero at every λ' > λ, so the ESS
+    Buchholz (2018), equation 5.1 and Algorithm 13. Points outside the support have weight zero at every β' > β, so the ESS
     is measured against those inside.
 
     Parameters
     ----------
     increment : ndarray (n,)
-    exponent : float
-        The present λ.
+    beta : float
+        The present β.
     ess_fraction : float
     weights : ndarray (n,), optional
         Normalised weights that the points have already; the ESS is then conditional on them.
@@ -76,7 +76,7 @@ def next_exponent(increment: Array, exponent: float, ess_fraction: float, weight
     def excess(step: float) -> float:
         return _conditional_ess(step * finite, share) - ess_fraction
 
-    longest = 1.0 - exponent
+    longest = 1.0 - beta
     if excess(longest) >= 0:
         return 1.0
     # The step can be many orders of magnitude below one (vague priors): bisect on the log scale.
@@ -84,7 +84,7 @@ def next_exponent(increment: Array, exponent: float, ess_fraction: float, weight
     while excess(shortest) < 0 and shortest > 1e-300:
         shortest *= 1e-3
     log_step = brentq(lambda s: excess(np.exp(s)), np.log(shortest), np.log(min(shortest * 1e3, longest)), xtol=1e-6)
-    return min(1.0, exponent + float(np.exp(log_step)))
+    return min(1.0, beta + float(np.exp(log_step)))
 
 
 def _conditional_ess(log_weights: Array, share: Array) -> float:
@@ -145,20 +145,20 @@ def _tilted(increment: Array, step: float) -> Array:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the next exponent is found.
+    """How the next beta is found.
 
     Attributes
     ----------
     kind : {"ess", "cess", "fixed"}
     fraction : float, optional
         Of the particles, which the (conditional) ESS of a step keeps; None leaves it to :func:`share_to_keep`.
-    exponents : tuple of float
+    betas : tuple of float
         Those to visit, where they are given.
     """
 
     kind: str = "ess"
     fraction: float | None = None
-    exponents: tuple[float, ...] = ()
+    betas: tuple[float, ...] = ()
 
     @property
     def least_share(self) -> float:
@@ -180,7 +180,7 @@ class Schedule:
         last_share: float | None = None,
         least_share: float | None = None,
     ) -> float:
-        """Return the exponent after that of ``state``.
+        """Return the beta after that of ``state``.
 
         Parameters
         ----------
@@ -196,15 +196,15 @@ class Schedule:
             Which this one is to keep at least.
         """
         if self.kind == "fixed":
-            return next(given for given in self.exponents if given > state.exponent)
-        farthest = next_exponent(state.increment, state.exponent, self.least_share, weights)
+            return next(given for given in self.betas if given > state.beta)
+        farthest = next_beta(state.increment, state.beta, self.least_share, weights)
         if not self.is_adaptive or (last_share is None and farthest == 1.0):
             return farthest
-        share = share_to_keep(state.increment, farthest - state.exponent, len_chain if state.exponent > 0 else 1)
+        share = share_to_keep(state.increment, farthest - state.beta, len_chain if state.beta > 0 else 1)
         if last_share is not None:
             share = max(share, 1.0 / (1.0 + 2.0 * (1.0 / last_share - 1.0)))
         share = min(max(share, least_share or 0.0), _LARGEST_SHARE)
-        return farthest if share <= _LEAST_SHARE else next_exponent(state.increment, state.exponent, share)
+        return farthest if share <= _LEAST_SHARE else next_beta(state.increment, state.beta, share)
 
     def share_before(self, state: PathState, share: float, len_chain: int) -> float | None:
         """Return the share that the step to ``state`` should have kept, where that is much more than ``share``; else None.
@@ -212,20 +212,20 @@ class Schedule:
         It should where the next step has to have an eighth of the relative variance, or less: tails and lags build up
         ahead of the temperature at which they show.
         """
-        if not self.is_adaptive or state.exponent == 1.0:
+        if not self.is_adaptive or state.beta == 1.0:
             return None
-        farthest = next_exponent(state.increment, state.exponent, self.least_share)
-        ahead = share_to_keep(state.increment, farthest - state.exponent, len_chain)
+        farthest = next_beta(state.increment, state.beta, self.least_share)
+        ahead = share_to_keep(state.increment, farthest - state.beta, len_chain)
         variance, wanted = 1.0 / share - 1.0, 1.0 / ahead - 1.0
         return 1.0 / (1.0 + float(np.sqrt(variance * wanted))) if wanted < variance / _ABRUPT else None
 
     def from_start(self) -> Schedule:
-        """Return the schedule of a run that draws the start: given exponents are not meant for it."""
+        """Return the schedule of a run that draws the start: given betas are not meant for it."""
         return Schedule(fraction=self.fraction) if self.kind == "fixed" else self
 
-    def resamples(self, weights: Array, exponent: float) -> bool:
-        """Whether to resample at ``exponent``: always, or by conditional ESS where the ESS is below half, and at the end."""
-        if self.kind != "cess" or exponent == 1.0 or not weights.all():
+    def resamples(self, weights: Array, beta: float) -> bool:
+        """Whether to resample at ``beta``: always, or by conditional ESS where the ESS is below half, and at the end."""
+        if self.kind != "cess" or beta == 1.0 or not weights.all():
             return True
         return bool(1.0 / (weights**2).sum() < _RESAMPLE_BELOW * len(weights))
 
@@ -242,22 +242,22 @@ def make_schedule(schedule: str | Sequence[float], threshold: float | str) -> Sc
     Raises
     ------
     ModelError
-        If it is neither a name nor an increasing sequence of exponents in (0, 1].
+        If it is neither a name nor an increasing sequence of betas in (0, 1].
 
     Examples
     --------
-    >>> make_schedule([0.1, 0.5], 0.5).exponents
+    >>> make_schedule([0.1, 0.5], 0.5).betas
     (0.1, 0.5, 1.0)
     """
     fraction = None if isinstance(threshold, str) else float(threshold)
     if isinstance(schedule, str):
         if schedule not in ("ess", "cess"):
-            raise ModelError(f"schedule={schedule!r}: expected 'ess', 'cess' or a sequence of exponents")
+            raise ModelError(f"schedule={schedule!r}: expected 'ess', 'cess' or a sequence of betas")
         return Schedule(schedule, fraction)
     try:
-        exponents = tuple(float(exponent) for exponent in schedule)
+        betas = tuple(float(beta) for beta in schedule)
     except (TypeError, ValueError):
-        exponents = ()
-    if not exponents or exponents[0] <= 0 or exponents[-1] > 1 or any(np.diff(exponents) <= 0):
-        raise ModelError(f"schedule={schedule!r}: expected 'ess', 'cess' or increasing exponents in (0, 1]")
-    return Schedule("fixed", fraction, exponents if exponents[-1] == 1.0 else (*exponents, 1.0))
+        betas = ()
+    if not betas or betas[0] <= 0 or betas[-1] > 1 or any(np.diff(betas) <= 0):
+        raise ModelError(f"schedule={schedule!r}: expected 'ess', 'cess' or increasing betas in (0, 1]")
+    return Schedule("fixed", fraction, betas if betas[-1] == 1.0 else (*betas, 1.0))

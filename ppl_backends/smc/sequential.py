@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import KERNELS, Kernel
+from ppl_backends.kernels.metropolis import KERNELS, Kernel
 from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
@@ -29,7 +29,7 @@ from ppl_backends.smc.evidence import LineageVariance, PathSampling, combine_evi
 from ppl_backends.smc.health import Verdict, distrust, split_finished, warn_if_distrusted
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.results import smc_inference_data, with_prior_error
-from ppl_backends.smc.sampler import Progress, SMCRun
+from ppl_backends.smc.sampler import SMCResult, SMCState
 from ppl_backends.smc.schedule import Schedule, make_schedule
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -292,7 +292,7 @@ def _result(
     return _with_state(idata, chosen, attrs)
 
 
-def _combined(runs: Sequence[SMCRun], before: Array, log_evidence_before: Array) -> Any:
+def _combined(runs: Sequence[SMCResult], before: Array, log_evidence_before: Array) -> Any:
     """The evidence of what the runs let in since then."""
     rows = []
     for run, contribution, log_evidence in zip(runs, before, log_evidence_before, strict=True):
@@ -302,16 +302,14 @@ def _combined(runs: Sequence[SMCRun], before: Array, log_evidence_before: Array)
     return combine_evidence(*np.array(rows).T)
 
 
-def _finish(data: DataPath, run: DataRun) -> SMCRun:
-    """As a run of tempering: the exponent is the share of the rows let in."""
+def _finish(data: DataPath, run: DataRun) -> SMCResult:
+    """As a run of tempering: the beta is the share of the rows let in."""
     total = max(data.n, 1)
-    stages = tuple(
-        replace(stage, exponent=rows / total) for stage, rows in zip(run.progress.stages, run.rows, strict=True)
-    )
+    stages = tuple(replace(stage, beta=rows / total) for stage, rows in zip(run.progress.stages, run.rows, strict=True))
     state = run.progress.state
-    if run.seen < data.n:  # with all rows so far in the base, so that exponent zero is the posterior reached
+    if run.seen < data.n:  # with all rows so far in the base, so that beta zero is the posterior reached
         state = BlockPath(data, run.seen, run.seen).evaluate(state.x, 0.0, False)
-    return SMCRun(**vars(replace(run.progress, stages=stages, state=state)))
+    return SMCResult(**vars(replace(run.progress, stages=stages, state=state)))
 
 
 def _with_state(idata: Any, runs: Sequence[DataRun], attrs: Mapping[str, Any]) -> Any:
@@ -385,12 +383,12 @@ def _restored(idata: Any, data: DataPath, kernel: Kernel, generators: Sequence[n
         state = BlockPath(data, seen, seen).evaluate(x, 0.0, kernel.uses_gradient)
         _check_rows(state.log_density, stats["lp"].values[chain], seen, data)
         lineage = LineageVariance(len(x))
-        lineage.eve = stats["ancestor"].values[chain].astype(np.intp)
+        lineage.ancestor = stats["ancestor"].values[chain].astype(np.intp)
         lineage.contribution = stats["lineage_contribution"].values[chain].copy()
         scales = stats["scale"].values[chain]
         known = scales[np.isfinite(scales)]
         log_evidence = float(stats["log_evidence_single_run"].values[chain])
-        progress = Progress(
+        progress = SMCState(
             state=state,
             rng=rng,
             lineage=lineage,

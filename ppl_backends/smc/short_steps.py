@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from ppl_backends.mcmc.kernels import Hmc, Kernel
-from ppl_backends.mcmc.metric import cross_fitted_metric
+from ppl_backends.kernels.metric import cross_fitted_metric
+from ppl_backends.kernels.metropolis import Hmc, Kernel
 from ppl_backends.smc.moves import share_of_divergent
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.records import SMCRun
+from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["ShortSteps", "move_with_short_steps"]
@@ -56,7 +56,7 @@ class ShortSteps(NamedTuple):
 
 
 def move_with_short_steps(
-    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCRun], rng: np.random.Generator
+    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> ShortSteps:
     """Move some of the last particles of every run with a quarter of its step.
 
@@ -65,8 +65,8 @@ def move_with_short_steps(
     path : TemperingPath
     kernel : Kernel
         Whose steps are trajectories.
-    runs : sequence of SMCRun
-        At λ = 1.
+    runs : sequence of SMCResult
+        At β = 1.
     rng : numpy.random.Generator
     """
     points = _affordable(runs)
@@ -93,7 +93,7 @@ def move_with_short_steps(
     return ShortSteps(float(np.mean(divergent)), shift, coordinate, upwards)
 
 
-def _affordable(runs: Sequence[SMCRun]) -> int:
+def _affordable(runs: Sequence[SMCResult]) -> int:
     """Return the number of particles to move, so that it costs no more than half of what the runs did, where it can be."""
     made = sum(
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start_stages, *run.stages) if stage.moves

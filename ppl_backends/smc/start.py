@@ -25,7 +25,7 @@ __all__ = ["IndependentCauchy", "Start", "cauchy_around", "check_proper"]
 
 @dataclass(frozen=True)
 class Start:
-    """Particles at λ = 0.
+    """Particles at β = 0.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """A start of which only a small part lies where the posterior can be.
 
 A likelihood may be zero on most of the prior: an inequality written as a Potential of minus infinity, a box, data that only a
-few parameter values allow. No exponent makes that step smaller, since every λ > 0 has the same support. The start is then the
+few parameter values allow. No beta makes that step smaller, since every β > 0 has the same support. The start is then the
 prior restricted to the support, by rejection: points are drawn until enough of them are inside. The share of the draws that
 are inside estimates the integral of the restricted start, with the error of a binomial share.
 """
@@ -25,7 +25,7 @@ _HOPELESS = 20  # points inside, fewer than which are no basis for an error bar
 
 
 class SupportedStart(NamedTuple):
-    """Particles at λ = 0, all of which may have descendants.
+    """Particles at β = 0, all of which may have descendants.
 
     Attributes
     ----------
@@ -83,12 +83,12 @@ def start_inside(
         n_inside, drawn = n_inside + len(kept[-1].x), drawn + n
     if n_inside == 0:
         return start, SupportedStart(state, start.lineage, 0.0, drawn, undefined)
-    founders = min(n, n_inside)
-    founder = np.arange(n) * founders // n
+    ancestors = min(n, n_inside)
+    ancestor = np.arange(n) * ancestors // n
     lineage, share = LineageVariance(n), n_inside / drawn
-    lineage.eve = founder
-    lineage.contribution[:founders] = n * np.sqrt((1.0 - share) / (n_inside * founders))
-    return start, SupportedStart(concatenate(kept).take(founder), lineage, float(np.log(share)), drawn, undefined)
+    lineage.ancestor = ancestor
+    lineage.contribution[:ancestors] = n * np.sqrt((1.0 - share) / (n_inside * ancestors))
+    return start, SupportedStart(concatenate(kept).take(ancestor), lineage, float(np.log(share)), drawn, undefined)
 
 
 def _goes_on(n_inside: int, wanted: int, drawn: int, n: int) -> bool:

@@ -31,20 +31,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import Hmc, Kernel, KernelInfo, Mixed
-from ppl_backends.mcmc.metric import AnyMetric
+from ppl_backends.kernels.metric import AnyMetric
+from ppl_backends.kernels.metropolis import Cycle, Hmc, Kernel, KernelInfo
 from ppl_backends.smc.path import PathState
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = [
     "AcceptanceTuning",
-    "CarriedTuning",
-    "Pairs",
+    "BuchholzPretuning",
+    "CycleParameters",
+    "CycleTuning",
+    "FearnheadTaylor",
+    "KernelTuning",
     "Parameters",
-    "PretrialTuning",
-    "Tuning",
-    "Turn",
-    "TurnTuning",
+    "StepParameters",
     "Uneven",
     "acceptance_tuning",
     "make_tuning",
@@ -64,7 +64,7 @@ _LEAST_SHARE = 0.25  # of the moves, for either kind of a mixed kernel's proposa
 _SHARE_OF_SHORT, _SHORT = 0.25, 0.25  # of the particles, which take so much of the step, where it is too long in places
 
 
-class Pairs(NamedTuple):
+class StepParameters(NamedTuple):
     """A step and a number of steps for every particle.
 
     Attributes
@@ -76,12 +76,12 @@ class Pairs(NamedTuple):
     scale: Array
     n_steps: Index
 
-    def take(self, index: Index) -> Pairs:
+    def take(self, index: Index) -> StepParameters:
         """The pairs ``index``."""
-        return Pairs(self.scale[index], self.n_steps[index])
+        return StepParameters(self.scale[index], self.n_steps[index])
 
 
-class Turn(NamedTuple):
+class CycleParameters(NamedTuple):
     """Which of a mixed kernel's proposals is next, and its step.
 
     Attributes
@@ -109,7 +109,7 @@ class Uneven(NamedTuple):
         return self.scale * np.where(rng.random(n) < _SHARE_OF_SHORT, _SHORT, 1.0)
 
 
-Parameters = float | Pairs | Turn | Uneven
+Parameters = float | StepParameters | CycleParameters | Uneven
 
 
 def move_once(
@@ -123,10 +123,10 @@ def move_once(
     """One move of every particle, with one step for all or with each its own."""
     if isinstance(parameters, Uneven):
         return kernel.step(rng, state, evaluate, parameters.draw(len(state.x), rng), metric)
-    if isinstance(parameters, Turn):
-        assert isinstance(kernel, Mixed)
+    if isinstance(parameters, CycleParameters):
+        assert isinstance(kernel, Cycle)
         return kernel.parts[parameters.part].step(rng, state, evaluate, parameters.scale, metric)
-    if not isinstance(parameters, Pairs):
+    if not isinstance(parameters, StepParameters):
         return kernel.step(rng, state, evaluate, parameters, metric)
     if isinstance(kernel, Hmc):
         return kernel.step_each(rng, state, evaluate, parameters.scale, parameters.n_steps, metric)
@@ -175,7 +175,7 @@ class AcceptanceTuning:
 
 
 @dataclass(frozen=True)
-class TurnTuning:
+class CycleTuning:
     """Two kinds of proposals in turn, each with a step that follows its acceptance rate.
 
     Attributes
@@ -198,65 +198,65 @@ class TurnTuning:
         share = self.jump[1] / total if total > 0 else 0.5
         return min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
 
-    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> TurnTuning:
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> CycleTuning:
         """Nothing is tried."""
         return self
 
-    def parameters(self) -> Turn:
+    def parameters(self) -> CycleParameters:
         """Of the next move."""
         part = int(self.due + self.share >= 1.0)
-        return Turn(part, self.parts[part].scale)
+        return CycleParameters(part, self.parts[part].scale)
 
-    def learn(self, info: KernelInfo, first: bool) -> TurnTuning:
+    def learn(self, info: KernelInfo, first: bool) -> CycleTuning:
         """Follow the acceptance rate and the jumps of a move."""
         part = self.parameters().part
         parts, jump = list(self.parts), list(self.jump)
         parts[part] = parts[part].learn(info, first)
         latest = float(_performance(info, 1).mean())
         jump[part] = latest if np.isnan(jump[part]) else 0.5 * (jump[part] + latest)
-        return TurnTuning((parts[0], parts[1]), (jump[0], jump[1]), self.due + self.share - part)
+        return CycleTuning((parts[0], parts[1]), (jump[0], jump[1]), self.due + self.share - part)
 
 
 @dataclass(frozen=True)
-class CarriedTuning:
+class FearnheadTaylor:
     """Fearnhead & Taylor: pairs that did well are carried on.
 
     Attributes
     ----------
-    pairs : Pairs
+    pairs : StepParameters
     performance : ndarray (n,)
         Λ of every pair in the first move with it.
     longest : int
         1 where L is no parameter.
     """
 
-    pairs: Pairs
+    pairs: StepParameters
     performance: Array
     longest: int
 
-    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> CarriedTuning:
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> FearnheadTaylor:
         """Resample the pairs by what they achieved, and jitter them."""
         pairs = self.pairs.take(_proportional(self.performance, n, rng))
         scale = np.abs(pairs.scale + _JITTER * rng.standard_normal(n))
         n_steps = np.clip(pairs.n_steps + rng.integers(-1, 2, size=n), 1, self.longest)
-        return replace(self, pairs=Pairs(scale, n_steps), performance=np.ones(n))
+        return replace(self, pairs=StepParameters(scale, n_steps), performance=np.ones(n))
 
     def parameters(self) -> Parameters:
         """Of the next move."""
         return self.pairs
 
-    def learn(self, info: KernelInfo, first: bool) -> CarriedTuning:
+    def learn(self, info: KernelInfo, first: bool) -> FearnheadTaylor:
         """The first move of a temperature tells what the pairs achieve."""
         return replace(self, performance=_performance(info, self.pairs.n_steps)) if first else self
 
 
 @dataclass(frozen=True)
-class PretrialTuning:
+class BuchholzPretuning:
     """Buchholz: a trial at every temperature.
 
     Attributes
     ----------
-    pairs : Pairs
+    pairs : StepParameters
     largest : float
         ε*, the end of the steps tried.
     longest : int
@@ -265,14 +265,14 @@ class PretrialTuning:
         That ε* is to have.
     """
 
-    pairs: Pairs
+    pairs: StepParameters
     largest: float
     longest: int
     acceptance: float
 
-    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> PretrialTuning:
+    def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> BuchholzPretuning:
         """Try pairs on every particle, and draw those of the moves by what they achieved."""
-        tried = Pairs(rng.uniform(0.0, self.largest, n), rng.integers(1, self.longest + 1, size=n))
+        tried = StepParameters(rng.uniform(0.0, self.largest, n), rng.integers(1, self.longest + 1, size=n))
         info = trial(tried)
         assert info.log_ratio is not None
         chosen = tried.take(_proportional(_performance(info, tried.n_steps), n, rng))
@@ -290,23 +290,23 @@ class PretrialTuning:
         """Of the next move."""
         return self.pairs
 
-    def learn(self, info: KernelInfo, first: bool) -> PretrialTuning:
+    def learn(self, info: KernelInfo, first: bool) -> BuchholzPretuning:
         """The trial has told."""
         return self
 
 
-Tuning = AcceptanceTuning | TurnTuning | CarriedTuning | PretrialTuning
+KernelTuning = AcceptanceTuning | CycleTuning | FearnheadTaylor | BuchholzPretuning
 
 
-def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTuning | TurnTuning:
+def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTuning | CycleTuning:
     """By acceptance rates, from ``scale``; the parts of a mixed kernel begin at their own."""
-    if isinstance(kernel, Mixed):
+    if isinstance(kernel, Cycle):
         walk, independent = (acceptance_tuning(part, part.initial_scale(dim), dim) for part in kernel.parts)
-        return TurnTuning((walk, independent))  # type: ignore[arg-type]
+        return CycleTuning((walk, independent))  # type: ignore[arg-type]
     return AcceptanceTuning(scale, kernel.target_acceptance, kernel.largest_scale)
 
 
-def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> Tuning:
+def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> KernelTuning:
     """The tuning of that name, for ``n`` particles to be moved.
 
     Raises
@@ -319,10 +319,10 @@ def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Gene
         return acceptance_tuning(kernel, scale, dim)
     if name not in ("ft", "pr"):
         raise ModelError(f"tuning={name!r}: expected 'acceptance', 'ft' or 'pr'")
-    pairs = Pairs(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))
+    pairs = StepParameters(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))
     if name == "ft":
-        return CarriedTuning(pairs, np.ones(n), _LONGEST if longest > 1 else 1)
-    return PretrialTuning(pairs, 1.5 * scale, longest, _TRIAL_ACCEPTANCE[kernel.name])
+        return FearnheadTaylor(pairs, np.ones(n), _LONGEST if longest > 1 else 1)
+    return BuchholzPretuning(pairs, 1.5 * scale, longest, _TRIAL_ACCEPTANCE[kernel.name])
 
 
 def _performance(info: KernelInfo, n_steps: Any) -> Array:

@@ -1,6 +1,6 @@
 """Step methods for ``pm.sample(step=...)`` and :func:`ppl_backends.sample_mcmc`."""
 
-from ppl_backends.mcmc.subsampling.check import check_acceptance, check_subsets
+from ppl_backends.kernels.subsampling.check import check_acceptance, check_subsets
 from ppl_backends.steps.calibrated import HMC, MALA, Independent, RandomWalk
 from ppl_backends.steps.exchange import Exchange, MALAExchange, NoisyExchange, NoisyLangevin, NoisyMALAExchange
 from ppl_backends.steps.pseudo_marginal import PseudoMarginal

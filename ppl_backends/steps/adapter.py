@@ -18,9 +18,9 @@ from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from ppl_backends.errors import CompilationError, ModelError
-from ppl_backends.mcmc.algorithm import Algorithm
-from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.steps.specification import Step
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.graph import free_variables
@@ -69,7 +69,7 @@ _recent: WeakValueDictionary[int, PyMCTarget] = WeakValueDictionary()
 
 
 class PyMCStep(BlockedStep):
-    """An :class:`~ppl_backends.mcmc.algorithm.Algorithm` as a PyMC step method.
+    """An :class:`~ppl_backends.kernels.algorithm.Algorithm` as a PyMC step method.
 
     A chain that starts at the model's default initial point starts at a draw of the algorithm's approximation instead;
     other initial values, those of ``initvals`` among them, are kept.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ppl_backends.approximations.resolve import resolve_approximation
-from ppl_backends.mcmc import kernels
-from ppl_backends.mcmc.calibrated import Calibrated, IndependentProposal, PathHmc
-from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.kernels import metropolis as kernels
+from ppl_backends.kernels.calibrated import Calibrated, IndependentProposal, PathHmc
 from ppl_backends.options import approximation as approximation_option
 from ppl_backends.options import checked, integer, none, number
 from ppl_backends.steps.specification import Step
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["APPROXIMATION", "HMC", "MALA", "Independent", "RandomWalk", "approximation_of"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ppl_backends.mcmc.algorithm import Algorithm
-from ppl_backends.mcmc.exchange import AuxiliaryVariableMethod, MalaExchange
-from ppl_backends.mcmc.exchange import Exchange as ExchangeAlgorithm
-from ppl_backends.mcmc.noisy_langevin import NoisyLangevin as NoisyLangevinAlgorithm
+from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.exchange import AuxiliaryVariableMethod, MalaExchange
+from ppl_backends.kernels.exchange import Exchange as ExchangeAlgorithm
+from ppl_backends.kernels.noisy_langevin import NoisyLangevin as NoisyLangevinAlgorithm
 from ppl_backends.options import array, checked, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ppl_backends.mcmc.pseudo_marginal import PseudoMarginal as PseudoMarginalAlgorithm
+from ppl_backends.kernels.pseudo_marginal import PseudoMarginal as PseudoMarginalAlgorithm
 from ppl_backends.options import array, checked, choice, function, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ppl_backends.mcmc.algorithm import Algorithm
+from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["Step"]

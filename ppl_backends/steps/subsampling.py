@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.algorithm import Algorithm
-from ppl_backends.mcmc.conditional import ConditionalTarget
-from ppl_backends.mcmc.subsampling import control
-from ppl_backends.mcmc.subsampling.check import mean_error
-from ppl_backends.mcmc.subsampling.exact import Scalable, Tuna
-from ppl_backends.mcmc.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
-from ppl_backends.mcmc.subsampling.rows import Rows, make_rows
-from ppl_backends.mcmc.subsampling.sufficient import sufficient_statistics
+from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.subsampling import control
+from ppl_backends.kernels.subsampling.check import mean_error
+from ppl_backends.kernels.subsampling.exact import Scalable, Tuna
+from ppl_backends.kernels.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
+from ppl_backends.kernels.subsampling.rows import Rows, make_rows
+from ppl_backends.kernels.subsampling.sufficient import sufficient_statistics
 from ppl_backends.options import array, checked, choice, function, integer, none, number
 from ppl_backends.steps.calibrated import APPROXIMATION
 from ppl_backends.steps.specification import Step
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = [
@@ -86,7 +86,7 @@ class SubsampledMetropolis(_SubsamplingStep):
     tolerance : float
         Probability of a wrong decision that the sequential test allows.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
-        Its mean is the pilot that the control variates expand about.
+        Its mean is the expansion point that the control variates expand about.
     model : pm.Model, optional
 
     References
@@ -265,17 +265,17 @@ class InformedSubsampling(_SubsamplingStep):
         posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets. By default 0.3, and infinite with a
         correction, which takes the shifts out.
     correction : {"auto", "curvature", "gradient", None}
-        Whether the subset's gradient at the pilot, or its gradient and its Hessian, are set right. ``"auto"`` does both
+        Whether the subset's gradient at the expansion point, or gradient and Hessian, are set right. ``"auto"`` does both
         where the subset is too small to mix otherwise.
     swaps : int, optional
         Swap proposals a step; automatic by default.
     summary : {"auto", "scores", "sufficient"}, array (N, k) or callable
-        Summary statistics of the rows: the whitened scores at the pilot; sufficient statistics where the likelihood is an
-        exponential family with a few (see :func:`~ppl_backends.mcmc.subsampling.sufficient.sufficient_statistics`); or
+        Summary statistics of the rows: the whitened scores at the expansion point; sufficient ones where the likelihood is an
+        exponential family with a few (see :func:`~ppl_backends.kernels.subsampling.sufficient.sufficient_statistics`); or
         your own, as an array or a function of the target. They must identify the subset's *likelihood*: for a regression
         Σ x y alone does not. ``"auto"``: sufficient ones for weighted subsets without a correction, where there are any.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
-        Its mean is the pilot where the scores are taken.
+        Its mean is the expansion point where the scores are taken.
     model : pm.Model, optional
 
     Examples
@@ -426,7 +426,7 @@ def _compiled(algorithm: Any) -> Any:
 def _announce(algorithm: Any, rng: np.random.Generator) -> None:
     """The warning that an approximate step gives, with its figure."""
     _compiled(algorithm)
-    points = np.array([algorithm.rows.pilot.draw(rng) for _ in range(PAIRS)])
+    points = np.array([algorithm.rows.expansion_point.draw(rng) for _ in range(PAIRS)])
     estimated, exact = mean_error(algorithm, points, rng)
     error = float(np.abs(estimated - exact).mean())
     algorithm.attributes["acceptance_error_at_start"] = error

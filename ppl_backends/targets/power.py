@@ -96,9 +96,9 @@ class PowerTarget(BaseTarget):
         """Return the digests of the target, and that of the power."""
         return {**self.target.digests(), "power": digest(self.power, self.power_potentials)}
 
-    def in_one_shape(self) -> BaseTarget:
+    def with_fixed_batch_size(self) -> BaseTarget:
         """The same power of the target in one shape."""
-        return PowerTarget(self.target.in_one_shape(), self.power, self.power_potentials)
+        return PowerTarget(self.target.with_fixed_batch_size(), self.power, self.power_potentials)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian of the tempered target."""

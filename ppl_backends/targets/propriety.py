@@ -38,7 +38,7 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
         return stated.improper
     if not target.has_split:
         return None
-    target = target.in_one_shape()
+    target = target.with_fixed_batch_size()
     centre = 0.5 * np.random.default_rng(0).standard_normal(target.dim) if centre is None else centre
     along = _far_slope(target, centre, np.eye(target.dim))
     if (along > -1.0 - 1e-3).any():

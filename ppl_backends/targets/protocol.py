@@ -244,7 +244,7 @@ class BaseTarget:
         """One pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, gradient)")
 
-    def in_one_shape(self) -> BaseTarget:
+    def with_fixed_batch_size(self) -> BaseTarget:
         """The same density for few evaluations: a target that compiles for every number of points has one program then."""
         return self
 

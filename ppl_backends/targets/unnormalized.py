@@ -1,7 +1,7 @@
 r"""Targets whose likelihood is known up to a constant Z(θ) that depends on the parameters.
 
 The posterior is then p(θ) f(y | θ) / Z(θ), with f computable and Z not. Methods that evaluate a density cannot use such a
-target and are told so; methods that draw auxiliary data from the model (:mod:`ppl_backends.mcmc.exchange`) can.
+target and are told so; methods that draw auxiliary data from the model (:mod:`ppl_backends.kernels.exchange`) can.
 """
 
 from __future__ import annotations

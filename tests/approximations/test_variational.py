@@ -12,11 +12,11 @@ from ppl_backends.approximations.variational import VariationalApproximation
 from ppl_backends.approximations.variational.annealing import ladder
 from ppl_backends.approximations.variational.elbo import SampleAverage
 from ppl_backends.approximations.variational.families import make_family
+from ppl_backends.approximations.variational.sample_average import maximise
 from ppl_backends.approximations.variational.schedules import growing_sizes
-from ppl_backends.approximations.variational.second_order import maximise
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.errors import ApproximationWarning, ModelError
-from ppl_backends.importance.weights import effective_sample_size
+from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.targets import FunctionTarget
 from ppl_backends.targets.factors import Factors, Logit
 from tests.toys import bimodal, conjugate_gaussian, gamma_poisson

@@ -5,7 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs import GibbsPosterior, Tuning, certify, expected_risk, fit_gibbs_vi
+from ppl_backends.gibbs import GibbsPosterior, TuningRecord, certify, expected_risk, fit_gibbs_vi
 
 FLIP, TRUTH = 0.1, np.array([1.0, -0.5, 0.5])
 
@@ -118,10 +118,10 @@ def test_what_the_theorem_does_not_cover_is_refused(data):
     with pytest.raises(ModelError, match="logistic loss is not bounded"):
         certify(GibbsPosterior((0.0, 1.0), "logistic", X, y, learning_rate=5.0), q)
     posterior = GibbsPosterior((0.0, 1.0), "zero_one", X, y, learning_rate=40.0)
-    tuned = posterior._tuned(Tuning("prior", "pseudo-evidence", None))
+    tuned = posterior._tuned(TuningRecord("prior", "pseudo-evidence", None))
     with pytest.raises(ModelError, match="the prior was chosen on the same data by pseudo-evidence"):
         certify(tuned, q)
-    grid = posterior._tuned(Tuning("learning rate", "cross-validation", 8))
+    grid = posterior._tuned(TuningRecord("learning rate", "cross-validation", 8))
     assert certify(grid, q).bound == pytest.approx(certify(posterior, q).bound + np.log(8) / 40)
     with pytest.raises(ModelError, match="choices recorded were from 8"):
         certify(grid, q, candidates=2)

@@ -107,7 +107,7 @@ def test_pairs_in_blocks_are_all_pairs(data, monkeypatch):
     posterior = GibbsPosterior((0.0, 1.0), "auc", *data, learning_rate=50.0)
     q = fit_gibbs_vi(posterior)
     whole = expected_risk(posterior, q)
-    monkeypatch.setattr("ppl_backends.gibbs.linear_scores.PAIR_BLOCK", 50)
+    monkeypatch.setattr("ppl_backends.gibbs.gaussian_vi.PAIR_BLOCK", 50)
     assert expected_risk(posterior, q) == pytest.approx(whole, rel=1e-12)
     x = q.sample(20_000, np.random.default_rng(0))
     risks = posterior.risk(x)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ppl_backends.importance.weights import (
+from ppl_backends.numerics.weights import (
     effective_sample_size,
     estimate_evidence,
     normalised_weights,

@@ -10,9 +10,9 @@ from scipy.special import comb, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.covariance import WindowedCovariance
-from ppl_backends.mcmc.doubly_intractable import DoublyIntractable
-from ppl_backends.mcmc.exchange import Exchange, MalaExchange, Proposal
+from ppl_backends.kernels.covariance import WindowedCovariance
+from ppl_backends.kernels.doubly_intractable import DoublyIntractable
+from ppl_backends.kernels.exchange import Exchange, MalaExchange, Proposal
 from ppl_backends.results.inference_data import group
 from ppl_backends.simulators import ERGM, Ising
 

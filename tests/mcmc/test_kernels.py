@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import (
+from ppl_backends.kernels.metric import Metric, SplitMetric, cross_fitted_metric, metric_from_points
+from ppl_backends.kernels.metropolis import (
     KERNELS,
     Hmc,
     Independent,
@@ -20,7 +21,6 @@ from ppl_backends.mcmc.kernels import (
     trajectory,
     two_stage,
 )
-from ppl_backends.mcmc.metric import Metric, SplitMetric, cross_fitted_metric, metric_from_points
 
 # Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
 LEVEL = 5e-6

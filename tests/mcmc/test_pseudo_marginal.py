@@ -9,8 +9,8 @@ from scipy.special import gammaln, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.covariance import Tuning
-from ppl_backends.mcmc.pseudo_marginal import LikelihoodEstimator, PseudoMarginal, PseudoMarginalState
+from ppl_backends.kernels.covariance import Tuning
+from ppl_backends.kernels.pseudo_marginal import LikelihoodEstimator, PseudoMarginal, PseudoMarginalState
 from ppl_backends.results.inference_data import group
 
 LEVEL = 1e-5

@@ -8,16 +8,16 @@ import scipy.stats
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.subsampling.check import check_acceptance, mean_error
-from ppl_backends.mcmc.subsampling.control import (
+from ppl_backends.kernels.subsampling.check import check_acceptance, mean_error
+from ppl_backends.kernels.subsampling.control import (
     ControlVariateMetropolis,
     SequentialMetropolis,
     UniformMetropolis,
     choose_subset_size,
 )
-from ppl_backends.mcmc.subsampling.exact import RowSampler, Scalable, Tuna
-from ppl_backends.mcmc.subsampling.informed import Informed, curvature_variance
-from ppl_backends.mcmc.subsampling.rows import FunctionRest, QuadraticRest, SiteRows
+from ppl_backends.kernels.subsampling.exact import RowSampler, Scalable, Tuna
+from ppl_backends.kernels.subsampling.informed import Informed, curvature_variance
+from ppl_backends.kernels.subsampling.rows import FunctionLogPrior, QuadraticLogPrior, SiteRows
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit, Normal, Poisson, Probit
@@ -37,7 +37,7 @@ def logistic(n, seed=0, scale=1.0, dim=2):
 
 def rows_of(design, y, rest=None):
     dim = design.shape[1]
-    rest = rest or QuadraticRest(0.0, np.zeros(dim), -np.eye(dim) / PRIOR_SD**2)
+    rest = rest or QuadraticLogPrior(0.0, np.zeros(dim), -np.eye(dim) / PRIOR_SD**2)
     return SiteRows(design, 0.0, y, 1.0, sites.LOGIT, rest)
 
 
@@ -52,9 +52,9 @@ class OpaquePrior:
 def grid_moments(rows):
     """Posterior means and sds in two dimensions by quadrature."""
     z = np.linspace(-7, 7, 121)
-    points = rows.pilot.mode + np.stack(np.meshgrid(z, z), -1).reshape(-1, 2) @ rows.pilot.factor.T
+    points = rows.expansion_point.mode + np.stack(np.meshgrid(z, z), -1).reshape(-1, 2) @ rows.expansion_point.factor.T
     s = points @ rows.design.T
-    log_p = (s * rows.y - np.logaddexp(0, s)).sum(axis=1) + np.array([rows.rest(x) for x in points])
+    log_p = (s * rows.y - np.logaddexp(0, s)).sum(axis=1) + np.array([rows.log_prior_and_potentials(x) for x in points])
     p = np.exp(log_p - log_p.max())
     p /= p.sum()
     mean = p @ points
@@ -131,7 +131,7 @@ def test_exact_steps_leave_prior_times_likelihood_invariant_and_broken_twins_do_
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_scalable_metropolis_has_the_moments_of_a_skewed_posterior(compiled):
-    rows = rows_of(*logistic(40, seed=2), rest=None if compiled else FunctionRest(OpaquePrior()))
+    rows = rows_of(*logistic(40, seed=2), rest=None if compiled else FunctionLogPrior(OpaquePrior()))
     assert (rows.compiled() is not None) == compiled
     mean, sd = grid_moments(rows)
     x, _ = chain(Scalable(rows, steps=40 if compiled else 10), 4000 if compiled else 3000)
@@ -142,7 +142,7 @@ def test_scalable_metropolis_has_the_moments_of_a_skewed_posterior(compiled):
 def test_bounds_hold_for_every_family():
     rng = np.random.default_rng(5)
     design, y = logistic(30)
-    rest = QuadraticRest(0.0, np.zeros(2), -np.eye(2))
+    rest = QuadraticLogPrior(0.0, np.zeros(2), -np.eye(2))
     for family, outcome in ((sites.LOGIT, y), (sites.PROBIT, 2 * y - 1), (sites.NORMAL, rng.normal(size=30))):
         rows = SiteRows(design, 0.1, outcome, 1.0, family, rest)
         index, bounds, near = np.arange(30), rows.third_order_bounds(), rows.third_order_bounds(2.0)
@@ -150,7 +150,7 @@ def test_bounds_hold_for_every_family():
         for _ in range(50):
             z = rng.standard_t(2, size=2)
             size = np.linalg.norm(z)
-            x = rows.pilot.mode + rows.pilot.factor @ z
+            x = rows.expansion_point.mode + rows.expansion_point.factor @ z
             assert (np.abs(rows.residuals(x, index)) <= (near if size <= 2 else bounds) * size**3 + 1e-9).all()
     with pytest.raises(ModelError, match="no bound"):
         SiteRows(design, 0.0, y, 1.0, sites.POISSON, rest).third_order_bounds()
@@ -166,7 +166,7 @@ def test_bounds_hold_for_every_family():
 @pytest.mark.parametrize("independent", [False, True])
 def test_control_variates_have_the_posterior_in_both_forms(independent):
     design, y = logistic(400, seed=4)
-    for rest, draws in ((None, 2500), (FunctionRest(OpaquePrior()), 600)):
+    for rest, draws in ((None, 2500), (FunctionLogPrior(OpaquePrior()), 600)):
         rows = rows_of(design, y, rest)
         mean, sd = grid_moments(rows)
         x, _ = chain(ControlVariateMetropolis(rows, 60, independent=independent, steps=20), draws)
@@ -176,7 +176,7 @@ def test_control_variates_have_the_posterior_in_both_forms(independent):
 
 def test_errors_shrink_with_the_size_of_subsets():
     rows, rng = rows_of(*logistic(3000, seed=6)), np.random.default_rng(0)
-    points = np.array([rows.pilot.draw(rng) for _ in range(60)])
+    points = np.array([rows.expansion_point.draw(rng) for _ in range(60)])
 
     def error(algorithm):
         estimated, exact = mean_error(algorithm, points, np.random.default_rng(1))
@@ -195,7 +195,7 @@ def test_errors_shrink_with_the_size_of_subsets():
 
 def test_posteriors_of_uniform_and_informed_subsets_are_as_wide_as_theory_says():
     rows = rows_of(*logistic(4000, seed=7))
-    sd = np.sqrt(np.diag(rows.pilot.factor @ rows.pilot.factor.T))
+    sd = np.sqrt(np.diag(rows.expansion_point.factor @ rows.expansion_point.factor.T))
     rng = np.random.default_rng(0)
     ratios = {}
     for name, options in {
@@ -216,7 +216,7 @@ def test_subset_size_follows_the_difficulty_and_swaps_keep_their_books():
     hard, easy = rows_of(*logistic(100, seed=8, scale=3.0)), rows_of(*logistic(10_000, seed=8))
     assert choose_subset_size(hard, rng)[1] > choose_subset_size(easy, rng)[1]
     algorithm = Informed(easy, 200, spread=0.3, rng=rng)
-    state = algorithm.start(easy.pilot.mode, rng)
+    state = algorithm.start(easy.expansion_point.mode, rng)
     for _ in range(50):
         state, stats = algorithm.step(state, rng, False)
     assert len(set(state.subset)) == 200
@@ -229,7 +229,7 @@ def test_subset_size_follows_the_difficulty_and_swaps_keep_their_books():
 
 def test_subsets_grow_where_few_rows_hold_the_information():
     rng = np.random.default_rng(0)
-    x, rest = rng.normal(size=2000), QuadraticRest(0.0, np.zeros(1), -np.eye(1))
+    x, rest = rng.normal(size=2000), QuadraticLogPrior(0.0, np.zeros(1), -np.eye(1))
     normal = SiteRows(x[:, None], 0.0, rng.normal(size=2000), 1.0, sites.NORMAL, rest)
     wanted = np.var(2000 * x**2 / (1 + (x**2).sum()))
     assert curvature_variance(normal, rng) == pytest.approx(wanted, rel=1e-6)

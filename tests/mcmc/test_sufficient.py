@@ -5,9 +5,9 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.subsampling.informed import Informed
-from ppl_backends.mcmc.subsampling.rows import Pilot, QuadraticRest, Rows, SiteRows
-from ppl_backends.mcmc.subsampling.sufficient import sufficient_statistics
+from ppl_backends.kernels.subsampling.informed import Informed
+from ppl_backends.kernels.subsampling.rows import ExpansionPoint, QuadraticLogPrior, Rows, SiteRows
+from ppl_backends.kernels.subsampling.sufficient import sufficient_statistics
 from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit
 
@@ -24,7 +24,7 @@ class Sample(Rows):
         sd = float((y - design @ beta).std())
         cov = np.zeros((self.dim, self.dim))
         cov[:-1, :-1], cov[-1, -1] = sd**2 * np.linalg.inv(design.T @ design), 0.5 / self.n
-        self.pilot = Pilot(np.append(beta, np.log(sd)), np.linalg.cholesky(cov))
+        self.expansion_point = ExpansionPoint(np.append(beta, np.log(sd)), np.linalg.cholesky(cov))
 
     def _at(self, x, index):
         return self._density((self._y[index] - self._design[index] @ x[:-1]) * np.exp(-x[-1])) - x[-1]
@@ -64,7 +64,11 @@ def test_normal_families_have_the_statistics_of_the_textbook(n_covariates, rank)
 
 def test_a_likelihood_with_few_cells_is_a_family_and_others_say_what_is_left():
     rng = np.random.default_rng(2)
-    design, y, rest = rng.normal(size=(N, 3)), rng.integers(0, 2, size=N), QuadraticRest(0.0, np.zeros(3), -np.eye(3))
+    design, y, rest = (
+        rng.normal(size=(N, 3)),
+        rng.integers(0, 2, size=N),
+        QuadraticLogPrior(0.0, np.zeros(3), -np.eye(3)),
+    )
     design[:, 0] = 1.0
     cells = SiteRows((design > 0).astype(float), 0.0, y, 1.0, sites.LOGIT, rest)
     assert sufficient_statistics(cells, rng).rank == 6  # Σ y x, and the counts of three of the four cells of covariates
@@ -79,7 +83,7 @@ def test_a_rare_cell_that_the_recognition_did_not_see_is_found_out():
     design = np.zeros((20_000, 2))
     design[:, 0] = rng.integers(0, 2, size=20_000)
     design[7] = [1.0, 0.37]
-    rest = QuadraticRest(0.0, np.zeros(2), -np.eye(2))
+    rest = QuadraticLogPrior(0.0, np.zeros(2), -np.eye(2))
     rows = SiteRows(design, 0.0, rng.integers(0, 2, size=20_000), 1.0, sites.LOGIT, rest)
     with pytest.raises(ModelError, match="of them leave"):
         sufficient_statistics(rows, np.random.default_rng(0))
@@ -87,13 +91,13 @@ def test_a_rare_cell_that_the_recognition_did_not_see_is_found_out():
 
 def test_subsets_with_the_right_statistics_have_the_right_surrogate_everywhere():
     rows = sample(normal, 2)
-    rows.rest = lambda x: 0.0
+    rows.log_prior_and_potentials = lambda x: 0.0
     rows.scores = lambda: (
         np.c_[
-            (r := rows._y - rows._design @ rows.pilot.mode[:-1])[:, None] * rows._design,
-            r**2 * np.exp(-rows.pilot.mode[-1]),
+            (r := rows._y - rows._design @ rows.expansion_point.mode[:-1])[:, None] * rows._design,
+            r**2 * np.exp(-rows.expansion_point.mode[-1]),
         ]
-        * np.exp(-2 * rows.pilot.mode[-1])
+        * np.exp(-2 * rows.expansion_point.mode[-1])
     )
     found = sufficient_statistics(rows, np.random.default_rng(1)).statistics
     centred = found - found.mean(axis=0)
@@ -101,8 +105,8 @@ def test_subsets_with_the_right_statistics_have_the_right_surrogate_everywhere()
     weights = rng.normal(size=N)
     weights -= weights.mean() + centred @ np.linalg.lstsq(centred, weights, rcond=None)[0]  # neither sum nor statistics
     for _ in range(5):
-        x = rows.pilot.mode + rng.normal(size=4)
-        change = rows.differences(rows.pilot.mode, x, whole)
+        x = rows.expansion_point.mode + rng.normal(size=4)
+        change = rows.differences(rows.expansion_point.mode, x, whole)
         assert abs(weights @ change) < 1e-8 * np.abs(weights * change).sum()
         scores = rows.scores() - rows.scores().mean(axis=0)
         blind = rng.normal(size=N)
@@ -131,8 +135,8 @@ def test_steps_take_any_number_of_statistics():
         state, stats = algorithm.step(state, rng, False)
         draws[k] = state.x
     assert np.isnan(stats["log_likelihood_error"])
-    sd = np.sqrt(np.diag(algorithm.rows.pilot.factor @ algorithm.rows.pilot.factor.T))
-    assert np.abs((draws.mean(axis=0) - algorithm.rows.pilot.mode) / sd).max() < 0.25
+    sd = np.sqrt(np.diag(algorithm.rows.expansion_point.factor @ algorithm.rows.expansion_point.factor.T))
+    assert np.abs((draws.mean(axis=0) - algorithm.rows.expansion_point.mode) / sd).max() < 0.25
     assert np.abs(draws.std(axis=0) / sd - 1).max() < 0.2
     counts = np.c_[y, y[:, None] * design[:, 1:], design[:, 1:]]
     twice = np.c_[counts, counts.sum(axis=1)]  # a redundant one
@@ -149,7 +153,7 @@ def test_the_curvature_correction_leaves_errors_of_third_order():
     rng = np.random.default_rng(6)
     design = np.c_[np.ones(20_000), rng.standard_t(3, size=(20_000, 2))]
     y = (rng.random(20_000) < 1 / (1 + np.exp(-design @ [-3.0, 0.5, 0.3]))).astype(int)
-    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(3), -np.eye(3)))
+    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticLogPrior(0.0, np.zeros(3), -np.eye(3)))
     spread = {}
     for correction in (None, "gradient", "curvature"):
         algorithm = Informed(rows, 500, spread=np.inf, rng=np.random.default_rng(1), correction=correction)
@@ -164,15 +168,18 @@ def test_a_row_far_out_does_not_leave_the_surrogate_without_a_maximum():
     design[0, 1] = 40.0
     y = (rng.random(20_000) < 1 / (1 + np.exp(-design @ [0.0, 0.0]))).astype(int)
     y[0], y[1] = 1, 1
-    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticRest(0.0, np.zeros(2), -np.eye(2)))
+    rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticLogPrior(0.0, np.zeros(2), -np.eye(2)))
     algorithm = Informed(rows, 200, spread=np.inf, rng=rng, correction="curvature")
-    line = np.linspace(0, 60, 121)[:, None] * rows.pilot.factor[:, 1]
+    line = np.linspace(0, 60, 121)[:, None] * rows.expansion_point.factor[:, 1]
     index = np.arange(200)
     escapes = []
     for sign in (-1, 1):
-        points = rows.pilot.mode + sign * line
+        points = rows.expansion_point.mode + sign * line
         values = np.array([algorithm._surrogate(x, index, np.zeros(2)) for x in points])
         assert values.max() < values[0] + 1.0
-        plain = [rows.rest(x) + rows.expansion.at(x - points[0]) + 100 * rows.residuals(x, index).sum() for x in points]
+        plain = [
+            rows.log_prior_and_potentials(x) + rows.expansion.at(x - points[0]) + 100 * rows.residuals(x, index).sum()
+            for x in points
+        ]
         escapes.append(max(plain) - plain[0])
     assert max(escapes) > 1000.0

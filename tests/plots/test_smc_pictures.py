@@ -75,7 +75,7 @@ def test_ladder_that_was_kept_shows_quantiles_of_its_particles():
     idata = pb.sample_smc(
         conjugate_gaussian(2).target, draws=300, chains=2, keep_ladder=True, random_seed=1, progressbar=False
     )
-    axis = pb.plot_ladder(idata, exponent="linear")[0]
+    axis = pb.plot_ladder(idata, scale="linear")[0]
     ladder = group(idata, "ladder").isel(chain=0, unconstrained_parameter=0)
     reached, medians = axis.lines[0].get_data()
     assert reached[0] == 0.0

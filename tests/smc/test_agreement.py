@@ -8,8 +8,8 @@ from ppl_backends.smc.agreement import chains_apart
 
 def draws(rng, lineages, dim, centre=0.0, n=1000):
     """Draws that cluster around one Cauchy point for every lineage, and the lineages."""
-    eve = rng.integers(0, lineages, n)
-    return centre + rng.standard_cauchy((lineages, dim))[eve] + 0.3 * rng.standard_normal((n, dim)), eve
+    ancestor = rng.integers(0, lineages, n)
+    return centre + rng.standard_cauchy((lineages, dim))[ancestor] + 0.3 * rng.standard_normal((n, dim)), ancestor
 
 
 @pytest.mark.parametrize("lineages", [25, 100])

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.kernels.metropolis import make_kernel
 from ppl_backends.numerics.bridge import bridge
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
@@ -73,7 +73,7 @@ def test_two_modes_take_two_gaussians():
     runs = [
         run_tempering(PriorPath(known.target), make_kernel("hmc"), 1000, np.random.default_rng(s)) for s in range(3)
     ]
-    samples = [Sample(run.x, run.log_density, run.lineage.eve) for run in runs]
+    samples = [Sample(run.x, run.log_density, run.lineage.ancestor) for run in runs]
     found = bridge_evidence(samples, known.target.log_density, np.random.default_rng(3))
     assert found.log_evidence == pytest.approx(known.log_evidence, abs=0.05)
     assert found.standard_error < 0.02
@@ -99,7 +99,7 @@ def test_intervals_cover_over_100_seeds(known):
             )
             for k in range(4)
         ]
-        samples = [Sample(run.x, run.log_density, run.lineage.eve) for run in runs]
+        samples = [Sample(run.x, run.log_density, run.lineage.ancestor) for run in runs]
         found = bridge_evidence(samples, known.target.log_density, np.random.default_rng(seed))
         errors.append(found.log_evidence - known.log_evidence)
         sizes.append(found.standard_error)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.kernels.metropolis import make_kernel
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import DamagedError, _checksum, pack, unpack
 from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.records import Progress
+from ppl_backends.smc.records import SMCState
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from tests.toys import conjugate_gaussian
@@ -74,7 +74,7 @@ def test_an_array_that_occurs_twice_is_written_once():
     assert len(pack((x, x))) < 1.2 * len(pack(x))
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, {"a"}, np.array([None]), print, 1j, Progress])
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"a"}, np.array([None]), print, 1j, SMCState])
 def test_what_cannot_be_written_is_named(value):
     with pytest.raises(TypeError, match="cannot be written"):
         pack(value)

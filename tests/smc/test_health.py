@@ -5,7 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.mcmc.kernels import Hmc, Mala, RandomWalk, leapfrog, trajectory
+from ppl_backends.kernels.metropolis import Hmc, Mala, RandomWalk, leapfrog, trajectory
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust

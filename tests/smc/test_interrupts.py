@@ -119,7 +119,7 @@ def test_ctrl_c_takes_from_the_disk_what_a_worker_did_not_hand_in(tmp_path):
     assert left["sizes"]["draw"] == OPTIONS["draws"]
     assert left["complete"] == 0
     assert left["accuracy"] == "approximate"
-    assert "interrupted: all chains stopped before exponent 1" in left["said"][0]
+    assert "interrupted: all chains stopped before beta = 1" in left["said"][0]
     resumed = pb.sample_smc(Slow(str(tmp_path / "marker")), checkpoint=tmp_path / "run", **OPTIONS)
     whole = pb.sample_smc(conjugate_gaussian(3).target, **OPTIONS)
     np.testing.assert_array_equal(group(resumed, "posterior")["x"], group(whole, "posterior")["x"])

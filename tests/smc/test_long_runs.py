@@ -18,7 +18,7 @@ from ppl_backends.files import write_atomically
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
-from ppl_backends.smc.sampler import SMCRun
+from ppl_backends.smc.sampler import SMCResult
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian
 
@@ -44,7 +44,7 @@ class Hooked(FunctionTarget):
 
 
 def exponent_of(path):
-    return unpack(path.read_bytes(), _TYPES)["progress"].state.exponent
+    return unpack(path.read_bytes(), _TYPES)["progress"].state.beta
 
 
 def same(one, other):
@@ -91,7 +91,7 @@ def test_a_finished_checkpoint_answers_at_once_and_gives_the_seed(tmp_path):
 def test_running_out_of_time_and_resuming_gives_the_whole(tmp_path):
     options = OPTIONS | {"keep_ladder": True, "checkpoint": tmp_path / "run"}
     for _ in range(3):
-        with pytest.warns(SamplerWarning, match="stopped before exponent 1"):
+        with pytest.warns(SamplerWarning, match="stopped before beta = 1"):
             pb.sample_smc(Hooked(), max_time=1e-9, **options)
     resumed = pb.sample_smc(Hooked(), **options)
     whole = pb.sample_smc(Hooked(), keep_ladder=True, **OPTIONS)
@@ -182,7 +182,7 @@ def calls_per_chain():
 
 def test_ctrl_c_keeps_the_chains_that_finished():
     target = Hooked(interrupt_at(int(1.5 * calls_per_chain())))
-    with pytest.warns(SamplerWarning, match="interrupted: 2 of 3 chains stopped before exponent 1 and are left out"):
+    with pytest.warns(SamplerWarning, match="interrupted: 2 of 3 chains stopped before beta = 1 and are left out"):
         idata = pb.sample_smc(target, **OPTIONS)
     posterior = group(idata, "posterior")
     assert posterior.sizes["chain"] == 1
@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_the_chains_that_finished():
 
 
 def test_ctrl_c_in_the_first_chain_returns_the_temperature_reached():
-    with pytest.warns(SamplerWarning, match="interrupted: all chains stopped before exponent 1"):
+    with pytest.warns(SamplerWarning, match="interrupted: all chains stopped before beta = 1"):
         idata = pb.sample_smc(Hooked(interrupt_at(calls_per_chain() // 2)), **OPTIONS)
     attrs = group(idata, "posterior").attrs
     assert attrs["complete"] == 0
@@ -259,12 +259,12 @@ def test_a_target_that_is_nan_here_and_there_still_works():
 
 
 def test_runs_are_whole_values():
-    from ppl_backends.mcmc.kernels import make_kernel
+    from ppl_backends.kernels.metropolis import make_kernel
     from ppl_backends.smc.path import PriorPath
     from ppl_backends.smc.sampler import run_tempering
 
     run = run_tempering(PriorPath(Hooked().known.target), make_kernel("hmc"), 50, np.random.default_rng(0))
     copy = pickle.loads(pickle.dumps(run))
-    assert isinstance(copy, SMCRun)
+    assert isinstance(copy, SMCResult)
     np.testing.assert_array_equal(copy.x, run.x)
     assert copy.rng.random() == run.rng.random()

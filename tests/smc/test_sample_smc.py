@@ -73,7 +73,7 @@ def test_a_run_that_does_not_mix_says_so():
 
 
 def test_running_out_of_time_is_marked_and_warned_of():
-    with pytest.warns(SamplerWarning, match="stopped before exponent 1"):
+    with pytest.warns(SamplerWarning, match="stopped before beta = 1"):
         idata = smc(max_time=0.0)
     attrs = group(idata, "posterior").attrs
     assert attrs["complete"] == 0

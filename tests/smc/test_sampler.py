@@ -7,8 +7,8 @@ from scipy.special import logsumexp
 
 from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.weights import systematic_resampling
-from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath
@@ -89,7 +89,7 @@ def test_a_perfect_start_is_importance_sampling_with_weights_one():
 
 
 def test_the_ladder_is_the_evidence_of_every_tempered_posterior():
-    """The running log evidence at λ equals the closed form for the Gamma–Poisson model raised to λ."""
+    """The running log evidence at β equals the closed form for the Gamma–Poisson model raised to β."""
     from scipy.special import gammaln
 
     counts, a, b = np.array([3, 0, 1, 2]), 1.5, 0.5
@@ -97,7 +97,7 @@ def test_the_ladder_is_the_evidence_of_every_tempered_posterior():
     for seed in range(5):
         run = run_tempering(PriorPath(known.target), make_kernel("mala"), 4000, np.random.default_rng(seed))
         for stage in run.stages:
-            lam = stage.exponent
+            lam = stage.beta
             shape, rate = a + lam * counts.sum(), b + lam * len(counts)
             exact = a * np.log(b) - gammaln(a) + gammaln(shape) - shape * np.log(rate)
             exact -= lam * gammaln(counts + 1).sum()
@@ -160,14 +160,14 @@ def test_max_time_leaves_an_incomplete_run():
     )
     assert not run.complete
     assert len(run.stages) == 1
-    assert 0 < run.stages[0].exponent < 1
+    assert 0 < run.stages[0].beta < 1
 
 
 def test_lineage_ess_of_clones_is_the_number_of_lineages():
     rng = np.random.default_rng(0)
-    founders = rng.standard_normal((50, 2))
+    ancestors = rng.standard_normal((50, 2))
     ancestor = np.repeat(np.arange(50), 20)
-    np.testing.assert_allclose(lineage_ess(founders[ancestor], ancestor), 50, rtol=1e-9)
+    np.testing.assert_allclose(lineage_ess(ancestors[ancestor], ancestor), 50, rtol=1e-9)
     independent = lineage_ess(rng.standard_normal((1000, 2)), np.arange(1000))
     np.testing.assert_allclose(independent, 1000, rtol=1e-9)
 
@@ -177,10 +177,10 @@ def test_no_chain_is_in_the_metric_that_moves_its_descendants():
     chains, length, rng = 31, 10, np.random.default_rng(4)
     x = np.repeat(np.arange(chains), length)[:, None] + 1e-3 * rng.standard_normal((chains * length, 2))
     weights = np.full(len(x), 1.0 / len(x))
-    ancestors = systematic_resampling(weights, 2 * chains + 1, rng)
-    metric = _chain_metric(x, weights, ancestors, length, None, rng).metric
-    before = ancestors[: metric.n_first] // length
-    after = ancestors[metric.n_first :] // length
+    parents = systematic_resampling(weights, 2 * chains + 1, rng)
+    metric = _chain_metric(x, weights, parents, length, None, rng).metric
+    before = parents[: metric.n_first] // length
+    after = parents[metric.n_first :] // length
     assert before.max() < after.min() == 15
     np.testing.assert_allclose(metric.second.place(np.zeros((1, 2))), 7.0, atol=0.01)  # the mean of 0 to 14
     np.testing.assert_allclose(metric.first.place(np.zeros((1, 2))), 22.5, atol=0.01)

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.weights import effective_sample_size, normalised_weights, systematic_resampling
-from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, systematic_resampling
 from ppl_backends.smc.path import PathState, PriorPath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.schedule import adaptation_bias, make_schedule, next_exponent, share_to_keep
+from ppl_backends.smc.schedule import adaptation_bias, make_schedule, next_beta, share_to_keep
 from ppl_backends.targets.function import FunctionTarget
 
 
@@ -18,16 +18,16 @@ from ppl_backends.targets.function import FunctionTarget
 @pytest.mark.parametrize("sign", [1, -1])
 def test_next_exponent_keeps_the_ess_asked_for_on_skewed_weights(scale, sign):
     increment = sign * scale * np.random.default_rng(0).gamma(0.5, size=5000)
-    for exponent in (0.0, 0.3):
-        chosen = next_exponent(increment, exponent, 0.5)
-        ess = effective_sample_size((chosen - exponent) * increment)
+    for beta in (0.0, 0.3):
+        chosen = next_beta(increment, beta, 0.5)
+        ess = effective_sample_size((chosen - beta) * increment)
         assert ess >= 0.5 * 5000 if chosen == 1 else ess == pytest.approx(2500, rel=1e-3)
 
 
 def test_next_exponent_measures_the_ess_inside_the_support():
     increment = np.random.default_rng(0).normal(size=1000) * 10
     increment[:800] = -np.inf
-    chosen = next_exponent(increment, 0.0, 0.5)
+    chosen = next_beta(increment, 0.0, 0.5)
     assert 0 < chosen < 1
     assert effective_sample_size(chosen * increment) == pytest.approx(100, rel=1e-3)
 
@@ -36,10 +36,10 @@ def test_next_exponent_measures_the_ess_inside_the_support():
 def test_systematic_resampling_gives_floor_or_ceiling_offspring(raw, seed):
     weights = np.array(raw) / np.sum(raw)
     n = len(weights)
-    ancestors = systematic_resampling(weights, n, np.random.default_rng(seed))
-    counts = np.bincount(ancestors, minlength=n)
+    parents = systematic_resampling(weights, n, np.random.default_rng(seed))
+    counts = np.bincount(parents, minlength=n)
     assert counts.sum() == n
-    assert (np.diff(ancestors) >= 0).all()
+    assert (np.diff(parents) >= 0).all()
     assert (counts >= np.floor(n * weights - 1e-9)).all()
     assert (counts <= np.ceil(n * weights + 1e-9)).all()
 
@@ -85,7 +85,7 @@ def test_the_bias_is_that_of_the_ladder_itself():
     rng = np.random.default_rng(1)
     for _ in range(repeats):
         increment = rng.standard_normal(n)
-        step = next_exponent(increment, 0.0, 0.5)
+        step = next_beta(increment, 0.0, 0.5)
         errors.append(np.log(np.mean(np.exp(step * increment))) - 0.5 * step**2)
     expected = -(2.0 + 0.5) / n
     assert np.mean(errors) == pytest.approx(expected, abs=5 * np.std(errors) / np.sqrt(repeats) + 0.3 * abs(expected))
@@ -95,7 +95,7 @@ def test_the_bias_is_that_of_the_ladder_itself():
 def test_light_tails_and_chains_that_mix_keep_one_half(light):
     rng = np.random.default_rng(2)
     increment = 0.7 * rng.standard_normal(2000) if light == "normal" else -rng.gamma(4.0, size=2000)
-    farthest = next_exponent(increment, 0.0, 0.5)
+    farthest = next_beta(increment, 0.0, 0.5)
     share = share_to_keep(increment, farthest, 20)
     assert share < (0.75 if light == "normal" else 0.51)
     assert share_to_keep(0.1 * increment, 1.0, 20) == 0.5
@@ -103,9 +103,9 @@ def test_light_tails_and_chains_that_mix_keep_one_half(light):
 
 def test_heavy_tails_and_slow_chains_keep_more():
     increment = gap(1.0)[:2000]
-    assert share_to_keep(increment, next_exponent(increment, 0.0, 0.5)) > 0.75
+    assert share_to_keep(increment, next_beta(increment, 0.0, 0.5)) > 0.75
     slow = -np.repeat(np.random.default_rng(3).gamma(4.0, size=100), 20)
-    step = next_exponent(slow, 0.0, 0.5)
+    step = next_beta(slow, 0.0, 0.5)
     assert share_to_keep(slow, step) < 0.51
     assert share_to_keep(slow, step, 20) == 0.97
     outside = np.where(np.arange(2000) % 40 < 20, slow, -np.inf)
@@ -114,16 +114,16 @@ def test_heavy_tails_and_slow_chains_keep_more():
 
 def test_a_given_share_is_kept_whatever_the_weights():
     state = PathState(np.zeros((2000, 1)), np.zeros(2000), gap(1.0)[:2000], None, None, 0.0)
-    assert make_schedule("ess", 0.5).next(state) == next_exponent(state.increment, 0.0, 0.5)
-    assert make_schedule("ess", "auto").next(state) < next_exponent(state.increment, 0.0, 0.75)
-    assert make_schedule("cess", "auto").next(state) == next_exponent(state.increment, 0.0, 0.9)
+    assert make_schedule("ess", 0.5).next(state) == next_beta(state.increment, 0.0, 0.5)
+    assert make_schedule("ess", "auto").next(state) < next_beta(state.increment, 0.0, 0.75)
+    assert make_schedule("cess", "auto").next(state) == next_beta(state.increment, 0.0, 0.9)
 
 
 def test_a_step_is_taken_again_where_the_next_one_has_to_be_much_shorter():
     state = PathState(np.zeros((2000, 1)), np.zeros(2000), gap(1.0)[:2000], None, None, 0.5)
     schedule = make_schedule("ess", "auto")
     again = schedule.share_before(state, 0.5, 1)
-    ahead = share_to_keep(state.increment, next_exponent(state.increment, 0.5, 0.5) - 0.5)
+    ahead = share_to_keep(state.increment, next_beta(state.increment, 0.5, 0.5) - 0.5)
     assert (again is None) == (1 / ahead - 1 >= 1 / 8)
     assert schedule.share_before(state, ahead, 1) is None
     assert make_schedule("ess", 0.5).share_before(state, 0.5, 1) is None
@@ -155,7 +155,7 @@ def test_the_evidence_from_a_narrow_start_to_a_wide_posterior_is_not_low():
 
 def test_no_particle_inside_the_support_is_said():
     with pytest.raises(ModelError, match="the log likelihood is -inf or NaN at all 5 particles"):
-        next_exponent(np.full(5, -np.inf), 0.0, 0.5)
+        next_beta(np.full(5, -np.inf), 0.0, 0.5)
 
 
 def test_a_first_step_that_may_end_at_one_does():

@@ -5,12 +5,12 @@ import pymc as pm
 import pytest
 
 import ppl_backends as pb
-from ppl_backends.mcmc.kernels import Hmc
+from ppl_backends.kernels.metropolis import Hmc
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.moves import MoveSettings, move_particles
 from ppl_backends.smc.path import BridgePath, PriorPath
-from ppl_backends.smc.records import SMCRun
+from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.short_steps import move_with_short_steps
@@ -26,7 +26,7 @@ def run_of(x):
     start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     path = BridgePath(funnel(5), start)
     state = path.evaluate(x, 1.0, True)
-    run = SMCRun(state, np.random.default_rng(0), LineageVariance(N), PathSampling(N, 0.0), 0.15, 0.0, 0.0)
+    run = SMCResult(state, np.random.default_rng(0), LineageVariance(N), PathSampling(N, 0.0), 0.15, 0.0, 0.0)
     return path, run
 
 

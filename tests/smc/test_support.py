@@ -1,4 +1,4 @@
-"""Targets that are zero on most of the prior: no exponent makes that step smaller."""
+"""Targets that are zero on most of the prior: no beta makes that step smaller."""
 
 import numpy as np
 import pymc as pm
@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
-from ppl_backends.mcmc.kernels import Hmc
+from ppl_backends.kernels.metropolis import Hmc
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering

@@ -5,11 +5,11 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import KernelInfo, make_kernel
+from ppl_backends.kernels.metropolis import KernelInfo, make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.tuning import CarriedTuning, Pairs, PretrialTuning, make_tuning
+from ppl_backends.smc.tuning import BuchholzPretuning, FearnheadTaylor, StepParameters, make_tuning
 from tests.toys import conjugate_gaussian, gamma_poisson
 
 KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson()}
@@ -50,7 +50,7 @@ def outcome(energy_error, squared_jump):
 def test_the_trial_finds_the_step_at_which_nine_in_ten_are_accepted():
     """|ΔE| = 0.8 ε² up to noise: ε* = √(|log 0.9| / 0.8)."""
     rng = np.random.default_rng(0)
-    tuning = PretrialTuning(Pairs(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
+    tuning = BuchholzPretuning(StepParameters(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
 
     def trial(tried):
         noise = rng.exponential(1 / np.log(2), len(tried.scale))  # of median one
@@ -65,22 +65,22 @@ def test_the_trial_finds_the_step_at_which_nine_in_ten_are_accepted():
 def test_the_longest_trajectory_grows_while_long_ones_pay_and_shrinks_while_they_do_not():
     rng = np.random.default_rng(0)
     for power, compare in ((3.0, np.greater), (-1.0, np.less)):
-        tuning = PretrialTuning(Pairs(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
+        tuning = BuchholzPretuning(StepParameters(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
         for _ in range(3):
             tuning = tuning.prepare(lambda tried, k=power: outcome(0 * tried.scale, tried.n_steps**k), 2000, rng)
         assert compare(tuning.longest, 25)
 
 
 def test_a_trial_with_no_finite_energy_halves_the_step():
-    tuning = PretrialTuning(Pairs(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
+    tuning = BuchholzPretuning(StepParameters(np.ones(1), np.ones(1, dtype=int)), 1.0, 25, 0.9)
     after = tuning.prepare(lambda tried: outcome(np.full(50, np.inf), np.ones(50)), 50, np.random.default_rng(0))
     assert after.largest == 0.5
 
 
 def test_pairs_that_did_well_are_carried_on():
     rng = np.random.default_rng(0)
-    pairs = Pairs(np.repeat([0.1, 0.9], 500), np.repeat([3, 9], 500))
-    tuning = CarriedTuning(pairs, np.ones(1000), 200)
+    pairs = StepParameters(np.repeat([0.1, 0.9], 500), np.repeat([3, 9], 500))
+    tuning = FearnheadTaylor(pairs, np.ones(1000), 200)
     tuning = tuning.learn(outcome(np.zeros(1000), np.repeat([0.0, 1.0], 500)), first=True)
     carried = tuning.prepare(lambda tried: None, 1000, rng).pairs
     assert carried.scale == pytest.approx(0.9, abs=0.1)

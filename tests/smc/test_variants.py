@@ -5,12 +5,12 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.kernels import make_kernel
+from ppl_backends.kernels.metropolis import make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.schedule import make_schedule, next_exponent
+from ppl_backends.smc.schedule import make_schedule, next_beta
 from tests.toys import bimodal, conjugate_gaussian, gamma_poisson
 
 KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson(), "bimodal": bimodal()}
@@ -52,8 +52,8 @@ def test_waste_free_keeps_every_state_of_every_chain():
     assert done.stages[-1].moves.n_moves == 19
     chains = done.x.reshape(30, 20, 5)
     assert len(np.unique(chains[:, :, 0])) > 300
-    # An eve is that of the whole chain.
-    assert (done.lineage.eve.reshape(30, 20) == done.lineage.eve.reshape(30, 20)[:, :1]).all()
+    # An ancestor is that of the whole chain.
+    assert (done.lineage.ancestor.reshape(30, 20) == done.lineage.ancestor.reshape(30, 20)[:, :1]).all()
 
 
 def test_a_length_that_does_not_divide_the_draws_leaves_some_states_out():
@@ -82,12 +82,12 @@ def test_conditional_ess_climbs_without_resampling_at_every_step():
 
 def test_conditional_ess_of_equal_weights_is_the_ess():
     increment = np.random.default_rng(0).gamma(0.5, size=500) * 10
-    assert next_exponent(increment, 0.2, 0.5, np.full(500, 1 / 500)) == next_exponent(increment, 0.2, 0.5)
+    assert next_beta(increment, 0.2, 0.5, np.full(500, 1 / 500)) == next_beta(increment, 0.2, 0.5)
 
 
 def test_given_exponents_are_visited():
     done = run(KNOWN["gaussian"], 0, schedule=make_schedule((0.01, 0.2), 0.5))
-    assert [stage.exponent for stage in done.stages] == [0.01, 0.2, 1.0]
+    assert [stage.beta for stage in done.stages] == [0.01, 0.2, 1.0]
 
 
 def test_frozen_runs_have_an_unbiased_evidence_where_adaptive_ones_need_not():
@@ -106,7 +106,7 @@ def test_frozen_runs_have_an_unbiased_evidence_where_adaptive_ones_need_not():
 def test_the_second_run_follows_the_first_to_the_letter():
     done = run(KNOWN["gaussian"], 0, n=200, unbiased=True)
     assert not done.pilot
-    assert [stage.exponent for stage in done.stages] == [planned.exponent for planned in done.plan]
+    assert [stage.beta for stage in done.stages] == [planned.beta for planned in done.plan]
     assert [stage.moves.n_moves for stage in done.stages] == [len(planned.moves.scales) for planned in done.plan]
 
 

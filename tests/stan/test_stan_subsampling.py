@@ -5,7 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.mcmc.subsampling.rows import ObservedRows, make_rows
+from ppl_backends.kernels.subsampling.rows import ObservedRows, make_rows
 from ppl_backends.results.inference_data import group
 
 pytest.importorskip("httpstan", reason="needs the stan extra")

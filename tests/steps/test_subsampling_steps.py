@@ -11,7 +11,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.subsampling.rows import BlockRows, ObservedRows, SiteRows
+from ppl_backends.kernels.subsampling.rows import BlockRows, ObservedRows, SiteRows
 from ppl_backends.results.inference_data import group
 
 pytestmark = pytest.mark.slow  # PyMC 6 compiles subsets for minutes

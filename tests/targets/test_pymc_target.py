@@ -114,7 +114,7 @@ def test_batches_of_any_size_are_single_evaluations(n):
 
 def test_one_shape_is_the_same_density_by_one_program():
     target = PyMCTarget(logistic_model())
-    one, half = target.in_one_shape(), with_power(target, 0.5).in_one_shape()
+    one, half = target.with_fixed_batch_size(), with_power(target, 0.5).with_fixed_batch_size()
     for n in (0, 1, 3, 64, 200):
         x = np.random.default_rng(n).normal(size=(n, target.dim))
         expected = target.log_density_and_gradient(x)
@@ -123,7 +123,7 @@ def test_one_shape_is_the_same_density_by_one_program():
             np.testing.assert_allclose(got[1], expected[1], rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(half.log_density(x), with_power(target, 0.5).log_density(x), rtol=1e-12)
     np.testing.assert_allclose(one.hessian(x[:2]), target.hessian(x[:2]), rtol=1e-5, atol=1e-6)
-    assert PyMCTarget(logistic_model(), backend="c").in_one_shape()._one_shape is False
+    assert PyMCTarget(logistic_model(), backend="c").with_fixed_batch_size()._one_shape is False
 
 
 def test_the_number_of_threads_does_not_change_a_bit():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ppl_backends.approximations.ep.correction import SecondOrder, sd_errors, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
-from ppl_backends.approximations.ep.parallel import Options, Run, Sites, run_parallel
+from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.sequential import run_sequential
@@ -235,7 +235,7 @@ def _state_of(start: EPApproximation, n_sites: int) -> SiteState:
 
 
 def _approximation(
-    run: Run, sites: Sites, reduction: Reduction | None, factors: Factors, target: BaseTarget, options: Options
+    run: EPRun, sites: Sites, reduction: Reduction | None, factors: Factors, target: BaseTarget, options: Options
 ) -> EPApproximation:
     """The result on θ, with the evidence and the leave-one-out densities of the observed sites."""
     if reduction is None:
@@ -264,7 +264,7 @@ def _approximation(
 
 
 def _assemble(
-    run: Run,
+    run: EPRun,
     sites: Sites,
     options: Options,
     mean: NDArray[np.float64],

@@ -31,7 +31,7 @@ from ppl_backends.parallel import map_independent
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["Options", "Run", "Sites", "full_step", "laplace_start", "run_parallel", "starting_point"]
+__all__ = ["EPRun", "Options", "Sites", "full_step", "laplace_start", "run_parallel", "starting_point"]
 
 MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
@@ -48,7 +48,7 @@ class Options(NamedTuple):
     max_sweeps: int = 200
 
 
-class Run(NamedTuple):
+class EPRun(NamedTuple):
     """Where EP ended: the global Gaussian, the sites behind it, and one sweep from there with checked quadrature."""
 
     q: Global
@@ -112,7 +112,7 @@ def _total(parts: Iterable[Array]) -> Array:
     return np.sum(list(parts), axis=0)
 
 
-def run_parallel(sites: Sites, options: Options, start: SiteState | None = None) -> Run:
+def run_parallel(sites: Sites, options: Options, start: SiteState | None = None) -> EPRun:
     """Iterate sweeps until the site parameters stop changing.
 
     The step starts at ``damping``, is halved where the change grows or where the Gaussian would not be proper, and grows
@@ -142,7 +142,7 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
             break
         state, precision, shift, q, step = moved
     final = update if converged else sites.sweep(state, q, options.power, check=True)
-    return Run(q, state._replace(level=final.state.level), final, sweeps, change, step, converged)
+    return EPRun(q, state._replace(level=final.state.level), final, sweeps, change, step, converged)
 
 
 def full_step(state: SiteState, update: ShardUpdate) -> tuple[Array, float]:

@@ -11,13 +11,13 @@ from scipy import sparse
 
 from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.moments import tilted_moments
-from ppl_backends.approximations.ep.parallel import Options, Run, Sites, full_step, starting_point
+from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, full_step, starting_point
 from ppl_backends.approximations.ep.shards import SiteState
 
 __all__ = ["run_sequential"]
 
 
-def run_sequential(sites: Sites, options: Options, start: SiteState | None = None) -> Run:
+def run_sequential(sites: Sites, options: Options, start: SiteState | None = None) -> EPRun:
     """Update the sites one after another until a full step of all of them would change nothing."""
     state, _, _, q = starting_point(sites, start)
     update = sites.sweep(state, q, options.power, check=True)
@@ -41,7 +41,7 @@ def run_sequential(sites: Sites, options: Options, start: SiteState | None = Non
             break
         if change > 0.9 * previous:
             damping = max(0.5 * damping, 0.05)
-    return Run(q, state, update, sweeps, change, damping, converged)
+    return EPRun(q, state, update, sweeps, change, damping, converged)
 
 
 def _pass(sites: Sites, state: SiteState, q: Global, power: float, damping: float) -> SiteState:

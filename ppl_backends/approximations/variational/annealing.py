@@ -17,12 +17,12 @@ from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation
 
-__all__ = ["HotTarget", "ladder", "prior_gaussian", "tempered"]
+__all__ = ["TemperedJoint", "ladder", "prior_gaussian", "tempered"]
 
 PRIOR_DRAWS = 2000
 
 
-class HotTarget(BaseTarget):
+class TemperedJoint(BaseTarget):
     """A joint log density times λ.
 
     Parameters
@@ -61,7 +61,7 @@ def ladder(annealing: int | Sequence[float]) -> Array:
 
 def tempered(target: BaseTarget, power: float) -> BaseTarget:
     """P(θ) L(θ)^λ where the split is known, else p(θ, y)^λ."""
-    return with_power(target, power) if target.has_split else HotTarget(target, power)
+    return with_power(target, power) if target.has_split else TemperedJoint(target, power)
 
 
 def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Any:

@@ -23,11 +23,11 @@ from ppl_backends.approximations.variational.annealing import ladder, prior_gaus
 from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
 from ppl_backends.approximations.variational.result import VariationalApproximation
+from ppl_backends.approximations.variational.sample_average import fit_fixed_samples
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
-from ppl_backends.approximations.variational.second_order import fit_fixed_samples
 from ppl_backends.errors import ApproximationWarning, ModelError
-from ppl_backends.importance.weights import LARGEST_PARETO_K, heavy_tail
+from ppl_backends.numerics.weights import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.options import (
     approximation,
     array,
@@ -234,7 +234,7 @@ def _choices(
 def _evaluated(target: BaseTarget, gradient: str) -> BaseTarget:
     """The target as the fit evaluates it: small ones by one compiled program, which takes longer to make than to use."""
     small = target.dim <= LARGEST_NEWTON_DIM and gradient == "reparameterised"
-    return target.in_one_shape() if small and isinstance(target, BaseTarget) else target
+    return target.with_fixed_batch_size() if small and isinstance(target, BaseTarget) else target
 
 
 def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ppl_backends.approximations.noise import normal_noise, standardised_noise
 from ppl_backends.approximations.variational.families import Family
-from ppl_backends.approximations.variational.second_order import moved
+from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
 

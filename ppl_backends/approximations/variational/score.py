@@ -15,8 +15,8 @@ from scipy.linalg import cholesky, lstsq
 
 from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.approximations.variational.families import FullRank, Location, MeanField
+from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.approximations.variational.schedules import StochasticFit
-from ppl_backends.approximations.variational.second_order import moved
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
 

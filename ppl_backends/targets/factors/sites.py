@@ -217,43 +217,43 @@ class PoweredSites(SiteFamily):
     Parameters
     ----------
     family : SiteFamily
-    exponent : array (n,)
+    power : array (n,)
         The eᵢ ≥ 0.
     """
 
-    exponent: Array
+    power: Array
 
-    def __init__(self, family: SiteFamily, exponent: Any) -> None:
-        super().__init__(exponent=exponent)
+    def __init__(self, family: SiteFamily, power: Any) -> None:
+        super().__init__(power=power)
         if self.n != family.n:
-            raise ModelError(f"PoweredSites: exponent has length {self.n}, the family {family.n}")
+            raise ModelError(f"PoweredSites: power has length {self.n}, the family {family.n}")
         self.family = family
         if family.bounds is not None:
-            largest = float(self.exponent.max())
+            largest = float(self.power.max())
             self.bounds = (largest * family.bounds[0], largest * family.bounds[1])
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
         """The sites at ``rows`` as a family of their own."""
-        return PoweredSites(self.family.take(rows), self.exponent[rows])
+        return PoweredSites(self.family.take(rows), self.power[rows])
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
-        (exponent,) = self._at(rows, "exponent")
+        (power,) = self._at(rows, "power")
         value = self.family.log_site(s, rows)
-        return np.where(exponent == 0, 0.0, exponent * np.where(exponent == 0, 0.0, value))
+        return np.where(power == 0, 0.0, power * np.where(power == 0, 0.0, value))
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
         """First and second derivative of log t in s."""
-        (exponent,) = self._at(rows, "exponent")
+        (power,) = self._at(rows, "power")
         first, second = self.family.derivatives(s, rows)
-        return exponent * first, exponent * second
+        return power * first, power * second
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed form where the exponents are equal and the family has one at that power."""
-        (exponent,) = self._at(rows, "exponent")
-        if not len(exponent) or np.any(exponent != exponent[0]):
+        """Closed form where the powers are equal and the family has one at that power."""
+        (powers,) = self._at(rows, "power")
+        if not len(powers) or np.any(powers != powers[0]):
             return None
-        return self.family.tilted(mean, variance, power * float(exponent[0]), rows)
+        return self.family.tilted(mean, variance, power * float(powers[0]), rows)
 
 
 class StackedSites(SiteFamily):

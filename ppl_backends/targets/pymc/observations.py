@@ -140,7 +140,7 @@ class PyMCObservations:
             slope += own
         return total, slope
 
-    def rest(self, x: Array, gradient: bool = False) -> Any:
+    def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
         """What the log density holds beside the observations, prior and Potentials: ``(n_points,)`` and its gradient."""
         prior, slope = self._target.evaluate_prior(as_points(x, self._target.dim), True)
         if self._target.has_potentials:

@@ -126,7 +126,7 @@ class PyMCTarget(BaseTarget):
         )
         return [output[:n] for output in outputs]
 
-    def in_one_shape(self) -> PyMCTarget:
+    def with_fixed_batch_size(self) -> PyMCTarget:
         """The same density by one compiled program, for methods whose evaluations take less time than compiling does.
 
         Blocks have 64 rows, values come with gradients, and Hessians are differences of these. It is the target itself

@@ -198,7 +198,7 @@ class RowObservations:
         np.add.at(total_slope, points, factors[:, None] * slope)
         return total, total_slope
 
-    def rest(self, x: Array, gradient: bool = False) -> Any:
+    def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
         """What the log density holds beside the rows: ``(n_points,)`` and its gradient."""
         value, slope = self._prior.evaluate(as_points(x, self._model.dim), gradient, self._cores)
         return (value, slope) if gradient else value

@@ -26,7 +26,7 @@ from ppl_backends.targets.stan.observations import PointwiseObservations, RowObs
 from ppl_backends.targets.stan.prior import PriorPart, find_prior
 from ppl_backends.targets.stan.program import StanProgram, looks_like_code
 from ppl_backends.targets.stan.split import Split, derive, find_split
-from ppl_backends.targets.stan.stated import Propriety, stated_propriety
+from ppl_backends.targets.stan.static_propriety import Propriety, stated_propriety
 from ppl_backends.targets.stan.variables import collect, flatten, unconstrained_names
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def _couple(program: Quantities, precision: Array, steps: Array, origin: float, 
 
 
 def _mixed_by_gradients(program: Quantities, steps: Array) -> Array:
-    """Mixed second derivatives ``(dim, dim)`` from one gradient a coordinate; zero within rounding."""
+    """Cycle second derivatives ``(dim, dim)`` from one gradient a coordinate; zero within rounding."""
     at_zero, moved = np.split(program.prior_gradient(np.concatenate([np.zeros((1, program.dim)), np.diag(steps)])), [1])
     mixed = (moved - at_zero) / steps[:, None]
     size = 1e-11 * (1 + np.abs(moved).max(axis=1) + np.abs(at_zero).max()) / steps

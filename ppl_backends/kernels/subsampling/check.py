@@ -25,9 +25,9 @@ def mean_error(algorithm: Any, points: Array, rng: np.random.Generator) -> tuple
         return algorithm.acceptance_pairs(points, rng)
     rows, estimated, exact = algorithm.rows, [], []
     for x in points:
-        new = x + algorithm.scale * (rows.pilot.factor @ rng.standard_normal(rows.dim))
+        new = x + algorithm.scale * (rows.expansion_point.factor @ rng.standard_normal(rows.dim))
         estimated.append(np.exp(min(algorithm.log_ratio(x, new, rng), 0.0)))
-        full = rows.full_difference(x, new) + rows.rest(new) - rows.rest(x)
+        full = rows.full_difference(x, new) + rows.log_prior_and_potentials(new) - rows.log_prior_and_potentials(x)
         exact.append(np.exp(min(full, 0.0)))
     return np.array(estimated), np.array(exact)
 

@@ -1,8 +1,8 @@
 """Compiled runs of several steps: control-variate and scalable Metropolis on rows with linear predictors.
 
-They are the algorithms of :mod:`~ppl_backends.mcmc.subsampling.control` and
-:mod:`~ppl_backends.mcmc.subsampling.exact`, for a log density that is quadratic up to the residuals of the rows.
-``factor`` and ``inverse`` are the pilot's L and L⁻¹; ``slope`` and ``hessian`` those of rest + Σ qᵢ at the mode.
+They are the algorithms of :mod:`~ppl_backends.kernels.subsampling.control` and
+:mod:`~ppl_backends.kernels.subsampling.exact`, for a log density that is quadratic up to the residuals of the rows.
+``factor`` and ``inverse`` are L and L⁻¹ of the expansion point; ``slope`` and ``hessian`` are those of log prior + Σ qᵢ there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ jit = numba.njit(cache=True, nogil=True)
 
 
 @jit
-def _residual(row, y, extra, family, pilot, delta):
+def _residual(row, y, extra, family, at_mode, delta):
     u = 0.0
     for j in range(len(delta)):
         u += row[j] * delta[j]
-    return site(family, pilot[0] + u, y, extra)[0] - pilot[1] - u * (pilot[2] + 0.5 * u * pilot[3])
+    return site(family, at_mode[0] + u, y, extra)[0] - at_mode[1] - u * (at_mode[2] + 0.5 * u * at_mode[3])
 
 
 @jit
@@ -74,7 +74,7 @@ def control_variate_walk(
     y,
     extra,
     family,
-    pilot,
+    at_mode,
     slope,
     hessian,
     factor,
@@ -103,7 +103,7 @@ def control_variate_walk(
             new_subset[k] = int(rng.random() * n)
         for k in range(m):
             i = new_subset[k]
-            new_residuals[k] = _residual(design[i], y[i], extra[i], family, pilot[i], new)
+            new_residuals[k] = _residual(design[i], y[i], extra[i], family, at_mode[i], new)
         new_variance = n * n / m * new_residuals.var()
         new_value = _quadratic(slope, hessian, new) + n * new_residuals.mean() - 0.5 * new_variance
         accept = np.exp(min(0.0, new_value - value + correction))
@@ -123,7 +123,7 @@ def scalable_walk(
     y,
     extra,
     family,
-    pilot,
+    at_mode,
     slope,
     hessian,
     factor,
@@ -160,8 +160,8 @@ def scalable_walk(
             looked += events
             for _k in range(events):
                 i = min(np.searchsorted(ends, rng.random() * total, side="right"), len(ends) - 1)
-                old_residual = _residual(design[i], y[i], extra[i], family, pilot[i], delta)
-                drop = old_residual - _residual(design[i], y[i], extra[i], family, pilot[i], new)
+                old_residual = _residual(design[i], y[i], extra[i], family, at_mode[i], delta)
+                drop = old_residual - _residual(design[i], y[i], extra[i], family, at_mode[i], new)
                 if rng.random() * bounds[i] * reach < drop:
                     accepted = False
                     break

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.linear_scores import ALIASES, FAMILIES, MAX_PAIRS, GibbsVI, ScoreProblem, as_result, solve
+from ppl_backends.gibbs.gaussian_vi import ALIASES, FAMILIES, MAX_PAIRS, GibbsVI, ScoreProblem, as_result, solve
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.options import approximation, checked, choice, flag, increasing, integer, none, number
 from ppl_backends.random import SeedLike

@@ -1,7 +1,7 @@
-"""The rows of a likelihood as sub-sampling needs them, expanded about a pilot mode.
+"""The rows of a likelihood as sub-sampling needs them, expanded about one point.
 
-log p(θ, y) = rest(θ) + Σᵢ ℓᵢ(θ), with qᵢ the second-order Taylor expansion of ℓᵢ at the mode θ̂. After one pass over the
-data Σ qᵢ costs O(d²), and only residuals ℓᵢ − qᵢ, of third order in θ − θ̂, need rows.
+log p(θ, y) = log prior and Potentials (θ) + Σᵢ ℓᵢ(θ), with qᵢ the second-order Taylor expansion of ℓᵢ at the mode θ̂. After
+one pass over the data Σ qᵢ costs O(d²), and only residuals ℓᵢ − qᵢ, of third order in θ − θ̂, need rows.
 
 Rows with a known linear predictor (:class:`SiteRows`) are compiled as such. Any others (:class:`ObservedRows`) go through
 the target's ``observations``; their expansion along θ − θ̂ comes from two more points on that line.
@@ -19,13 +19,22 @@ from scipy.linalg import cholesky, solve_triangular
 
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.conditional import ConditionalTarget
 from ppl_backends.targets import compiled_sites as sites
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.factors import Factors, families
 from ppl_backends.targets.factors.sites import StackedSites
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["BlockRows", "Expansion", "ObservedRows", "Pilot", "QuadraticRest", "Rows", "SiteRows", "make_rows"]
+__all__ = [
+    "BlockRows",
+    "Expansion",
+    "ExpansionPoint",
+    "ObservedRows",
+    "QuadraticLogPrior",
+    "Rows",
+    "SiteRows",
+    "make_rows",
+]
 
 Index = NDArray[np.int64]
 LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
@@ -37,7 +46,7 @@ NO_BOUNDS = (
 )
 
 
-class Pilot(NamedTuple):
+class ExpansionPoint(NamedTuple):
     """A mode of the posterior, and the factor L of the covariance LLᵀ of its Laplace approximation."""
 
     mode: Array
@@ -68,7 +77,7 @@ class Expansion(NamedTuple):
         return self.gradient + self.hessian @ delta
 
 
-class QuadraticRest:
+class QuadraticLogPrior:
     """A Gaussian prior: ``c + gᵀθ + ½ θᵀHθ``."""
 
     def __init__(self, constant: float, gradient: Array, hessian: Array) -> None:
@@ -83,7 +92,7 @@ class QuadraticRest:
         return self.gradient + self.hessian @ x
 
 
-class FunctionRest:
+class FunctionLogPrior:
     """Whatever the log density holds beside its rows, as the target evaluates it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -99,21 +108,21 @@ class FunctionRest:
 
 
 class Rows:
-    """Rows about a pilot; subclasses evaluate ℓᵢ.
+    """Rows about an expansion point; subclasses evaluate ℓᵢ.
 
     Attributes
     ----------
     n, dim : int
-    rest : callable
+    log_prior_and_potentials : callable
         ``x (d,) → float``, with ``slope(x)``.
-    pilot : Pilot
+    expansion_point : ExpansionPoint
     expansion : Expansion
     """
 
     n: int
     dim: int
-    rest: Any
-    pilot: Pilot
+    log_prior_and_potentials: Any
+    expansion_point: ExpansionPoint
     expansion: Expansion
 
     def compiled(self) -> tuple[Any, ...] | None:
@@ -138,7 +147,7 @@ class Rows:
 
     def standardise(self, x: Array) -> Array:
         """L⁻¹(θ − θ̂)."""
-        return self.pilot.whiten(x - self.pilot.mode)
+        return self.expansion_point.whiten(x - self.expansion_point.mode)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
         """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``, z as of :meth:`standardise`."""
@@ -163,14 +172,21 @@ class SiteRows(Rows):
     offset, y, extra : array (n,)
         See :mod:`ppl_backends.targets.compiled_sites`.
     family : int
-    rest
-        As :class:`QuadraticRest`.
-    pilot : Pilot, optional
+    log_prior
+        As :class:`QuadraticLogPrior`.
+    expansion_point : ExpansionPoint, optional
         Found by Newton's method otherwise.
     """
 
     def __init__(
-        self, design: Array, offset: Array, y: Array, extra: Array, family: int, rest: Any, pilot: Pilot | None = None
+        self,
+        design: Array,
+        offset: Array,
+        y: Array,
+        extra: Array,
+        family: int,
+        log_prior: Any,
+        expansion_point: ExpansionPoint | None = None,
     ) -> None:
         self.design = np.ascontiguousarray(design, dtype=np.float64)
         self.n, self.dim = self.design.shape
@@ -178,9 +194,9 @@ class SiteRows(Rows):
             np.ascontiguousarray(np.broadcast_to(np.asarray(v, dtype=np.float64), self.n)) for v in (offset, y, extra)
         ]
         self.offset, self.y, self.extra = fill
-        self.family, self.rest = family, rest
-        self.pilot = self._newton() if pilot is None else pilot
-        self._expand(self.pilot.mode)
+        self.family, self.log_prior_and_potentials = family, log_prior
+        self.expansion_point = self._newton() if expansion_point is None else expansion_point
+        self._expand(self.expansion_point.mode)
 
     def _derivatives(self, x: Array, block: Index) -> Array:
         return sites.values(self.design, self.offset, self.y, self.extra, self.family, block, x)
@@ -196,65 +212,66 @@ class SiteRows(Rows):
             hessian += rows.T @ (rows * found[:, 2:])
         return Expansion(value, slope, hessian)
 
-    def _newton(self) -> Pilot:
+    def _newton(self) -> ExpansionPoint:
         """The mode, by Newton's method with halving; the families are log-concave."""
         x = np.zeros(self.dim)
         here = self._totals(x)
-        value = here.value + self.rest(x)
-        hessian_of_rest = getattr(self.rest, "hessian", None)
+        value = here.value + self.log_prior_and_potentials(x)
+        own_hessian = getattr(self.log_prior_and_potentials, "hessian", None)
         for _ in range(NEWTON_STEPS):
-            slope = here.gradient + self.rest.slope(x)
-            curvature = here.hessian + (_differences(self.rest, x) if hessian_of_rest is None else hessian_of_rest)
+            slope = here.gradient + self.log_prior_and_potentials.slope(x)
+            differenced = own_hessian is None
+            curvature = here.hessian + (_differences(self.log_prior_and_potentials, x) if differenced else own_hessian)
             root = cholesky(-curvature, lower=True)
             step = solve_triangular(root.T, solve_triangular(root, slope, lower=True))
             if float(step @ slope) < 1e-16 * max(1.0, abs(value)):
                 break
             for _ in range(30):
                 there = self._totals(x + step)
-                new = there.value + self.rest(x + step)
+                new = there.value + self.log_prior_and_potentials(x + step)
                 if new >= value - 1e-10 * abs(value):
                     break
                 step = 0.5 * step
             x, here, value = x + step, there, new
         inverse = solve_triangular(root, np.eye(self.dim), lower=True)
-        return Pilot(x, cholesky(inverse.T @ inverse, lower=True))
+        return ExpansionPoint(x, cholesky(inverse.T @ inverse, lower=True))
 
     def _expand(self, mode: Array) -> None:
         self.expansion = self._totals(mode)
-        self._pilot = np.empty((self.n, 4))
+        self._at_mode = np.empty((self.n, 4))
         for start in range(0, self.n, BLOCK):
             block = np.arange(start, min(self.n, start + BLOCK))
-            self._pilot[start : start + BLOCK, 0] = self.design[start : start + BLOCK] @ mode + self.offset[block]
-            self._pilot[start : start + BLOCK, 1:] = self._derivatives(mode, block)
+            self._at_mode[start : start + BLOCK, 0] = self.design[start : start + BLOCK] @ mode + self.offset[block]
+            self._at_mode[start : start + BLOCK, 1:] = self._derivatives(mode, block)
 
     def residuals(self, x: Array, index: Index) -> Array:
         """ℓᵢ − qᵢ ``(m,)``."""
-        delta = x - self.pilot.mode
-        return sites.residuals(self.design, self.y, self.extra, self.family, self._pilot, index, delta)
+        delta = x - self.expansion_point.mode
+        return sites.residuals(self.design, self.y, self.extra, self.family, self._at_mode, index, delta)
 
     def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
         """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
-        delta = x - self.pilot.mode
-        return sites.gradient(self.design, self.y, self.extra, self.family, self._pilot, index, delta, weights, 2)
+        delta = x - self.expansion_point.mode
+        return sites.gradient(self.design, self.y, self.extra, self.family, self._at_mode, index, delta, weights, 2)
 
     def differences(self, x: Array, new: Array, index: Index) -> Array:
         """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
-        mode = self.pilot.mode
-        return sites.pairs(self.design, self.y, self.extra, self.family, self._pilot, index, x - mode, new - mode)
+        mode = self.expansion_point.mode
+        return sites.pairs(self.design, self.y, self.extra, self.family, self._at_mode, index, x - mode, new - mode)
 
     def scores(self) -> Array:
         """∇ℓᵢ at the mode ``(n, d)``."""
-        return self._pilot[:, 2:3] * self.design
+        return self._at_mode[:, 2:3] * self.design
 
     def compiled(self) -> tuple[Any, ...] | None:
-        """What the compiled walks take, from the design to the inverse factor; None where the rest is not quadratic."""
-        if not isinstance(self.rest, QuadraticRest):
+        """What the compiled walks take, from the design to the inverse factor; None where the log prior is not quadratic."""
+        if not isinstance(self.log_prior_and_potentials, QuadraticLogPrior):
             return None
-        slope = self.expansion.gradient + self.rest.slope(self.pilot.mode)
-        hessian = np.ascontiguousarray(self.expansion.hessian + self.rest.hessian)
-        factor = np.ascontiguousarray(self.pilot.factor)
+        slope = self.expansion.gradient + self.log_prior_and_potentials.slope(self.expansion_point.mode)
+        hessian = np.ascontiguousarray(self.expansion.hessian + self.log_prior_and_potentials.hessian)
+        factor = np.ascontiguousarray(self.expansion_point.factor)
         inverse = np.ascontiguousarray(solve_triangular(factor, np.eye(self.dim), lower=True))
-        return self.design, self.y, self.extra, self.family, self._pilot, slope, hessian, factor, inverse
+        return self.design, self.y, self.extra, self.family, self._at_mode, slope, hessian, factor, inverse
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
         """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``.
@@ -270,11 +287,11 @@ class SiteRows(Rows):
         if self.family not in sites.THIRD_DERIVATIVE:
             raise ModelError("the third derivative of a Poisson log likelihood has no bound: use SubsampledMetropolis")
         third = np.full(self.n, sites.THIRD_DERIVATIVE[self.family])
-        length = np.sqrt((self.design @ self.pilot.factor) ** 2 @ np.ones(self.dim))
+        length = np.sqrt((self.design @ self.expansion_point.factor) ** 2 @ np.ones(self.dim))
         if self.family == sites.LOGIT:
             third *= self.extra
             if np.isfinite(radius):
-                third = np.minimum(third, -self._pilot[:, 3] * np.exp(np.minimum(length * radius, 500.0)))
+                third = np.minimum(third, -self._at_mode[:, 3] * np.exp(np.minimum(length * radius, 500.0)))
         return third / 6 * length**3
 
     def lipschitz(self) -> Array:
@@ -287,19 +304,20 @@ class SiteRows(Rows):
 class ObservedRows(Rows):
     """Rows as the target's ``observations`` give them."""
 
-    def __init__(self, target: BaseTarget, rest: Any, pilot: Pilot) -> None:
+    def __init__(self, target: BaseTarget, log_prior: Any, expansion_point: ExpansionPoint) -> None:
         observations: Any = target.observations
         self._observations = observations
-        self.n, self.dim, self.rest, self.pilot = observations.n, target.dim, rest, pilot
-        value, slope = self._observations.sum(pilot.mode[None], np.arange(self.n), gradient=True)
-        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(pilot.mode))
-        shifted = np.concatenate([pilot.mode + np.diag(step), pilot.mode - np.diag(step)])
+        self.n, self.dim = observations.n, target.dim
+        self.log_prior_and_potentials, self.expansion_point = log_prior, expansion_point
+        value, slope = self._observations.sum(expansion_point.mode[None], np.arange(self.n), gradient=True)
+        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(expansion_point.mode))
+        shifted = np.concatenate([expansion_point.mode + np.diag(step), expansion_point.mode - np.diag(step)])
         _, slopes = self._observations.sum(shifted, np.arange(self.n), gradient=True)
         hessian = (slopes[: self.dim] - slopes[self.dim :]) / (2 * step[:, None])
         self.expansion = Expansion(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
 
     def _line(self, x: Array) -> Array:
-        delta, mode = x - self.pilot.mode, self.pilot.mode
+        delta, mode = x - self.expansion_point.mode, self.expansion_point.mode
         return np.array([x, mode, mode + LINE * delta, mode - LINE * delta])
 
     def residuals(self, x: Array, index: Index) -> Array:
@@ -319,14 +337,14 @@ class ObservedRows(Rows):
 
     def scores(self) -> Array:
         """∇ℓᵢ at the mode ``(n, d)``."""
-        return self._observations.score_and_hessian(self.pilot.mode)[0]
+        return self._observations.score_and_hessian(self.expansion_point.mode)[0]
 
 
 class BlockRows(Rows):
     """Rows of a whole target as a block of its coordinates sees them, the others where a conditional target holds them.
 
-    The expansion is that of all coordinates, about the pilot of all; the block's own pilot, for proposals, has the
-    conditional covariance (Λ_aa)⁻¹.
+    The expansion is that of all coordinates, about the expansion point of all; the block's own expansion point, for
+    proposals, has the conditional covariance (Λ_aa)⁻¹.
 
     Parameters
     ----------
@@ -336,12 +354,13 @@ class BlockRows(Rows):
 
     def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
         self.whole, self._block = whole, block
-        block.set_others(whole.pilot.mode)
+        block.set_others(whole.expansion_point.mode)
         self.n, self.dim = whole.n, block.dim
-        inverse = solve_triangular(whole.pilot.factor, np.eye(whole.dim), lower=True)
+        inverse = solve_triangular(whole.expansion_point.factor, np.eye(whole.dim), lower=True)
         precision = (inverse.T @ inverse)[np.ix_(block.free, block.free)]
-        self.pilot = Pilot(whole.pilot.mode[block.free], np.linalg.cholesky(np.linalg.inv(precision)))
-        self.rest: Any = _BlockRest(whole.rest, block)
+        mode, covariance = whole.expansion_point.mode[block.free], np.linalg.inv(precision)
+        self.expansion_point = ExpansionPoint(mode, np.linalg.cholesky(covariance))
+        self.log_prior_and_potentials: Any = _BlockLogPrior(whole.log_prior_and_potentials, block)
         self.expansion: Any = _BlockExpansion(whole, block)
 
     def _all(self, x: Array) -> Array:
@@ -376,28 +395,28 @@ class BlockRows(Rows):
         return self.whole.lipschitz()
 
 
-class _BlockRest:
-    """The rest as a function of the block."""
+class _BlockLogPrior:
+    """The log prior as a function of the block."""
 
-    def __init__(self, rest: Any, block: ConditionalTarget) -> None:
-        self._rest, self._block = rest, block
+    def __init__(self, log_prior: Any, block: ConditionalTarget) -> None:
+        self._log_prior_and_potentials, self._block = log_prior, block
 
     def __call__(self, x: Array) -> float:
-        return float(self._rest(self._block.embed(x[None])[0]))
+        return float(self._log_prior_and_potentials(self._block.embed(x[None])[0]))
 
     def slope(self, x: Array) -> Array:
-        found: Array = self._rest.slope(self._block.embed(x[None])[0])[self._block.free]
+        found: Array = self._log_prior_and_potentials.slope(self._block.embed(x[None])[0])[self._block.free]
         return found
 
 
 class _BlockExpansion:
-    """Σ qᵢ as a function of the block's distance from its pilot."""
+    """Σ qᵢ as a function of the block's distance from its expansion point."""
 
     def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
         self._whole, self._block = whole, block
 
     def _delta(self, delta: Array) -> Array:
-        mode = self._whole.pilot.mode
+        mode = self._whole.expansion_point.mode
         return self._block.embed((mode[self._block.free] + delta)[None])[0] - mode
 
     def at(self, delta: Array) -> float:
@@ -417,30 +436,31 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     """
     if isinstance(target, ConditionalTarget):
         return BlockRows(make_rows(target.full, approximation), target)
-    given = None if isinstance(approximation, str) else _pilot(resolve_approximation(target, approximation))
+    given = None if isinstance(approximation, str) else _point(resolve_approximation(target, approximation))
     found = _sites_of(target)
     if found is not None and (given is not None or approximation == "laplace"):
-        design, offset, y, extra, family, rest = found
-        return SiteRows(design, offset, y, extra, family, rest, given)
+        design, offset, y, extra, family, log_prior = found
+        return SiteRows(design, offset, y, extra, family, log_prior, given)
     if target.observations is None or not hasattr(target.observations, "sum") or target.observations.n == 0:
         raise ModelError(f"{target.label} has no rows of observations to take subsets of")
-    rest = _rest(target)
+    log_prior = _log_prior_and_potentials(target)
     if hasattr(target.observations, "terms"):
         target.observations.terms()  # refuses with the reason
     if given is None:
-        given = _pilot(resolve_approximation(target, approximation))
-    return ObservedRows(target, rest, given)
+        given = _point(resolve_approximation(target, approximation))
+    return ObservedRows(target, log_prior, given)
 
 
-def _pilot(approximation: Any) -> Pilot:
-    return Pilot(np.asarray(approximation.mean), np.linalg.cholesky(approximation.cov))
+def _point(approximation: Any) -> ExpansionPoint:
+    return ExpansionPoint(np.asarray(approximation.mean), np.linalg.cholesky(approximation.cov))
 
 
 def _sites_of(target: Any) -> Any:
-    """Design, offset, outcome, extra, family and rest where every row has one linear predictor of a known family."""
+    """Design, offset, outcome, extra, family and log prior where every row has one linear predictor of a known family."""
     if hasattr(target, "linear_sites"):
         found = target.linear_sites()
-        return None if found is None else (*found, quadratic_where_it_is(target.observations.rest, target.dim))
+        log_prior = target.observations.log_prior_and_potentials
+        return None if found is None else (*found, quadratic_where_exact(log_prior, target.dim))
     factors = target.factors if type(target).__name__ == "FactorsTarget" else None
     if not isinstance(factors, Factors) or sparse.issparse(factors.design) or not factors.observed.all():
         return None
@@ -450,7 +470,7 @@ def _sites_of(target: Any) -> Any:
     prior = factors.prior
     precision = np.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
     at_zero = float(prior.log_density(np.zeros((1, factors.dim)))[0])
-    return factors.design, factors.offset, *known, QuadraticRest(at_zero, precision @ prior.mean, -precision)
+    return factors.design, factors.offset, *known, QuadraticLogPrior(at_zero, precision @ prior.mean, -precision)
 
 
 def known_family(site: Any) -> tuple[Array, Array, int] | None:
@@ -468,27 +488,28 @@ def known_family(site: Any) -> tuple[Array, Array, int] | None:
     return None
 
 
-def quadratic_where_it_is(rest: Callable[..., Any], dim: int) -> Any:
-    """A rest that is quadratic, proved at random points, as such; any other as the function."""
+def quadratic_where_exact(log_prior: Callable[..., Any], dim: int) -> Any:
+    """Return a log prior that is quadratic, proved at random points, as such; any other as the function."""
     probes = np.concatenate([np.zeros((1, dim)), np.eye(dim), 2 * np.random.default_rng(0).normal(size=(3, dim))])
-    value, slope = rest(probes, True)
+    value, slope = log_prior(probes, True)
     hessian = slope[1 : dim + 1] - slope[0]
-    quadratic = QuadraticRest(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
+    quadratic = QuadraticLogPrior(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
     wanted = [quadratic(x) for x in probes]
-    return quadratic if np.allclose(wanted, value, rtol=1e-9, atol=1e-9) else FunctionRest(rest)
+    return quadratic if np.allclose(wanted, value, rtol=1e-9, atol=1e-9) else FunctionLogPrior(log_prior)
 
 
-def _rest(target: BaseTarget) -> Any:
-    rest = getattr(target.observations, "rest", None)
-    if rest is None:
+def _log_prior_and_potentials(target: BaseTarget) -> Any:
+    log_prior = getattr(target.observations, "log_prior_and_potentials", None)
+    if log_prior is None:
         raise ModelError(f"{target.label}: its log density cannot be told apart from that of its observations")
-    return quadratic_where_it_is(rest, target.dim)
+    return quadratic_where_exact(log_prior, target.dim)
 
 
-def _differences(rest: Any, x: Array) -> Array:
-    """Hessian of the rest by differences of its gradient."""
+def _differences(log_prior: Any, x: Array) -> Array:
+    """Hessian of the log prior by differences of its gradient."""
     step = 1e-5 * np.maximum(1.0, np.abs(x))
     columns = [
-        (rest.slope(x + h * e) - rest.slope(x - h * e)) / (2 * h) for h, e in zip(step, np.eye(len(x)), strict=True)
+        (log_prior.slope(x + h * e) - log_prior.slope(x - h * e)) / (2 * h)
+        for h, e in zip(step, np.eye(len(x)), strict=True)
     ]
     return 0.5 * (np.array(columns) + np.array(columns).T)

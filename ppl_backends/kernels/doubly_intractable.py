@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.conditional import ConditionalTarget
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
 from ppl_backends.targets.unnormalized import UnnormalizedTarget
 

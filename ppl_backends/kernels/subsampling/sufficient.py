@@ -21,7 +21,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.subsampling.rows import BLOCK, Index, Rows
+from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["Sufficient", "sufficient_statistics"]
@@ -69,12 +69,12 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
     A logistic regression on two binary covariates has Σ y x and the counts of three of the four cells of covariates.
 
     >>> import numpy as np
-    >>> from ppl_backends.mcmc.subsampling.rows import SiteRows, QuadraticRest
+    >>> from ppl_backends.kernels.subsampling.rows import SiteRows, QuadraticLogPrior
     >>> from ppl_backends.targets import compiled_sites
     >>> rng = np.random.default_rng(0)
     >>> design = np.c_[np.ones(500), rng.integers(0, 2, size=(500, 2))]
-    >>> rest = QuadraticRest(0.0, np.zeros(3), -np.eye(3))
-    >>> rows = SiteRows(design, 0.0, rng.integers(0, 2, size=500), 1.0, compiled_sites.LOGIT, rest)
+    >>> log_prior_and_potentials = QuadraticLogPrior(0.0, np.zeros(3), -np.eye(3))
+    >>> rows = SiteRows(design, 0.0, rng.integers(0, 2, size=500), 1.0, compiled_sites.LOGIT, log_prior_and_potentials)
     >>> sufficient_statistics(rows, rng).rank
     6
     """
@@ -96,7 +96,7 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
     for start in range(0, rows.n, BLOCK):
         block = np.arange(start, min(rows.n, start + BLOCK))
         for k, point in enumerate(chosen):
-            found[block, k] = rows.differences(rows.pilot.mode, points[point], block)
+            found[block, k] = rows.differences(rows.expansion_point.mode, points[point], block)
     residual = _left(found[:, :-1], found[:, -1])
     if residual > 1e3 * TOLERANCE:
         raise ModelError(
@@ -110,9 +110,9 @@ def _spread_points(rows: Rows, n: int, index: Index, rng: np.random.Generator) -
     """Points of θ about the mode, and the centred log likelihoods there ``(m, n)``; nearer where they overflow."""
     scale, z = SPREAD * np.sqrt(rows.n), rng.standard_normal((n, rows.dim))
     for _ in range(HALVINGS):
-        points = rows.pilot.mode + scale * z @ rows.pilot.factor.T
+        points = rows.expansion_point.mode + scale * z @ rows.expansion_point.factor.T
         with np.errstate(all="ignore"):
-            values = np.stack([rows.differences(rows.pilot.mode, x, index) for x in points], axis=1)
+            values = np.stack([rows.differences(rows.expansion_point.mode, x, index) for x in points], axis=1)
         if np.isfinite(values).all():
             return points, values - values.mean(axis=0)
         scale *= 0.5

@@ -2,7 +2,7 @@
 
 Separated modes are a case of their own. No move of a local kernel crosses between them, and none has to: a kernel that mixes
 within each mode leaves the target invariant, the masses of the modes are estimated by the weights as the evidence is, and the
-error of that is in the lineages. So memory is looked for within modes.
+error of that is in the lineages. So autocorrelation is measured within modes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ppl_backends.smc.path import PathState
-from ppl_backends.smc.schedule import next_exponent
+from ppl_backends.smc.schedule import next_beta
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["WeightMemory", "correlation_left", "modes"]
+__all__ = ["WeightAutocorrelation", "correlation_left", "modes"]
 
 _GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six sd apart have it
 _SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
@@ -22,18 +22,18 @@ _CANDIDATES = 10
 _ROUNDING = 1e-12  # relative
 
 
-class WeightMemory:
+class WeightAutocorrelation:
     """Correlation of the incremental weights with what they were before the moves.
 
-    The step to come is taken from the particles before the moves; at λ = 1, where none comes, only log weights are compared.
+    The step to come is taken from the particles before the moves; at β = 1, where none comes, only log weights are compared.
     """
 
     def __init__(self, state: PathState, labels: Index) -> None:
         self.noise = 2.0 / np.sqrt(len(state.x))  # two standard errors of a correlation that is zero
         self.low, self.high = np.quantile(state.increment, [0.001, 0.999])
         self.step, self.labels = 0.0, labels
-        if state.exponent < 1.0:
-            self.step = next_exponent(state.increment, state.exponent, 0.5) - state.exponent
+        if state.beta < 1.0:
+            self.step = next_beta(state.increment, state.beta, 0.5) - state.beta
         self.before = self._functions(state)
 
     def _functions(self, state: PathState) -> Array:

@@ -15,7 +15,7 @@ family          Σ                solver
 For a convex loss the objective is convex in m and a lower triangular factor C of Σ = CCᵀ, and *strongly* so, because of
 KL(q, π) = ½‖m‖² + ½‖C‖² − Σ log Cⱼⱼ + const in coordinates that whiten the prior. Hence the distance of any iterate from the
 minimum is at most ½‖∇‖², the optimality gap that is reported. For the 0–1 loss the objective has local minima;
-:mod:`~ppl_backends.gibbs.annealing` follows one from the prior.
+:mod:`~ppl_backends.gibbs.fit` follows one from the prior.
 """
 
 from __future__ import annotations

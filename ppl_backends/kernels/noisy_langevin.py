@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.algorithm import Statistics
-from ppl_backends.mcmc.exchange import FIRST_CHECKS, Exchange, ExchangeState
+from ppl_backends.kernels.algorithm import Statistics
+from ppl_backends.kernels.exchange import FIRST_CHECKS, Exchange, ExchangeState
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["NoisyLangevin"]
@@ -28,7 +28,7 @@ class NoisyLangevin(Exchange):
     step_size : float
         Σ is this share of the posterior's covariance.
     **options
-        See :class:`~ppl_backends.mcmc.exchange.AuxiliaryVariableMethod`; ``n_draws`` estimate each gradient.
+        See :class:`~ppl_backends.kernels.exchange.AuxiliaryVariableMethod`; ``n_draws`` estimate each gradient.
     """
 
     def __init__(self, target: BaseTarget, *, step_size: float = 0.02, n_draws: int = 10, **options: Any) -> None:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.adaptation import DualAveraging
-from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.conditional import ConditionalTarget
-from ppl_backends.mcmc.kernels import Kernel, KernelInfo, S, leapfrog, trajectory
-from ppl_backends.mcmc.metric import AnyMetric, Metric
+from ppl_backends.kernels.adaptation import DualAveraging
+from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.metric import AnyMetric, Metric
+from ppl_backends.kernels.metropolis import Kernel, KernelInfo, S, leapfrog, trajectory
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["Calibrated", "IndependentProposal", "PathHmc", "block_gaussian"]

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.subsampling.rows import Index, Rows
-from ppl_backends.mcmc.subsampling.walks import scalable_walk
+from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.subsampling.compiled_kernels import scalable_walk
+from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["Scalable", "Tuna"]
@@ -60,8 +60,8 @@ class _Exact:
         self.attributes: dict[str, Any] = {}
 
     def initial_point(self, rng: np.random.Generator) -> Array:
-        """A draw of the Laplace approximation at the pilot mode."""
-        return self.rows.pilot.draw(rng)
+        """A draw of the Laplace approximation at the expansion point."""
+        return self.rows.expansion_point.draw(rng)
 
     def start(self, x: Array, rng: np.random.Generator) -> ExactState:
         """The state at ``x``."""
@@ -75,7 +75,7 @@ class _Exact:
         raise NotImplementedError
 
     def _walk(self, state: ExactState, rng: np.random.Generator) -> Array:
-        x: Array = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+        x: Array = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
         return x
 
     @staticmethod
@@ -106,28 +106,30 @@ class Scalable(_Exact):
         self.attributes["steps_per_draw"] = steps
 
     def _at(self, x: Array) -> ExactState:
-        delta = x - self.rows.pilot.mode
-        return ExactState(x, self.rows.standardise(x), self.rows.expansion.at(delta) + self.rows.rest(x))
+        delta = x - self.rows.expansion_point.mode
+        return ExactState(
+            x, self.rows.standardise(x), self.rows.expansion.at(delta) + self.rows.log_prior_and_potentials(x)
+        )
 
     def step(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
         """Proposals; rows are looked at only where the known part accepts."""
         if self._compiled is not None:
-            delta = state.x - self.rows.pilot.mode
+            delta = state.x - self.rows.expansion_point.mode
             tables = (self.near.bounds, self.near.ends, self.far.bounds, self.far.ends, self._radius)
             accept, moves, looked = scalable_walk(
                 rng, self._steps, *self._compiled, self.scale, self._independent, *tables, delta
             )
-            x = self.rows.pilot.mode + delta
+            x = self.rows.expansion_point.mode + delta
             return state._replace(x=x), self._statistics(accept, moves > 0, tune, looked)
         for _ in range(self._steps):
             state, stats = self._one(state, rng, tune)
         return state, stats
 
     def _one(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
-        pilot, proposals = self.rows.pilot, 0.0
+        expansion_point, proposals = self.rows.expansion_point, 0.0
         if self._independent:
-            z, old = rng.standard_normal(self.dim), pilot.whiten(state.x - pilot.mode)
-            new = self._at(pilot.mode + pilot.factor @ z)
+            z, old = rng.standard_normal(self.dim), expansion_point.whiten(state.x - expansion_point.mode)
+            new = self._at(expansion_point.mode + expansion_point.factor @ z)
             proposals = 0.5 * float(z @ z - old @ old)
         else:
             new = self._at(self._walk(state, rng))
@@ -163,7 +165,7 @@ class Tuna(_Exact):
         self._sampler, self._chi = RowSampler(rows.lipschitz()), chi
 
     def _at(self, x: Array) -> ExactState:
-        return ExactState(x, x, self.rows.rest(x))
+        return ExactState(x, x, self.rows.log_prior_and_potentials(x))
 
     def step(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
         """One random-walk proposal."""

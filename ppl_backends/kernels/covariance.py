@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.adaptation import DualAveraging
+from ppl_backends.kernels.adaptation import DualAveraging
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Tuning", "WindowedCovariance", "as_covariance"]
+__all__ = ["AdaptiveProposal", "WindowedCovariance", "as_covariance"]
 
 FIRST_WINDOW = 100
 LONGEST_STEP = 2.0  # in calibrated ones: simulators may fail at points that are far out
@@ -68,7 +68,7 @@ def _cholesky(covariance: Array) -> Array:
     return factor
 
 
-class Tuning(NamedTuple):
+class AdaptiveProposal(NamedTuple):
     """Shape and scale of one chain's proposals.
 
     Attributes
@@ -88,7 +88,7 @@ class Tuning(NamedTuple):
     learns: bool
 
     @classmethod
-    def begin(cls, covariance: Array | None, dim: int, calibrated: float, rate: float) -> Tuning:
+    def begin(cls, covariance: Array | None, dim: int, calibrated: float, rate: float) -> AdaptiveProposal:
         """With the covariance given, else the identity until the first window ends; ``rate`` is the acceptance to reach."""
         windows = WindowedCovariance.begin(np.eye(dim) if covariance is None else covariance)
         return cls(windows, DualAveraging.begin(calibrated, rate), calibrated, covariance is None)
@@ -102,7 +102,7 @@ class Tuning(NamedTuple):
         """Of the next step."""
         return min(self.step.scale if tune else self.step.average, LONGEST_STEP * self.calibrated)
 
-    def update(self, x: Array, acceptance: float) -> Tuning:
+    def update(self, x: Array, acceptance: float) -> AdaptiveProposal:
         """After a step that ended at ``x``; a new covariance starts the scale anew."""
         step, windows = self.step.update(acceptance), self.windows
         if self.learns:

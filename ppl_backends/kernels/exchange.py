@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.covariance import Tuning, as_covariance
-from ppl_backends.mcmc.doubly_intractable import DoublyIntractable
+from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
+from ppl_backends.kernels.doubly_intractable import DoublyIntractable
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["AuxiliaryVariableMethod", "Exchange", "MalaExchange"]
@@ -38,7 +38,7 @@ class ExchangeState(NamedTuple):
     Attributes
     ----------
     x : ndarray (dim,)
-    tuning : Tuning
+    tuning : AdaptiveProposal
         Shape and scale of the proposals.
     score : ndarray (dim,) or None
         Mean of ∇ log f(u | x) over the draws u kept with the point; for Langevin proposals.
@@ -48,7 +48,7 @@ class ExchangeState(NamedTuple):
     """
 
     x: Array
-    tuning: Tuning
+    tuning: AdaptiveProposal
     score: Array | None
     n_steps: int
     checks: tuple[float, ...]
@@ -124,7 +124,7 @@ class AuxiliaryVariableMethod:
     def start(self, x: Array, rng: np.random.Generator) -> ExchangeState:
         """The state at ``x``; nothing is adapted yet."""
         self._model.require_density(x)
-        tuning = Tuning.begin(self._covariance, self.dim, self.initial_scale(), self.target_acceptance)
+        tuning = AdaptiveProposal.begin(self._covariance, self.dim, self.initial_scale(), self.target_acceptance)
         return ExchangeState(np.array(x, dtype=np.float64), tuning, None, 0, ())
 
     def refresh(self, state: ExchangeState, rng: np.random.Generator) -> ExchangeState:
@@ -205,7 +205,7 @@ class AuxiliaryVariableMethod:
             share = len(points) / (len(points) + 5.0)
             spread = np.atleast_2d(np.cov(points.T))
             covariance = share * spread + (1 - share) * np.diag(np.diagonal(spread))
-        tuning = Tuning.begin(covariance, self.dim, self.initial_scale(), self.target_acceptance)
+        tuning = AdaptiveProposal.begin(covariance, self.dim, self.initial_scale(), self.target_acceptance)
         return [self.start(x, rng)._replace(tuning=tuning, n_steps=1) for x in points]
 
     def _moved(self, state: ExchangeState, to: Proposal | None, accept: float, tune: bool) -> ExchangeState:

@@ -1,7 +1,7 @@
 r"""Informed sub-sampling MCMC (Maire, Friel & Alquier 2019).
 
 The chain moves (θ, U), U a subset of n of the N rows, under the surrogate p(θ) L(θ; U)^{N/n}, with subsets weighted by
-exp(−‖z(U)‖²/(2s²)). The summary statistics are the scores at a pilot mode, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
+exp(−‖z(U)‖²/(2s²)). The summary statistics are the scores at an expansion point, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
 Zᵢ = N Lᵀ∇ℓᵢ(θ̂), so that z(U) *is*, to first order, the shift of the surrogate's mode in posterior standard deviations.
 Weighted subsets have sd s in every coordinate, which inflates the posterior's sds by √(1 + s²); uniform ones have √(N/n).
 
@@ -10,7 +10,7 @@ what is left is the relative error of the Hessian, √(v/n), v the variance over
 logistic regression with normal covariates, tens where few rows hold most of the information, as with rare events. Weights
 are then better left out: subsets of rows that say nothing have z(U) near zero too, and uniform subsets move at every step.
 The curvature correction sets the Hessian right as well: the surrogate is then Σ qᵢ + (N/n) Σ_U (ℓᵢ − qᵢ) − σ̂²/2, the
-estimate of :mod:`~ppl_backends.mcmc.subsampling.control`, with errors of third order only, at the cost of two more
+estimate of :mod:`~ppl_backends.kernels.subsampling.control`, with errors of third order only, at the cost of two more
 evaluations of the subset where rows have no known linear predictor. Without −σ̂²/2 one row far out would do: (N/n)(ℓᵢ − qᵢ)
 grows like (N/n) times half the row's curvature, which can exceed that of all data, and the surrogate then has no maximum.
 """
@@ -23,9 +23,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.subsampling.control import estimate_of
-from ppl_backends.mcmc.subsampling.rows import BLOCK, Index, Rows
+from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.subsampling.control import estimate_of
+from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["Informed", "curvature_variance", "whitened_scores"]
@@ -75,17 +75,17 @@ def whitened_scores(rows: Rows) -> NDArray[np.float32]:
     out = np.empty(scores.shape, dtype=np.float32)
     centre = scores.mean(axis=0)
     for start in range(0, rows.n, BLOCK):
-        out[start : start + BLOCK] = rows.n * (scores[start : start + BLOCK] - centre) @ rows.pilot.factor
+        out[start : start + BLOCK] = rows.n * (scores[start : start + BLOCK] - centre) @ rows.expansion_point.factor
     return out
 
 
 def curvature_variance(rows: Rows, rng: np.random.Generator) -> float:
     """Variance v over rows of −N ∂²ℓᵢ at the mode, along directions of one posterior sd: subsets of n err by √(v/n)."""
     index = rng.choice(rows.n, size=min(rows.n, CURVATURE_ROWS), replace=False)
-    mode, found = rows.pilot.mode, []
+    mode, found = rows.expansion_point.mode, []
     for _ in range(CURVATURE_DIRECTIONS):
         z = rng.standard_normal(rows.dim)
-        step = rows.pilot.factor @ (z / np.linalg.norm(z))
+        step = rows.expansion_point.factor @ (z / np.linalg.norm(z))
         second = rows.differences(mode, mode + step, index) + rows.differences(mode, mode - step, index)
         found.append(float(np.var(rows.n * second)))
     return float(np.mean(found))
@@ -214,14 +214,14 @@ class Informed:
         return subset, member, z
 
     def _spreads(self, rng: np.random.Generator) -> dict[str, float]:
-        """Standard deviations over subsets of the surrogate's log at a pilot draw: of weighted and of uniform ones."""
-        x, mode = self.rows.pilot.draw(rng), self.rows.pilot.mode
+        """Standard deviations over subsets of the surrogate's log at a point of the posterior, weighted and uniform."""
+        x, mode = self.rows.expansion_point.draw(rng), self.rows.expansion_point.mode
         subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
         seen = np.ones(self.rows.n, dtype=np.bool_)
         weighted, uniform, errors = np.zeros((3, SPREAD_SUBSETS))
         for k in range(SPREAD_SUBSETS):
             swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))
-            weighted[k] = self._surrogate(x, subset, z) - self.rows.rest(x)
+            weighted[k] = self._surrogate(x, subset, z) - self.rows.log_prior_and_potentials(x)
             plain = rng.choice(self.rows.n, size=self.subset, replace=False)
             uniform[k] = self.rows.n / self.subset * float(self.rows.differences(mode, x, plain).sum())
             if self.correction != "curvature":
@@ -235,8 +235,11 @@ class Informed:
     def _hessian_error(self, subset: Index, rng: np.random.Generator) -> float:
         """Of the surrogate's curvature along one posterior sd in a random direction, relative to the posterior's."""
         rows, z = self.rows, rng.standard_normal(self.dim)
-        step, still = rows.pilot.factor @ (z / np.linalg.norm(z)), np.zeros(self.dim)
-        found = sum(float(rows.differences(rows.pilot.mode, rows.pilot.mode + h, subset).sum()) for h in (step, -step))
+        step, still = rows.expansion_point.factor @ (z / np.linalg.norm(z)), np.zeros(self.dim)
+        found = sum(
+            float(rows.differences(rows.expansion_point.mode, rows.expansion_point.mode + h, subset).sum())
+            for h in (step, -step)
+        )
         wanted = rows.expansion.at(step) + rows.expansion.at(-step) - 2 * rows.expansion.at(still)
         return rows.n / self.subset * found - wanted
 
@@ -253,8 +256,8 @@ class Informed:
         return self._surrogate(new, subset, z) - self._surrogate(x, subset, z)
 
     def initial_point(self, rng: np.random.Generator) -> Array:
-        """A draw of the Laplace approximation at the pilot mode."""
-        return self.rows.pilot.draw(rng)
+        """A draw of the Laplace approximation at the expansion point."""
+        return self.rows.expansion_point.draw(rng)
 
     def start(self, x: Array, rng: np.random.Generator) -> InformedState:
         """The state at ``x`` with a subset of its own."""
@@ -267,14 +270,14 @@ class Informed:
         return state._replace(value=self._surrogate(state.x, state.subset, state.z))
 
     def _surrogate(self, x: Array, subset: Index, z: Array) -> float:
-        mode, ratio = self.rows.pilot.mode, self.rows.n / len(subset)
+        mode, ratio = self.rows.expansion_point.mode, self.rows.n / len(subset)
         if self.correction == "curvature":
             return estimate_of(self.rows, x, self.rows.residuals(x, subset)).value
-        value = self.rows.rest(x) + ratio * float(self.rows.differences(mode, x, subset).sum())
+        value = self.rows.log_prior_and_potentials(x) + ratio * float(self.rows.differences(mode, x, subset).sum())
         if self.correction == "gradient":
             assert self._scores is not None
             shift = z if self._scores is self._summaries else self._scores[subset].mean(axis=0, dtype=np.float64)
-            value -= float(shift @ self.rows.pilot.whiten(x - mode))
+            value -= float(shift @ self.rows.expansion_point.whiten(x - mode))
         return value
 
     def _first_order_error(self, state: InformedState) -> float:
@@ -283,14 +286,14 @@ class Informed:
             return 0.0
         if self._scores is not self._summaries:
             return float("nan")
-        return float(state.z @ self.rows.pilot.whiten(state.x - self.rows.pilot.mode))
+        return float(state.z @ self.rows.expansion_point.whiten(state.x - self.rows.expansion_point.mode))
 
     def step(self, state: InformedState, rng: np.random.Generator, tune: bool) -> tuple[InformedState, Statistics]:
         """Swaps, then a random-walk proposal of θ."""
         uniforms = rng.random((self.swaps, 3))
         moved, fresh = swap(self._summaries, state.subset, state.member, state.seen, state.z, self._inverse, uniforms)
         value = self._surrogate(state.x, state.subset, state.z) if moved else state.value
-        new = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+        new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
         proposed = self._surrogate(new, state.subset, state.z)
         log_ratio = proposed - value
         accept = float(np.exp(min(log_ratio, 0.0))) if log_ratio == log_ratio else 0.0

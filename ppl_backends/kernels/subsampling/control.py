@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from ppl_backends.mcmc.adaptation import DualAveraging
-from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.subsampling.rows import Index, Rows
-from ppl_backends.mcmc.subsampling.walks import control_variate_walk
+from ppl_backends.kernels.adaptation import DualAveraging
+from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.subsampling.compiled_kernels import control_variate_walk
+from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.targets.protocol import Array
 
 __all__ = [
@@ -40,7 +40,7 @@ BLOCKS = 10
 def choose_subset_size(rows: Rows, rng: np.random.Generator, draws: int = 20, probe: int = 2000) -> tuple[int, float]:
     """The subset size for σ̂² ≤ 1 at nine of ten draws of the Laplace approximation, and the variance for one row."""
     index = rng.integers(0, rows.n, size=min(probe, rows.n))
-    single = [rows.n**2 * float(rows.residuals(rows.pilot.draw(rng), index).var()) for _ in range(draws)]
+    single = [rows.n**2 * float(rows.residuals(rows.expansion_point.draw(rng), index).var()) for _ in range(draws)]
     variance = float(np.quantile(single, 0.9))
     return int(np.clip(np.ceil(variance), SMALLEST_SUBSET, max(SMALLEST_SUBSET, rows.n))), variance
 
@@ -64,18 +64,27 @@ class SubsetState(NamedTuple):
 
 
 def estimate_of(rows: Rows, x: Array, residuals: Array, corrected: bool = True) -> Estimate:
-    """ℓ̂ + rest, less σ̂²/2."""
+    """Return ℓ̂ plus the log prior and Potentials, less σ̂²/2."""
     m = len(residuals)
     variance = rows.n**2 / m * float(residuals.var())
-    value = rows.expansion.at(x - rows.pilot.mode) + rows.rest(x) + rows.n * float(residuals.mean())
+    value = (
+        rows.expansion.at(x - rows.expansion_point.mode)
+        + rows.log_prior_and_potentials(x)
+        + rows.n * float(residuals.mean())
+    )
     return Estimate(value - 0.5 * variance if corrected else value, variance)
 
 
 def acceptance_error(rows: Rows, x: Array, new: Array, m: int, accept: float, rng: np.random.Generator) -> float:
     """|a − â| with a from ``CHECK_FACTOR`` times as many rows at both ends."""
     index = rng.integers(0, rows.n, size=min(CHECK_FACTOR * m, rows.n))
-    mode = rows.pilot.mode
-    change = rows.rest(new) - rows.rest(x) + rows.expansion.at(new - mode) - rows.expansion.at(x - mode)
+    mode = rows.expansion_point.mode
+    change = (
+        rows.log_prior_and_potentials(new)
+        - rows.log_prior_and_potentials(x)
+        + rows.expansion.at(new - mode)
+        - rows.expansion.at(x - mode)
+    )
     change += rows.n * float((rows.residuals(new, index) - rows.residuals(x, index)).mean())
     return abs(accept - float(np.exp(min(change, 0.0))))
 
@@ -109,8 +118,8 @@ class _Subsampled:
         self.attributes: dict[str, Any] = {"subset_size": subset}
 
     def initial_point(self, rng: np.random.Generator) -> Array:
-        """A draw of the Laplace approximation at the pilot mode."""
-        return self.rows.pilot.draw(rng)
+        """A draw of the Laplace approximation at the expansion point."""
+        return self.rows.expansion_point.draw(rng)
 
     def start(self, x: Array, rng: np.random.Generator) -> SubsetState:
         """The state at ``x`` with a fresh subset."""
@@ -191,13 +200,16 @@ class ControlVariateMetropolis(_Subsampled):
         return self._checked(state, stats, rng)
 
     def _one(self, state: SubsetState, rng: np.random.Generator) -> tuple[SubsetState, float, bool]:
-        pilot, proposals = self.rows.pilot, 0.0
+        expansion_point, proposals = self.rows.expansion_point, 0.0
         z = rng.standard_normal(self.dim)
         if self._independent:
-            new, old = pilot.mode + pilot.factor @ z, pilot.whiten(state.x - pilot.mode)
+            new, old = (
+                expansion_point.mode + expansion_point.factor @ z,
+                expansion_point.whiten(state.x - expansion_point.mode),
+            )
             proposals = 0.5 * float(z @ z - old @ old)
         else:
-            new = state.x + self.scale * (pilot.factor @ z)
+            new = state.x + self.scale * (expansion_point.factor @ z)
         subset, _ = self._renewed(state, rng)
         residuals = self.rows.residuals(new, subset)
         estimate = estimate_of(self.rows, new, residuals)
@@ -211,12 +223,14 @@ class ControlVariateMetropolis(_Subsampled):
         self, state: SubsetState, rng: np.random.Generator, tune: bool
     ) -> tuple[SubsetState, Statistics]:
         assert self._compiled is not None
-        delta, subset, residuals = state.x - self.rows.pilot.mode, state.subset.copy(), state.residuals.copy()
+        delta, subset, residuals = state.x - self.rows.expansion_point.mode, state.subset.copy(), state.residuals.copy()
         accept, moves, variance = control_variate_walk(
             rng, self._steps, *self._compiled, self.scale, self._independent, delta, subset, residuals
         )
         estimate = Estimate(float("nan"), variance)
-        state = state._replace(x=self.rows.pilot.mode + delta, subset=subset, residuals=residuals, estimate=estimate)
+        state = state._replace(
+            x=self.rows.expansion_point.mode + delta, subset=subset, residuals=residuals, estimate=estimate
+        )
         return self._checked(state, self._statistics(state, accept, moves > 0, tune), rng)
 
     def _checked(
@@ -224,7 +238,7 @@ class ControlVariateMetropolis(_Subsampled):
     ) -> tuple[SubsetState, Statistics]:
         """With E|a − â| of a random-walk move now and then."""
         if state.step % max(1, CHECK_EVERY // self._steps) == 0:
-            new = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+            new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
             accept = _probability(self.log_ratio(state.x, new, rng))
             stats["acceptance_error"] = acceptance_error(self.rows, state.x, new, self.subset, accept, rng)
         return state._replace(step=state.step + 1), stats
@@ -246,12 +260,16 @@ class ControlVariateHmc(_Subsampled):
         ratio = self.rows.n / len(subset)
         weights = ratio - ratio**2 * (residuals - residuals.mean())
         slope = self.rows.residual_gradient(x, subset, weights)
-        return slope + self.rows.expansion.slope(x - self.rows.pilot.mode) + self.rows.rest.slope(x)
+        return (
+            slope
+            + self.rows.expansion.slope(x - self.rows.expansion_point.mode)
+            + self.rows.log_prior_and_potentials.slope(x)
+        )
 
     def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
         """One renewal of a block of U and one trajectory."""
         state = self._renew(state, rng)
-        rows, factor, adaptation = self.rows, self.rows.pilot.factor, state.adaptation
+        rows, factor, adaptation = self.rows, self.rows.expansion_point.factor, state.adaptation
         scale = adaptation.scale if tune else adaptation.average
         h, n_steps = scale * rng.uniform(0.8, 1.2), int(np.clip(np.ceil(self._length / scale), 1, 100))
         p = rng.standard_normal(self.dim)
@@ -292,12 +310,16 @@ class UniformMetropolis(_Subsampled):
 
     def _ratio(self, x: Array, new: Array, rng: np.random.Generator) -> tuple[float, float]:
         change = self.rows.differences(x, new, rng.integers(0, self.rows.n, size=self.subset))
-        ratio = self.rows.n * float(change.mean()) + self.rows.rest(new) - self.rows.rest(x)
+        ratio = (
+            self.rows.n * float(change.mean())
+            + self.rows.log_prior_and_potentials(new)
+            - self.rows.log_prior_and_potentials(x)
+        )
         return ratio, self.rows.n**2 * float(change.var()) / len(change)
 
     def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
         """One random-walk proposal."""
-        new = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+        new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
         ratio, variance = self._ratio(state.x, new, rng)
         accept = _probability(ratio)
         accepted = bool(rng.random() < accept)
@@ -330,8 +352,13 @@ class SequentialMetropolis(_Subsampled):
 
     def _test(self, x: Array, new: Array, log_u: float, rng: np.random.Generator) -> tuple[float, Array, float]:
         """The known part of the log ratio, the changes of residuals drawn, and the standard error of their mean."""
-        rows, mode = self.rows, self.rows.pilot.mode
-        known = rows.rest(new) - rows.rest(x) + rows.expansion.at(new - mode) - rows.expansion.at(x - mode)
+        rows, mode = self.rows, self.rows.expansion_point.mode
+        known = (
+            rows.log_prior_and_potentials(new)
+            - rows.log_prior_and_potentials(x)
+            + rows.expansion.at(new - mode)
+            - rows.expansion.at(x - mode)
+        )
         threshold = (log_u - known) / rows.n  # accept where the mean of the changes exceeds it
         size, drawn = min(self.subset, rows.n), np.empty(0)
         while True:
@@ -346,7 +373,7 @@ class SequentialMetropolis(_Subsampled):
 
     def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
         """One random-walk proposal."""
-        new = state.x + self.scale * (self.rows.pilot.factor @ rng.standard_normal(self.dim))
+        new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
         log_u = float(np.log(rng.random()))
         known, drawn, error = self._test(state.x, new, log_u, rng)
         ratio = known + self.rows.n * float(drawn.mean())

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.mcmc.algorithm import COMMON_STATS, Statistics
-from ppl_backends.mcmc.conditional import ConditionalTarget
-from ppl_backends.mcmc.covariance import Tuning, as_covariance
+from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
+from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["LikelihoodEstimator", "PseudoMarginal"]
@@ -123,7 +123,7 @@ class PseudoMarginalState(NamedTuple):
         N.
     variance : float
         Of the log estimate, or of half the difference between correlated ones, as last measured.
-    tuning : Tuning
+    tuning : AdaptiveProposal
     n_steps : int
     """
 
@@ -133,7 +133,7 @@ class PseudoMarginalState(NamedTuple):
     noise: Array | None
     n_estimates: int
     variance: float
-    tuning: Tuning
+    tuning: AdaptiveProposal
     n_steps: int
 
 
@@ -200,7 +200,7 @@ class PseudoMarginal:
         log_rest = float(self._target.log_density(x[None])[0])
         if not np.isfinite(log_rest):
             raise ModelError(f"{self._target.label}: the log density is not finite at the starting point")
-        tuning = Tuning.begin(self._covariance, self.dim, 2.38 / self.dim**0.5, self.target_acceptance)
+        tuning = AdaptiveProposal.begin(self._covariance, self.dim, 2.38 / self.dim**0.5, self.target_acceptance)
         first = PseudoMarginalState(x, log_rest, -np.inf, None, self._n_first, np.nan, tuning, 0)
         state = (
             self._with_enough(first, rng, MOST_AT_START) if self._auto else self._measured(self._fresh(first, rng), rng)

@@ -17,7 +17,7 @@ from ppl_backends.targets.protocol import Array
 
 __all__ = [
     "LARGEST_PARETO_K",
-    "EvidenceEstimate",
+    "ImportanceEvidence",
     "effective_sample_size",
     "estimate_evidence",
     "heavy_tail",
@@ -121,7 +121,7 @@ def heavy_tail(k: float, share: float) -> bool:
     return k > LARGEST_PARETO_K and share > NEGLIGIBLE_TAIL
 
 
-class EvidenceEstimate(NamedTuple):
+class ImportanceEvidence(NamedTuple):
     """Log evidence and how far it can be off.
 
     Attributes
@@ -142,7 +142,7 @@ class EvidenceEstimate(NamedTuple):
     source: str
 
 
-def estimate_evidence(log_weights: Array, scrambled: bool) -> EvidenceEstimate:
+def estimate_evidence(log_weights: Array, scrambled: bool) -> ImportanceEvidence:
     """Evidence from all chains.
 
     Plain Monte Carlo points are independent, so their weights give the error: relative variance (1/EF − 1)/n. Points
@@ -164,8 +164,8 @@ def estimate_evidence(log_weights: Array, scrambled: bool) -> EvidenceEstimate:
         combined = float(logsumexp(log_means) - np.log(chains))
         spread = np.exp(log_means - combined).std(ddof=1)
         jump = 0.5 * np.exp(log_weights.max() - combined) / n if np.isneginf(log_weights).any() else 0.0
-        return EvidenceEstimate(combined, float(np.hypot(spread, jump) / chains**0.5), chains - 1.0, "scrambles")
+        return ImportanceEvidence(combined, float(np.hypot(spread, jump) / chains**0.5), chains - 1.0, "scrambles")
     pooled = log_weights.ravel()
     relative_variance = max(0.0, pooled.size / effective_sample_size(pooled) - 1)
     error = (relative_variance / max(pooled.size - 1, 1)) ** 0.5
-    return EvidenceEstimate(float(logsumexp(pooled) - np.log(pooled.size)), error, float("nan"), "weights")
+    return ImportanceEvidence(float(logsumexp(pooled) - np.log(pooled.size)), error, float("nan"), "weights")

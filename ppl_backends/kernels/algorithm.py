@@ -6,7 +6,7 @@ in ``pm.sample`` by one adapter (:mod:`ppl_backends.steps.adapter`), elsewhere b
 :func:`~ppl_backends.mcmc.sample.sample_mcmc`.
 
 Where an algorithm moves a block of the coordinates only, its target is a
-:class:`~ppl_backends.mcmc.conditional.ConditionalTarget` whose other coordinates have moved between two steps: whoever
+:class:`~ppl_backends.targets.conditional.ConditionalTarget` whose other coordinates have moved between two steps: whoever
 runs the algorithm then calls :meth:`Algorithm.refresh` first.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["COMMON_STATS", "Algorithm", "State", "Statistics"]
+__all__ = ["COMMON_STATS", "Algorithm", "ChainState", "Statistics"]
 
 Statistics = dict[str, Any]
 
@@ -27,7 +27,7 @@ COMMON_STATS: dict[str, type] = {"accept": float, "approximate": int, "tune": bo
 """The statistics that every algorithm gives."""
 
 
-class State(Protocol):
+class ChainState(Protocol):
     """Where a chain is."""
 
     @property

@@ -34,7 +34,7 @@ def stated_propriety(derivation: Derivation) -> Propriety | None:
     --------
     >>> from ppl_backends.targets.stan.program import StanProgram
     >>> from ppl_backends.targets.stan.split import derive
-    >>> from ppl_backends.targets.stan.stated import stated_propriety
+    >>> from ppl_backends.targets.stan.static_propriety import stated_propriety
     >>> code = "data { int N; vector[N] y; } parameters { real m; real<lower=0> s; } model { y ~ normal(m, s); %s }"
     >>> stated_propriety(derive(StanProgram("flat", code % "s ~ exponential(1);")))
     Propriety(improper='m')

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.mcmc.metric import AnyMetric
+from ppl_backends.kernels.metric import AnyMetric
 from ppl_backends.targets.protocol import Array
 
 __all__ = [
     "KERNELS",
+    "Cycle",
     "Hmc",
     "Independent",
     "Kernel",
     "KernelInfo",
     "Mala",
-    "Mixed",
     "RandomWalk",
     "State",
     "make_kernel",
@@ -262,12 +262,12 @@ class Independent:
         return _accept(rng, state, proposal, log_ratio, ((proposed - y) ** 2).sum(axis=1))
 
 
-class Mixed:
+class Cycle:
     """Random-walk and independent proposals in turn, for targets without gradients.
 
     Independent proposals forget at once where the target is close to the Gaussian fitted to it, and hold on to points in its
     tails; a random walk moves those, and is slow elsewhere. Each is a Metropolis step with a scale of its own, which
-    :class:`~ppl_backends.smc.tuning.TurnTuning` keeps, with the share of either; :meth:`step` by itself tosses a coin.
+    :class:`~ppl_backends.smc.tuning.CycleTuning` keeps, with the share of either; :meth:`step` by itself tosses a coin.
     """
 
     name = "mixed"
@@ -429,7 +429,7 @@ def _cut(gradient: Array, h: Array) -> Array:
     return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))
 
 
-KERNELS: dict[str, type] = {kernel.name: kernel for kernel in (RandomWalk, Independent, Mixed, Mala, Hmc)}
+KERNELS: dict[str, type] = {kernel.name: kernel for kernel in (RandomWalk, Independent, Cycle, Mala, Hmc)}
 
 
 def make_kernel(name: str) -> Kernel:

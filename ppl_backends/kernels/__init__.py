@@ -1,0 +1,1 @@
+"""Markov kernels, vectorised over points: one implementation serves SMC, MCMC and PyMC's step methods."""
