@@ -2,7 +2,7 @@
 
 They are the algorithms of :mod:`~ppl_backends.kernels.subsampling.control` and
 :mod:`~ppl_backends.kernels.subsampling.exact`, for a log density that is quadratic up to the residuals of the rows.
-``factor`` and ``inverse`` are L and L⁻¹ of the expansion point; ``slope`` and ``hessian`` are those of log prior + Σ qᵢ there.
+``factor`` and ``inverse`` are L and L⁻¹ of the expansion point, ``slope`` and ``hessian`` those of log prior + Σ qᵢ there.
 """
 
 from __future__ import annotations

@@ -220,8 +220,10 @@ class SiteRows(Rows):
         own_hessian = getattr(self.log_prior_and_potentials, "hessian", None)
         for _ in range(NEWTON_STEPS):
             slope = here.gradient + self.log_prior_and_potentials.slope(x)
-            differenced = own_hessian is None
-            curvature = here.hessian + (_differences(self.log_prior_and_potentials, x) if differenced else own_hessian)
+            if own_hessian is None:
+                curvature = here.hessian + _differences(self.log_prior_and_potentials, x)
+            else:
+                curvature = here.hessian + own_hessian
             root = cholesky(-curvature, lower=True)
             step = solve_triangular(root.T, solve_triangular(root, slope, lower=True))
             if float(step @ slope) < 1e-16 * max(1.0, abs(value)):
