@@ -8,10 +8,10 @@ conditional q(a | b) for a block.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from ppl_backends.errors import ModelError
@@ -19,27 +19,19 @@ from ppl_backends.kernels.adaptation import DualAveraging
 from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
 from ppl_backends.kernels.metric import AnyMetric, Metric
 from ppl_backends.kernels.metropolis import Kernel, KernelInfo, S, leapfrog, trajectory
+from ppl_backends.kernels.population import Population
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["Calibrated", "IndependentProposal", "PathHmc", "block_gaussian"]
 
 
-class Evaluated(NamedTuple):
+@dataclass(frozen=True)
+class Evaluated(Population):
     """Points with their log density, as kernels move them."""
 
-    x: Array
     log_density: Array
     gradient: Array
-
-    def where(self, accepted: NDArray[np.bool_], proposal: Evaluated) -> Evaluated:
-        """The proposal where ``accepted`` ``(n,)``."""
-        column = accepted[:, None]
-        return Evaluated(
-            np.where(column, proposal.x, self.x),
-            np.where(accepted, proposal.log_density, self.log_density),
-            np.where(column, proposal.gradient, self.gradient),
-        )
 
 
 class CalibratedState(NamedTuple):

@@ -21,8 +21,9 @@ import numpy as np
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.kernels.metropolis import Hmc, Kernel, KernelInfo
+from ppl_backends.kernels.population import concatenate
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
-from ppl_backends.smc.path import PathState, TemperingPath, concatenate
+from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
 from ppl_backends.targets.protocol import Array
 

@@ -7,30 +7,30 @@ mean incremental weights estimates the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.kernels.metric import Metric
+from ppl_backends.kernels.population import Population
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.start import Start, cauchy_around, check_proper
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 RunPath = Callable[..., Any]
 """Runs a path: ``(path, n, rng)`` to an object with x, log_evidence, lineage and complete."""
 
-__all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath", "concatenate"]
+__all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath"]
 
 
 @dataclass(frozen=True)
-class PathState:
-    """Points with both parts of the path evaluated there; a :class:`~ppl_backends.kernels.metropolis.State` at ``beta``.
+class PathState(Population):
+    """Points with both parts of the path evaluated there, read at ``beta``.
 
     Attributes
     ----------
@@ -41,7 +41,6 @@ class PathState:
         β at which ``log_density`` and ``gradient`` are read.
     """
 
-    x: Array
     base: Array
     increment: Array
     base_gradient: Array | None
@@ -63,40 +62,6 @@ class PathState:
     def at(self, beta: float) -> PathState:
         """The same points read at another β."""
         return replace(self, beta=beta)
-
-    def take(self, index: Index) -> PathState:
-        """Rows ``index``, as resampling leaves them."""
-        taken: dict[str, Any] = {name: array[index] for name, array in self._arrays().items()}
-        return replace(self, **taken)
-
-    def scatter(self, index: Index, rows: PathState) -> PathState:
-        """A copy with ``rows`` in place of the rows ``index``."""
-        new = rows._arrays()
-        changed: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
-        for name, array in changed.items():
-            array[index] = new[name]
-        return replace(self, **changed)
-
-    def where(self, accepted: NDArray[np.bool_], proposal: PathState) -> PathState:
-        """The proposal where ``accepted``, else this."""
-        new = proposal._arrays()
-        rows = {1: accepted, 2: accepted[:, None]}
-        chosen: dict[str, Any] = {
-            name: np.where(rows[old.ndim], new[name], old) for name, old in self._arrays().items()
-        }
-        return replace(self, **chosen)
-
-    def _arrays(self) -> dict[str, Array]:
-        names = ("x", "base", "increment", "base_gradient", "increment_gradient")
-        arrays = {name: getattr(self, name) for name in names}
-        return {name: array for name, array in arrays.items() if array is not None}
-
-
-def concatenate(states: Sequence[PathState]) -> PathState:
-    """Points of several states at the same beta, one after the other."""
-    names = states[0]._arrays()
-    joined: dict[str, Any] = {name: np.concatenate([state._arrays()[name] for state in states]) for name in names}
-    return replace(states[0], **joined)
 
 
 class TemperingPath(Protocol):

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.importance.outside import share_undefined
+from ppl_backends.kernels.population import concatenate
 from ppl_backends.smc.evidence import LineageVariance
-from ppl_backends.smc.path import PathState, TemperingPath, concatenate
+from ppl_backends.smc.path import PathState, TemperingPath
 
 __all__ = ["SupportedStart", "start_inside"]
 
