@@ -76,7 +76,7 @@ HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the refe
 
 def laplace() -> pb.GaussianApproximation:
     """Laplace's approximation of the model on the context stack, by a few passes over its rows."""
-    pilot = make_rows(forkable_target(pm.modelcontext(None), prior_alone=True)).pilot
+    pilot = make_rows(forkable_target(pm.modelcontext(None), prior_alone=True)).expansion_point
     return pb.GaussianApproximation(pilot.mode, pilot.factor @ pilot.factor.T)
 
 
@@ -121,11 +121,16 @@ def reference(case: str, n: int, folder: Path):
     pairs = HALVES[case] << int(np.log2(np.clip(10**6 // n, 1, 512)))
     half = qmc.MultivariateNormalQMC(np.zeros(DIM), rng=np.random.default_rng(0)).random(pairs)
     z = np.concatenate([half, -half])
-    mode, factor = rows.pilot
+    mode, factor = rows.expansion_point
     log_w = np.empty(len(z))
     for k, zk in enumerate(z):
         x = mode + factor @ zk
-        log_w[k] = rows.full_difference(mode, x) + rows.rest(x) - rows.rest(mode) + 0.5 * zk @ zk
+        log_w[k] = (
+            rows.full_difference(mode, x)
+            + rows.log_prior_and_potentials(x)
+            - rows.log_prior_and_potentials(mode)
+            + 0.5 * zk @ zk
+        )
     w = np.exp(log_w - log_w.max())
     w /= w.mean()
     shift = (w[:, None] * z).mean(axis=0)

@@ -58,7 +58,7 @@ class Images:
                 slopes[k, c] = residual[labels[index] == c].sum(axis=0) @ bumps / NOISE**2
         return total, slopes.reshape(len(x), DIM)
 
-    def rest(self, x, gradient=False):
+    def log_prior_and_potentials(self, x, gradient=False):
         """The log prior."""
         value = -0.5 * (x**2).sum(axis=1) / PRIOR**2
         return (value, -x / PRIOR**2) if gradient else value
@@ -69,11 +69,13 @@ class Templates(pb.FunctionTarget):
 
     def __init__(self):
         self._images = Images()
-        super().__init__(DIM, lambda x: self._images.sum(x, gradient=True), lambda x: self._images.rest(x, True))
+        super().__init__(
+            DIM, lambda x: self._images.sum(x, gradient=True), lambda x: self._images.log_prior_and_potentials(x, True)
+        )
 
     def log_density(self, x):
         """Without gradients, which a random walk has no use for."""
-        return self._images.sum(x) + self._images.rest(x)
+        return self._images.sum(x) + self._images.log_prior_and_potentials(x)
 
     @property
     def observations(self):

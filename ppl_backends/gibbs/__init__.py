@@ -6,7 +6,7 @@ r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}: a loss in place of a likelihood.
 ``auc``             risks of pairs in O(n log n)
 ``expression``      risks as PyTensor expressions, and Gibbs posteriors inside a PyMC model
 ``pair_ep``         EP for losses of pairs, in pieces
-``linear_scores``   Gaussian variational approximations with exact expectations
+``gaussian_vi``     Gaussian variational approximations with exact expectations
 ``annealing``       deterministic annealing along λ, for losses that are not convex
 ``certificates``    PAC-Bayes bounds on the risk of an approximation
 ``learning_rate``   choosing λ, and the scale of the prior

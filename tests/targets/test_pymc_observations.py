@@ -63,7 +63,7 @@ def test_subsets_are_slices_of_the_whole(data):
         down[:, j] -= 1e-5
         difference = (observations.sum(up, own[0], weights) - observations.sum(down, own[0], weights)) / 2e-5
         np.testing.assert_allclose(slope[:, j], difference, rtol=1e-4, atol=1e-6)
-    rest = observations.rest(x)
+    rest = observations.log_prior_and_potentials(x)
     np.testing.assert_allclose(rest + whole.sum(axis=1), target.log_density_and_gradient(x)[0], rtol=1e-9)
     scores, hessian = observations.score_and_hessian(x[0])
     _, total = observations.sum(x[:1], gradient=True)

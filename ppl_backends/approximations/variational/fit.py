@@ -1,7 +1,7 @@
 r"""Gaussian variational inference: the Gaussian closest to the posterior in KL(q ‖ p), for any target.
 
 By default the bound is maximised on a fixed sample of scrambled Sobol noise by quasi-Newton steps that start from Laplace's
-Gaussian, in its units, and the sample doubles until the answer stops changing; see :mod:`.second_order`. Stochastic
+Gaussian, in its units, and the sample doubles until the answer stops changing; see :mod:`.sample_average`. Stochastic
 gradients serve minibatches, score functions targets without gradients. In every case the bound is then estimated on
 fresh points, which says how good the Gaussian is, not how well the optimiser did on its own sample.
 """
