@@ -144,8 +144,8 @@ def _of_approximation(name: str, result: Any) -> _Entry:
         raise ModelError(f"model {name!r}: {getattr(result, 'method', 'the approximation')} gave no evidence ({value})")
     trusted = bool(getattr(result, "converged", True)) and not getattr(result, "pareto_k", 0.0) > LARGEST_PARETO_K
     return _Entry(
-        value - _normaliser(name, getattr(target, "log_prior_normalizer", 0.0)),
-        float(np.hypot(getattr(result, "elbo_se", np.nan), getattr(target, "log_prior_normalizer_se", 0.0))),
+        value - _normaliser(name, 0.0 if target is None else target.log_prior_normalizer),
+        float(np.hypot(getattr(result, "elbo_se", np.nan), 0.0 if target is None else target.log_prior_normalizer_se)),
         np.nan,
         KINDS["bound" if bound else "approximate"],
         str(getattr(result, "method", type(result).__name__)),

@@ -24,7 +24,7 @@ from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import BaseTarget, as_points, explain_point, named_point
+from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
 __all__ = ["fit_laplace", "gaussian_at_mode"]
 
@@ -217,5 +217,5 @@ def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
 def _nowhere_finite(target: BaseTarget, start: Any) -> str:
     """The error message when every start has density zero."""
     origin = np.zeros(target.dim) if start is None else start
-    reason = "" if isinstance(origin, Mapping) else explain_point(target, np.ravel(origin))
+    reason = "" if isinstance(origin, Mapping) else target.explain(np.ravel(origin))
     return f"{target.label}: the log density is not finite at any start; {reason or 'give start= or check the data'}"

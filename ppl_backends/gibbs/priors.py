@@ -104,24 +104,17 @@ def _model_prior(prior: Any, data: Any, options: Any) -> BaseTarget:
     from ppl_backends.targets.convert import as_target
 
     target = as_target(prior, data, **options)
-    if hasattr(target, "split_problem"):
-        return _stan_prior(target)
-    observed = getattr(getattr(target, "model", None), "observed_RVs", [])
-    if observed:
-        names = ", ".join(repr(rv.name) for rv in observed)
-        raise ModelError(f"the prior has a likelihood, of {names}: a Gibbs posterior has a loss in its place")
-    if not target.has_split:
-        raise ModelError(f"{target.label}: prior and likelihood are not known apart, so it cannot be a prior")
-    return target
-
-
-def _stan_prior(target: Any) -> BaseTarget:
-    """The prior part of a Stan program, or the whole of a program that has no likelihood."""
-    if target.has_split:
-        return target.prior_target()
-    if "there is no likelihood" in target.split_problem:
+    if target.is_prior:
         return target
-    raise ModelError(f"{target.split_problem}; a Gibbs posterior takes the prior alone")
+    if target.split_problem is not None:
+        raise ModelError(f"{target.split_problem}; a Gibbs posterior takes the prior alone")
+    alone = target.prior_target()
+    if alone is not None:
+        return alone
+    if target.observed_data:
+        names = ", ".join(map(repr, target.observed_data))
+        raise ModelError(f"the prior has a likelihood, of {names}: a Gibbs posterior has a loss in its place")
+    return target
 
 
 def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:

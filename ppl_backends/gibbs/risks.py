@@ -12,7 +12,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.auc import auc_hinge_risk, auc_risk, pair_risk
 from ppl_backends.gibbs.losses import Hinge, Loss, PairLoss, ZeroOne
 from ppl_backends.targets.factors.sites import Array
-from ppl_backends.targets.protocol import Index, as_points
+from ppl_backends.targets.protocol import Index, Observations, as_points
 
 __all__ = ["FunctionRisk", "LinearRisk", "LossObservations", "Risk"]
 
@@ -135,7 +135,7 @@ class FunctionRisk:
         return self.losses(x).mean(axis=1), np.zeros_like(x) if gradient else None
 
 
-class LossObservations:
+class LossObservations(Observations):
     """−(λ/n) ℓᵢ as rows of data, for losses of single observations.
 
     Parameters
@@ -167,9 +167,11 @@ class LossObservations:
         index = np.arange(self.n) if index is None else np.asarray(index)
         return -self._rate * self._risk.loss.value(self._scores(x, index)[0], self._risk.y[index])
 
-    def sum(self, x: Array, index: NDArray[np.integer], weights: Array | None = None, gradient: bool = False) -> Any:
+    def sum(
+        self, x: Array, index: NDArray[np.integer] | None = None, weights: Array | None = None, gradient: bool = False
+    ) -> Any:
         """Sum over ``index``, weighted, ``(k,)``, and its gradient ``(k, dim)``."""
-        x, index = as_points(x, self._risk.dim), np.asarray(index)
+        x, index = as_points(x, self._risk.dim), np.arange(self.n) if index is None else np.asarray(index)
         scores, rows = self._scores(x, index)
         y, scale = self._risk.y[index], 1.0 if weights is None else weights
         value = (-self._rate * scale * self._risk.loss.value(scores, y)).sum(axis=1)

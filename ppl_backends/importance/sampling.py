@@ -43,7 +43,7 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, explain_point
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 __all__ = ["sample_importance"]
 
@@ -258,7 +258,7 @@ def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rn
     """Weigh one set of points and resample it."""
     x, log_weights = _weigh(target, proposal, draws, qmc, rng)
     if not np.isfinite(log_weights).any():
-        reason = explain_point(target, x[0]) or "check the data and the approximation"
+        reason = target.explain(x[0]) or "check the data and the approximation"
         raise ModelError(f"{target.label}: the log density is not finite at any of {len(x)} points; {reason}")
     weights, log_evidence = normalised_weights(log_weights)
     ancestor = systematic_resampling(weights, draws, rng)

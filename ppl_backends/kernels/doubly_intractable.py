@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.conditional import ConditionalTarget
-from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
+from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.unnormalized import UnnormalizedTarget
 
 __all__ = ["DoublyIntractable"]
@@ -57,7 +57,7 @@ class DoublyIntractable:
     def require_density(self, x: Array) -> None:
         """Refuse a start where the tractable terms have no density."""
         if not np.isfinite(self.log_prior(x[None])[0]):
-            said = explain_point(self._tractable, self._full(x))
+            said = self._tractable.explain(self._full(x))
             raise ModelError(f"{self._tractable.label}: the density is zero at the starting point; {said}".rstrip("; "))
 
     def require_gradient(self) -> None:

@@ -58,7 +58,7 @@ class LikelihoodEstimator:
     def __init__(self, target: BaseTarget, function: Callable | None, n_normals: int | None) -> None:
         self._target, self._block = target, target if isinstance(target, ConditionalTarget) else None
         full = target.full if isinstance(target, ConditionalTarget) else target
-        own = getattr(full, "log_likelihood_estimate", None)
+        own = full.log_likelihood_estimate
         if function is None and (own is None or self._block is not None):
             raise ModelError(
                 f"{full.label} has no log_likelihood_estimate: give an unbiased estimator of the likelihood, "
@@ -75,7 +75,7 @@ class LikelihoodEstimator:
         """Log of the mean of ``n`` estimates at ``x`` ``(dim,)``; ``noise`` is a generator or ``(n, n_normals)``."""
         with np.errstate(divide="ignore", under="ignore"):  # an estimate may be zero
             if self._function is None:
-                logs = self._own(np.repeat(x[None], n, axis=0), noise)  # type: ignore[misc]
+                logs = self._own(np.repeat(x[None], n, axis=0), noise)
             else:
                 logs = self._function(self._values(x, n), noise)
         logs = np.asarray(logs, dtype=np.float64)

@@ -136,8 +136,7 @@ def build_inference_data(
     coords, dims = target.coords, target.dims
     drawn = target.constrain(flat, rng)
     # Stan's generated quantity log_lik belongs to a group of its own, as arviz.from_cmdstanpy has it.
-    own_names = getattr(target, "log_likelihood_names", {})
-    pointwise = {new: drawn.pop(old) for old, new in own_names.items() if old in drawn}
+    pointwise = {new: drawn.pop(old) for old, new in target.log_likelihood_names.items() if old in drawn}
     groups = {"posterior": _draws(drawn, chains, draws, coords, dims).assign_attrs(all_attrs)}
     stats = xr.Dataset({name: (list(on), np.asarray(values)) for name, (on, values) in (sample_stats or {}).items()})
     groups["sample_stats"] = _with_index_coords(stats, target)

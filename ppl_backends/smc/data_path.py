@@ -31,7 +31,7 @@ from ppl_backends.smc.sampler import SMCState, Stage, advance, run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.start import Start
 from ppl_backends.targets.power import PowerTarget
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, sanitize
+from ppl_backends.targets.protocol import Array, BaseTarget, sanitize
 
 __all__ = ["BlockPath", "DataPath", "DataRun", "begin", "beginning", "run_data_path"]
 
@@ -86,7 +86,7 @@ class DataPath(PriorPath):
     @property
     def has_gradient(self) -> bool:
         """Whether sums over rows have gradients."""
-        if not self.target.has_gradient or not hasattr(self.observations, "sum"):
+        if not self.target.has_gradient or self.observations.no_gradient:
             return False
         try:
             self.observations.sum(np.zeros((1, self.target.dim)), np.arange(1), gradient=True)
@@ -96,18 +96,11 @@ class DataPath(PriorPath):
 
     def log_prior(self, x: Array, gradient: bool) -> tuple[Array, Array | None]:
         """Log prior ``(n,)`` and its gradient ``(n, dim)``, without a look at the data where the target knows how."""
-        alone = getattr(self.target, "evaluate_prior", None)
-        if alone is not None:
-            return alone(x, gradient)
-        parts = self.target.evaluate(x, gradient)
-        assert isinstance(parts, Evaluation)
-        return parts.log_prior, parts.log_prior_gradient
+        return self.target.evaluate_prior(x, gradient)
 
     def potentials(self, x: Array, gradient: bool) -> tuple[Array, Array | None]:
         """Terms that are neither prior nor rows: PyMC's Potentials."""
-        if not getattr(self.target, "has_potentials", False):
-            return np.zeros(len(x)), np.zeros_like(x) if gradient else None
-        return self.target.evaluate_potentials(x, gradient)  # type: ignore[attr-defined]
+        return self.target.evaluate_potentials(x, gradient)
 
     def sum(self, x: Array, start: int, stop: int, gradient: bool) -> tuple[Array, Array | None]:
         """Log likelihood of the rows from ``start`` to ``stop`` ``(n,)``, and its gradient ``(n, dim)``."""
@@ -115,10 +108,8 @@ class DataPath(PriorPath):
             return np.zeros(len(x)), np.zeros_like(x) if gradient else None
         rows = np.arange(start, stop)
         if gradient:
-            return sanitize(*self.observations.sum(x, rows, gradient=True))  # type: ignore[attr-defined]
-        if hasattr(self.observations, "sum"):
-            return sanitize(self.observations.sum(x, rows))
-        return sanitize(self.observations.log_likelihood(x, rows).sum(axis=1))
+            return sanitize(*self.observations.sum(x, rows, gradient=True))
+        return sanitize(self.observations.sum(x, rows))
 
 
 class BlockPath(PriorPath):

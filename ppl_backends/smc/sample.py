@@ -368,9 +368,10 @@ def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
         target.sample_prior(1, rng)
         return PriorPath(target)
     except PriorSamplingError:
-        if not hasattr(target, "prior_target"):
+        prior = target.prior_target()
+        if prior is None:
             raise
-        return SampledPriorPath(target, target.prior_target())
+        return SampledPriorPath(target, prior)
 
 
 def choose_kernel(name: str, target: BaseTarget) -> Kernel:

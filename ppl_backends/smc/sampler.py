@@ -44,7 +44,7 @@ from ppl_backends.smc.records import PlannedStage, SMCResult, SMCState, Stage, S
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.support import start_inside
 from ppl_backends.smc.tuning import KernelTuning, acceptance_tuning, make_tuning
-from ppl_backends.targets.protocol import Array, Index, explain_point
+from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["SMCResult", "SMCState", "Stage", "Store", "advance", "run_tempering"]
 
@@ -412,7 +412,7 @@ def _check_start(path: TemperingPath, state: PathState, n_draws: int) -> None:
     """Refuse a start with no point inside the support, saying what is in the way."""
     if np.any(state.increment > -np.inf):
         return
-    said = explain_point(path.target, state.x[0])
+    said = path.target.explain(state.x[0])
     reason = f": {said}" if said else ""
     raise ModelError(
         f"{path.target.label}: the log density is -inf or NaN at all {n_draws} starting points "

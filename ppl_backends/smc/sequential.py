@@ -34,7 +34,7 @@ from ppl_backends.smc.schedule import Schedule, make_schedule
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["extended", "sample_data_path", "update_smc"]
+__all__ = ["sample_data_path", "update_smc"]
 
 _CHECKED_POINTS = 8
 _SAME = 1e-6  # relative difference of log densities that should be equal
@@ -160,7 +160,7 @@ def update_smc(
     clock = time.perf_counter()
     target = as_target(model, data, cores=cores, **target_options)
     if new_data is not None:
-        target = extended(target, new_data)
+        target = target.append(new_data)
     *generators, prior_rng, result_rng = spawn_generators(random_seed, _chains(idata) + 2)
     path = _data_path(target, prior_rng)
     chosen = _kernel(kernel, path)
@@ -171,31 +171,6 @@ def update_smc(
     )
     runs = _run_chains(path, chosen, options, generators, runs, executor, progressbar)
     return _result(path, kernel, runs, before, result_rng, clock, log_likelihood=log_likelihood, log_prior=log_prior)
-
-
-def extended(target: BaseTarget, new: Mapping[str, Any]) -> BaseTarget:
-    """The target with new rows behind its own.
-
-    Raises
-    ------
-    ModelError
-        If the target does not say which of its data are rows, or a name is unknown.
-    """
-    rows = getattr(target.observations, "rows", None)
-    if rows is not None:  # Stan, with rows=
-        missing = sorted(set(rows.axes) - set(new))
-        if missing:
-            raise ModelError(f"{target.label}: new_data lacks {missing[0]!r}, which has one row for each observation")
-        return target.with_data(rows.append(target.data, new))  # type: ignore[attr-defined]
-    held = getattr(target, "data_containers", None)
-    if held is None:
-        raise ModelError(f"{target.label}: new rows cannot be appended; give the target on all data, old and new")
-    unknown = sorted(set(new) - set(held))
-    if unknown:
-        raise ModelError(
-            f"{unknown[0]!r} is not a pm.Data container of the model (those are: {', '.join(held) or 'none'})"
-        )
-    return target.with_data({name: np.concatenate([held[name], np.asarray(value)]) for name, value in new.items()})
 
 
 def _data_path(target: BaseTarget, rng: np.random.Generator) -> DataPath:

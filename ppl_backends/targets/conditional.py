@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.errors import PriorSamplingError
+from ppl_backends.targets.digest import digest
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
+from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["ConditionalTarget"]
 
 
-class ConditionalTarget(BaseTarget):
+class ConditionalTarget(WrappedTarget):
     """The coordinates ``free`` of a target, at values of the others that change between steps.
 
     Parameters
@@ -31,13 +35,25 @@ class ConditionalTarget(BaseTarget):
         Where they are held; see :meth:`set_others`.
     """
 
+    full: Any = None
+    free: Any = None
+    names: tuple[str, ...] = ()
+    dim: int = 0
+    observations = factors = None
+    is_prior = False
+    stated_propriety = log_prior_normalizer = prior_from_uniform = simulate = log_likelihood_estimate = None
+
     def __init__(self, full: BaseTarget, free: Any, values: Any) -> None:
+        super().__init__(full)
         self.full, self.free = full, np.asarray(free, dtype=np.intp)
         self.others: NDArray[np.intp] = np.setdiff1d(np.arange(full.dim), self.free)
         self.point: Array = np.array(values, dtype=np.float64)
         self.dim = len(self.free)
         self.names = tuple(full.names[j] for j in self.free)
-        self.has_split, self.has_gradient, self.label = full.has_split, full.has_gradient, full.label
+
+    def around(self, target: BaseTarget) -> ConditionalTarget:
+        """The same block of another target."""
+        return ConditionalTarget(target, self.free, self.point)
 
     def set_others(self, point: Array) -> bool:
         """Hold the other coordinates where the full ``point`` ``(full.dim,)`` has them; whether any of them moved."""
@@ -53,17 +69,70 @@ class ConditionalTarget(BaseTarget):
         full[:, self.free] = x
         return full
 
+    def _own(self, gradient: Array | None) -> Array | None:
+        return None if gradient is None else gradient[:, self.free]
+
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """The full target at the embedded points, with gradients in the block's coordinates."""
         found = self.full.evaluate(self.embed(x), gradient)
-        if not gradient:
-            return found
         if isinstance(found, JointEvaluation):
-            assert found.gradient is not None
-            return found._replace(gradient=found.gradient[:, self.free])
-        assert found.log_prior_gradient is not None
-        assert found.log_likelihood_gradient is not None
+            return found._replace(gradient=self._own(found.gradient))
         return found._replace(
-            log_prior_gradient=found.log_prior_gradient[:, self.free],
-            log_likelihood_gradient=found.log_likelihood_gradient[:, self.free],
+            log_prior_gradient=self._own(found.log_prior_gradient),
+            log_likelihood_gradient=self._own(found.log_likelihood_gradient),
         )
+
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """The full log prior, with its gradient in the block's coordinates."""
+        value, slope = self.full.evaluate_prior(self.embed(x), gradient)
+        return value, self._own(slope)
+
+    def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """The Potentials, with their gradient in the block's coordinates."""
+        value, slope = self.full.evaluate_potentials(self.embed(x), gradient)
+        return value, self._own(slope)
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """The block of the full Hessian."""
+        whole: Array = self.full.hessian(self.embed(x), part)
+        return whole[:, self.free[:, None], self.free]
+
+    def undefined(self, x: Array) -> NDArray[np.bool_]:
+        """That of the full target."""
+        return self.full.undefined(self.embed(x))
+
+    def explain(self, x: Array) -> str:
+        """What the full target says of the embedded point."""
+        return self.full.explain(self.embed(x)[0])
+
+    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
+        """That of the full target."""
+        return self.full.pointwise_log_likelihood(self.embed(x))
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        """All variables of the full target."""
+        return self.full.constrain(self.embed(x), rng)
+
+    def unconstrain(self, values: Mapping[str, Array]) -> Array:
+        """The block's coordinates of the values of all variables."""
+        return self.full.unconstrain(values)[:, self.free]
+
+    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
+        """Refused: draws of the prior do not have the other coordinates where they are held."""
+        raise PriorSamplingError(f"{self.label}: the prior of a block given the other coordinates cannot be sampled")
+
+    def prior_target(self) -> None:
+        """None."""
+
+    def tempered(self, power: float) -> BaseTarget | None:
+        """The same block of the tempered target, where that has a form of its own."""
+        found = self.full.tempered(power)
+        return None if found is None else self.around(found)
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        """The block's coordinates of the full target's."""
+        return self.full.initial_points(n, rng)[:, self.free]
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the full target, and that of what is held."""
+        return {**self.full.digests(), "block": digest(self.free, self.point[self.others])}

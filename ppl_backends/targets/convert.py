@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.differences import central_differences
 from ppl_backends.options import checked, choice
 from ppl_backends.targets.protocol import (
     Array,
     BaseTarget,
     Evaluation,
     JointEvaluation,
+    Observations,
     as_points,
     prior_draws,
     sanitize,
@@ -26,34 +28,6 @@ from ppl_backends.targets.protocol import (
 )
 
 __all__ = ["as_target"]
-
-# What a third party's target may bring along, beside its density.
-MEMBERS = (
-    "coords",
-    "constant_data",
-    "constrain",
-    "dims",
-    "evaluate_potentials",
-    "evaluate_prior",
-    "explain",
-    "factors",
-    "undefined",
-    "has_potentials",
-    "has_split",
-    "hessian",
-    "initial_points",
-    "label",
-    "log_likelihood_estimate",
-    "log_prior_normalizer",
-    "log_prior_normalizer_df",
-    "log_prior_normalizer_se",
-    "observations",
-    "observed_data",
-    "pointwise_log_likelihood",
-    "simulate",
-    "unconstrain",
-    "with_data",
-)
 
 
 @checked(backend=choice("auto", "jax", "numba", "c"))
@@ -181,11 +155,18 @@ def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options
     return target.with_data(data)
 
 
+COMPLETED = frozenset(
+    {"dim", "names", "has_gradient", "evaluate", "log_density", "log_density_and_gradient", "sample_prior"}
+    | {"observations", "full", "free", "embed", "digests", "with_fixed_batch_size"}
+)
+"""Members of the protocol that an adapted target has of its own; all others are the object's, where it has them."""
+
+
 class AdaptedTarget(BaseTarget):
     """Completes an object that has ``dim`` and ``evaluate`` or ``log_density`` to a full target.
 
     Gradients come from the object's ``evaluate`` or ``log_density_and_gradient``, and otherwise from central
-    differences. Everything else that the object has is used as it is.
+    differences. Everything else that the object has of the protocol is used as it is.
     """
 
     def __init__(self, given: Any) -> None:
@@ -195,39 +176,59 @@ class AdaptedTarget(BaseTarget):
         if len(self.names) != self.dim or len(set(self.names)) != self.dim:
             raise ModelError(f"target has dim={self.dim} and {len(set(self.names))} different names; expected one each")
         self.label = type(given).__name__
-        self.has_gradient = hasattr(given, "evaluate") or hasattr(given, "log_density_and_gradient")
-        for member in MEMBERS:
-            if hasattr(given, member):
+        self._evaluates = hasattr(given, "evaluate")
+        self.has_gradient = self._evaluates or hasattr(given, "log_density_and_gradient")
+        for member in vars(BaseTarget):
+            if not member.startswith("_") and member not in COMPLETED and hasattr(given, member):
                 setattr(self, member, getattr(given, member))
+        self._sample_prior = getattr(given, "sample_prior", None)
+        rows = getattr(given, "observations", None)
+        self.observations = rows if rows is None or isinstance(rows, Observations) else AdaptedObservations(rows)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Draws by the object itself, where it can."""
-        own = getattr(self._given, "sample_prior", None)
-        return super().sample_prior(n, rng) if own is None else prior_draws(self, own(n, rng), n)
+        if self._sample_prior is None:
+            return super().sample_prior(n, rng)
+        return prior_draws(self, self._sample_prior(n, rng), n)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
+        """By the object's ``evaluate``, or the joint density alone."""
         x = as_points(x, self.dim)
-        if hasattr(self._given, "evaluate"):
+        if self._evaluates:
             return self._given.evaluate(x, gradient)
         if gradient and self.has_gradient:
             return JointEvaluation(*sanitize(*map(np.asarray, self._given.log_density_and_gradient(x))))
-        value, _ = sanitize(np.asarray(self._given.log_density(x), dtype=np.float64))
-        return JointEvaluation(value, self._differences(x) if gradient else None)
+        value, _ = sanitize(self._log_density(x))
+        if not gradient:
+            return JointEvaluation(value)
+        slope = central_differences(self._log_density, x)
+        return JointEvaluation(value, np.where(np.isfinite(slope).all(axis=1, keepdims=True), slope, 0.0))
+
+    def _log_density(self, x: Array) -> Array:
+        return np.asarray(self._given.log_density(x), dtype=np.float64)
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
         """Return where the object's log density is NaN or +inf ``(n,)``."""
         x = as_points(x, self.dim)
-        if hasattr(self._given, "evaluate"):
-            parts = self._given.evaluate(x, False)
-            known = [parts.log_density] if parts.log_prior is None else [parts.log_prior, parts.log_likelihood]
-            return undefined(*map(np.asarray, known))
-        return undefined(np.asarray(self._given.log_density(x), dtype=np.float64))
+        if not self._evaluates:
+            return undefined(self._log_density(x))
+        parts = self._given.evaluate(x, False)
+        known = [parts.log_density] if parts.log_prior is None else [parts.log_prior, parts.log_likelihood]
+        return undefined(*map(np.asarray, known))
 
-    def _differences(self, x: Array) -> Array:
-        """Gradient by central differences, in one call."""
-        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))  # (n, dim)
-        shift = step[:, :, None] * np.eye(self.dim)  # (n, dim, dim)
-        both = np.stack([x[:, None] + shift, x[:, None] - shift]).reshape(-1, self.dim)
-        up, down = np.asarray(self._given.log_density(both), dtype=np.float64).reshape(2, len(x), self.dim)
-        gradient = (up - down) / (2 * step)
-        return np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0.0)
+
+class AdaptedObservations(Observations):
+    """Completes an object that has ``n`` and ``log_likelihood``; everything else that it has is used as it is."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.log_likelihood = given.log_likelihood  # type: ignore[method-assign]
+        for member in ("sum", "score_and_hessian", "log_prior_and_potentials", "check"):
+            if hasattr(given, member):
+                setattr(self, member, getattr(given, member))
+        self.no_gradient = "" if hasattr(given, "sum") else "they have no sum(x, index, weights, gradient)"
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        return int(self._given.n)

@@ -9,15 +9,16 @@ import numpy as np
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked
 from ppl_backends.targets.digest import digest
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Observations
+from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["PowerTarget", "with_power"]
 
 TOLERANCE = 1e-6  # of factors against the density, relative
 
 
-class PowerTarget(BaseTarget):
-    """The target with its observed terms raised to a power; everything else is passed through.
+class PowerTarget(WrappedTarget):
+    """The target with its observed terms raised to a power; everything else is the target's own.
 
     Parameters
     ----------
@@ -28,23 +29,20 @@ class PowerTarget(BaseTarget):
     power_potentials : bool
     """
 
+    log_likelihood_estimate = simulate = None  # those of the likelihood itself
+
     def __init__(self, target: BaseTarget, power: float, power_potentials: bool = False) -> None:
         if not (np.isfinite(power) and power >= 0):
             raise ModelError(f"power={power!r}: expected a finite number of at least zero")
         if not target.has_split:
             raise ModelError(f"{target.label}: power= needs prior and likelihood apart, and no split of them is known")
-        self.target, self.power, self.power_potentials = target, float(power), power_potentials
+        super().__init__(target)
+        self.power, self.power_potentials = float(power), power_potentials
 
-    def __getattr__(self, name: str):
-        if name.startswith("__") or name == "target":
-            raise AttributeError(name)
-        return getattr(self.target, name)
-
-    def __getattribute__(self, name: str):
-        # Class-level defaults of BaseTarget would hide the wrapped target's own values.
-        if name in _PASSED_THROUGH:
-            return getattr(object.__getattribute__(self, "target"), name)
-        return object.__getattribute__(self, name)
+    @property
+    def _keeps_potentials(self) -> bool:
+        """Whether there are Potentials that keep power one."""
+        return self.target.has_potentials and not self.power_potentials
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Log prior and α times the log likelihood."""
@@ -53,38 +51,42 @@ class PowerTarget(BaseTarget):
         likelihood, slope = _scaled(self.power, parts.log_likelihood), parts.log_likelihood_gradient
         if slope is not None:
             slope = self.power * slope
-        if self.has_potentials and not self.power_potentials:
-            potential, potential_slope = self.target.evaluate_potentials(x, gradient)  # type: ignore[attr-defined]
+        if self._keeps_potentials:
+            potential, potential_slope = self.target.evaluate_potentials(x, gradient)
             likelihood = likelihood + _scaled(1.0 - self.power, potential)
             if slope is not None:
-                slope = slope + (1.0 - self.power) * potential_slope
+                slope = slope + (1.0 - self.power) * np.asarray(potential_slope)
         likelihood = np.where(np.isnan(likelihood), -np.inf, likelihood)
         return Evaluation(parts.log_prior, likelihood, parts.log_prior_gradient, slope)
 
+    def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """The Potentials' share of the tempered log likelihood, and its gradient."""
+        value, slope = self.target.evaluate_potentials(x, gradient)
+        if not self.power_potentials:
+            return value, slope
+        return _scaled(self.power, value), None if slope is None else self.power * slope
+
+    def tempered(self, power: float) -> None:
+        """None: a power of a power is made as any other."""
+
     @property
-    def evidence_note(self) -> str:
+    def evidence_note(self) -> str:  # type: ignore[override]
         """What the normalising constant of a tempered posterior is."""
         return (
             f"pseudo-evidence: the normalising constant of the prior times the likelihood to the power {self.power:g}"
         )
 
     @property
-    def has_potentials(self) -> bool:
-        """Whether the wrapped target has terms that are neither prior nor observed."""
-        return bool(getattr(self.target, "has_potentials", False))
-
-    @property
-    def observations(self) -> Any:  # type: ignore[override]
+    def observations(self) -> Observations | None:  # type: ignore[override]
         """The rows of data, their log likelihoods times the power; None where Potentials keep power one."""
-        if self.target.observations is None or (self.has_potentials and not self.power_potentials):
-            return None
-        return _PoweredObservations(self.target.observations, self.power)
+        observations = self.target.observations
+        return None if observations is None or self._keeps_potentials else PoweredObservations(observations, self)
 
     @property
     def factors(self) -> Any:
         """The factors of the target with the observed ones to the power, if these equal the tempered density."""
         factors = self.target.factors
-        if factors is None or (self.has_potentials and not self.power_potentials):
+        if factors is None or self._keeps_potentials:
             return None
         tempered = _TemperedFactors(factors, self)
         try:
@@ -96,14 +98,10 @@ class PowerTarget(BaseTarget):
         """Return the digests of the target, and that of the power."""
         return {**self.target.digests(), "power": digest(self.power, self.power_potentials)}
 
-    def with_fixed_batch_size(self) -> BaseTarget:
-        """The same power of the target in one shape."""
-        return PowerTarget(self.target.with_fixed_batch_size(), self.power, self.power_potentials)
-
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian of the tempered target."""
-        if self.has_potentials and not self.power_potentials:
-            return super().hessian(x, part)
+        if self._keeps_potentials:
+            return BaseTarget.hessian(self, x, part)
         likelihood = self.power * self.target.hessian(x, "likelihood")
         if part == "likelihood":
             return likelihood
@@ -148,11 +146,12 @@ class _TemperedFactors:
         return factors
 
 
-class _PoweredObservations:
+class PoweredObservations(Observations):
     """Rows of data whose log likelihoods are multiplied."""
 
-    def __init__(self, observations: Any, power: float) -> None:
-        self._observations, self._power = observations, power
+    def __init__(self, observations: Observations, target: PowerTarget) -> None:
+        self._target, self._observations, self._power = target, observations, target.power
+        self.no_gradient, self.check = observations.no_gradient, observations.check  # type: ignore[method-assign]
 
     @property
     def n(self) -> int:
@@ -163,22 +162,23 @@ class _PoweredObservations:
         """Pointwise ``(n_points, m)``."""
         return self._power * self._observations.log_likelihood(x, index)
 
-    def sum(self, x: Array, index: Any, weights: Array | None = None, gradient: bool = False) -> Any:
+    def sum(self, x: Array, index: Any = None, weights: Array | None = None, gradient: bool = False) -> Any:
         """Sums over ``index``, with gradients on request."""
         found = self._observations.sum(x, index, weights, gradient=gradient)
         return tuple(self._power * part for part in found) if gradient else self._power * found
+
+    def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
+        """What the tempered log density holds beside the rows."""
+        if not self._target.has_potentials:
+            return self._observations.log_prior_and_potentials(x, gradient)
+        prior, slope = self._target.evaluate_prior(x, gradient)
+        potentials, potentials_slope = self._target.evaluate_potentials(x, gradient)
+        return (prior + potentials, np.add(slope, potentials_slope)) if gradient else prior + potentials  # type: ignore[arg-type]
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
         """Gradient of every row, and the summed Hessian."""
         scores, hessian = self._observations.score_and_hessian(x0)
         return self._power * scores, self._power * hessian
-
-
-_PASSED_THROUGH = frozenset(
-    {"dim", "names", "has_split", "has_gradient", "label", "coords", "dims", "observed_data", "constant_data"}
-    | {"log_prior_normalizer", "log_prior_normalizer_se", "log_prior_normalizer_df"}
-    | {"sample_prior", "initial_points", "constrain", "unconstrain", "undefined", "pointwise_log_likelihood"}
-)
 
 
 def _scaled(power: float, value: Array) -> Array:
@@ -218,5 +218,5 @@ def with_power(model: Any, power: float, power_potentials: bool = False, **targe
     target = as_target(model, **target_options)
     if power == 1:
         return target
-    tempered = getattr(target, "tempered", None)
-    return PowerTarget(target, power, power_potentials) if tempered is None else tempered(power)
+    tempered = target.tempered(power)
+    return PowerTarget(target, power, power_potentials) if tempered is None else tempered

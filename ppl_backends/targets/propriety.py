@@ -33,7 +33,7 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
         Where the other coordinates stay; by default some generic point, since a hierarchical prior has a pole where
         all its members are equal.
     """
-    stated = getattr(target, "stated_propriety", None)
+    stated = target.stated_propriety
     if stated is not None:
         return stated.improper
     if not target.has_split:
@@ -108,7 +108,7 @@ def improper_note(target: BaseTarget) -> str | None:
     that there is a loss or a tempered likelihood where a probability of the data would be.
     """
     name = improper_coordinate(target)
-    notes = [getattr(target, "evidence_note", None)]
+    notes = [target.evidence_note]
     if name is not None:
         notes.append(f"up to a constant: the prior is improper along {name}")
     return "; ".join(note for note in notes if note) or None

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.numerics.differences import central_differences, difference_hessian
 from ppl_backends.targets.digest import digests_of_values
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "Observations",
     "Target",
     "as_points",
-    "explain_point",
     "named_point",
     "prior_draws",
     "sanitize",
@@ -40,6 +40,8 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
+
+SCORE_BYTES = 2**25  # of a block of rows, for differences
 
 
 class Evaluation(NamedTuple):
@@ -163,18 +165,79 @@ def undefined(*parts: Array) -> NDArray[np.bool_]:
     return broken & ~zero
 
 
-@runtime_checkable
-class Observations(Protocol):
-    """The rows of data that the likelihood is a sum over, in data order."""
+class Observations:
+    """The rows of data that the likelihood is a sum over, in data order.
+
+    Subclasses supply ``n`` and :meth:`log_likelihood`, and :meth:`sum` where it has gradients.
+
+    Attributes
+    ----------
+    n : int
+        Number of observations.
+    no_gradient : str
+        Why :meth:`sum` gives no gradients; empty where it does.
+    """
+
+    no_gradient: str = ""
 
     @property
     def n(self) -> int:
         """Number of observations."""
-        ...
+        raise NotImplementedError
 
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
         """Pointwise log likelihood ``(n_points, m)``; ``index`` is ``(m,)`` shared or ``(n_points, m)``, a set a point."""
-        ...
+        raise NotImplementedError
+
+    def sum(
+        self,
+        x: Array,
+        index: NDArray[np.integer] | None = None,
+        weights: Array | None = None,
+        gradient: bool = False,
+    ) -> Any:
+        """Weighted sum of log likelihoods over a subset ``(n_points,)``, and on request its gradient ``(n_points, dim)``.
+
+        Parameters
+        ----------
+        x : ndarray (n_points, dim)
+        index : ndarray (m,) or (n_points, m), optional
+            Rows, shared or one set for each point; all by default.
+        weights : ndarray, shape of ``index``, optional
+        gradient : bool
+        """
+        if gradient:
+            raise ModelError(self.no_gradient)
+        values = self.log_likelihood(x, index)
+        return (values if weights is None else values * weights).sum(axis=1)
+
+    def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
+        """What the log density holds beside the rows: ``(n_points,)``, and on request its gradient."""
+        raise ModelError("the log density cannot be told apart from that of its observations")
+
+    def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
+        """Gradient of every row's log likelihood ``(n, dim)`` and their summed Hessian ``(dim, dim)`` at one point.
+
+        By central differences, in blocks of rows.
+        """
+        x = np.atleast_2d(np.asarray(x0, dtype=np.float64))
+        dim = x.shape[1]
+        scores, hessian = np.empty((self.n, dim)), np.zeros((dim, dim))
+        rows = max(1, SCORE_BYTES // (16 * dim))
+        for start in range(0, self.n, rows):
+            block = np.arange(start, min(self.n, start + rows))
+            scores[block] = central_differences(lambda points: self.log_likelihood(points, block), x)[0].T  # noqa: B023
+            hessian += central_differences(lambda points: self.sum(points, block, gradient=True)[1], x)[0]  # noqa: B023
+        return scores, 0.5 * (hessian + hessian.T)
+
+    def check(self) -> None:
+        """Refuse rows that depend on each other, where that takes a look.
+
+        Raises
+        ------
+        ModelError
+            Naming the variable.
+        """
 
 
 @runtime_checkable
@@ -216,8 +279,26 @@ class BaseTarget:
     observed_data, constant_data : mapping of str to array
         What goes into the groups of those names.
     observations : Observations or None
+    has_potentials : bool
+        Whether ``log_likelihood`` holds terms beside the observed variables.
+    is_prior : bool
+        Whether the whole density is a prior: there is no likelihood.
+    factors : Factors, object with ``at(phi)``, or None
+        A Gaussian times sites that each see one linear predictor.
     label : str
         What messages call the model, e.g. ``"PyMC model"`` or a file name.
+    evidence_note : str or None
+        What the normalising constant is, where it is no probability of the data.
+    stated_propriety : Propriety or None
+        Whether the prior is proper, where the program itself says so.
+    log_likelihood_names : mapping of str to str
+        Variables of :meth:`constrain` that are log likelihoods, and what they are of.
+    simulate : callable or None
+        ``(x, rng) ->`` one data set per point.
+    log_likelihood_estimate : callable or None
+        ``(x, rng) -> (n,)``, logs of independent unbiased estimates of the likelihood.
+    prior_from_uniform : callable or None
+        ``u (n, dim) -> x (n, dim)``, the inverse Rosenblatt transform of the prior.
     log_prior_normalizer : float or None
         Log integral of the prior as written: 0 for a normalised one, NaN where it is not known; None where the target
         does not say.
@@ -229,7 +310,15 @@ class BaseTarget:
     names: tuple[str, ...]
     has_split: bool = False
     has_gradient: bool = True
+    has_potentials: bool = False
+    is_prior: bool = False
     label: str = "target"
+    evidence_note: str | None = None
+    stated_propriety: Any = None
+    log_likelihood_names: Mapping[str, str] = {}
+    simulate: Any = None
+    log_likelihood_estimate: Any = None
+    prior_from_uniform: Any = None
     coords: Mapping[str, Sequence[Any]] = {}
     dims: Mapping[str, Sequence[str]] = {}
     observed_data: Mapping[str, Array] = {}
@@ -243,6 +332,44 @@ class BaseTarget:
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """One pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, gradient)")
+
+    @property
+    def full(self) -> BaseTarget:
+        """The target whose coordinates these are all or some of: itself, or what a block was taken from."""
+        return self
+
+    @property
+    def free(self) -> Index:
+        """Which coordinates of ``full`` these are ``(dim,)``."""
+        return np.arange(self.dim)
+
+    def embed(self, x: Array) -> Array:
+        """Points ``(n, dim)`` as points of ``full``."""
+        return as_points(x, self.dim)
+
+    @property
+    def split_problem(self) -> str | None:
+        """Why prior and likelihood are not known apart, and the way out; None where they are."""
+        return None if self.has_split else f"{self.label}: prior and likelihood are not known apart"
+
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None; without a look at the data where that is possible."""
+        parts = self.evaluate(x, gradient)
+        if not isinstance(parts, Evaluation):
+            raise ModelError(str(self.split_problem))
+        return parts.log_prior, parts.log_prior_gradient
+
+    def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """The share of ``log_likelihood`` that is not of observed variables ``(n,)``, and its gradient, or None."""
+        return np.zeros(len(x)), np.zeros_like(x) if gradient else None
+
+    def explain(self, x: Array) -> str:
+        """Why the log density is not finite at one point ``(dim,)``; empty where the target cannot tell."""
+        return ""
+
+    def tempered(self, power: float) -> BaseTarget | None:
+        """The target with its likelihood to a power in a form of its own; None where it has none."""
+        return None
 
     def with_fixed_batch_size(self) -> BaseTarget:
         """The same density for few evaluations: a target that compiles for every number of points has one program then."""
@@ -268,19 +395,15 @@ class BaseTarget:
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``, by central differences."""
         x = as_points(x, self.dim)
-        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))  # (n, dim)
-        shifted = x[:, None, None, :] + np.array([1.0, -1.0])[:, None, None] * (
-            step[:, None, :, None] * np.eye(self.dim)
-        )
-        flat = self.evaluate(shifted.reshape(-1, self.dim), gradient=True)
-        gradient = gradient_of(flat, part)
-        up, down = np.moveaxis(gradient.reshape(len(x), 2, self.dim, self.dim), 1, 0)
-        hessian = (up - down) / (2 * step[:, :, None])
-        return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
+        return difference_hessian(lambda points: gradient_of(self.evaluate(points, gradient=True), part), x)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         """``n`` independent draws of the prior on the unconstrained space ``(n, dim)``."""
         raise PriorSamplingError(f"{self.label}: the prior cannot be sampled; use initial='laplace'")
+
+    def prior_target(self) -> BaseTarget | None:
+        """The prior alone as a target, to be sampled where it cannot be drawn from; None where there is none."""
+        return None
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
         """``n`` dispersed points ``(n, dim)`` of finite density to start from; no proper prior is needed."""
@@ -309,11 +432,15 @@ class BaseTarget:
         """The same target on new data, without recompiling where the backend allows it."""
         raise ModelError(f"{self.label}: the data cannot be exchanged")
 
+    def append(self, new: Mapping[str, Any]) -> BaseTarget:
+        """The target with new rows of data behind its own.
 
-def explain_point(target: Any, x: Array) -> str:
-    """Why the log density is not finite at one point ``(dim,)``, in the target's own words; empty where it has none."""
-    explain = getattr(target, "explain", None)
-    return str(explain(x)) if explain is not None else ""
+        Raises
+        ------
+        ModelError
+            If the target does not say which of its data are rows, or a name is unknown.
+        """
+        raise ModelError(f"{self.label}: new rows cannot be appended; give the target on all data, old and new")
 
 
 def gradient_of(evaluation: Evaluation | JointEvaluation, part: str) -> Array:

@@ -14,15 +14,17 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import PriorSamplingError
+from ppl_backends.targets.digest import digest
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation
+from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["TemperedJoint", "ladder", "prior_gaussian", "tempered"]
 
 PRIOR_DRAWS = 2000
 
 
-class TemperedJoint(BaseTarget):
+class TemperedJoint(WrappedTarget):
     """A joint log density times λ.
 
     Parameters
@@ -32,10 +34,13 @@ class TemperedJoint(BaseTarget):
         λ.
     """
 
+    has_split = False
+    observations = factors = log_prior_normalizer = log_likelihood_estimate = None
+    evaluate_prior, split_problem = BaseTarget.evaluate_prior, BaseTarget.split_problem
+
     def __init__(self, target: BaseTarget, power: float) -> None:
-        self.target, self.power = target, power
-        self.dim, self.names, self.label = target.dim, target.names, target.label
-        self.has_gradient = target.has_gradient
+        super().__init__(target)
+        self.power = power
 
     def evaluate(self, x: Array, gradient: bool = False) -> JointEvaluation:
         """λ log p."""
@@ -43,6 +48,18 @@ class TemperedJoint(BaseTarget):
             return JointEvaluation(self.power * self.target.log_density(x))
         value, slope = self.target.log_density_and_gradient(x)
         return JointEvaluation(self.power * value, self.power * slope)
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        """λ times that of the joint."""
+        return self.power * self.target.hessian(x, part)
+
+    def tempered(self, power: float) -> TemperedJoint:
+        """The joint log density times a product of powers."""
+        return TemperedJoint(self.target, self.power * power)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the target, and that of the power."""
+        return {**self.target.digests(), "power": digest(self.power)}
 
 
 def ladder(annealing: int | Sequence[float]) -> Array:

@@ -44,7 +44,7 @@ from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
-from ppl_backends.targets.protocol import Array, BaseTarget, explain_point
+from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["fit_vi"]
 
@@ -234,7 +234,7 @@ def _choices(
 def _evaluated(target: BaseTarget, gradient: str) -> BaseTarget:
     """The target as the fit evaluates it: small ones by one compiled program, which takes longer to make than to use."""
     small = target.dim <= LARGEST_NEWTON_DIM and gradient == "reparameterised"
-    return target.with_fixed_batch_size() if small and isinstance(target, BaseTarget) else target
+    return target.with_fixed_batch_size() if small else target
 
 
 def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
@@ -300,7 +300,7 @@ def _bases(
         found = [GaussianApproximation(mean, np.ones(target.dim), target=target)]
     usable = [base for base in (_usable(target, base, rng) for base in found) if base is not None]
     if not usable:
-        reason = explain_point(target, found[0].mean) or "give another start="
+        reason = target.explain(found[0].mean) or "give another start="
         raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")
     return usable
 

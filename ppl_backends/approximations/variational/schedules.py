@@ -20,7 +20,8 @@ from ppl_backends.approximations.noise import normal_noise, standardised_noise
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, Observations
+from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["Minibatches", "StochasticFit", "SubsetTarget", "check_minibatch", "fit_stochastic", "growing_sizes"]
 
@@ -45,7 +46,7 @@ def growing_sizes(smallest: int, growth: float, largest: int) -> Iterator[int]:
         power = min(power * growth, 1e12)
 
 
-class SubsetTarget(BaseTarget):
+class SubsetTarget(WrappedTarget):
     """The posterior with its likelihood estimated from fixed rows, each standing for n/m of the n.
 
     Parameters
@@ -54,38 +55,32 @@ class SubsetTarget(BaseTarget):
     rows : ndarray of int (m,)
     """
 
+    has_split = False
+    observations = factors = None
+    hessian = BaseTarget.hessian
+
     def __init__(self, target: BaseTarget, rows: Any) -> None:
-        self.target, self.rows = target, rows
-        self.dim, self.names, self.label = target.dim, target.names, target.label
-        observations: Any = target.observations
-        self._weights = np.full(len(rows), observations.n / len(rows))
+        super().__init__(target)
+        self.rows, self._rows_of = rows, check_minibatch(target, len(rows))
+        self._weights = np.full(len(rows), self._rows_of.n / len(rows))
 
     def evaluate(self, x: Array, gradient: bool = False) -> JointEvaluation:
         """Log prior plus the scaled log likelihood of the rows."""
-        prior, prior_slope = evaluate_prior(self.target, x, gradient)
-        observations: Any = self.target.observations
+        prior, prior_slope = self.target.evaluate_prior(x, gradient)
         if not gradient:
-            return JointEvaluation(prior + observations.sum(x, self.rows, self._weights))
-        value, slope = observations.sum(x, self.rows, self._weights, gradient=True)
+            return JointEvaluation(prior + self._rows_of.sum(x, self.rows, self._weights))
+        value, slope = self._rows_of.sum(x, self.rows, self._weights, gradient=True)
         return JointEvaluation(prior + value, np.asarray(prior_slope) + slope)
 
 
-def evaluate_prior(target: BaseTarget, x: Array, gradient: bool) -> tuple[Array, Array | None]:
-    """Log prior and gradient: from the target's own ``evaluate_prior`` where it has one, else from a full evaluation."""
-    alone = getattr(target, "evaluate_prior", None)
-    if alone is not None:
-        return alone(x, gradient)
-    both = target.evaluate(x, gradient)
-    if not isinstance(both, Evaluation):
-        raise ModelError(f"{target.label}: minibatch= needs prior and likelihood apart, and no split of them is known")
-    return both.log_prior, both.log_prior_gradient
-
-
-def check_minibatch(target: BaseTarget, size: int) -> Any:
+def check_minibatch(target: BaseTarget, size: int) -> Observations:
     """The target's observations, if subsets of them of that size can be summed."""
-    observations: Any = target.observations
-    if observations is None or not hasattr(observations, "sum"):
-        raise ModelError(f"{target.label}: minibatch= needs observations that can be summed over subsets of rows")
+    observations = target.observations
+    if observations is None or observations.no_gradient:
+        why = f" ({observations.no_gradient})" if observations is not None else ""
+        raise ModelError(f"{target.label}: minibatch= needs observations that can be summed over subsets of rows{why}")
+    if not target.has_split:
+        raise ModelError(f"{target.label}: minibatch= needs prior and likelihood apart, and no split of them is known")
     if not 1 <= size <= observations.n:
         raise ModelError(f"minibatch={size}: expected between 1 and the number of observations, {observations.n}")
     return observations
@@ -119,7 +114,7 @@ class Minibatches:
         rows = rng.integers(self.n, size=self.size)
         weights = np.full(self.size, self.n / self.size)
         value, slope = self._sum(np.concatenate([x, self._anchor]), rows, weights, gradient=True)
-        prior, prior_slope = evaluate_prior(self.target, x, True)
+        prior, prior_slope = self.target.evaluate_prior(x, True)
         value = prior + value[:-1] - value[-1] + self._value
         return value, np.asarray(prior_slope) + slope[:-1] - slope[-1] + self._slope
 

@@ -443,11 +443,11 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     if found is not None and (given is not None or approximation == "laplace"):
         design, offset, y, extra, family, log_prior = found
         return SiteRows(design, offset, y, extra, family, log_prior, given)
-    if target.observations is None or not hasattr(target.observations, "sum") or target.observations.n == 0:
+    observations = target.observations
+    if observations is None or observations.no_gradient or observations.n == 0:
         raise ModelError(f"{target.label} has no rows of observations to take subsets of")
-    log_prior = _log_prior_and_potentials(target)
-    if hasattr(target.observations, "terms"):
-        target.observations.terms()  # refuses with the reason
+    log_prior = quadratic_where_exact(observations.log_prior_and_potentials, target.dim)
+    observations.check()
     if given is None:
         given = _point(resolve_approximation(target, approximation))
     return ObservedRows(target, log_prior, given)
@@ -498,13 +498,6 @@ def quadratic_where_exact(log_prior: Callable[..., Any], dim: int) -> Any:
     quadratic = QuadraticLogPrior(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
     wanted = [quadratic(x) for x in probes]
     return quadratic if np.allclose(wanted, value, rtol=1e-9, atol=1e-9) else FunctionLogPrior(log_prior)
-
-
-def _log_prior_and_potentials(target: BaseTarget) -> Any:
-    log_prior = getattr(target.observations, "log_prior_and_potentials", None)
-    if log_prior is None:
-        raise ModelError(f"{target.label}: its log density cannot be told apart from that of its observations")
-    return quadratic_where_exact(log_prior, target.dim)
 
 
 def _differences(log_prior: Any, x: Array) -> Array:

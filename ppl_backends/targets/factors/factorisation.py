@@ -14,7 +14,7 @@ from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import LOG_2PI, Array, FunctionSites, PoweredSites, SiteFamily, StackedSites
-from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations, as_points, sanitize
 
 __all__ = ["Factors", "FactorsTarget"]
 
@@ -247,7 +247,7 @@ class FactorsTarget(BaseTarget):
         return {} if self.observations is None else {"y": self.observations.log_likelihood(x)}
 
 
-class _SiteObservations:
+class _SiteObservations(Observations):
     """The observed sites as rows of data."""
 
     def __init__(self, factors: Factors) -> None:
@@ -272,9 +272,12 @@ class _SiteObservations:
         s = np.asarray(product).reshape(1, -1) + factors.offset[index.ravel()]
         return factors.log_site(s, index.ravel()).reshape(index.shape)
 
-    def sum(self, x: Array, index: NDArray[np.integer], weights: Array | None = None, gradient: bool = False) -> Any:
+    def sum(
+        self, x: Array, index: NDArray[np.integer] | None = None, weights: Array | None = None, gradient: bool = False
+    ) -> Any:
         """Sum over ``index`` of (weighted) log likelihoods ``(n_points,)``, and its gradient ``(n_points, dim)``."""
         factors, x = self._factors, as_points(x, self._factors.dim)
+        index = np.arange(self.n) if index is None else index
         if np.ndim(index) == 1 and weights is None:
             shared = factors.design[index]
             s = np.asarray((shared @ x.T).T) + factors.offset[index]

@@ -23,7 +23,7 @@ from pytensor.tensor import subtensor
 from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, as_points
+from ppl_backends.targets.protocol import Array, Observations, as_points
 from ppl_backends.targets.pymc.graph import PYTHON_MODE, ModelGraph, ancestors, io_toposort, no_c_compiler
 from ppl_backends.targets.pymc.rewrites import simplify
 
@@ -31,12 +31,11 @@ __all__ = ["PyMCObservations"]
 
 CHECK_ROWS = 40
 CHECK_TOLERANCE = 1e-8
-BLOCK_BYTES = 2**25
 SHAPE_OPS = (pt.basic.Alloc, pt.basic.MakeVector)
 Index = np.ndarray
 
 
-class PyMCObservations:
+class PyMCObservations(Observations):
     """The elements of all observed variables, one after the other, in data order.
 
     Parameters
@@ -148,24 +147,9 @@ class PyMCObservations:
             prior, slope = prior + extra, slope + extra_slope
         return (prior, slope) if gradient else prior
 
-    def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
-        """Gradient of every observation's log likelihood ``(n, dim)``, and their summed Hessian ``(dim, dim)``, at x0.
-
-        By central differences, in blocks of rows.
-        """
-        [x] = as_points(x0, self._target.dim)
-        dim = len(x)
-        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))
-        shifted = np.concatenate([x + np.diag(step), x - np.diag(step)])
-        scores, hessian = np.empty((self.n, dim)), np.zeros((dim, dim))
-        rows = max(1, BLOCK_BYTES // (16 * dim))
-        for start in range(0, self.n, rows):
-            block = np.arange(start, min(self.n, start + rows))
-            value = self.log_likelihood(shifted, block)
-            scores[block] = ((value[:dim] - value[dim:]) / (2 * step[:, None])).T
-            _, slope = self.sum(shifted, block, gradient=True)
-            hessian += (slope[:dim] - slope[dim:]) / (2 * step[:, None])
-        return scores, 0.5 * (hessian + hessian.T)
+    def check(self) -> None:
+        """Refuse rows that do not stand alone given the parameters."""
+        self.terms()
 
     def _split(self, index: Index) -> list[tuple[RowTerm, Any, Index]]:
         """Every variable with its places in ``index`` and its own element numbers."""

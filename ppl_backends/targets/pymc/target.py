@@ -359,10 +359,14 @@ class PyMCTarget(BaseTarget):
 
     # -- data ------------------------------------------------------------------------------------------------------
 
-    @property
-    def data_containers(self) -> dict[str, np.ndarray]:
-        """Values of the model's ``pm.Data`` containers, by name."""
-        return {shared.name: value for shared, value in self._data.items() if shared in self.model.data_vars}
+    def append(self, new: Mapping[str, Any]) -> PyMCTarget:
+        """The same target with new rows behind those of its ``pm.Data`` containers."""
+        held = {shared.name: value for shared, value in self._data.items() if shared in self.model.data_vars}
+        unknown = sorted(set(new) - set(held))
+        if unknown:
+            known = ", ".join(held) or "none"
+            raise ModelError(f"{unknown[0]!r} is not a pm.Data container of the model (those are: {known})")
+        return self.with_data({name: np.concatenate([held[name], np.asarray(value)]) for name, value in new.items()})
 
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
         """The same target with other values of its ``pm.Data`` containers.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, as_points
+from ppl_backends.targets.protocol import Array, Observations, as_points
 from ppl_backends.targets.stan.data import to_arrays
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, RowData
 
@@ -76,7 +76,7 @@ def read_rows(rows: Mapping[str, Sequence[str]], data: Mapping[str, Any], label:
     return Rows(count, n, axes)
 
 
-class RowObservations:
+class RowObservations(Observations):
     """Observations that are rows of data variables, as ``rows=`` names them.
 
     Parameters
@@ -115,11 +115,6 @@ class RowObservations:
     def n(self) -> int:
         """Number of observations."""
         return self._rows.n
-
-    @property
-    def rows(self) -> Rows:
-        """Which data are rows."""
-        return self._rows
 
     def _subset(self, index: Index) -> BatchedModel:
         model = self._data.model(index)
@@ -257,7 +252,7 @@ def _checked_index(index: Index | None, n_points: int, n: int, label: str) -> In
     return index
 
 
-class PointwiseObservations:
+class PointwiseObservations(Observations):
     """Observations known by the generated quantity ``log_lik`` alone: values without gradients, at the cost of all.
 
     Parameters
@@ -270,6 +265,7 @@ class PointwiseObservations:
 
     def __init__(self, log_lik: Callable[[Array], Array], dim: int, label: str) -> None:
         self._log_lik, self._dim, self._label = log_lik, dim, label
+        self.no_gradient = f"{label}: log_lik has no gradient; say which data are rows, rows={{'N': ['x', 'y']}}"
         self._n = int(np.prod(log_lik(np.zeros((1, dim))).shape[1:]))
 
     @property
@@ -283,14 +279,3 @@ class PointwiseObservations:
         index = _checked_index(index, len(x), self.n, self._label)
         values = self._log_lik(x).reshape(len(x), self.n)
         return values[:, index] if index.ndim == 1 else np.take_along_axis(values, index, axis=1)
-
-    def sum(
-        self, x: Array, index: Index | None = None, weights: Array | None = None, gradient: bool = False
-    ) -> Array | tuple[Array, Array]:
-        """Weighted sum of log likelihoods over a subset ``(n_points,)``."""
-        if gradient:
-            raise ModelError(
-                f"{self._label}: log_lik has no gradient; say which data are rows, rows={{'N': ['x', 'y']}}"
-            )
-        values = self.log_likelihood(x, index)
-        return (values if weights is None else values * weights).sum(axis=1)

@@ -278,6 +278,11 @@ class StanTarget(BaseTarget):
         return self._prior_part.split if self._prior_part else None
 
     @property
+    def is_prior(self) -> bool:  # type: ignore[override]
+        """Whether the program has no likelihood."""
+        return "there is no likelihood" in (self.split_problem or "")
+
+    @property
     def split_problem(self) -> str | None:
         """Why prior and likelihood are not known apart, and the way out; None where they are."""
         return None if self._prior_part else self._prior_or_problem[1]
@@ -418,7 +423,7 @@ class StanTarget(BaseTarget):
         return self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
 
     @property
-    def log_likelihood_names(self) -> dict[str, str]:
+    def log_likelihood_names(self) -> dict[str, str]:  # type: ignore[override]
         """``{"log_lik": name}`` where the program has it: the observed variable of its shape, else ``log_lik``."""
         shapes = [variable.columns.shape for variable in self._model.variables if variable.name == LOG_LIK]
         if not shapes:
@@ -452,6 +457,15 @@ class StanTarget(BaseTarget):
         return None
 
     # ------------------------------------------------------------------------------ data
+
+    def append(self, new: Mapping[str, Any]) -> BaseTarget:
+        """The same program with new rows behind those of the variables that ``rows=`` names."""
+        if self._rows is None:
+            return super().append(new)
+        missing = sorted(set(self._rows.axes) - set(new))
+        if missing:
+            raise ModelError(f"{self.label}: new_data lacks {missing[0]!r}, which has one row for each observation")
+        return self.with_data(self._rows.append(self.data, new))
 
     @cached_property
     def _observed_names(self) -> tuple[str, ...]:
