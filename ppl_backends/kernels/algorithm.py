@@ -1,9 +1,9 @@
-"""The one shape of all MCMC algorithms, whoever runs them.
+"""Kernels as chains: the one adapter between a kernel and whoever runs a chain.
 
-An algorithm is bound to a target when it is made and knows nothing of PyMC. Its state is one point with whatever the
-algorithm keeps beside it (a log density, a subset of the data, an auxiliary draw). The public step methods wrap it:
-in ``pm.sample`` by one adapter (:mod:`ppl_backends.steps.adapter`), elsewhere by
-:func:`~ppl_backends.mcmc.sample.sample_mcmc`.
+A kernel with a density and parameters is an MCMC algorithm on a target, and knows nothing of PyMC. Its state is a population
+of one chain, or of several that move together, with what the kernel keeps beside a point (a log density, a subset of the
+data, an estimate) as fields of the record. The public step methods wrap it: in ``pm.sample`` by one adapter
+(:mod:`ppl_backends.steps.adapter`), elsewhere by :func:`~ppl_backends.mcmc.sample.sample_mcmc`.
 
 Where an algorithm moves a block of the coordinates only, its target is a
 :class:`~ppl_backends.targets.conditional.ConditionalTarget` whose other coordinates have moved between two steps: whoever
@@ -13,31 +13,73 @@ runs the algorithm then calls :meth:`Algorithm.refresh` first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["COMMON_STATS", "Algorithm", "ChainState", "Statistics"]
+__all__ = ["COMMON_STATS", "Algorithm", "ChainDensity", "ChainState", "Statistics"]
 
 Statistics = dict[str, Any]
 
-COMMON_STATS: dict[str, type] = {"accept": float, "approximate": int, "tune": bool}
+COMMON_STATS: dict[str, type] = {"accept": float, "approximate": int, "tune": bool, "accepted": bool}
 """The statistics that every algorithm gives."""
 
 
-class ChainState(Protocol):
-    """Where a chain is."""
+class ChainDensity(Protocol):
+    """A density with places for chains to start from."""
 
-    @property
-    def x(self) -> Array:
-        """The point ``(dim,)`` on the unconstrained space."""
+    dim: int
+
+    def __call__(self, x: Array, rng: Any) -> Any:
+        """Return a population at points ``(n, dim)``."""
+        ...
+
+    def initial_point(self, rng: np.random.Generator) -> Array | None:
+        """Return a point ``(dim,)`` for a chain to start from, or None to leave it to the target."""
+        ...
+
+    def parameters(self) -> Any:
+        """Return what the kernel moves with at first."""
+        ...
+
+    def start(self, x: Array, rng: Any) -> Any:
+        """Return the population at ``x`` ``(n, dim)``, or refuse with the reason."""
+        ...
+
+    def refresh(self, population: Any, rng: Any) -> Any:
+        """Return it at the same points after the target's other coordinates moved; auxiliary variables are kept."""
         ...
 
 
-class Algorithm(Protocol):
-    """One MCMC algorithm bound to a target.
+class ChainState(NamedTuple):
+    """Where chains are, and what they move with.
+
+    Attributes
+    ----------
+    population : Population
+    parameters : KernelParameters, or a kernel's own
+    """
+
+    population: Any
+    parameters: Any
+
+    @property
+    def x(self) -> Array:
+        """The points ``(n, dim)`` on the unconstrained space."""
+        points: Array = self.population.x
+        return points
+
+
+class Algorithm:
+    """A kernel bound to a density.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    density : ChainDensity
 
     Attributes
     ----------
@@ -47,35 +89,39 @@ class Algorithm(Protocol):
         Coordinates that it moves.
     approximate : bool
         False only if the stationary law is exactly the posterior.
+    batched : bool
+        Whether several chains can be one population.
     stats : mapping of str to type
-        Per-step statistics, name → ``float``, ``int`` or ``bool``. Always ``accept`` (float, acceptance probability of
-        the step), ``approximate`` (int, 0 or 1) and ``tune`` (bool).
+        Per-step statistics, name → ``float``, ``int`` or ``bool``; always :data:`COMMON_STATS`.
+    attributes : dict
+        What results say of the run.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def dim(self) -> int: ...  # noqa: D102
-
-    @property
-    def approximate(self) -> bool: ...  # noqa: D102
-
-    @property
-    def stats(self) -> Mapping[str, type]: ...  # noqa: D102
+    def __init__(self, kernel: Kernel, density: ChainDensity) -> None:
+        self.kernel, self.density = kernel, density
+        self.name, self.dim, self.batched = kernel.name, density.dim, kernel.batched
+        self.approximate = not kernel.exact
+        self.stats: Mapping[str, type] = {**COMMON_STATS, **kernel.stats}
+        self.attributes: dict[str, Any] = {}
 
     def initial_point(self, rng: np.random.Generator) -> Array | None:
-        """A point ``(dim,)`` for a chain to start from where the caller has none, or None to leave it to the target."""
-        ...
+        """Return a point ``(dim,)`` for a chain to start from, or None to leave it to the target."""
+        return self.density.initial_point(rng)
 
-    def start(self, x: Array, rng: np.random.Generator) -> Any:
-        """The state at ``x`` ``(dim,)``; everything that a chain keeps beside its point is drawn here."""
-        ...
+    def start(self, x: Array, rng: Any) -> ChainState:
+        """Return the state at ``x`` ``(n, dim)``; everything that a chain keeps beside its point is drawn here."""
+        return ChainState(self.density.start(np.atleast_2d(x), rng), self.density.parameters())
 
-    def refresh(self, state: Any, rng: np.random.Generator) -> Any:
-        """The state at the same point after the target's other coordinates moved; auxiliary variables are kept."""
-        ...
+    def refresh(self, state: ChainState, rng: Any) -> ChainState:
+        """Return the state at the same point after the target's other coordinates moved."""
+        return state._replace(population=self.density.refresh(state.population, rng))
 
-    def step(self, state: Any, rng: np.random.Generator, tune: bool) -> tuple[Any, Statistics]:
-        """The next state, and every statistic of :attr:`stats`. Adaptation happens only while ``tune``."""
-        ...
+    def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
+        """Return the next state, and :attr:`stats`, scalars or ``(n,)``; adaptation happens only while ``tune``."""
+        population, parameters = state
+        used = parameters if tune else parameters.settled()
+        moved, info = self.kernel.step(rng, population, self.density, used)
+        if tune:
+            parameters = self.kernel.adapt(parameters, info, moved)
+        common = {"accept": info.acceptance, "accepted": info.accepted, "approximate": self.approximate, "tune": tune}
+        return ChainState(moved, parameters), common | dict(self.kernel.statistics(population, used, info))

@@ -87,6 +87,7 @@ class AuxiliaryVariableMethod:
         Of the posterior, or a guess: the proposals' shape. By default it is learnt while tuning.
     """
 
+    batched = False
     name = "auxiliary variable method"
     target_acceptance = 0.25
 

@@ -156,6 +156,7 @@ class PseudoMarginal:
         Shape of the proposals; learnt while tuning by default.
     """
 
+    batched = False
     name, approximate = "pseudo-marginal", False
     target_acceptance = 0.2
     stats: ClassVar[Mapping[str, type]] = {

@@ -14,6 +14,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.streams import Generators
 from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
@@ -29,20 +30,25 @@ REPORTS = 50  # a chain
 
 
 class ChainDraws(NamedTuple):
-    """Draws ``(draws, dim)`` of one chain and their statistics, name → ``(draws,)``; fewer where it was interrupted."""
+    """Draws ``(chains, draws, dim)`` and their statistics, name → ``(chains, draws)``; fewer where it was interrupted."""
 
     x: Array
     stats: dict[str, np.ndarray]
 
+    def chains(self) -> list[ChainDraws]:
+        """Return the draws of each chain."""
+        rows = [slice(k, k + 1) for k in range(len(self.x))]
+        return [ChainDraws(self.x[k], {name: values[k] for name, values in self.stats.items()}) for k in rows]
+
 
 class _Job(NamedTuple):
-    """One chain, complete, so that it can be sent elsewhere."""
+    """A chain, or all chains as one batch, complete, so that it can be sent elsewhere."""
 
     algorithm: Algorithm
     start: Array
     draws: int
     tune: int
-    rng: np.random.Generator
+    rng: Any
     report: Any
     stop: Any
 
@@ -80,9 +86,9 @@ def sample_mcmc(
         Draws kept per chain, and draws before them that adapt the step and are dropped.
     cores : int, optional
         Chains that run at a time, in threads: steps spend their time in compiled code, and share the data. Not used with
-        ``executor``.
+        ``executor``, and not by steps whose chains move as one batch: those that an approximation calibrates.
     executor : concurrent.futures.Executor, optional
-        Runs the chains elsewhere; the result is the same.
+        Runs the chains elsewhere, a batch as a whole; the result is the same.
     initvals : dict, list of dict, or array (dim,) or (chains, dim), optional
         Where chains start: values of all variables in model space, or points on the unconstrained space. By default
         draws of the step's approximation, else dispersed points.
@@ -188,29 +194,29 @@ def _drawn_starts(target: BaseTarget, algorithm: Algorithm, chains: int, rng: np
 
 
 def _run(job: _Job) -> ChainDraws:
-    """One chain; what it has so far where it is interrupted."""
+    """Run the chains; what they have so far where they are interrupted."""
     algorithm, rng, total = job.algorithm, job.rng, job.tune + job.draws
-    x = np.empty((job.draws, algorithm.dim))
-    stats: dict[str, Any] = {name: np.zeros(job.draws, dtype=kind) for name, kind in algorithm.stats.items()}
+    x = np.empty((len(job.start), job.draws, algorithm.dim))
+    stats: dict[str, Any] = {name: np.zeros(x.shape[:2], dtype=kind) for name, kind in algorithm.stats.items()}
     kept = 0
     try:
-        state = algorithm.start(job.start, rng)
+        state = algorithm.start(job.start if algorithm.batched else job.start[0], rng)
         every = max(1, total // REPORTS)
         for iteration in range(total):
             if job.stop is not None and job.stop.is_set():
                 break
             state, figures = algorithm.step(state, rng, iteration < job.tune)
             if iteration >= job.tune:
-                x[kept] = state.x
+                x[:, kept] = state.x
                 for name, value in figures.items():
-                    stats[name][kept] = value
+                    stats[name][:, kept] = value
                 kept += 1
             if job.report is not None and iteration % every == every - 1:
                 job.report((iteration + 1) / total, figures["accept"])
     except KeyboardInterrupt:
         if job.stop is not None:
             job.stop.set()
-    return ChainDraws(x[:kept], {name: values[:kept] for name, values in stats.items()})
+    return ChainDraws(x[:, :kept], {name: values[:, :kept] for name, values in stats.items()})
 
 
 def _run_chains(
@@ -223,20 +229,23 @@ def _run_chains(
     executor: Executor | None,
     progressbar: bool,
 ) -> list[ChainDraws]:
-    """All chains, in order, with their progress."""
-    local, stop = executor is None, threading.Event()
-    with ChainProgress(algorithm.name, len(starts), ("acceptance",), enabled=progressbar) as progress:
+    """Run all chains, in order or as one batch, with their progress; each draws from its own generator."""
+    local, stop, n = executor is None, threading.Event(), len(starts)
+    with ChainProgress(algorithm.name, n, ("acceptance",), enabled=progressbar) as progress:
 
-        def report(chain: int, done: float, acceptance: float) -> None:
-            progress.update(chain, done, acceptance=acceptance)
+        def report(chains: Sequence[int], done: float, acceptance: Any) -> None:
+            for chain, rate in zip(chains, np.broadcast_to(acceptance, len(chains)), strict=True):
+                progress.update(chain, done, acceptance=float(rate))
 
-        jobs = [
-            _Job(algorithm, x, draws, tune, rng, partial(report, chain) if local else None, stop if local else None)
-            for chain, (x, rng) in enumerate(zip(starts, generators, strict=True))
-        ]
-        workers = min(len(starts), cores or len(starts))
+        groups = [range(n)] if algorithm.batched else [range(chain, chain + 1) for chain in range(n)]
+        jobs = []
+        for group in groups:
+            rng = generators[group[0]] if len(group) == 1 else Generators([generators[k] for k in group])
+            told = (partial(report, group), stop) if local else (None, None)
+            jobs.append(_Job(algorithm, starts[group], draws, tune, rng, *told))
+        workers = min(len(jobs), cores or len(jobs))
         if not local or workers == 1:
-            found, _ = map_until_interrupted(_run, jobs, executor, lambda run: len(run.x) < draws)
+            found, _ = map_until_interrupted(_run, jobs, executor, lambda run: run.x.shape[1] < draws)
             return [run for run in found if run is not None]
         with ThreadPoolExecutor(workers) as threads:
             futures = [threads.submit(_run, job) for job in jobs]
@@ -260,18 +269,18 @@ def _inference_data(
     from ppl_backends.results import build_inference_data
     from ppl_backends.results.convergence import why_not_converged
 
-    kept, length = _longest_block(runs)
+    kept, length = _longest_block([chain for run in runs for chain in run.chains()])
     complete = length == draws and len(kept) == chains
     if not complete:
         message = f"interrupted: {length} of {draws} draws of {len(kept)} of {chains} chains are returned"
         warnings.warn(message, SamplerWarning, stacklevel=4)
-    x = np.array([run.x[:length] for run in kept])
+    x = np.array([run.x[0, :length] for run in kept])
     trouble = why_not_converged(x, target.names)
     if trouble:
         warnings.warn(f"{algorithm.name}: {trouble}; raise tune and draws", SamplerWarning, stacklevel=4)
     on = ("chain", "draw")
     stats: dict[str, Any] = {
-        name: (on, np.array([run.stats[name][:length] for run in kept]).astype(kind if kind is not bool else int))
+        name: (on, np.array([run.stats[name][0, :length] for run in kept]).astype(kind if kind is not bool else int))
         for name, kind in algorithm.stats.items()
         if name != "tune"
     }
@@ -282,7 +291,7 @@ def _inference_data(
         accuracy="approximate" if trouble or not complete or algorithm.approximate else "exact",
         sampling_time=time.perf_counter() - clock,
         rng=rng,
-        attrs={**getattr(algorithm, "attributes", {}), "complete": int(complete), "warnings": trouble},
+        attrs={**algorithm.attributes, "complete": int(complete), "warnings": trouble},
         sample_stats=stats,
         log_likelihood=log_likelihood,
     )
@@ -296,8 +305,8 @@ def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:
     KeyboardInterrupt
         If there is no draw.
     """
-    lengths = sorted((len(run.x) for run in runs), reverse=True)
+    lengths = sorted((run.x.shape[1] for run in runs), reverse=True)
     length = max(lengths, key=lambda length: length * sum(other >= length for other in lengths), default=0)
     if not length:
         raise KeyboardInterrupt("interrupted before the first draw")
-    return [run for run in runs if len(run.x) >= length], length
+    return [run for run in runs if run.x.shape[1] >= length], length

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import WorkerError
-from ppl_backends.kernels.metropolis import Kernel
+from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.smc.checkpoint import Checkpoint

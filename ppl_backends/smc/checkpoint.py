@@ -26,14 +26,7 @@ from ppl_backends.approximations.variational.result import VariationalApproximat
 from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
 from ppl_backends.kernels.metric import Metric, SplitMetric
-from ppl_backends.smc.codec import DamagedError, pack, unpack
-from ppl_backends.smc.evidence import LineageVariance, PathSampling
-from ppl_backends.smc.ladder import StageParticles
-from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
-from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.records import PlannedStage, SMCState, Stage
-from ppl_backends.smc.schedule import Schedule
-from ppl_backends.smc.tuning import (
+from ppl_backends.kernels.tuning import (
     AcceptanceTuning,
     BuchholzPretuning,
     CycleParameters,
@@ -42,6 +35,13 @@ from ppl_backends.smc.tuning import (
     StepParameters,
     Uneven,
 )
+from ppl_backends.smc.codec import DamagedError, pack, unpack
+from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.smc.ladder import StageParticles
+from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
+from ppl_backends.smc.path import PathState, TemperingPath
+from ppl_backends.smc.records import PlannedStage, SMCState, Stage
+from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metropolis import Kernel
+from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PathState, PriorPath

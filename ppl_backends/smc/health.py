@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
-from ppl_backends.kernels.metropolis import Kernel
+from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.smc.agreement import chains_apart
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means
 from ppl_backends.smc.mixing import modes

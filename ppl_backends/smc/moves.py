@@ -9,7 +9,7 @@ regression from the prior the rule stops after 4 Langevin moves, when the weight
 correlation of 0.2 to 0.4, and the log evidence is low by 0.2 on average. So moves also go on until the log weights, and the
 weights of the step to come, have a correlation below 0.1 with those before the moves.
 
-How long the steps are, and how many a trajectory has, is the business of :mod:`~ppl_backends.smc.tuning`.
+How long the steps are, and how many a trajectory has, is the business of :mod:`~ppl_backends.kernels.tuning`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
-from ppl_backends.kernels.metropolis import Hmc, Kernel, KernelInfo
 from ppl_backends.kernels.population import concatenate
+from ppl_backends.kernels.protocol import Kernel, KernelInfo
+from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
 from ppl_backends.targets.protocol import Array
 
 __all__ = [
@@ -235,8 +235,7 @@ def extend_chains(
 
 def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> float:
     """Return the share of trajectories that went astray; those that left the support are no sign of too long a step."""
-    assert info.log_ratio is not None
-    return float(np.mean(np.isfinite(info.log_ratio) & (info.log_ratio < -energy_error)))
+    return float(np.mean(info.divergent(energy_error)))
 
 
 class _Mover:
@@ -263,14 +262,14 @@ class _Mover:
         self.gradients, self.left = 0.0, 1.0
         self.outside = OutsidePoints(state.x)
 
-    def _evaluate(self, x: Array) -> PathState:
+    def _evaluate(self, x: Array, rng: np.random.Generator) -> PathState:
         found = self.path.evaluate(x, self.state.beta, self.kernel.uses_gradient)
         self.outside.see(x, found.log_density)
         return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:
         moved, info = move_once(self.kernel, self.rng, self.state, self._evaluate, parameters, self.metric)
-        self.gradients += info.gradients
+        self.gradients += float(info.evaluations.mean())
         return moved, info
 
     def prepare(self) -> None:
@@ -286,7 +285,7 @@ class _Mover:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
         self.acceptance.append(float(info.acceptance.mean()))
-        if isinstance(self.kernel, Hmc):
+        if self.kernel.has_lengths:
             self.divergent.append(share_of_divergent(info))
             self.too_long.append(share_of_divergent(info, _TOO_LONG))
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
@@ -309,7 +308,7 @@ class _Mover:
         if self.path.tails is None:
             return
         n, beta = len(self.state.x), self.state.beta
-        fresh = self._evaluate(self.path.tails.sample(n, self.rng))
+        fresh = self._evaluate(self.path.tails.sample(n, self.rng), self.rng)
         self.gradients += 1.0
         accepted = np.log(self.rng.random(n)) < beta * (fresh.increment - self.state.increment)
         self.state = self.state.where(accepted, fresh)

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ppl_backends.kernels.tuning import KernelTuning
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState
-from ppl_backends.smc.tuning import KernelTuning
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["PlannedStage", "SMCResult", "SMCState", "Stage", "Store"]

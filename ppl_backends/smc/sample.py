@@ -15,7 +15,8 @@ import numpy as np
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.tails import with_tails
-from ppl_backends.kernels.metropolis import KERNELS, Kernel, make_kernel
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.table import KERNELS, make_kernel
 from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.again import finer, is_too_coarse

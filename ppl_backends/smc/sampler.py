@@ -22,7 +22,8 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.metric import Metric, cross_fitted_metric, metric_from_points
-from ppl_backends.kernels.metropolis import Kernel
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.tuning import KernelTuning, acceptance_tuning, make_tuning
 from ppl_backends.numerics.weights import (
     normalised_weights,
     pareto_k,
@@ -43,7 +44,6 @@ from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import PlannedStage, SMCResult, SMCState, Stage, Store
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.support import start_inside
-from ppl_backends.smc.tuning import KernelTuning, acceptance_tuning, make_tuning
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["SMCResult", "SMCState", "Stage", "Store", "advance", "run_tempering"]
@@ -88,7 +88,7 @@ def run_tempering(
     len_chain : int, optional
         Waste-free moves: ``n / len_chain`` particles are resampled, and of a chain from each so many states are kept.
     tuning : {"acceptance", "ft", "pr"}
-        How the kernel's parameters are found; see :mod:`~ppl_backends.smc.tuning`.
+        How the kernel's parameters are found; see :mod:`~ppl_backends.kernels.tuning`.
     unbiased : bool
         Whether to run twice, the second time as the first decided: betas, number and scale of the moves and their
         metric no longer depend on the particles, and the evidence (not its log) has no bias.

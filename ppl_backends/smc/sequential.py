@@ -18,7 +18,8 @@ import numpy as np
 import xarray as xr
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metropolis import KERNELS, Kernel
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress

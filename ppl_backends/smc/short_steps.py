@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.metric import cross_fitted_metric
-from ppl_backends.kernels.metropolis import Hmc, Kernel
+from ppl_backends.kernels.protocol import Kernel, KernelParameters
 from ppl_backends.smc.moves import share_of_divergent
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -75,15 +76,14 @@ def move_with_short_steps(
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
         metric = cross_fitted_metric(x, path.reference)
 
-        def evaluate(points: Array) -> PathState:
+        def evaluate(points: Array, rng: np.random.Generator) -> PathState:
             return path.evaluate(points, 1.0, True)
 
-        state = evaluate(x)
-        _, tried = kernel.step(rng, state, evaluate, run.scale, metric)
-        assert tried.log_ratio is not None
+        state = evaluate(x, rng)
+        _, tried = kernel.step(rng, state, evaluate, KernelParameters(metric, run.scale))
         errors.append(np.abs(np.nan_to_num(tried.log_ratio, posinf=0.0, neginf=-np.inf)))
         for _ in range(_MOVES):
-            state, info = kernel.step(rng, state, evaluate, _SHORTER * run.scale, metric)
+            state, info = kernel.step(rng, state, evaluate, KernelParameters(metric, _SHORTER * run.scale))
             divergent.append(share_of_divergent(info))
         before.append(x)
         after.append(state.x)

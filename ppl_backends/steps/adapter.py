@@ -138,8 +138,9 @@ class PyMCStep(BlockedStep):
     def step(self, point: Point) -> tuple[dict[str, NDArray], list[dict[str, Any]]]:
         """One step of the algorithm from ``point``, the values of all variables."""
         state = self._ready(point)
-        self._state, stats = self.algorithm.step(state, self.rng, self.tune)
-        x = self._state.x
+        self._state, found = self.algorithm.step(state, self.rng, self.tune)
+        x = self._state.x.reshape(-1)
+        stats = {name: np.asarray(value).item() for name, value in found.items()}
         moved = dict(point)
         for name, shape, begin, end in self._pieces:
             moved[name] = x[begin:end].reshape(shape).astype(self._dtypes[name])
@@ -150,7 +151,7 @@ class PyMCStep(BlockedStep):
         moved = self._conditional is not None and self._conditional.set_others(_ravel(point, self._layout))
         state = self._state
         if state is not None and all(
-            np.array_equal(point[name].ravel(), state.x[begin:end]) for name, _, begin, end in self._pieces
+            np.array_equal(point[name].ravel(), state.x.reshape(-1)[begin:end]) for name, _, begin, end in self._pieces
         ):
             return self.algorithm.refresh(state, self.rng) if moved else state
         x = np.concatenate([np.ravel(point[name]) for name, _, _, _ in self._pieces]).astype(np.float64)

@@ -1,19 +1,23 @@
-"""Steps calibrated by an approximation of the posterior: random walk, MALA, HMC and independence."""
+"""Steps calibrated by an approximation of the posterior: random walk, HMC, independence, and the table's other kernels."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_backends.approximations.resolve import resolve_approximation
-from ppl_backends.kernels import metropolis as kernels
-from ppl_backends.kernels.calibrated import Calibrated, IndependentProposal, PathHmc
+from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.calibrated import calibrated, independence_sampler
+from ppl_backends.kernels.hmc import FixedLength, Hmc
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.random_walk import RandomWalk as RandomWalkKernel
+from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation as approximation_option
 from ppl_backends.options import checked, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["APPROXIMATION", "HMC", "MALA", "Independent", "RandomWalk", "approximation_of"]
+__all__ = ["APPROXIMATION", "HMC", "STEPS", "CalibratedStep", "Independent", "RandomWalk", "approximation_of"]
 
 APPROXIMATION = approximation_option("auto", "laplace", "ep", "vi")
 
@@ -59,34 +63,53 @@ class RandomWalk(Step):
     ) -> None:
         self.approximation, self.scale, self.adapt = approximation, scale, adapt
 
-    def bind(self, target: BaseTarget) -> Calibrated:
+    def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         q = approximation_of(target, self.approximation)
-        return Calibrated(target, kernels.RandomWalk(), q, adapt=self.adapt, scale=self.scale)
+        return calibrated(target, RandomWalkKernel(), q, adapt=self.adapt, scale=self.scale)
 
 
-class MALA(Step):
-    """Metropolis-adjusted Langevin, preconditioned by an approximation's covariance. Exact.
+class CalibratedStep(Step):
+    """A kernel of the table, preconditioned by an approximation's covariance. Exact.
 
     Parameters
     ----------
     vars : list of variables or names, optional
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
-    target_accept : float
-        Acceptance rate that the step size is adapted to while tuning.
+    target_accept : float, optional
+        Acceptance rate that the step size is adapted to while tuning, the kernel's optimal one by default.
     model : pm.Model, optional
     """
 
+    kernel: ClassVar[type[Kernel]]
+
     @checked(approximation=APPROXIMATION)
     def __init__(
-        self, vars: Any = None, *, approximation: Any = "laplace", target_accept: float = 0.574, model: Any = None
+        self,
+        vars: Any = None,
+        *,
+        approximation: Any = "laplace",
+        target_accept: float | None = None,
+        model: Any = None,
     ) -> None:
-        self.approximation, self.target_accept = approximation, target_accept
+        self.approximation = approximation
+        self.target_accept = self.kernel.target_acceptance if target_accept is None else target_accept
 
-    def bind(self, target: BaseTarget) -> Calibrated:
+    def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         q = approximation_of(target, self.approximation)
-        return Calibrated(target, kernels.Mala(), q, adapt=True, target_acceptance=self.target_accept)
+        return calibrated(target, self.kernel(balanced=False), q, adapt=True, target_acceptance=self.target_accept)
+
+
+def _step_of(kernel: type[Kernel]) -> type[CalibratedStep]:
+    """Return the step method of a kernel, documented as the kernel is."""
+    _, parameters = str(CalibratedStep.__doc__).split("\n", 1)
+    members = {"kernel": kernel, "__doc__": f"{kernel.__doc__}\n{parameters}", "__module__": "ppl_backends.steps"}
+    return type(str(kernel.step_name), (CalibratedStep,), members)
+
+
+STEPS = {kernel.step_name: _step_of(kernel) for kernel in KERNELS.values() if kernel.step_name}
+"""The step methods that kernels of the table make without options of their own."""
 
 
 class HMC(Step):
@@ -97,7 +120,7 @@ class HMC(Step):
     vars : list of variables or names, optional
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     path_length : float
-        εL, in posterior standard deviations.
+        εL, in posterior standard deviations. L is rounded up or down at random, so that this is the mean length.
     target_accept : float
         Acceptance rate that ε is adapted to while tuning, by dual averaging.
     max_steps : int
@@ -119,11 +142,11 @@ class HMC(Step):
         self.approximation, self.path_length = approximation, path_length
         self.target_accept, self.max_steps = target_accept, max_steps
 
-    def bind(self, target: BaseTarget) -> Calibrated:
+    def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
         q = approximation_of(target, self.approximation)
-        kernel = PathHmc(self.path_length, self.max_steps)
-        return Calibrated(target, kernel, q, adapt=True, target_acceptance=self.target_accept)
+        kernel = Hmc(FixedLength(self.path_length, self.max_steps), balanced=False)
+        return calibrated(target, kernel, q, adapt=True, target_acceptance=self.target_accept)
 
 
 class Independent(Step):
@@ -142,6 +165,6 @@ class Independent(Step):
     def __init__(self, vars: Any = None, *, approximation: Any = "laplace", model: Any = None) -> None:
         self.approximation = approximation
 
-    def bind(self, target: BaseTarget) -> IndependentProposal:
+    def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        return IndependentProposal(target, approximation_of(target, self.approximation))
+        return independence_sampler(target, approximation_of(target, self.approximation))

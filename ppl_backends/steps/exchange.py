@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.exchange import AuxiliaryVariableMethod, MalaExchange
 from ppl_backends.kernels.exchange import Exchange as ExchangeAlgorithm
 from ppl_backends.kernels.noisy_langevin import NoisyLangevin as NoisyLangevinAlgorithm
@@ -32,7 +31,7 @@ class _AuxiliaryStep(Step):
 
         return unnormalized_target(model)
 
-    def bind(self, target: BaseTarget) -> Algorithm:
+    def bind(self, target: BaseTarget) -> Any:
         """The algorithm on ``target``."""
         return self.algorithm(target, **self.options)
 

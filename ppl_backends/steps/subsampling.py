@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.subsampling import control
 from ppl_backends.kernels.subsampling.check import mean_error
 from ppl_backends.kernels.subsampling.exact import Scalable, Tuna
@@ -117,7 +116,7 @@ class SubsampledMetropolis(_SubsamplingStep):
         self.subset, self.estimator, self.proposal = subset, estimator, proposal
         self.steps, self.tolerance, self.approximation = steps, tolerance, approximation
 
-    def bind(self, target: BaseTarget) -> Algorithm:
+    def bind(self, target: BaseTarget) -> Any:
         """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
@@ -160,7 +159,7 @@ class SubsampledHMC(_SubsamplingStep):
     ) -> None:
         self.subset, self.path_length, self.approximation = subset, path_length, approximation
 
-    def bind(self, target: BaseTarget) -> Algorithm:
+    def bind(self, target: BaseTarget) -> Any:
         """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
@@ -210,7 +209,7 @@ class ScalableMetropolis(_SubsamplingStep):
     ) -> None:
         self.proposal, self.steps, self.approximation = proposal, steps, approximation
 
-    def bind(self, target: BaseTarget) -> Algorithm:
+    def bind(self, target: BaseTarget) -> Any:
         """The algorithm on ``target``."""
         independent = self.proposal == "independent"
         return _compiled(Scalable(self.rows_of(target), independent=independent, steps=self.steps))
@@ -245,7 +244,7 @@ class TunaMetropolis(_SubsamplingStep):
     ) -> None:
         self.chi, self.scale, self.approximation = chi, scale, approximation
 
-    def bind(self, target: BaseTarget) -> Algorithm:
+    def bind(self, target: BaseTarget) -> Any:
         """The algorithm on ``target``."""
         return _compiled(Tuna(self.rows_of(target), self.chi, self.scale))
 
@@ -325,7 +324,7 @@ class InformedSubsampling(_SubsamplingStep):
         self.subset, self.spread, self.correction = subset, spread, correction
         self.swaps, self.summary, self.approximation = swaps, summary, approximation
 
-    def bind(self, target: BaseTarget) -> Algorithm:
+    def bind(self, target: BaseTarget) -> Any:
         """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         summaries, attributes = self._summaries(target, rows)

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.bridge import bridge
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence

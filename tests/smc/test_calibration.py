@@ -6,7 +6,7 @@ from scipy import stats
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import DamagedError, _checksum, pack, unpack
 from ppl_backends.smc.path import PriorPath

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ppl_backends as pb
-from ppl_backends.kernels.metropolis import Hmc
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.smc.evidence import LineageVariance, combine_evidence, ess_of_means
 from ppl_backends.smc.path import SampledPriorPath
 from ppl_backends.smc.results import prior_normalizer

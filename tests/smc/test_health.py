@@ -5,7 +5,9 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.kernels.metropolis import Hmc, Mala, RandomWalk, leapfrog, trajectory
+from ppl_backends.kernels.hmc import LEAPFROG, Hmc, Trajectory
+from ppl_backends.kernels.mala import Mala
+from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust
@@ -22,15 +24,15 @@ GAUSSIAN = conjugate_gaussian(20)
 class StiffHmc(Hmc):
     """Takes steps many times too long, as one that was tuned at another temperature does."""
 
-    def step(self, rng, state, evaluate, scale, metric):
-        return trajectory(rng, state, evaluate, 6.0, leapfrog(2), metric, lambda force: force)
+    def step(self, rng, population, density, parameters):
+        return self.trajectory(rng, population, density, Trajectory(np.full((1, 1), 6.0), 2, LEAPFROG), parameters)
 
 
 class TimidMala(Mala):
     """Takes steps so short that all are accepted."""
 
-    def step(self, rng, state, evaluate, scale, metric):
-        return super().step(rng, state, evaluate, 0.01, metric)
+    def step(self, rng, population, density, parameters):
+        return super().step(rng, population, density, parameters._replace(scale=0.01))
 
 
 def verdict(known, kernel, n=500, chains=3, **options):

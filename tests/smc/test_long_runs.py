@@ -259,7 +259,7 @@ def test_a_target_that_is_nan_here_and_there_still_works():
 
 
 def test_runs_are_whole_values():
-    from ppl_backends.kernels.metropolis import make_kernel
+    from ppl_backends.kernels.table import make_kernel
     from ppl_backends.smc.path import PriorPath
     from ppl_backends.smc.sampler import run_tempering
 

@@ -7,7 +7,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.moves import MoveSettings

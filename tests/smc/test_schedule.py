@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, systematic_resampling
 from ppl_backends.smc.path import PathState, PriorPath
 from ppl_backends.smc.sampler import run_tempering

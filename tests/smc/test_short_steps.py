@@ -5,7 +5,8 @@ import pymc as pm
 import pytest
 
 import ppl_backends as pb
-from ppl_backends.kernels.metropolis import Hmc
+from ppl_backends.kernels.hmc import Hmc
+from ppl_backends.kernels.tuning import Uneven, acceptance_tuning
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.moves import MoveSettings, move_particles
@@ -14,7 +15,6 @@ from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.short_steps import move_with_short_steps
-from ppl_backends.smc.tuning import Uneven, acceptance_tuning
 from tests.smc.test_bridge_sampling import wide_regression
 from tests.smc.test_calibration import funnel
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
-from ppl_backends.kernels.metropolis import Hmc
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering

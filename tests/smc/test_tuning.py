@@ -5,11 +5,12 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metropolis import KernelInfo, make_kernel
+from ppl_backends.kernels.protocol import KernelInfo
+from ppl_backends.kernels.table import make_kernel
+from ppl_backends.kernels.tuning import BuchholzPretuning, FearnheadTaylor, StepParameters, make_tuning
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.tuning import BuchholzPretuning, FearnheadTaylor, StepParameters, make_tuning
 from tests.toys import conjugate_gaussian, gamma_poisson
 
 KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson()}
@@ -44,7 +45,7 @@ def test_evidence_means_and_sds_are_right(name, tuning, kernel, options):
 
 def outcome(energy_error, squared_jump):
     acceptance = np.exp(-np.maximum(energy_error, 0))
-    return KernelInfo(acceptance, squared_jump, 1.0, -energy_error)
+    return KernelInfo(acceptance, acceptance > 0.5, squared_jump, np.ones(len(acceptance)), -energy_error)
 
 
 def test_the_trial_finds_the_step_at_which_nine_in_ten_are_accepted():
@@ -93,7 +94,8 @@ def test_kinds_of_proposals_take_turns_in_proportion_to_their_jumps(jumps, share
     for _ in range(100):
         turns.append(tuning.parameters())
         accepted = 0.5 if turns[-1].part else 0.1
-        info = KernelInfo(np.full(50, accepted), np.full(50, jumps[turns[-1].part] / accepted), 1.0)
+        jump = np.full(50, jumps[turns[-1].part] / accepted)
+        info = KernelInfo(np.full(50, accepted), np.ones(50, bool), jump, np.ones(50), np.log(np.full(50, accepted)))
         tuning = tuning.learn(info, first=False)
     assert np.mean([turn.part for turn in turns[20:]]) == pytest.approx(share, abs=0.03)
     walk, independent = (next(turn.scale for turn in turns[::-1] if turn.part == part) for part in (0, 1))

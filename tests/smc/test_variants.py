@@ -5,7 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metropolis import make_kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath

@@ -122,6 +122,7 @@ def test_result_goes_to_disk_and_is_the_same_in_threads_and_after_pickling(line,
     first.to_netcdf(str(tmp_path / "run.nc"))
 
 
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_an_interrupt_returns_what_there_is():
     target = conjugate_gaussian(2).target
     calls = 0

@@ -101,6 +101,7 @@ class _Subsampled:
         Of proposals in whitened coordinates, 2.38/√d by default.
     """
 
+    batched = False
     approximate = True
     name: str
     stats: ClassVar[dict[str, type]] = {

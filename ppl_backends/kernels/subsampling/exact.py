@@ -50,6 +50,7 @@ class RowSampler:
 class _Exact:
     """What both share."""
 
+    batched = False
     approximate = False
     name: str
     stats: ClassVar[dict[str, type]] = {**COMMON_STATS, "accepted": bool, "rows": int}

@@ -144,6 +144,7 @@ class Informed:
         ``log_likelihood_spread_uniform``, standard deviations of the log surrogate over subsets.
     """
 
+    batched = False
     name, approximate = "informed_subsampling", True
     stats: ClassVar[dict[str, type]] = {
         **COMMON_STATS,

@@ -32,8 +32,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.metric import AnyMetric
-from ppl_backends.kernels.metropolis import Cycle, Hmc, Kernel, KernelInfo
-from ppl_backends.smc.path import PathState
+from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = [
@@ -49,6 +48,7 @@ __all__ = [
     "acceptance_tuning",
     "make_tuning",
     "move_once",
+    "with_metric",
 ]
 
 # Change of log scale per unit of acceptance above target: about the inverse slope of a walk's acceptance curve. Where a
@@ -59,7 +59,6 @@ _FIRST_LENGTH = 25  # L* to begin with
 _LENGTH_STEP = 5
 _LONGEST = 200
 _MANY, _FEW = 0.1, 0.05  # shares of pairs near L*, above and below which it is changed
-_TRIAL_ACCEPTANCE = {"hmc": 0.9, "mala": 0.574, "random_walk": 0.234, "independent": 0.234, "mixed": 0.234}
 _LEAST_SHARE = 0.25  # of the moves, for either kind of a mixed kernel's proposals
 _SHARE_OF_SHORT, _SHORT = 0.25, 0.25  # of the particles, which take so much of the step, where it is too long in places
 
@@ -115,22 +114,24 @@ Parameters = float | StepParameters | CycleParameters | Uneven
 def move_once(
     kernel: Kernel,
     rng: np.random.Generator,
-    state: PathState,
-    evaluate: Callable[[Array], PathState],
+    state: S,
+    density: Density[S],
     parameters: Parameters,
     metric: AnyMetric,
-) -> tuple[PathState, KernelInfo]:
-    """One move of every particle, with one step for all or with each its own."""
+) -> tuple[S, KernelInfo]:
+    """Move every particle once, with one step for all or with each its own."""
+    return kernel.step(rng, state, density, with_metric(parameters, metric, len(state.x), rng))
+
+
+def with_metric(parameters: Parameters, metric: AnyMetric, n: int, rng: np.random.Generator) -> KernelParameters:
+    """Return what a kernel moves ``n`` particles with, from what a tuning says of the next move."""
     if isinstance(parameters, Uneven):
-        return kernel.step(rng, state, evaluate, parameters.draw(len(state.x), rng), metric)
+        return KernelParameters(metric, parameters.draw(n, rng))
     if isinstance(parameters, CycleParameters):
-        assert isinstance(kernel, Cycle)
-        return kernel.parts[parameters.part].step(rng, state, evaluate, parameters.scale, metric)
-    if not isinstance(parameters, StepParameters):
-        return kernel.step(rng, state, evaluate, parameters, metric)
-    if isinstance(kernel, Hmc):
-        return kernel.step_each(rng, state, evaluate, parameters.scale, parameters.n_steps, metric)
-    return kernel.step(rng, state, evaluate, parameters.scale, metric)
+        return KernelParameters(metric, parameters.scale, part=parameters.part)
+    if isinstance(parameters, StepParameters):
+        return KernelParameters(metric, parameters.scale, n_steps=parameters.n_steps)
+    return KernelParameters(metric, parameters)
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,6 @@ class BuchholzPretuning:
         """Try pairs on every particle, and draw those of the moves by what they achieved."""
         tried = StepParameters(rng.uniform(0.0, self.largest, n), rng.integers(1, self.longest + 1, size=n))
         info = trial(tried)
-        assert info.log_ratio is not None
         chosen = tried.take(_proportional(_performance(info, tried.n_steps), n, rng))
         largest = _largest_step(tried.scale, np.abs(info.log_ratio), abs(np.log(self.acceptance)), self.largest)
         return replace(self, pairs=chosen, largest=largest, longest=self._next_longest(chosen.n_steps))
@@ -300,7 +300,7 @@ KernelTuning = AcceptanceTuning | CycleTuning | FearnheadTaylor | BuchholzPretun
 
 def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTuning | CycleTuning:
     """By acceptance rates, from ``scale``; the parts of a mixed kernel begin at their own."""
-    if isinstance(kernel, Cycle):
+    if kernel.parts:
         walk, independent = (acceptance_tuning(part, part.initial_scale(dim), dim) for part in kernel.parts)
         return CycleTuning((walk, independent))  # type: ignore[arg-type]
     return AcceptanceTuning(scale, kernel.target_acceptance, kernel.largest_scale)
@@ -314,7 +314,7 @@ def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Gene
     ModelError
         If there is none.
     """
-    scale, longest = kernel.initial_scale(dim), _FIRST_LENGTH if isinstance(kernel, Hmc) else 1
+    scale, longest = kernel.initial_scale(dim), _FIRST_LENGTH if kernel.has_lengths else 1
     if name == "acceptance":
         return acceptance_tuning(kernel, scale, dim)
     if name not in ("ft", "pr"):
@@ -322,7 +322,7 @@ def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Gene
     pairs = StepParameters(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))
     if name == "ft":
         return FearnheadTaylor(pairs, np.ones(n), _LONGEST if longest > 1 else 1)
-    return BuchholzPretuning(pairs, 1.5 * scale, longest, _TRIAL_ACCEPTANCE[kernel.name])
+    return BuchholzPretuning(pairs, 1.5 * scale, longest, kernel.target_acceptance)
 
 
 def _performance(info: KernelInfo, n_steps: Any) -> Array:

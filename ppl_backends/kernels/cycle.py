@@ -1,0 +1,34 @@
+"""Random-walk and independent proposals in turn, for targets without gradients.
+
+Independent proposals forget at once where the target is close to the Gaussian fitted to it, and hold on to points in its
+tails; a random walk moves those, and is slow elsewhere. Each is a Metropolis step with a scale of its own, which
+:class:`~ppl_backends.kernels.tuning.CycleTuning` keeps, with the share of either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.kernels.independent import Independent
+from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S
+from ppl_backends.kernels.random_walk import RandomWalk
+
+__all__ = ["Cycle"]
+
+
+class Cycle(Kernel):
+    """A random walk and independent proposals, of which the parameters say which is next; else a coin does."""
+
+    name = "mixed"
+    parts = (RandomWalk(), Independent())
+
+    def initial_scale(self, dim: int) -> float:
+        """Return 2.38 / √dim, cut to 1 by the independent proposals."""
+        return self.parts[0].initial_scale(dim)
+
+    def step(
+        self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
+    ) -> tuple[S, KernelInfo]:
+        """Make one proposal for every point, all of the same kind."""
+        part = int(rng.integers(len(self.parts))) if parameters.part is None else parameters.part
+        return self.parts[part].step(rng, population, density, parameters)

@@ -1,0 +1,87 @@
+"""The independence sampler: proposals that do not, or hardly, depend on where a point is.
+
+They come from N(m, Σ) as the metric has it, y' = √(1−h²) y + h z in whitened coordinates y about m: at h = 1, the largest
+scale and the first, they are independent of where the point is, and one accepted is all it takes to forget; where too few
+are, h falls below, and the proposal is the autoregressive one that leaves N(m, Σ) invariant (Neal 1998), in the limit a
+random walk. A target with heavier tails than N(m, Σ) holds on to the points in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S, accept, column
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["Independent", "Reference", "Weighed"]
+
+
+class Reference(Protocol):
+    """A distribution to propose from."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Weighed(Population):
+    """Points with the log density of the target, and of the distribution that proposals come from."""
+
+    log_density: Array
+    log_reference: Array
+    gradient: None = None
+
+
+class Independent(Kernel):
+    """The independence sampler.
+
+    Parameters
+    ----------
+    reference : Reference, optional
+        What to propose from in place of the metric's Gaussian. Populations are then of :class:`Weighed` points.
+    """
+
+    name = "independent"
+    largest_scale = 1.0
+
+    def __init__(self, reference: Reference | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.reference = reference
+        if reference is not None:
+            self.stats = {"log_weight": float}
+
+    def initial_scale(self, dim: int) -> float:
+        """Return 1: independent proposals."""
+        return 1.0
+
+    def step(
+        self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
+    ) -> tuple[S, KernelInfo]:
+        """Make one proposal for every point."""
+        if self.reference is not None:
+            return self._from_reference(rng, population, density)
+        metric, h = parameters.metric, np.minimum(column(parameters.scale), 1.0)
+        y = metric.whiten(population.x)
+        proposed = np.sqrt(1.0 - h**2) * y + h * self._normals(rng, y.shape)
+        proposal = density(metric.place(proposed), rng)
+        back = 0.5 * ((proposed**2).sum(axis=1) - (y**2).sum(axis=1))
+        log_ratio = self.log_ratio(population, proposal) + back
+        return accept(rng, population, proposal, log_ratio, ((proposed - y) ** 2).sum(axis=1))
+
+    def statistics(self, population: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return the log weights of the proposals, where they come from a reference."""
+        if self.reference is None:
+            return super().statistics(population, parameters, info)
+        return {"log_weight": population.log_density - population.log_reference + info.log_ratio}
+
+    def _from_reference(self, rng: np.random.Generator, population: Any, density: Any) -> tuple[Any, KernelInfo]:
+        """Propose draws of the reference."""
+        assert self.reference is not None
+        proposal = density(self.reference.sample(len(population.x), rng), rng)
+        back = population.log_reference - proposal.log_reference
+        jump = ((proposal.x - population.x) ** 2).sum(axis=1)
+        return accept(rng, population, proposal, self.log_ratio(population, proposal) + back, jump)

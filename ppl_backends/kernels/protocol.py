@@ -1,0 +1,257 @@
+"""The one shape of all Markov kernels, and the one Metropolis–Hastings acceptance.
+
+A kernel moves a population: every point once, leaving a density invariant. The density reaches it as a function from points
+to a population (:mod:`~ppl_backends.kernels.population`), so that a kernel does not know whether it is a posterior, a
+tempered one, a conditional or an estimate. Sequential Monte Carlo, :func:`~ppl_backends.sample_mcmc` and PyMC's loop call
+the same objects; a chain is a population of one. A proposal whose log density is not finite is rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+from ppl_backends.kernels.adaptation import DualAveraging
+from ppl_backends.kernels.metric import AnyMetric, Metric, cross_fitted_metric
+from ppl_backends.targets.protocol import Array, Index
+
+__all__ = [
+    "Density",
+    "Kernel",
+    "KernelInfo",
+    "KernelParameters",
+    "Points",
+    "accept",
+    "acceptance_probability",
+    "balanced_normals",
+    "column",
+    "cut",
+    "log_density_ratio",
+]
+
+
+class Points(Protocol):
+    """Points with what is known of the density there; a :class:`~ppl_backends.kernels.population.Population`."""
+
+    @property
+    def x(self) -> Array: ...  # noqa: D102
+
+    @property
+    def log_density(self) -> Array: ...  # noqa: D102
+
+    @property
+    def gradient(self) -> Any: ...  # noqa: D102
+
+    def take(self: S, index: Any) -> S: ...  # noqa: D102
+
+    def where(self: S, accepted: NDArray[np.bool_], proposal: S) -> S: ...  # noqa: D102
+
+    def scatter(self: S, index: Any, rows: S) -> S: ...  # noqa: D102
+
+
+S = TypeVar("S", bound="Points")
+
+Density = Callable[[Array, np.random.Generator], S]
+"""``(x, rng)`` to a population at ``x``; an estimate of a density draws from ``rng``, and stays in the record."""
+
+
+class KernelParameters(NamedTuple):
+    """What a kernel moves with.
+
+    Attributes
+    ----------
+    metric : Metric or SplitMetric
+    scale : float or ndarray (n,)
+        Of a step, in whitened coordinates.
+    n_steps : ndarray (n,) or None
+        Steps of a trajectory, where every point has its own; else the kernel chooses.
+    part : int or None
+        Which kernel of a cycle is next; else a coin decides.
+    adaptation : DualAveraging or None
+        Of the scale; None where it is fixed, or where someone else tunes it.
+    """
+
+    metric: AnyMetric
+    scale: float | Array
+    n_steps: Index | None = None
+    part: int | None = None
+    adaptation: DualAveraging | None = None
+
+    def settled(self) -> KernelParameters:
+        """Return those of the steps after tuning."""
+        return self if self.adaptation is None else self._replace(scale=self.adaptation.average)
+
+
+class KernelInfo(NamedTuple):
+    """What one step did.
+
+    Attributes
+    ----------
+    acceptance : ndarray (n,)
+        Acceptance probability of every point's proposal.
+    accepted : ndarray (n,) of bool
+    squared_jump : ndarray (n,)
+        Squared length of the proposed displacement in whitened coordinates; times acceptance it is the expected squared
+        jumping distance.
+    evaluations : ndarray (n,)
+        Of the density.
+    log_ratio : ndarray (n,)
+        Log of the acceptance ratio; −ΔE for a trajectory, −inf where it is not a number.
+    """
+
+    acceptance: Array
+    accepted: NDArray[np.bool_]
+    squared_jump: Array
+    evaluations: Array
+    log_ratio: Array
+
+    def divergent(self, energy_error: float) -> NDArray[np.bool_]:
+        """Return which trajectories went astray; those that left the support are no sign of too long a step."""
+        return np.isfinite(self.log_ratio) & (self.log_ratio < -energy_error)
+
+
+@register_jitable
+def acceptance_probability(log_ratio: Any) -> Any:
+    """Return min{1, exp(``log_ratio``)}, and 0 where that is not a number; for arrays, floats, and in compiled code."""
+    return np.where(log_ratio == log_ratio, np.exp(np.minimum(log_ratio, 0.0)), 0.0)
+
+
+def accept(
+    rng: np.random.Generator,
+    population: S,
+    proposal: S,
+    log_ratio: Array,
+    squared_jump: Array,
+    evaluations: Array | None = None,
+) -> tuple[S, KernelInfo]:
+    """Return the proposals that Metropolis–Hastings accepts among the points; ratios that are not a number reject."""
+    log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
+    accepted = np.log(rng.random(len(log_ratio))) < log_ratio
+    evaluations = np.ones(len(log_ratio)) if evaluations is None else evaluations
+    info = KernelInfo(acceptance_probability(log_ratio), accepted, squared_jump, evaluations, log_ratio)
+    return population.where(accepted, proposal), info
+
+
+def log_density_ratio(population: Points, proposal: Points) -> Array:
+    """Return the log ratio of the densities at the proposals and at the points ``(n,)``."""
+    ratio: Array = proposal.log_density - population.log_density
+    return ratio
+
+
+class Kernel:
+    """Base of all kernels.
+
+    Parameters
+    ----------
+    log_ratio : callable
+        ``(population, proposal) -> (n,)``: the log ratio of the target at both ends, or an estimate of it.
+    balanced : bool
+        Whether the normal draws of a population add up to zero, for kernels that draw such: points that are averaged over
+        are better off so, and chains that are compared with each other are not.
+
+    Attributes
+    ----------
+    name : str
+    uses_gradient : bool
+    exact : bool
+        Whether the target is left exactly invariant.
+    target_acceptance : float
+        Rate that theory asks for.
+    largest_scale : float
+    has_lengths : bool
+        Whether a step is a trajectory, whose length is a parameter.
+    parts : tuple of Kernel
+        Of a cycle.
+    batched : bool
+        Whether chains can move as one population: every point draws by itself, from ``rng.random`` and the like.
+    stats : mapping of str to type
+        What a step says of itself beside its acceptance, name → ``float``, ``int`` or ``bool``.
+    step_name : str or None
+        Name of the step method in ``pb.steps`` that the kernel makes with options of the common kind.
+    """
+
+    name: ClassVar[str]
+    uses_gradient: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
+    has_lengths: ClassVar[bool] = False
+    parts: ClassVar[tuple[Kernel, ...]] = ()
+    batched: ClassVar[bool] = True
+    step_name: ClassVar[str | None] = None
+    target_acceptance: float = 0.234
+    largest_scale: float = np.inf
+    stats: Mapping[str, type] = MappingProxyType({"scaling": float, "n_steps": int})
+
+    def __init__(self, *, log_ratio: Callable[[Any, Any], Array] = log_density_ratio, balanced: bool = True) -> None:
+        self.log_ratio, self.balanced = log_ratio, balanced
+
+    def initial_scale(self, dim: int) -> float:
+        """Return the scale to begin with where the metric is the target's covariance."""
+        raise NotImplementedError
+
+    def calibrate(
+        self, population: Points, weights: Array | None = None, reference: Metric | None = None
+    ) -> KernelParameters:
+        """Return parameters from a cloud of points: the metric of either half for the other, and a first scale.
+
+        Parameters
+        ----------
+        population : Population
+        weights : ndarray (n,), optional
+            Normalised; equal by default.
+        reference : Metric, optional
+            One near to that of the points.
+        """
+        x = population.x
+        if weights is not None:
+            ends = np.cumsum(weights)
+            x = x[np.searchsorted(ends / ends[-1], (np.arange(len(x)) + 0.5) / len(x))]
+        return KernelParameters(cross_fitted_metric(x, reference), self.initial_scale(x.shape[1]))
+
+    def step(
+        self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
+    ) -> tuple[S, KernelInfo]:
+        """Move every point once, leaving the density invariant."""
+        raise NotImplementedError
+
+    def adapt(self, parameters: Any, info: KernelInfo, population: Any = None) -> Any:
+        """Return parameters that follow the acceptance of a step that ended at ``population``, while tuning."""
+        if parameters.adaptation is None:
+            return parameters
+        adaptation = parameters.adaptation.update(info.acceptance)
+        return parameters._replace(adaptation=adaptation, scale=adaptation.scale)
+
+    def statistics(self, population: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return :attr:`stats` of a step from ``population``, scalars or ``(n,)``."""
+        return {"scaling": parameters.scale, "n_steps": info.evaluations}
+
+    def _normals(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        return balanced_normals(rng, shape) if self.balanced else rng.standard_normal(shape)
+
+
+def balanced_normals(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Return standard normal rows that add up to zero: each is exactly N(0, I), two have correlation −1/(n − 1).
+
+    Every point moves by its kernel as with independent draws. After a quarter of a period on a Gaussian a point is its
+    momentum, so that the mean over points is next to exact there (antithetic coupling of many chains; Craiu & Meng 2005).
+    """
+    normals = rng.standard_normal(shape)
+    n = len(normals)
+    return normals if n == 1 else (normals - normals.mean(axis=0)) * np.sqrt(n / (n - 1.0))
+
+
+def column(scale: float | Array) -> Array:
+    """Return a scale per point as a column that broadcasts over coordinates."""
+    return np.reshape(np.asarray(scale, dtype=np.float64), (-1, 1))
+
+
+def cut(gradient: Array, h: Array) -> Array:
+    """Return whitened gradients, shortened so that the drift (h²/2)|g| is at most the length h√d of the noise."""
+    longest = 2.0 * np.sqrt(gradient.shape[1]) / h
+    with np.errstate(over="ignore"):  # of a length that overflows nothing is left
+        length = np.sqrt(np.einsum("ij,ij->i", gradient, gradient))[:, None]
+    return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))
