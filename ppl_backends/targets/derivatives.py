@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ppl_backends.numerics.differences import STEP
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["DISAGREEMENT", "derivative_error"]
@@ -43,7 +44,7 @@ def derivative_error(function: Callable[[Array], Array], x: Array, derivative: A
     True
     """
     directions = np.random.default_rng(0).standard_normal((N_DIRECTIONS, len(x))) * np.maximum(1.0, np.abs(x))
-    step = np.cbrt(np.finfo(float).eps)
+    step = STEP
     shifts = step * np.array([1.0, -1.0, 2.0, -2.0])[:, None, None] * directions  # (4, N_DIRECTIONS, dim)
     values = function(x + shifts.reshape(-1, len(x))).reshape(4, N_DIRECTIONS, -1)
     given = directions @ np.atleast_2d(derivative).T

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
 
@@ -53,12 +54,7 @@ class UnnormalizedLikelihood:
 
     def gradient(self, x: Array, data: NDArray) -> Array:
         """Gradient in x of log f, ``(n, dim)``; by central differences unless overridden."""
-        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))
-        columns = [
-            (self.log_unnormalized(x + shift, data) - self.log_unnormalized(x - shift, data)) / (2 * shift[j])
-            for j, shift in enumerate(np.diag(step))
-        ]
-        return np.stack(columns, axis=1)
+        return central_differences(lambda points: [self.log_unnormalized(x, data) for x in points], x[None])[0].T
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
         """``n`` data sets ``(n, ...)`` from the model at ``x`` ``(dim,)``."""

@@ -13,7 +13,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from ppl_backends.targets.pymc import log_sum_exp, normal_tails, softplus
 from ppl_backends.targets.pymc.graph import factorises, multiplies, no_c_compiler
+from ppl_backends.targets.pymc.jax_operations import jax_translation, use_own_operations
 from ppl_backends.targets.pymc.jax_programs import COMPILER_OPTIONS, map_points, rewrite
 
 __all__ = ["as_argument", "check_process", "compile_batched", "compile_gradient", "compile_hessian"]
@@ -32,18 +32,23 @@ _execution = threading.Lock()
 
 
 def _jax() -> Any:
-    """JAX in float64, refused in a forked child."""
+    """JAX, refused in a forked child."""
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
-        import jax
-
-        _complete_dispatch(jax)
-        jax.config.update("jax_enable_x64", True)  # PyTensor's own translation, just imported, follows floatX
     check_process()
     import jax
 
+    jax_translation()  # imports PyTensor's, which turns float64 on where floatX is float64
     return jax
+
+
+def _double() -> AbstractContextManager[Any]:
+    """In this context JAX computes in float64, whatever floatX is."""
+    jax = _jax()
+    if jax.config.jax_enable_x64:
+        return nullcontext()
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
 def check_process() -> None:
@@ -61,58 +66,21 @@ def check_process() -> None:
         )
 
 
-def _complete_dispatch(jax: Any) -> None:
-    """Give PyTensor's translation what it lacks.
-
-    Own operations; ``erfcx`` and ``erfcinv``, of truncated and censored densities, where PyTensor would need TensorFlow
-    Probability; and products of a matrix and a vector, written from the vector's side: with a batch of vectors as rows that
-    is one product of matrices without transposes, up to twice as fast.
-    """
-    import jax.numpy as jnp
-    from pytensor.link.jax.dispatch import jax_funcify
-    from pytensor.scalar.math import Erfcinv, Erfcx
-    from pytensor.tensor.math import Dot
-
-    def erfcx(x):
-        # exp(x^2) erfc(x) below 10; above, the asymptotic series 1 - 1/(2x^2) + 1*3/(2x^2)^2 - ...
-        near, far = jnp.minimum(x, 10.0), jnp.maximum(x, 10.0)
-        term, series = 1.0, 1.0
-        for k in range(1, 13):
-            term = -term * (2 * k - 1) / (2 * far**2)
-            series = series + term
-        return jnp.where(x < 10.0, jnp.exp(near**2) * jax.scipy.special.erfc(near), series / (far * np.sqrt(np.pi)))
-
-    def erfcinv(p):
-        return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
-
-    def dot(x, y):
-        column = y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1)
-        return jnp.dot(y.T, x.T).T if x.ndim == 2 and column else jnp.dot(x, y)
-
-    jax_funcify.register(Dot, lambda op, **_: dot)
-    softplus.register_jax(jax_funcify)
-    normal_tails.register_jax(jax_funcify)
-    log_sum_exp.register_jax(jax_funcify)
-    if find_spec("tensorflow_probability") is None:
-        jax_funcify.register(Erfcx, lambda op, **_: erfcx)
-        jax_funcify.register(Erfcinv, lambda op, **_: erfcinv)
-
-
 def as_argument(value: np.ndarray) -> Any:
     """``value`` as JAX keeps it, so that calls do not copy it again."""
-    return _jax().numpy.asarray(value)
+    with _double():
+        return _jax().numpy.asarray(value)
 
 
 def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
     """The JAX function of a graph; NotImplementedError where an operation has no translation."""
-    _jax()
-    from pytensor.link.jax.dispatch import jax_funcify
-
+    translation = jax_translation()
     graph = FunctionGraph(list(inputs), list(outputs), clone=True)
     with warnings.catch_warnings(), no_c_compiler():
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
         get_mode("JAX").optimizer.rewrite(graph)
-        return jax_funcify(graph)
+        use_own_operations(graph)
+        return translation(graph)
 
 
 def _batch(function: Callable, n_data: int, delicate: bool) -> Callable:
@@ -126,7 +94,7 @@ def _batch(function: Callable, n_data: int, delicate: bool) -> Callable:
 
     def call(block: np.ndarray, *data: Any) -> list[np.ndarray]:
         check_process()
-        with _execution:
+        with _execution, _double():
             return [np.asarray(output, dtype=np.float64) for output in batched(block, *data)]
 
     return call

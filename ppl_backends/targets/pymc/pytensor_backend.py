@@ -16,6 +16,7 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
+from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc import normal_tails, softplus
 from ppl_backends.targets.pymc.graph import no_c_compiler
@@ -72,18 +73,7 @@ class PyTensorBackend:
     def compile_hessian(self, point: Variable, data: Sequence[Variable], output: Variable) -> Callable:
         """``(block (n, dim), *data) -> [hessian (n, dim, dim)]``, by central differences of gradients."""
         gradient = self.compile_gradient(point, data, [output])
-        dim = point.type.shape[0]
-
-        def call(block: Array, *data: Any) -> list[Array]:
-            step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(block))  # (n, dim)
-            columns = []
-            for j in range(dim):
-                shift = np.where(np.arange(dim) == j, step, 0.0)
-                up, down = gradient(block + shift, *data)[1], gradient(block - shift, *data)[1]
-                columns.append((up - down) / (2 * step[:, [j]]))
-            return [np.stack(columns, axis=1)]
-
-        return call
+        return lambda block, *data: [central_differences(lambda x: gradient(x, *data)[1], block)]
 
 
 NUMBA, C = PyTensorBackend("NUMBA"), PyTensorBackend("C")
