@@ -19,7 +19,7 @@ _LAZY = {
     "GibbsPosterior": "ppl_backends.gibbs.posterior",
     "MixtureApproximation": "ppl_backends.approximations",
     "Target": "ppl_backends.targets",
-    "Unnormalized": "ppl_backends.targets.unnormalized",
+    "Unnormalized": "ppl_backends.targets.declare",
     "as_target": "ppl_backends.targets.convert",
     "certify": "ppl_backends.gibbs.certificates",
     "compare_evidence": "ppl_backends.compare",
