@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from ppl_backends.approximations.base import Approximation
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, instance, none
-from ppl_backends.results.inference_data import group, normalised_evidence_error
+from ppl_backends.results.inference_data import group, is_inference_data, normalised_evidence_error
 from ppl_backends.targets.propriety import improper_note
+from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["compare_evidence", "plot_evidence"]
 
 SIMULATIONS = 10_000
-LARGEST_PARETO_K = 0.7
 KINDS = {"exact": "evidence", "approximate": "approximate evidence", "bound": "lower bound"}
 
 
@@ -125,41 +128,59 @@ def compare_evidence(
     return table
 
 
+class _Given(NamedTuple):
+    """What is read of an object that is no approximation of this package, and what is taken where it has no such member."""
+
+    elbo: float = np.nan
+    elbo_se: float = np.nan
+    log_evidence: float = np.nan
+    log_evidence_se: float = np.nan
+    pareto_k: float = np.nan
+    converged: bool = True
+    target: BaseTarget | None = None
+    method: str = ""
+
+
 def _entry(name: str, result: Any) -> _Entry:
     """The figure of one result, whatever it is."""
-    return _of_approximation(name, result) if _is_approximation(result) else _of_draws(name, result)
+    if isinstance(result, Approximation):
+        return _of_approximation(name, result)
+    if is_inference_data(result):
+        return _of_draws(name, result)
+    known: dict[str, Any] = {key: getattr(result, key, value) for key, value in _Given._field_defaults.items()}
+    given = _Given(**known)
+    if not any(isinstance(value, Real) and not np.isnan(float(value)) for value in (given.elbo, given.log_evidence)):
+        raise ModelError(
+            f"model {name!r} is of type {type(result).__name__}: expected InferenceData or an approximation"
+        )
+    return _of_approximation(name, given if given.method else given._replace(method=type(result).__name__))
 
 
-def _is_approximation(result: Any) -> bool:
-    return hasattr(result, "elbo") or isinstance(getattr(result, "log_evidence", None), (float, np.floating))
-
-
-def _of_approximation(name: str, result: Any) -> _Entry:
-    target = getattr(result, "target", None)
-    if target is not None:
-        _refuse_improper(name, improper_note(target))
-    bound = hasattr(result, "elbo")
-    value = float(result.elbo if bound else result.log_evidence)
+def _of_approximation(name: str, result: Approximation | _Given) -> _Entry:
+    normaliser, error = 0.0, 0.0
+    if result.target is not None:
+        _refuse_improper(name, improper_note(result.target))
+        normaliser = _normaliser(name, result.target.log_prior_normalizer)
+        error = float(result.target.log_prior_normalizer_se)
+    bound = not np.isnan(result.elbo)
+    value, se = (result.elbo, result.elbo_se) if bound else (result.log_evidence, result.log_evidence_se)
     if not np.isfinite(value):
-        raise ModelError(f"model {name!r}: {getattr(result, 'method', 'the approximation')} gave no evidence ({value})")
-    trusted = bool(getattr(result, "converged", True)) and not getattr(result, "pareto_k", 0.0) > LARGEST_PARETO_K
+        raise ModelError(f"model {name!r}: {result.method} gave no evidence ({value})")
     return _Entry(
-        value - _normaliser(name, 0.0 if target is None else target.log_prior_normalizer),
-        float(np.hypot(getattr(result, "elbo_se", np.nan), 0.0 if target is None else target.log_prior_normalizer_se)),
+        float(value) - normaliser,
+        float(np.hypot(se, error)),
         np.nan,
         KINDS["bound" if bound else "approximate"],
-        str(getattr(result, "method", type(result).__name__)),
-        trusted,
+        str(result.method),
+        bool(result.converged) and not result.pareto_k > LARGEST_PARETO_K,
     )
 
 
 def _of_draws(name: str, result: Any) -> _Entry:
     try:
         attrs = group(result, "posterior").attrs
-    except (KeyError, TypeError, AttributeError):
-        raise ModelError(
-            f"model {name!r} is of type {type(result).__name__}: expected InferenceData or an approximation"
-        ) from None
+    except KeyError:
+        raise ModelError(f"model {name!r}: its InferenceData has no posterior") from None
     _refuse_improper(name, attrs.get("log_evidence_note"))
     bound = "elbo" in attrs
     key = "elbo" if bound else "log_evidence"

@@ -32,6 +32,7 @@ __all__ = [
     "executor",
     "flag",
     "function",
+    "has_moments",
     "increasing",
     "instance",
     "integer",
@@ -226,12 +227,17 @@ def approximation(*names: str) -> Option:
     def read(value: Any) -> Any:
         if isinstance(value, str) and value in names:
             return value
-        mean = getattr(value, "mean", None)
-        if mean is None or callable(mean) or not hasattr(value, "cov"):
+        if not has_moments(value):
             raise TypeError
         return value
 
     return Option(_either([*map(repr, names), "an object with mean and cov"]), read)
+
+
+def has_moments(value: Any) -> bool:
+    """Whether an object, of whatever library, has a mean and a covariance."""
+    mean = getattr(value, "mean", None)  # a method of arrays and of data frames
+    return mean is not None and not callable(mean) and hasattr(value, "cov")
 
 
 def _either(names: Sequence[str]) -> str:

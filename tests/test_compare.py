@@ -88,8 +88,7 @@ def test_prior_probabilities():
 
 def test_kinds_are_labelled_and_mixing_is_flagged(draws):
     target = gamma_poisson().target
-    q = pb.fit_vi(target, **QUIET)
-    q.pareto_k = 0.3
+    q = pb.fit_vi(target, **QUIET).replaced(pareto_k=0.3)
     laplace = pb.fit_laplace(target, progressbar=False)
     with pytest.warns(ApproximationWarning, match="compared with each other"):
         table = pb.compare_evidence({"vi": q, "laplace": laplace, "draws": draws[0]})

@@ -38,7 +38,7 @@ for qmc, label in ((False, "random"), (True, "scrambled Sobol")):
     variances = []
     for n in sizes:
         draws = [
-            target.log_density_and_gradient(q.color(normal_noise(n, q.dim, rng, qmc)))[1].mean(axis=0)
+            target.log_density_and_gradient(q.place(normal_noise(n, q.dim, rng, qmc)))[1].mean(axis=0)
             for _ in range(50)
         ]
         variances.append(np.var(draws, axis=0).sum())

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
 from ppl_backends.options import checked
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array, BaseTarget

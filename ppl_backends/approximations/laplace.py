@@ -175,7 +175,7 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
         trouble = (
             f"there is a mode, but the Gaussian there is not the posterior: by {POINTS} of its points {verdict.trouble}"
         )
-    return _judged(target, q, trouble, verdict.figures)
+    return _judged(q, trouble, verdict.figures)
 
 
 def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
@@ -183,23 +183,12 @@ def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> Gauss
     other = find_other_mode(target, q)
     share = 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
     trouble = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
-    return _judged(target, q, trouble if share > NEGLIGIBLE_SHARE else "", {"other_mode_share": share})
+    return _judged(q, trouble if share > NEGLIGIBLE_SHARE else "", {"other_mode_share": share})
 
 
-def _judged(
-    target: BaseTarget, q: GaussianApproximation, trouble: str, figures: Mapping[str, float]
-) -> GaussianApproximation:
+def _judged(q: GaussianApproximation, trouble: str, figures: Mapping[str, float]) -> GaussianApproximation:
     """The same Gaussian with what is wrong with it, and more figures."""
-    return GaussianApproximation(
-        q.mean,
-        cholesky=q.cholesky,
-        target=target,
-        method="laplace",
-        converged=not trouble,
-        trouble=trouble,
-        log_evidence=q.log_evidence,
-        diagnostics=dict(q.diagnostics) | dict(figures),
-    )
+    return q.replaced(converged=not trouble, trouble=trouble, diagnostics=q.diagnostics | dict(figures))
 
 
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.special import logsumexp, ndtri
 
-from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation, draws_in_model_space
+from ppl_backends.approximations.base import Approximation
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.random import SeedLike
-from ppl_backends.targets.protocol import Array, BaseTarget, as_points
+from ppl_backends.numerics.gaussian import LOG_2PI, SMALLEST
+from ppl_backends.targets.protocol import Array, as_points
 
 __all__ = ["MixtureApproximation"]
 
-SMALLEST = 2.0**-53
 BLOCK_BYTES = 2**25
 MANY_POINTS = 100  # from which on one component after the other is faster than all at once: less memory is touched
 
 
-class MixtureApproximation:
+class MixtureApproximation(Approximation):
     """Σₖ wₖ N(meanₖ, covₖ) on the unconstrained space.
 
     Parameters
@@ -30,16 +29,9 @@ class MixtureApproximation:
         Positive; scaled to sum to one.
     means : array (k, dim)
     covs : array (k, dim, dim)
-    names : sequence of str, optional
-        Unconstrained names; those of ``target`` by default.
-    target : BaseTarget, optional
-        What the approximation is of; takes draws to model space.
-    method : str
-    converged : bool
-    log_evidence : float
-        NaN where the method has none.
-    diagnostics : mapping of str to float, optional
-        The method's own figures.
+    **about
+        ``names``, ``target``, ``method``, ``converged``, ``log_evidence`` and ``diagnostics``: see
+        :class:`~ppl_backends.approximations.base.Approximation`.
 
     Attributes
     ----------
@@ -61,49 +53,39 @@ class MixtureApproximation:
     array([-1.4189])
     """
 
-    accuracy = "approximate"
     representation = "mixture"
-    overlapping = False  # whether the Gaussians together stand for one broad hump, not for modes
+    weights: Array
+    means: Array
+    _cov: Array
+    _factors: Array
+    _roots: Array
+    _log_peak: Array
 
-    def __init__(
-        self,
-        weights: Any,
-        means: Any,
-        covs: Any,
-        *,
-        names: Sequence[str] | None = None,
-        target: BaseTarget | None = None,
-        method: str = "mixture",
-        converged: bool = True,
-        log_evidence: float = float("nan"),
-        diagnostics: Mapping[str, float] | None = None,
-    ) -> None:
-        self.weights, self.means = np.asarray(weights, dtype=np.float64), np.asarray(means, dtype=np.float64)
-        covs = np.asarray(covs, dtype=np.float64)
-        k, self.dim = self.means.shape
-        if self.weights.shape != (k,) or covs.shape != (k, self.dim, self.dim):
-            raise ModelError(f"weights {self.weights.shape}, means {self.means.shape} and covs {covs.shape} disagree")
-        if not np.all(self.weights > 0) or not np.isfinite(self.means).all():
+    def __init__(self, weights: Any, means: Any, covs: Any, *, method: str = "mixture", **about: Any) -> None:
+        weights, means, covs = (np.asarray(part, dtype=np.float64) for part in (weights, means, covs))
+        k, dim = means.shape
+        if weights.shape != (k,) or covs.shape != (k, dim, dim):
+            raise ModelError(f"weights {weights.shape}, means {means.shape} and covs {covs.shape} disagree")
+        if not np.all(weights > 0) or not np.isfinite(means).all():
             raise ModelError("the weights of a mixture must be positive and its means finite")
-        self.weights = self.weights / self.weights.sum()
+        weights = weights / weights.sum()
         try:
-            self._factors = np.linalg.cholesky(covs)
-            self._roots = np.linalg.inv(self._factors)  # triangular
+            factors = np.linalg.cholesky(covs)
         except LinAlgError:
             raise ModelError("a covariance of the mixture is not positive definite") from None
-        self._log_peak = (
-            np.log(self.weights)
-            - 0.5 * self.dim * LOG_2PI
-            - np.log(np.diagonal(self._factors, axis1=1, axis2=2)).sum(axis=1)
+        mean = weights @ means
+        apart = means - mean
+        log_scales = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        vars(self).update(
+            weights=weights,
+            means=means,
+            mean=mean,
+            _cov=np.einsum("k,kij->ij", weights, covs) + (weights * apart.T) @ apart,
+            _factors=factors,
+            _roots=np.linalg.inv(factors),  # triangular
+            _log_peak=np.log(weights) - 0.5 * dim * LOG_2PI - log_scales,
         )
-        self.mean: Array = self.weights @ self.means
-        apart = self.means - self.mean
-        self.cov: Array = np.einsum("k,kij->ij", self.weights, covs) + (self.weights * apart.T) @ apart
-        self.names = tuple(names if names is not None else target.names if target is not None else _names(self.dim))
-        if len(self.names) != self.dim:
-            raise ModelError(f"{len(self.names)} names for a mixture over {self.dim} coordinates")
-        self.target, self.method, self.converged = target, method, bool(converged)
-        self.log_evidence, self.diagnostics = float(log_evidence), dict(diagnostics or {})
+        self._describe(dim, method=method, **about)
 
     @property
     def n_components(self) -> int:
@@ -111,9 +93,9 @@ class MixtureApproximation:
         return len(self.weights)
 
     @property
-    def sd(self) -> Array:
-        """Marginal standard deviations ``(dim,)``."""
-        return np.sqrt(np.diagonal(self.cov))
+    def cov(self) -> Array:
+        """Covariance ``(dim, dim)``."""
+        return self._cov
 
     def components(self) -> list[GaussianApproximation]:
         """The Gaussians, without their weights."""
@@ -189,24 +171,8 @@ class MixtureApproximation:
             total += (weight[:, None] * points) @ root
         return total
 
-    def to_inference_data(self, draws: int = 1000, chains: int = 1, random_seed: SeedLike = None) -> Any:
-        """Independent draws in model space as InferenceData, marked as approximate.
-
-        Parameters
-        ----------
-        draws : int
-            Draws a chain. The chains are independent too: convergence diagnostics say nothing here.
-        chains : int
-        random_seed : int or numpy.random.Generator, optional
-        """
-        return draws_in_model_space(self, draws, chains, random_seed)
-
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(dim={self.dim}, n_components={self.n_components}, method={self.method!r}, "
             f"converged={self.converged}, log_evidence={self.log_evidence:.6g})"
         )
-
-
-def _names(dim: int) -> list[str]:
-    return [f"x[{j}]" for j in range(dim)]

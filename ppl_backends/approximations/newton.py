@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.progress import ChainProgress
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -240,9 +241,9 @@ def _gaussian(
     if axes is None:
         floored = np.maximum(np.abs(precision), WIDEST_FALLBACK_SD**-2) if trouble else precision
         return GaussianApproximation(mode, precision=floored, **about)
-    gaussian = GaussianApproximation(mode, cholesky=_lower(axes / np.sqrt(curvature)), **about)
-    gaussian.log_evidence = figures["log_density"] + 0.5 * target.dim * LOG_2PI + 0.5 * gaussian.log_determinant
-    return gaussian
+    q = Gaussian(mode, _lower(axes / np.sqrt(curvature)))
+    log_evidence = figures["log_density"] + 0.5 * target.dim * LOG_2PI + 0.5 * q.log_determinant
+    return GaussianApproximation(mode, cholesky=q.factor, log_evidence=log_evidence, **about)
 
 
 def _lower(root: Array) -> Array:

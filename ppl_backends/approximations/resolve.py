@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numpy.linalg import LinAlgError
 
+from ppl_backends.approximations.ep import EPMixture, fit_ep
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.given import as_approximation, is_poor_start
+from ppl_backends.approximations.laplace import gaussian_at_mode
+from ppl_backends.approximations.modes import find_other_mode, with_other_modes
+from ppl_backends.approximations.variational import fit_vi
 from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError
+from ppl_backends.options import has_moments
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["is_poor_start", "resolve_approximation", "resolve_start", "warn_if_poor"]
-
-_FITTERS = {
-    "laplace": (
-        "ppl_backends.approximations.laplace",
-        "gaussian_at_mode",
-    ),  # a poor one is spoken of in the caller's words
-    "ep": ("ppl_backends.approximations.ep", "fit_ep"),
-    "vi": ("ppl_backends.approximations.variational", "fit_vi"),
-}
-_MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
+__all__ = ["resolve_approximation", "resolve_start", "warn_if_poor"]
 
 
 def resolve_approximation(
@@ -54,18 +45,11 @@ def resolve_approximation(
         found = _fit(target, approximation, random_seed, argument)
         warn_if_poor(target, found, argument)
         return found
-    mean = getattr(approximation, "mean", None)
-    if mean is None or callable(mean) or not hasattr(approximation, "cov"):
+    if not has_moments(approximation):
         raise ModelError(
             f"{argument}={approximation!r}: expected 'auto', 'laplace', 'ep', 'vi' or an object with mean and cov"
         )
-    if not all(hasattr(approximation, member) for member in _MEMBERS):
-        approximation = GaussianApproximation(mean, approximation.cov, target=target, method="given")
-    if len(approximation.mean) != target.dim:
-        raise ModelError(
-            f"the approximation has {len(approximation.mean)} coordinates, {target.label} has {target.dim}"
-        )
-    return approximation
+    return as_approximation(approximation, target)
 
 
 def resolve_start(
@@ -86,23 +70,10 @@ def resolve_start(
         return resolve_approximation(target, approximation, random_seed, argument)
     if approximation != "auto":
         return _fit(target, approximation, random_seed, argument)
-    from ppl_backends.approximations.modes import with_other_modes
-
     found = _ep_where_it_works(target)
     if found is None or _misses_a_mode(target, found):
         found = with_other_modes(target, _fit(target, "laplace", random_seed, argument))
     return found
-
-
-def is_poor_start(approximation: Any) -> bool:
-    """Return whether samplers should not begin at an approximation: a Laplace approximation that is far off.
-
-    It has no mode, or its points are on average more than a standard deviation off in every coordinate:
-    2 KL(q ‖ p) > dim. One that is merely not ``converged`` serves, since what begins there is corrected.
-    """
-    if approximation.method != "laplace" or approximation.converged:
-        return False
-    return not approximation.diagnostics.get("distance", np.inf) <= 1.0
 
 
 def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead: str = "") -> None:
@@ -117,21 +88,18 @@ def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead:
 def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) -> Any:
     if name == "auto":
         return _ep_where_it_works(target) or _fit(target, "laplace", random_seed, argument)
-    if name not in _FITTERS:
-        choices = ", ".join(map(repr, ["prior"] * (argument == "initial") + ["auto", *_FITTERS]))
-        raise ModelError(f"{argument}={name!r}: expected {choices} or an approximation")
-    fit = _fitter(name)
-    if fit is None:
-        raise ModelError(f"{argument}={name!r} is not available in this version; use 'laplace'")
-    known = inspect.signature(fit).parameters  # deterministic methods take no seed
-    options = {"random_seed": random_seed, "progressbar": False}
-    return fit(target, **{name: value for name, value in options.items() if name in known})
+    if name == "laplace":
+        return gaussian_at_mode(target, random_seed=random_seed)  # a poor one is spoken of in the caller's words
+    if name == "ep":
+        return fit_ep(target, progressbar=False)
+    if name == "vi":
+        return fit_vi(target, random_seed=random_seed, progressbar=False)
+    choices = ", ".join(map(repr, ["prior"] * (argument == "initial") + ["auto", "laplace", "ep", "vi"]))
+    raise ModelError(f"{argument}={name!r}: expected {choices} or an approximation")
 
 
 def _ep_where_it_works(target: BaseTarget) -> Any:
     """Return EP of a target with factors if it converges, else None, with a warning where the search for factors failed."""
-    from ppl_backends.approximations.ep import fit_ep
-
     try:
         if target.factors is None:
             return None
@@ -146,19 +114,8 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
     return approximation if approximation.converged else None
 
 
-def _fitter(name: str) -> Callable[..., Any] | None:
-    """The function of that name, None where this version has none."""
-    module, function = _FITTERS[name]
-    if importlib.util.find_spec(module) is None:
-        return None
-    return getattr(importlib.import_module(module), function, None)
-
-
 def _misses_a_mode(target: BaseTarget, q: Any) -> bool:
     """Whether a draw of the prior that EP does not account for leads to a mode beyond; log-concave sites have only one."""
-    from ppl_backends.approximations.ep.hyper import EPMixture
-    from ppl_backends.approximations.modes import find_other_mode
-
     factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
     if factors is not None and all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
         return False

@@ -82,7 +82,7 @@ def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
 
 def evidence_seen(target: BaseTarget, q: Any) -> float:
     """Return the log evidence that 256 points of a Gaussian see: little where it is at a pole, or far too narrow or wide."""
-    x = q.color(standardised_noise(POINTS, q.dim, np.random.default_rng(0)))
+    x = q.place(standardised_noise(POINTS, q.dim, np.random.default_rng(0)))
     with np.errstate(all="ignore"):
         log_weights = target.log_density(x) - q.log_density(x)
     return float(logsumexp(np.where(np.isnan(log_weights), -np.inf, log_weights)) - np.log(POINTS))
@@ -104,8 +104,8 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     """
     z = standardised_noise(POINTS, q.dim, np.random.default_rng(0))
     with np.errstate(all="ignore"):
-        log_density, gradient = target.with_fixed_batch_size().log_density_and_gradient(q.color(z))
-        log_weights = log_density - q.log_density(q.color(z))
+        log_density, gradient = target.with_fixed_batch_size().log_density_and_gradient(q.place(z))
+        log_weights = log_density - q.log_density(q.place(z))
     inside = np.isfinite(log_weights)
     if inside.sum() < 2:
         return Verdict("the density is zero at all of its points", {"distance": np.inf})
@@ -144,7 +144,7 @@ def _first_order(q: Any, z: Array, gradient: Array) -> _Moments:
 
 def _weighted(q: Any, z: Array, weights: Array) -> _Moments:
     """By importance sampling, against the same points without weights."""
-    x = (q.color(z) - q.mean) / q.sd
+    x = (q.place(z) - q.mean) / q.sd
     mean = weights @ x
     return _Moments(mean - x.mean(axis=0), np.sqrt(weights @ (x - mean) ** 2) / x.std(axis=0))
 

@@ -20,17 +20,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import cholesky
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.gaussian_vi import Gaussian, GibbsVI, expected_risk, gaussian_kl
+from ppl_backends.gibbs.gaussian_vi import GibbsVI, expected_risk
 from ppl_backends.gibbs.losses import Hinge
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.options import approximation as approximation_option
-from ppl_backends.options import checked, flag, integer, none, number
-from ppl_backends.results.inference_data import inference_data
+from ppl_backends.options import checked, flag, has_moments, integer, none, number
+from ppl_backends.results.inference_data import group, inference_data, is_inference_data, normalised_evidence_error
 from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["Certificate", "certify"]
@@ -151,7 +151,7 @@ def certify(
     """
     count = _candidates(posterior, candidates)
     deviation, assumptions = _deviation(posterior, sharp, feature_bound)
-    if _is_inference_data(approximation):
+    if is_inference_data(approximation):
         share = 1 - MONTE_CARLO_SHARE
         risk, kl, surplus = _from_smc(posterior, approximation, MONTE_CARLO_SHARE * epsilon)
         assumptions += (
@@ -159,10 +159,13 @@ def certify(
             "kept for its error",
         )
         about = "the Gibbs posterior (which the particles represent)"
-    else:
+    elif has_moments(approximation):
         share, surplus = 1.0, 0.0
         risk, kl = _from_gaussian(posterior, approximation)
-        about = f"the Gaussian ({getattr(approximation, 'method', 'given')})"
+        about = f"the Gaussian ({as_approximation(approximation).method})"
+    else:
+        kind = type(approximation).__name__
+        raise ModelError(f"approximation={kind}: expected a Gaussian with mean and cov, or an SMC result")
     rate = posterior.learning_rate
     bound = risk + (deviation + kl + surplus + np.log(count / (share * epsilon))) / rate
     if count > 1:
@@ -179,7 +182,7 @@ def certify(
         rate,
         posterior.n,
         about,
-        _of_predictor(posterior, float(bound), _is_inference_data(approximation)),
+        _of_predictor(posterior, float(bound), is_inference_data(approximation)),
         assumptions,
     )
 
@@ -246,23 +249,18 @@ def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
     prior = posterior.gaussian_prior
     if prior is None:
         raise ModelError("the KL of a Gaussian approximation is exact under a Gaussian prior only; certify an SMC run")
-    if callable(getattr(q, "mean", None)) or not hasattr(q, "mean") or not hasattr(q, "cov"):
-        raise ModelError(f"approximation={type(q).__name__}: expected a Gaussian with mean and cov, or an SMC result")
-    if hasattr(q, "weights") or type(q).__name__ in ("MixtureApproximation", "EPMixture"):
+    approximation = as_approximation(q)
+    if approximation.representation == "mixture":
         raise ModelError("no exact KL is known for a mixture; certify a Gaussian or an SMC run")
-    factor = np.asarray(q.cholesky) if hasattr(q, "cholesky") else cholesky(np.asarray(q.cov), lower=True)
-    gaussian = Gaussian(np.asarray(q.mean, dtype=np.float64), factor)
-    precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
-    kl = gaussian_kl(gaussian, prior.gaussian.mean, precision, cholesky(prior.covariance, lower=True))
-    if isinstance(q, GibbsVI) and getattr(q.posterior, "_risk", None) is posterior._risk:
+    gaussian = approximation.gaussian
+    kl = gaussian.kl_to(prior.normal)
+    if isinstance(q, GibbsVI) and q.posterior._risk is posterior._risk:
         return q.expected_risk, kl  # of the same loss and data, whatever λ
     return expected_risk(posterior, gaussian), kl
 
 
 def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[float, float, float]:
     """Expected risk, KL and what is added to −log Ẑ so that it bounds −log Z but with probability ``share``."""
-    from ppl_backends.results.inference_data import group, normalised_evidence_error
-
     found = group(idata, "posterior")
     attrs = found.attrs
     if "log_evidence" not in attrs or not attrs.get("log_evidence_trusted", 1):
@@ -292,7 +290,3 @@ def _of_predictor(posterior: GibbsPosterior, bound: float, is_smc: bool) -> floa
     if posterior.loss.name == "zero_one":
         return min(1.0, 2 * bound)
     return bound if posterior.loss.convex else float("nan")
-
-
-def _is_inference_data(approximation: Any) -> bool:
-    return type(approximation).__name__ in ("InferenceData", "DataTree")

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.gaussian_vi import ALIASES, FAMILIES, MAX_PAIRS, GibbsVI, ScoreProblem, as_result, solve
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import approximation, checked, choice, flag, increasing, integer, none, number
 from ppl_backends.random import SeedLike
 
@@ -148,30 +150,27 @@ def _fit_along(
     if ladder is None:
         ladder = [] if problem.loss.convex or start is not None else default_ladder(posterior.learning_rate)
     rates = [*np.asarray(ladder, dtype=np.float64), posterior.learning_rate]
-    q = None if start is None else _start(problem, family, start)
+    q = None if start is None else _start(family, start)
     trace, results = [], []
     for rate in rates:
         last = rate == rates[-1]
         at = problem.with_weight(problem.weight * rate / posterior.learning_rate)
         solution = solve(at, family, q, tolerance if last or every else 1e-2, max_iterations)
         q = solution.q
-        kl = problem.kl(q)
+        kl = q.kl_to(problem.prior)
         trace.append((rate, (solution.value - kl) / rate, kl))
         if last or every:
             results.append(as_result(posterior.with_learning_rate(rate), solution, family, trace))
     return results
 
 
-def _start(problem: ScoreProblem, family: str, start: Any) -> Any:
-    """Mean and factor of a Gaussian, brought to the family."""
-    q = problem.start(family)
-    cov = np.asarray(start.cov)
-    factor = {
-        "full": lambda: np.linalg.cholesky(cov),
-        "diagonal": lambda: np.diag(cov) ** 0.5,
-        "isotropic": lambda: np.mean(np.diag(cov)) ** 0.5,
-    }[family]()
-    return q._replace(mean=np.asarray(start.mean, dtype=np.float64), factor=factor)
+def _start(family: str, start: Any) -> Gaussian:
+    """A Gaussian, brought to the family."""
+    q = as_approximation(start).gaussian
+    if family == "full":
+        return Gaussian.from_covariance(q.mean, q.cov)
+    variance = q.sd**2
+    return Gaussian(q.mean, np.sqrt(variance if family == "diagonal" else np.full(q.dim, variance.mean())))
 
 
 def _samples_pairs(posterior: GibbsPosterior, asked: bool | None) -> bool:

@@ -28,34 +28,21 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.gibbs.losses import Expectation, Loss, PairLoss
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.gibbs.risks import LinearRisk
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["FAMILIES", "GibbsVI", "ScoreProblem", "expected_risk", "gaussian_kl", "solve"]
+__all__ = ["FAMILIES", "GibbsVI", "ScoreProblem", "expected_risk", "solve"]
 
 FAMILIES = ("isotropic", "diagonal", "full")
 ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "full"}
 PAIR_BLOCK = 2**17
 MAX_PAIRS = 200_000
 """Pairs up to which the objective is computed on all of them; above it pairs are sampled."""
-
-
-class Gaussian(NamedTuple):
-    """m and a factor of Σ: σ (a number, F1), s ``(d,)`` (F2), or a lower triangular C ``(d, d)`` (F3)."""
-
-    mean: Array
-    factor: Any
-
-    def spread(self, design: Array) -> Array:
-        """Rows whose squared norm is the variance of each score, ``(n, d)``."""
-        return design @ self.factor if self.factor.ndim == 2 else design * self.factor
-
-    def as_approximation(self, d: int) -> dict[str, Any]:
-        """What :class:`GaussianApproximation` takes."""
-        return {"cholesky": self.factor if self.factor.ndim == 2 else np.broadcast_to(self.factor, (d,)).copy()}
 
 
 class ScoreProblem:
@@ -73,9 +60,8 @@ class ScoreProblem:
             raise ModelError(
                 "VI with exact expectations needs a Gaussian prior and a loss of linear scores; use fit_vi"
             )
-        self.prior, self.prior_mean = prior, prior.gaussian.mean
-        self.precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
-        self.root = cholesky(prior.covariance, lower=True)  # L₀ with L₀L₀ᵀ = Q₀⁻¹
+        self.prior, self.prior_mean = prior.normal, prior.gaussian.mean
+        self.precision, self.root = self.prior.precision, self.prior.factor  # Q₀, and L₀ with L₀L₀ᵀ = Q₀⁻¹
         self.loss: Loss = posterior.loss.inner if isinstance(posterior.loss, PairLoss) else posterior.loss
         self.design, self.offset, self.y = _rows(posterior)
         self.weight = posterior.site_weight
@@ -90,15 +76,8 @@ class ScoreProblem:
     def expectation(self, q: Gaussian) -> Expectation:
         """Expected losses of the rows."""
         mean = self.design @ q.mean + self.offset
-        return self.loss.expectation(mean, np.einsum("nd,nd->n", *(q.spread(self.design),) * 2), self.y)
-
-    def kl(self, q: Gaussian) -> float:
-        """KL(q, π)."""
-        return gaussian_kl(q, self.prior_mean, self.precision, self.root)
-
-    def value(self, q: Gaussian) -> float:
-        """Minus the ELBO."""
-        return self.weight * float(self.expectation(q).value.sum()) + self.kl(q)
+        spread = q.whiten_gradient(self.design)
+        return self.loss.expectation(mean, np.einsum("nd,nd->n", spread, spread), self.y)
 
     def slopes(self, found: Expectation, q: Gaussian) -> tuple[Array, Array]:
         """Gradient in m, and the matrix H = Q₀ + w Σ cᵢ xᵢxᵢᵀ, which is Σ⁻¹ at the minimum."""
@@ -111,7 +90,8 @@ class ScoreProblem:
         if family == "full":
             return Gaussian(self.prior_mean.copy(), self.root.copy())
         scale = np.diag(self.precision) ** -0.5
-        return Gaussian(self.prior_mean.copy(), scale if family == "diagonal" else np.mean(scale**-2.0) ** -0.5)
+        even = np.full(self.dim, np.mean(scale**-2.0) ** -0.5)
+        return Gaussian(self.prior_mean.copy(), scale if family == "diagonal" else even)
 
 
 class GibbsVI(GaussianApproximation):
@@ -186,14 +166,15 @@ def solve(
         In nats: of the optimality gap where the loss is convex, else of the decrease that a step promises.
     """
     q = problem.start(family) if start is None else start
-    descend = _natural_gradient if family == "full" else _quasi_newton
-    return descend(problem, q, tolerance, max_iterations)
+    if family == "full":
+        return _natural_gradient(problem, q, tolerance, max_iterations)
+    return _quasi_newton(problem, q, tolerance, max_iterations, family == "diagonal")
 
 
 def _natural_gradient(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int) -> Solution:
     """Steps of Σ⁻¹ towards H, kept positive definite by a second-order term where the loss is not convex."""
     found = problem.expectation(q)
-    value = problem.weight * float(found.value.sum()) + problem.kl(q)
+    value = problem.weight * float(found.value.sum()) + q.kl_to(problem.prior)
     iterations, gap, promise = 0, np.inf, np.inf
     while iterations < max_iterations:
         iterations += 1
@@ -228,7 +209,7 @@ def _step(
             continue
         new = Gaussian(q.mean - length * cho_solve((root, True), slope), factor)
         found = problem.expectation(new)
-        reached = problem.weight * float(found.value.sum()) + problem.kl(new)
+        reached = problem.weight * float(found.value.sum()) + new.kl_to(problem.prior)
         if reached < value:
             return new, reached, found
     return None
@@ -248,29 +229,27 @@ def _promise(q: Gaussian, slope: Array, mismatch: Array) -> float:
     return float(((q.factor.T @ slope) ** 2).sum() + 0.5 * (whitened**2).sum())
 
 
-def _quasi_newton(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int) -> Solution:
-    """L-BFGS in (m, σ) or (m, s), on the scale of the prior."""
+def _quasi_newton(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int, many: bool) -> Solution:
+    """L-BFGS in (m, σ), or with ``many`` widths in (m, s), on the scale of the prior."""
     d, scale = problem.dim, np.diag(problem.precision) ** -0.5
     squares = problem.design**2
-    many = np.ndim(q.factor) == 1
     widths = scale if many else np.array([np.mean(scale**-2.0) ** -0.5])
     stiffness = widths**-2.0 if many else np.array([np.trace(problem.precision)])
 
     def unpack(z: Array) -> Gaussian:
-        factor = widths * z[d:]
-        return Gaussian(scale * z[:d], factor if many else factor[0])
+        return Gaussian(scale * z[:d], np.broadcast_to(widths * z[d:], (d,)))
 
     def objective(z: Array) -> tuple[float, Array]:
         at = unpack(z)
         found = problem.expectation(at)
         slope = problem.weight * (problem.design.T @ found.slope) + problem.precision @ (at.mean - problem.prior_mean)
         pull = problem.weight * (squares.T @ found.curvature)
-        s = np.atleast_1d(at.factor)
+        s = at.factor[: len(widths)]
         in_width = (pull if many else pull.sum()) * s + stiffness * s - (1.0 if many else d) / s
-        value = problem.weight * float(found.value.sum()) + problem.kl(at)
+        value = problem.weight * float(found.value.sum()) + at.kl_to(problem.prior)
         return value, np.concatenate([scale * slope, widths * in_width])
 
-    z = np.concatenate([q.mean / scale, np.atleast_1d(q.factor) / widths])
+    z = np.concatenate([q.mean / scale, q.factor[: len(widths)] / widths])
     bounds = [(None, None)] * d + [(1e-6, None)] * len(widths)
     options = {"maxiter": max_iterations, "ftol": 1e-15, "gtol": 1e-2 * tolerance**0.5, "maxcor": 20}
     result = minimize(objective, z, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
@@ -288,22 +267,23 @@ def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace:
     q = solution.q
     prior = posterior.gaussian_prior
     assert prior is not None
-    risk = expected_risk(posterior, q)
+    risk, kl = expected_risk(posterior, q), q.kl_to(prior.normal)
     result = GibbsVI(
         q.mean,
-        **q.as_approximation(len(q.mean)),
+        cholesky=q.factor,
         target=posterior,
         method="variational (exact expectations)",
         converged=solution.converged,
         diagnostics={"iterations": float(solution.iterations), "optimality_gap": solution.gap, **figures},
+        posterior=posterior,
+        family=family,
+        elbo=-posterior.learning_rate * risk - kl,
+        elbo_se=0.0,
+        expected_risk=risk,
+        kl=kl,
+        optimality_gap=solution.gap,
+        trace=np.array(trace, dtype=np.float64).reshape(-1, 3),
     )
-    precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
-    result.posterior, result.family = posterior, family
-    result.expected_risk = risk
-    result.kl = gaussian_kl(q, prior.gaussian.mean, precision, cholesky(prior.covariance, lower=True))
-    result.elbo, result.elbo_se = -posterior.learning_rate * risk - result.kl, 0.0
-    result.optimality_gap = solution.gap
-    result.trace = np.array(trace, dtype=np.float64).reshape(-1, 3)
     if not solution.converged:
         warnings.warn(
             f"VI stopped after {solution.iterations} iterations short of its tolerance (gap {solution.gap:.2g} nats)",
@@ -313,39 +293,17 @@ def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace:
     return result
 
 
-def gaussian_kl(q: Any, mean: Array, precision: Array, root: Array) -> float:
-    """KL(N(m, CCᵀ), N(mean, Q₀⁻¹)) exactly; ``root`` is the Cholesky factor of Q₀⁻¹."""
-    d, factor = len(mean), np.asarray(q.factor)
-    shift = q.mean - mean
-    if factor.ndim == 2:
-        trace = float(np.einsum("ij,ij->", factor, precision @ factor))
-        log_scale = float(np.log(np.abs(np.diagonal(factor))).sum())
-    else:
-        s = np.broadcast_to(factor, (d,))
-        trace, log_scale = float(np.diagonal(precision) @ s**2), float(np.log(s).sum())
-    log_ratio = float(np.log(np.diagonal(root)).sum()) - log_scale
-    return 0.5 * (float(shift @ precision @ shift) + trace - d) + log_ratio
-
-
 def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
-    """E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` (or a factor) and a loss of linear scores.
+    """E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` and a loss of linear scores.
 
     Pairs are summed in blocks, so that 10⁸ of them take seconds and no memory to speak of.
     """
     risk = posterior._linear("expected_risk")
     if not isinstance(q, Gaussian):
-        q = Gaussian(
-            np.asarray(q.mean), np.asarray(q.cholesky) if hasattr(q, "cholesky") else cholesky(q.cov, lower=True)
-        )
-    columns = risk.columns
-    if len(columns) < posterior.dim:
-        cov = (
-            q.factor @ q.factor.T
-            if np.ndim(q.factor) == 2
-            else np.diag(np.broadcast_to(q.factor, (posterior.dim,)) ** 2)
-        )
-        q = Gaussian(q.mean[columns], cholesky(cov[np.ix_(columns, columns)], lower=True))
-    mean, spread = risk.X @ q.mean + risk.offset, q.spread(risk.X)
+        q = as_approximation(q).gaussian
+    if len(risk.columns) < posterior.dim:
+        q = q.marginal(risk.columns)
+    mean, spread = risk.X @ q.mean + risk.offset, q.whiten_gradient(risk.X)
     if not isinstance(risk.loss, PairLoss):
         variance = np.einsum("nd,nd->n", spread, spread)
         return float(risk.loss.expectation(mean, variance, risk.y).value.mean())

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning
 from ppl_backends.gibbs.auc import auc_risk
 from ppl_backends.gibbs.certificates import certify
 from ppl_backends.gibbs.fit import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
 from ppl_backends.gibbs.gaussian_vi import expected_risk
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, TuningRecord
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import array, checked, choice, increasing, integer, none
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, Index
@@ -321,17 +322,13 @@ def _site_owners(posterior: GibbsPosterior) -> NDArray[np.integer]:
     return np.stack([index.ravel() for index in np.meshgrid(above, below, indexing="ij")], axis=1)
 
 
-def _cavity(q: Any, removed: NDArray[np.bool_]) -> GaussianApproximation | None:
+def _cavity(q: Any, removed: NDArray[np.bool_]) -> Gaussian | None:
     """EP's Gaussian without some of its sites; None where that is not proper."""
     design, prior = q.factors.design[removed], q.factors.prior
     tau, nu = q.sites.tau[removed], q.sites.nu[removed]
-    precision = q.precision
-    shift = precision @ (q.mean - prior.mean) - design.T @ nu
-    try:
-        without = GaussianApproximation(np.zeros(q.dim), precision=precision - design.T @ (tau[:, None] * design))
-    except ModelError:
-        return None
-    return GaussianApproximation(prior.mean + without.cov @ shift, without.cov)
+    shift = q.precision @ (q.mean - prior.mean) - design.T @ nu
+    without = Gaussian.from_natural(q.precision - design.T @ (tau[:, None] * design), shift)
+    return None if without is None else replace(without, mean=prior.mean + without.mean)
 
 
 def _by_reweighting(
@@ -373,11 +370,10 @@ def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fi
     prior = posterior.gaussian_prior
     if prior is None:
         raise ModelError("SafeBayes by VI or EP needs a Gaussian prior")
-    start = GaussianApproximation(prior.gaussian.mean, prior.covariance)
     table = np.empty((len(blocks), len(rates)))
     for row, block in enumerate(blocks):
         if row == 0:
-            fits: list[Any] = [start] * len(rates)
+            fits: list[Any] = [prior.normal] * len(rates)
         else:
             seen = posterior.subset(np.concatenate(blocks[:row]))
             fits = _path(seen, rates * seen.n / posterior.n, fit, family)

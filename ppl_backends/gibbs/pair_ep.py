@@ -132,7 +132,7 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
         )
         for k in range(0, len(above), step)
     ]
-    q = fit_ep_sharded(
+    found = fit_ep_sharded(
         shards,
         prior.gaussian.mean,
         prior.gaussian.precision,
@@ -141,5 +141,4 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
         names=prior.names,
         **options,
     )
-    q.target = posterior
-    return q
+    return found.replaced(target=posterior)

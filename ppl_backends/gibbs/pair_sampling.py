@@ -7,19 +7,12 @@ Steps are scaled coordinate by coordinate (Adam), decay as (1 + t/τ)^−0.9, an
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import cholesky
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.gaussian_vi import (
-    Gaussian,
-    GibbsVI,
-    Solution,
-    _pair_values,
-    as_result,
-    gaussian_kl,
-)
+from ppl_backends.gibbs.gaussian_vi import GibbsVI, Solution, _pair_values, as_result
 from ppl_backends.gibbs.losses import PairLoss
 from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.factors.sites import Array
 from ppl_backends.targets.protocol import Index
@@ -55,7 +48,7 @@ class _Coordinates:
             factor = np.zeros((self.d, self.d))
             factor[self.lower] = np.where(self.on_diagonal, np.exp(np.where(self.on_diagonal, rest, 0.0)), rest)
             return Gaussian(z[: self.d], factor)
-        return Gaussian(z[: self.d], np.exp(rest) if self.family == "diagonal" else np.exp(rest[0]))
+        return Gaussian(z[: self.d], np.broadcast_to(np.exp(rest), (self.d,)))
 
     def chain(self, q: Gaussian, in_mean: Array, in_factor: Array) -> Array:
         """From the gradient in m and in C (or s ``(d,)``) to that in ``z``."""
@@ -78,8 +71,7 @@ def fit_by_pairs(
     if batch_size < 1 or n_iterations < 10:
         raise ModelError(f"batch_size={batch_size}, n_iterations={n_iterations}: expected at least 1 and 10")
     rng, check_rng = spawn_generators(random_seed, 2)
-    root = cholesky(prior.covariance, lower=True)
-    precision = prior.gaussian.add_to(np.zeros((prior.dim, prior.dim)))
+    precision, root = prior.normal.precision, prior.normal.factor
     above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
     share = 2 * len(above) * len(below) / (risk.n * (risk.n - 1))
     coordinates = _Coordinates(family, prior.gaussian.mean, root)
@@ -92,7 +84,7 @@ def fit_by_pairs(
     for t in range(1, n_iterations + 1):
         q = coordinates.gaussian(z)
         design, offset = _pairs(risk.X, risk.offset, above, below, batch_size, rng)
-        spread = q.spread(design)
+        spread = q.whiten_gradient(design)
         found = inner.expectation(design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread), np.ones(1))
         in_mean = share * (found.slope @ design) / batch_size + precision @ (q.mean - prior.gaussian.mean) / rate
         pull = share * found.curvature / batch_size
@@ -100,7 +92,7 @@ def fit_by_pairs(
             in_factor = design.T @ (pull[:, None] * spread)
             in_factor += (precision @ q.factor - np.diag(1 / np.diagonal(q.factor))) / rate
         else:
-            s = np.broadcast_to(q.factor, (len(z[: prior.dim]),))
+            s = q.factor
             in_factor = (pull @ design**2) * s + (np.diagonal(precision) * s - 1 / s) / rate
         gradient = coordinates.chain(q, in_mean, in_factor)
         first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
@@ -110,8 +102,7 @@ def fit_by_pairs(
             average += (z - average) / (t - tail)
         if t in checkpoints:
             at = coordinates.gaussian(average if t > tail else z)
-            kl = gaussian_kl(at, prior.gaussian.mean, precision, root)
-            trace.append((float(t), share * _mean_loss(inner, at, check), kl))
+            trace.append((float(t), share * _mean_loss(inner, at, check), at.kl_to(prior.normal)))
     q = coordinates.gaussian(average)
     settled = _settled(np.array(trace), rate)
     solution = Solution(q, np.nan, np.nan, settled, n_iterations)
@@ -128,7 +119,7 @@ def _pairs(
 
 def _mean_loss(inner, q: Gaussian, pairs: tuple) -> float:
     design, offset = pairs
-    spread = q.spread(design)
+    spread = q.whiten_gradient(design)
     return float(_pair_values(inner, design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread)).mean())
 
 

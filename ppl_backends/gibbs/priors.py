@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.options import has_moments
 from ppl_backends.targets.factors import GaussianPrior
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points
 
@@ -48,6 +51,12 @@ class GaussianPriorTarget(BaseTarget):
     def covariance(self) -> Array:
         """``(dim, dim)``."""
         return self.cov if self.cov.ndim == 2 else np.diag(np.broadcast_to(self.cov, (self.dim,)))
+
+    @cached_property
+    def normal(self) -> Gaussian:
+        """The distribution."""
+        precision = self.gaussian.add_to(np.zeros((self.dim, self.dim)))
+        return Gaussian.from_covariance(self.gaussian.mean, self.covariance, precision)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """The log prior; there is no likelihood."""
@@ -91,7 +100,7 @@ def resolve_prior(prior: Any, p: int | None, data: Any, labels: Sequence[str] | 
     """
     if isinstance(prior, tuple) and len(prior) == 2:
         mean, cov = prior
-    elif hasattr(prior, "mean") and hasattr(prior, "cov") and not hasattr(prior, "evaluate"):
+    elif has_moments(prior) and not isinstance(prior, BaseTarget):
         mean, cov = prior.mean, prior.cov
     else:
         return _model_prior(prior, data, options)

@@ -56,7 +56,7 @@ def _outside(rows: Array, axes: Array) -> Array:
 
 def _both_sides(target: BaseTarget, gaussian: GaussianApproximation, direction: Array) -> tuple[Array, Array]:
     """Sum of the log densities at both ends of a diameter of the sphere, and its gradient in the direction."""
-    ends = np.concatenate([gaussian.color(_RADIUS * direction), gaussian.color(-_RADIUS * direction)])
+    ends = np.concatenate([gaussian.place(_RADIUS * direction), gaussian.place(-_RADIUS * direction)])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         value, slope = target.log_density_and_gradient(ends)
     factor = gaussian.cholesky

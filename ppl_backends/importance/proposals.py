@@ -134,7 +134,7 @@ class IndependentT:
     def from_uniform(self, u: Array) -> Array:
         """Points by the inverse distribution function of the t."""
         z = stdtrit(self.df, _inside(u))
-        return self.gaussian.color(z if self.axes is None else z @ self.axes.T)
+        return self.gaussian.place(z if self.axes is None else z @ self.axes.T)
 
     def log_density(self, x: Array) -> Array:
         """Normalised log density ``(n,)``."""

@@ -8,19 +8,18 @@ conditional q(a | b) for a block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.adaptation import DualAveraging
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.independent import Independent, Weighed
-from ppl_backends.kernels.metric import Metric
 from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Kernel, KernelParameters
 from ppl_backends.kernels.streams import each
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -65,7 +64,7 @@ def calibrated(
     scale = kernel.initial_scale(target.dim) if scale is None else float(scale)
     rate = kernel.target_acceptance if target_acceptance is None else float(target_acceptance)
     adaptation = DualAveraging.begin(scale, rate, kernel.largest_scale) if adapt else None
-    metric = Metric(block_gaussian(target, approximation).factor)
+    metric = block_gaussian(target, approximation)
     parameters = KernelParameters(metric, scale, adaptation=adaptation)
     return Algorithm(kernel, TargetDensity(target, Proposals(target, approximation), parameters, kernel.uses_gradient))
 
@@ -74,7 +73,7 @@ def independence_sampler(target: BaseTarget, approximation: Any) -> Algorithm:
     """Return the independence sampler with proposals from an approximation q, or from q(a | b) for a block."""
     proposals = Proposals(target, approximation)
     return Algorithm(
-        Independent(proposals), WeighedDensity(target, proposals, KernelParameters(Metric(np.ones(1)), 1.0))
+        Independent(proposals), WeighedDensity(target, proposals, KernelParameters(Gaussian(0.0, np.ones(1)), 1.0))
     )
 
 
@@ -143,55 +142,25 @@ class Proposals:
     def __init__(self, target: BaseTarget, approximation: Any) -> None:
         self._target, self._q = target, approximation
 
+    @property
+    def _proposal(self) -> Any:
+        """q, or q(a | b) given where b is now."""
+        return block_gaussian(self._target, self._q) if isinstance(self._target, ConditionalTarget) else self._q
+
     def sample(self, n: int, rng: Any) -> Array:
         """Return ``n`` draws ``(n, dim)``."""
-        if isinstance(self._target, ConditionalTarget):
-            gaussian = block_gaussian(self._target, self._q)
-            return np.array([gaussian.draw(own) for own in each(rng, n)])
-        return np.concatenate([self._q.sample(1, own) for own in each(rng, n)])
+        q = self._proposal
+        return np.concatenate([q.sample(1, own) for own in each(rng, n)])
 
     def log_density(self, x: Array) -> Array:
         """Return log q ``(n,)``."""
-        if isinstance(self._target, ConditionalTarget):
-            gaussian = block_gaussian(self._target, self._q)
-            return np.array([gaussian.log_density(point) for point in x])
-        log_q: Array = self._q.log_density(x)
+        log_q: Array = self._proposal.log_density(x)
         return log_q
 
 
-class BlockGaussian(NamedTuple):
-    """A Gaussian over the coordinates that move: its mean and the lower factor of its covariance (or sds)."""
-
-    mean: Array
-    factor: Array
-
-    def draw(self, rng: np.random.Generator) -> Array:
-        """Return one point."""
-        z = rng.standard_normal(len(self.mean))
-        return self.mean + (self.factor @ z if self.factor.ndim == 2 else self.factor * z)
-
-    def log_density(self, x: Array) -> float:
-        """Return the normalised log density."""
-        if self.factor.ndim == 1:
-            z, log_det = (x - self.mean) / self.factor, float(np.log(self.factor).sum())
-        else:
-            z = solve_triangular(self.factor, x - self.mean, lower=True, check_finite=False)
-            log_det = float(np.log(np.diagonal(self.factor)).sum())
-        return float(-0.5 * z @ z) - log_det - 0.5 * len(x) * float(np.log(2 * np.pi))
-
-
-def block_gaussian(target: BaseTarget, approximation: Any) -> BlockGaussian:
+def block_gaussian(target: BaseTarget, approximation: Any) -> Gaussian:
     """Return the Gaussian with q's mean and covariance over all coordinates, or over a block given where the others are."""
-    mean = np.asarray(approximation.mean)
-    if getattr(approximation, "representation", "") == "diagonal":
-        sd = np.asarray(approximation.cholesky)
-        if isinstance(target, ConditionalTarget):
-            return BlockGaussian(mean[target.free], sd[target.free])
-        return BlockGaussian(mean, sd)
-    cov = np.asarray(approximation.cov)
-    if not isinstance(target, ConditionalTarget):
-        return BlockGaussian(mean, np.linalg.cholesky(cov))
-    a, b = target.free, target.others
-    gain = cho_solve(cho_factor(cov[np.ix_(b, b)]), cov[np.ix_(b, a)]).T
-    centre = mean[a] + gain @ (target.point[b] - mean[b])
-    return BlockGaussian(centre, np.linalg.cholesky(cov[np.ix_(a, a)] - gain @ cov[np.ix_(b, a)]))
+    q: Gaussian = approximation.gaussian
+    if isinstance(target, ConditionalTarget):
+        return q.conditional(target.others, target.point[target.others], target.free)
+    return q

@@ -9,54 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["AnyMetric", "Metric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
+__all__ = ["AnyMetric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
 
 # Points further out than this many robust standard deviations count as this far in the correlations.
 _WINSOR = 3.0
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A covariance by its Cholesky factor, dense ``(dim, dim)`` or diagonal ``(dim,)``, and where its points are centred."""
-
-    factor: Array
-    centre: Array | float = 0.0
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the factor is a full triangular matrix."""
-        return self.factor.ndim == 2
-
-    def take(self, rows: Index, n: int) -> Metric:
-        """The metric of some of ``n`` points: the same for all."""
-        return self
-
-    def colour(self, z: Array) -> Array:
-        """``L z`` for every row: whitened displacements to displacements of x."""
-        return z @ self.factor.T if self.is_dense else z * self.factor
-
-    def whiten_gradient(self, gradient: Array) -> Array:
-        """``Lᵀ g`` for every row: gradients in whitened coordinates."""
-        return gradient @ self.factor if self.is_dense else gradient * self.factor
-
-    def place(self, y: Array) -> Array:
-        """Points with whitened coordinates ``y`` about the centre."""
-        return self.centre + self.colour(y)
-
-    def whiten(self, x: Array) -> Array:
-        """``L⁻¹(x − centre)`` for every row."""
-        if not self.is_dense:
-            return (x - self.centre) / self.factor
-        whitened: Array = solve_triangular(self.factor, (x - self.centre).T, lower=True, check_finite=False).T
-        return whitened
-
-
-def metric_from_points(x: Array, reference: Metric | None = None) -> Metric:
+def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
     """Robust covariance of equally weighted points ``(n, dim)``: quantile scales, winsorised and shrunken correlations.
 
     In coordinates that a ``reference`` near to it whitens, there is little left to estimate, and shrinkage is towards the
@@ -68,20 +32,20 @@ def metric_from_points(x: Array, reference: Metric | None = None) -> Metric:
     """
     if reference is not None:
         rest = metric_from_points(reference.whiten(x))
-        factor = reference.factor @ rest.factor if rest.is_dense else reference.factor * rest.factor
-        return Metric(factor, reference.place(np.atleast_2d(rest.centre))[0])
+        factor = reference.factor @ rest.factor if rest.factor.ndim == 2 else reference.factor * rest.factor
+        return Gaussian(reference.place(np.atleast_2d(rest.mean))[0], factor)
     with threads_worth_having(x.size * x.shape[1]):
         return _robust_metric(x)
 
 
-def _robust_metric(x: Array) -> Metric:
+def _robust_metric(x: Array) -> Gaussian:
     n, dim = x.shape
     low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
     scale: Array = 0.5 * (high - low)
     spread = np.abs(x - centre).max(axis=0)
     scale = np.where(scale > 0, scale, np.where(spread > 0, spread, 1.0))
     if dim == 1:
-        return Metric(scale, centre)
+        return Gaussian(centre, scale)
     z = np.clip((x - centre) / scale, -_WINSOR, _WINSOR)
     z -= z.mean(axis=0)
     z /= np.maximum(z.std(axis=0), 1e-12)
@@ -94,14 +58,14 @@ def _robust_metric(x: Array) -> Metric:
     total = (off_diagonal**2).sum()
     shrinkage = 1.0 if total == 0 else float(np.clip(noise.sum() / total, 0.0, 1.0))
     if shrinkage == 1.0:
-        return Metric(scale, centre)
+        return Gaussian(centre, scale)
     correlation = (1.0 - shrinkage) * off_diagonal + np.eye(dim)
     try:
-        return Metric(scale[:, None] * np.linalg.cholesky(correlation), centre)
+        return Gaussian(centre, scale[:, None] * np.linalg.cholesky(correlation))
     except np.linalg.LinAlgError:  # collinear points: keep what the eigenvalues above rounding support
         eigenvalues, vectors = np.linalg.eigh(correlation)
         root = vectors * np.sqrt(np.maximum(eigenvalues, 1e-10 * eigenvalues[-1]))
-        return Metric(scale[:, None] * np.linalg.qr(root.T)[1].T, centre)
+        return Gaussian(centre, scale[:, None] * np.linalg.qr(root.T)[1].T)
 
 
 @dataclass(frozen=True)
@@ -112,8 +76,8 @@ class SplitMetric:
     no longer an invariant kernel: the error per point is of order dim / n, and the evidence adds it up over stages.
     """
 
-    first: Metric
-    second: Metric
+    first: Gaussian
+    second: Gaussian
     n_first: int | None = None
     """Points of the first kind; half of them by default."""
 
@@ -146,7 +110,7 @@ class SplitMetric:
 
 
 def cross_fitted_metric(
-    x: Array, reference: Metric | None = None, half: int | None = None, n_first: int | None = None
+    x: Array, reference: Gaussian | None = None, half: int | None = None, n_first: int | None = None
 ) -> SplitMetric:
     """The metric of the second half of the points for the first half, and the other way round.
 
@@ -157,4 +121,4 @@ def cross_fitted_metric(
     return SplitMetric(metric_from_points(x[half:], reference), metric_from_points(x[:half], reference), n_first)
 
 
-AnyMetric = Metric | SplitMetric
+AnyMetric = Gaussian | SplitMetric

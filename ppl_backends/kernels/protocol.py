@@ -17,7 +17,8 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from ppl_backends.kernels.adaptation import DualAveraging
-from ppl_backends.kernels.metric import AnyMetric, Metric, cross_fitted_metric
+from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = [
@@ -65,7 +66,7 @@ class KernelParameters(NamedTuple):
 
     Attributes
     ----------
-    metric : Metric or SplitMetric
+    metric : Gaussian or SplitMetric
     scale : float or ndarray (n,)
         Of a step, in whitened coordinates.
     n_steps : ndarray (n,) or None
@@ -194,7 +195,7 @@ class Kernel:
         raise NotImplementedError
 
     def calibrate(
-        self, population: Points, weights: Array | None = None, reference: Metric | None = None
+        self, population: Points, weights: Array | None = None, reference: Gaussian | None = None
     ) -> KernelParameters:
         """Return parameters from a cloud of points: the metric of either half for the other, and a first scale.
 
@@ -203,7 +204,7 @@ class Kernel:
         population : Population
         weights : ndarray (n,), optional
             Normalised; equal by default.
-        reference : Metric, optional
+        reference : Gaussian, optional
             One near to that of the points.
         """
         x = population.x

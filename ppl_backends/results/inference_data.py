@@ -24,6 +24,7 @@ __all__ = [
     "build_inference_data",
     "group",
     "inference_data",
+    "is_inference_data",
     "normalised_evidence_error",
 ]
 
@@ -54,12 +55,17 @@ def group(idata: Any, name: str) -> xr.Dataset:
     return found.to_dataset() if isinstance(found, xr.DataTree) else found
 
 
+def is_inference_data(value: Any) -> bool:
+    """Whether a value is InferenceData of either kind."""
+    kind = getattr(sys.modules.get("arviz"), "InferenceData", xr.DataTree)
+    return isinstance(value, xr.DataTree | kind)
+
+
 def inference_data(*groups: str) -> Option:
     """Return the option that is InferenceData of either kind with the groups named."""
 
     def read(value: Any) -> Any:
-        kind = getattr(sys.modules.get("arviz"), "InferenceData", xr.DataTree)
-        if not isinstance(value, xr.DataTree | kind):
+        if not is_inference_data(value):
             raise TypeError
         for name in groups:
             try:

@@ -126,7 +126,7 @@ def _with_tails(x: Array, gaussian: MixtureApproximation) -> StudentMixture | No
     """Fit a mixture with Student t's; None where it is not clearly nearer to the points than a Gaussian."""
     middle = metric_from_points(x)  # from quantiles, which a Cauchy has too
     shares = np.full(len(x), 1.0 / len(x))
-    tailed = fit_shares(student_mixture(GaussianApproximation(middle.centre, cholesky=middle.factor)), x, shares)
+    tailed = fit_shares(student_mixture(GaussianApproximation(middle.mean, cholesky=middle.factor)), x, shares)
     if tailed is None or not is_nearer(tailed.log_density(x), gaussian.log_density(x), shares):
         return None
     return tailed

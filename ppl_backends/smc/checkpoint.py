@@ -25,7 +25,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.variational.result import VariationalApproximation
 from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
-from ppl_backends.kernels.metric import Metric, SplitMetric
+from ppl_backends.kernels.metric import SplitMetric
 from ppl_backends.kernels.tuning import (
     AcceptanceTuning,
     BuchholzPretuning,
@@ -35,6 +35,7 @@ from ppl_backends.kernels.tuning import (
     StepParameters,
     Uneven,
 )
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.codec import DamagedError, pack, unpack
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.ladder import StageParticles
@@ -49,16 +50,16 @@ __all__ = ["ChainStore", "Checkpoint"]
 
 _FORMAT = 2
 # What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
-_GAUSSIAN = ("mean", "dim", "_factor", "names", "method", "converged", "log_evidence", "accuracy")
-_MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "cov", "dim", "names", "method")
+_GAUSSIAN = ("mean", "factor", "directions", "upper", "names", "method", "converged", "log_evidence", "accuracy")
+_MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "_cov", "names", "method")
 _STARTS: dict[type, tuple[str, ...]] = {
     GaussianApproximation: _GAUSSIAN,
-    VariationalApproximation: (*_GAUSSIAN, "directions", "family"),
+    VariationalApproximation: _GAUSSIAN,
     MixtureApproximation: (*_MIXTURE, "converged", "log_evidence"),
 }
 _TYPES: tuple[type, ...] = (
     *(SMCState, PathState, LineageVariance, PathSampling, Stage, MoveSummary, StageParticles),
-    *(PlannedStage, PlannedMoves, Metric, SplitMetric, StepParameters, CycleParameters, Uneven),
+    *(PlannedStage, PlannedMoves, Gaussian, SplitMetric, StepParameters, CycleParameters, Uneven),
     *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning, Schedule, MoveSettings),
     *_STARTS,
 )

@@ -16,7 +16,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterable
-from dataclasses import is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -120,8 +120,7 @@ class _Writer:
         if type(value) is np.random.Generator and type(value.bit_generator).__name__ in _BIT_GENERATORS:
             return {"generator": self.encode(dict(value.bit_generator.state))}
         if type(value) in self.names:
-            fields = vars(value) if not isinstance(value, tuple) else value._asdict()  # type: ignore[attr-defined]
-            return {"object": self.names[type(value)], "fields": self._fields(fields)}
+            return {"object": self.names[type(value)], "fields": self._fields(_stored(value))}
         raise TypeError(f"a value of type {type(value).__name__} cannot be written")
 
     def _fields(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +132,19 @@ class _Writer:
         name = self._seen.setdefault(id(array), f"array{len(self.arrays)}")
         self.arrays[name] = array  # which also keeps its id from being given away
         return name
+
+
+def _is_record(kind: type) -> bool:
+    """Whether a class, and not only one that it extends, is a dataclass."""
+    return "__dataclass_fields__" in vars(kind)
+
+
+def _stored(value: Any) -> dict[str, Any]:
+    """Return the fields of an object; of a dataclass no more than it declares."""
+    if isinstance(value, tuple):
+        return value._asdict()  # type: ignore[attr-defined]
+    own = vars(value)
+    return {field.name: own[field.name] for field in fields(value)} if _is_record(type(value)) else own
 
 
 class _Reader:
@@ -168,7 +180,7 @@ class _Reader:
 
     def _object(self, kind: Any, fields: dict[str, Any]) -> Any:
         """Return an object with exactly these fields; a dataclass or named tuple refuses others."""
-        if issubclass(kind, tuple) or is_dataclass(kind):
+        if issubclass(kind, tuple) or _is_record(kind):
             return kind(**fields)
         made = object.__new__(kind)
         vars(made).update(fields)

@@ -103,7 +103,7 @@ class PlannedMoves:
 
     Attributes
     ----------
-    metric : Metric or SplitMetric
+    metric : Gaussian or SplitMetric
     scales : tuple of float, StepParameters, CycleParameters or Uneven
         One per move.
     """

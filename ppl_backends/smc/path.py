@@ -15,8 +15,8 @@ import numpy as np
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.importance.proposals import StudentMixture
-from ppl_backends.kernels.metric import Metric
 from ppl_backends.kernels.population import Population
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.start import Start, cauchy_around, check_proper
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
@@ -69,7 +69,7 @@ class TemperingPath(Protocol):
 
     target: BaseTarget
     description: str
-    reference: Metric | None
+    reference: Gaussian | None
     """A dense metric near to those of the targets on the way, where there is one."""
     tails: StudentMixture | None
     """The start, where it has tails from which particles on the way are proposed anew."""
@@ -93,7 +93,7 @@ class PriorPath:
     """
 
     description = "prior"
-    reference: Metric | None = None
+    reference: Gaussian | None = None
     tails: StudentMixture | None = None
 
     def __init__(self, target: BaseTarget) -> None:
@@ -161,7 +161,7 @@ class BridgePath:
         if tails is not None:
             self.description += ", with Student tails"
         factor = getattr(approximation, "cholesky", None)
-        self.reference = None if factor is None or factor.ndim == 1 else Metric(factor, approximation.mean)
+        self.reference = None if factor is None or factor.ndim == 1 else Gaussian(approximation.mean, factor)
 
     def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
         """Independent draws of q."""

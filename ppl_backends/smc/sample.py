@@ -330,8 +330,9 @@ def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> T
 
 def _approximation_path(target: BaseTarget, name: str, rng: np.random.Generator) -> TemperingPath:
     """The path from the approximation of that name; from the prior where it is a poor start, and the prior can be sampled."""
+    from ppl_backends.approximations.given import is_poor_start
     from ppl_backends.approximations.modes import with_other_modes
-    from ppl_backends.approximations.resolve import is_poor_start, resolve_start, warn_if_poor
+    from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
 
     try:
         approximation = resolve_start(target, name, random_seed=rng, argument="initial")

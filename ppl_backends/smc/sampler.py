@@ -21,9 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.metric import Metric, cross_fitted_metric, metric_from_points
+from ppl_backends.kernels.metric import cross_fitted_metric, metric_from_points
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import KernelTuning, acceptance_tuning, make_tuning
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.weights import (
     normalised_weights,
     pareto_k,
@@ -366,7 +367,7 @@ def _at(state: PathState, beta: float, path: TemperingPath, kernel: Kernel) -> P
 
 
 def _chain_metric(
-    x: Array, weights: Array, parents: Index, len_chain: int, reference: Metric | None, rng: np.random.Generator
+    x: Array, weights: Array, parents: Index, len_chain: int, reference: Gaussian | None, rng: np.random.Generator
 ) -> PlannedMoves:
     """The metric of waste-free chains, with no move planned: of all weighted particles, since few of them begin a chain.
 

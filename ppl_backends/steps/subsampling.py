@@ -425,7 +425,7 @@ def _compiled(algorithm: Any) -> Any:
 def _announce(algorithm: Any, rng: np.random.Generator) -> None:
     """The warning that an approximate step gives, with its figure."""
     _compiled(algorithm)
-    points = np.array([algorithm.rows.expansion_point.draw(rng) for _ in range(PAIRS)])
+    points = np.array([algorithm.rows.expansion_point.sample(1, rng)[0] for _ in range(PAIRS)])
     estimated, exact = mean_error(algorithm, points, rng)
     error = float(np.abs(estimated - exact).mean())
     algorithm.attributes["acceptance_error_at_start"] = error

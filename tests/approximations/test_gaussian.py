@@ -50,7 +50,7 @@ def test_diagonal_representation_agrees_with_the_dense_one():
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
         np.testing.assert_allclose(diagonal.cov, dense.cov)
         np.testing.assert_allclose(diagonal.sd, dense.sd)
-        np.testing.assert_allclose(diagonal.color(X), dense.color(X))
+        np.testing.assert_allclose(diagonal.place(X), dense.place(X))
 
 
 def test_draws_have_the_mean_and_covariance():
@@ -61,9 +61,9 @@ def test_draws_have_the_mean_and_covariance():
     assert np.all(np.abs(np.cov(draws.T) - COV) < 5 * spread)
 
 
-def test_whiten_inverts_color_and_from_uniform_stays_finite_on_the_faces():
+def test_whiten_inverts_place_and_from_uniform_stays_finite_on_the_faces():
     q = gaussians()["cov"]
-    np.testing.assert_allclose(q.whiten(q.color(X)), X, atol=1e-12)
+    np.testing.assert_allclose(q.whiten(q.place(X)), X, atol=1e-12)
     assert np.isfinite(q.from_uniform(np.array([[0.0, 1.0, 0.5]]))).all()
     np.testing.assert_allclose(q.from_uniform(np.full((1, 3), 0.5))[0], MEAN)
 

@@ -58,11 +58,12 @@ def test_members_agree_with_their_density(name):
     p = 0.3 * rng.standard_normal(len(family.start()))
     z = rng.standard_normal((5, family.factors + 4))
     mean, sd = family.mean_and_sd(p)
-    q = VariationalApproximation(mean, *family.factor(p))
+    factor, directions = family.factor(p)
+    q = VariationalApproximation(mean, cholesky=factor, directions=directions)
     x = family.points(p, z)
     root = (family.points(p, np.eye(z.shape[1])) - mean).T
     np.testing.assert_allclose(q.cov, root @ root.T)
-    np.testing.assert_allclose(q.color(q.whiten(x)), x)
+    np.testing.assert_allclose(q.place(q.whiten(x)), x)
     np.testing.assert_allclose(q.sd, sd)
     np.testing.assert_allclose(np.sqrt(np.diag(q.cov)), sd)
     value, slope = q.log_density_and_gradient(x)
@@ -198,11 +199,11 @@ def test_bound_lies_below_the_evidence_of_the_breast_cancer_data():
     q = pb.fit_vi(target, **QUIET)
     assert q.family == "full_rank"
     assert -57.2 < q.elbo < -55.22 + 3 * q.elbo_se  # iterated importance sampling: -55.22
-    x = q.color(normal_noise(2048, q.dim, np.random.default_rng(0)))
+    x = q.place(normal_noise(2048, q.dim, np.random.default_rng(0)))
     with pytest.warns(ApproximationWarning, match="the Gaussian there is not the posterior"):
         laplace = pb.fit_laplace(target, progressbar=False)
     weights = [effective_sample_size(target.log_density(x) - q.log_density(x))]
-    x = laplace.color(normal_noise(2048, q.dim, np.random.default_rng(0)))
+    x = laplace.place(normal_noise(2048, q.dim, np.random.default_rng(0)))
     weights.append(effective_sample_size(target.log_density(x) - laplace.log_density(x)))
     assert weights[0] > weights[1]
     # q is the Gaussian of highest bound: Laplace's is lower

@@ -52,7 +52,7 @@ class OpaquePrior:
 def grid_moments(rows):
     """Posterior means and sds in two dimensions by quadrature."""
     z = np.linspace(-7, 7, 121)
-    points = rows.expansion_point.mode + np.stack(np.meshgrid(z, z), -1).reshape(-1, 2) @ rows.expansion_point.factor.T
+    points = rows.expansion_point.mean + np.stack(np.meshgrid(z, z), -1).reshape(-1, 2) @ rows.expansion_point.factor.T
     s = points @ rows.design.T
     log_p = (s * rows.y - np.logaddexp(0, s)).sum(axis=1) + np.array([rows.log_prior_and_potentials(x) for x in points])
     p = np.exp(log_p - log_p.max())
@@ -150,7 +150,7 @@ def test_bounds_hold_for_every_family():
         for _ in range(50):
             z = rng.standard_t(2, size=2)
             size = np.linalg.norm(z)
-            x = rows.expansion_point.mode + rows.expansion_point.factor @ z
+            x = rows.expansion_point.mean + rows.expansion_point.factor @ z
             assert (np.abs(rows.residuals(x, index)) <= (near if size <= 2 else bounds) * size**3 + 1e-9).all()
     with pytest.raises(ModelError, match="no bound"):
         SiteRows(design, 0.0, y, 1.0, sites.POISSON, rest).third_order_bounds()
@@ -176,7 +176,7 @@ def test_control_variates_have_the_posterior_in_both_forms(independent):
 
 def test_errors_shrink_with_the_size_of_subsets():
     rows, rng = rows_of(*logistic(3000, seed=6)), np.random.default_rng(0)
-    points = np.array([rows.expansion_point.draw(rng) for _ in range(60)])
+    points = np.array([rows.expansion_point.sample(1, rng)[0] for _ in range(60)])
 
     def error(algorithm):
         estimated, exact = mean_error(algorithm, points, np.random.default_rng(1))
@@ -216,7 +216,7 @@ def test_subset_size_follows_the_difficulty_and_swaps_keep_their_books():
     hard, easy = rows_of(*logistic(100, seed=8, scale=3.0)), rows_of(*logistic(10_000, seed=8))
     assert choose_subset_size(hard, rng)[1] > choose_subset_size(easy, rng)[1]
     algorithm = Informed(easy, 200, spread=0.3, rng=rng)
-    state = algorithm.start(easy.expansion_point.mode, rng)
+    state = algorithm.start(easy.expansion_point.mean, rng)
     for _ in range(50):
         state, stats = algorithm.step(state, rng, False)
     assert len(set(state.subset)) == 200

@@ -6,8 +6,9 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.subsampling.informed import Informed
-from ppl_backends.kernels.subsampling.rows import ExpansionPoint, QuadraticLogPrior, Rows, SiteRows
+from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, Rows, SiteRows
 from ppl_backends.kernels.subsampling.sufficient import sufficient_statistics
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit
 
@@ -24,7 +25,7 @@ class Sample(Rows):
         sd = float((y - design @ beta).std())
         cov = np.zeros((self.dim, self.dim))
         cov[:-1, :-1], cov[-1, -1] = sd**2 * np.linalg.inv(design.T @ design), 0.5 / self.n
-        self.expansion_point = ExpansionPoint(np.append(beta, np.log(sd)), np.linalg.cholesky(cov))
+        self.expansion_point = Gaussian(np.append(beta, np.log(sd)), np.linalg.cholesky(cov))
 
     def _at(self, x, index):
         return self._density((self._y[index] - self._design[index] @ x[:-1]) * np.exp(-x[-1])) - x[-1]
@@ -94,10 +95,10 @@ def test_subsets_with_the_right_statistics_have_the_right_surrogate_everywhere()
     rows.log_prior_and_potentials = lambda x: 0.0
     rows.scores = lambda: (
         np.c_[
-            (r := rows._y - rows._design @ rows.expansion_point.mode[:-1])[:, None] * rows._design,
-            r**2 * np.exp(-rows.expansion_point.mode[-1]),
+            (r := rows._y - rows._design @ rows.expansion_point.mean[:-1])[:, None] * rows._design,
+            r**2 * np.exp(-rows.expansion_point.mean[-1]),
         ]
-        * np.exp(-2 * rows.expansion_point.mode[-1])
+        * np.exp(-2 * rows.expansion_point.mean[-1])
     )
     found = sufficient_statistics(rows, np.random.default_rng(1)).statistics
     centred = found - found.mean(axis=0)
@@ -105,8 +106,8 @@ def test_subsets_with_the_right_statistics_have_the_right_surrogate_everywhere()
     weights = rng.normal(size=N)
     weights -= weights.mean() + centred @ np.linalg.lstsq(centred, weights, rcond=None)[0]  # neither sum nor statistics
     for _ in range(5):
-        x = rows.expansion_point.mode + rng.normal(size=4)
-        change = rows.differences(rows.expansion_point.mode, x, whole)
+        x = rows.expansion_point.mean + rng.normal(size=4)
+        change = rows.differences(rows.expansion_point.mean, x, whole)
         assert abs(weights @ change) < 1e-8 * np.abs(weights * change).sum()
         scores = rows.scores() - rows.scores().mean(axis=0)
         blind = rng.normal(size=N)
@@ -136,7 +137,7 @@ def test_steps_take_any_number_of_statistics():
         draws[k] = state.x
     assert np.isnan(stats["log_likelihood_error"])
     sd = np.sqrt(np.diag(algorithm.rows.expansion_point.factor @ algorithm.rows.expansion_point.factor.T))
-    assert np.abs((draws.mean(axis=0) - algorithm.rows.expansion_point.mode) / sd).max() < 0.25
+    assert np.abs((draws.mean(axis=0) - algorithm.rows.expansion_point.mean) / sd).max() < 0.25
     assert np.abs(draws.std(axis=0) / sd - 1).max() < 0.2
     counts = np.c_[y, y[:, None] * design[:, 1:], design[:, 1:]]
     twice = np.c_[counts, counts.sum(axis=1)]  # a redundant one
@@ -174,7 +175,7 @@ def test_a_row_far_out_does_not_leave_the_surrogate_without_a_maximum():
     index = np.arange(200)
     escapes = []
     for sign in (-1, 1):
-        points = rows.expansion_point.mode + sign * line
+        points = rows.expansion_point.mean + sign * line
         values = np.array([algorithm._surrogate(x, index, np.zeros(2)) for x in points])
         assert values.max() < values[0] + 1.0
         plain = [

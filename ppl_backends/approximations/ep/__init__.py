@@ -18,8 +18,8 @@ from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
 from ppl_backends.approximations.ep.hyper import EPMixture, HyperParameters
 from ppl_backends.approximations.ep.marginals import Marginals
-from ppl_backends.approximations.ep.result import EPApproximation, EPSites, LeaveOneOut
-from ppl_backends.approximations.ep.shards import ArrayShard, FileShard
+from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut
+from ppl_backends.approximations.ep.shards import ArrayShard, EPSites, FileShard
 from ppl_backends.targets.factors import (
     Factors,
     FactorsTarget,

@@ -19,16 +19,16 @@ since EP matches its moments. (For means, terms of third order are as large as t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.approximations.ep.moments import tilted_moments
+from ppl_backends.approximations.ep.shards import EPSites
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
-
-if TYPE_CHECKING:
-    from ppl_backends.approximations.ep.result import EPApproximation
 
 __all__ = ["SecondOrder", "sd_errors", "second_order"]
 
@@ -63,9 +63,9 @@ class _Pairs(NamedTuple):
     directions: Array
 
 
-def second_order(approximation: EPApproximation, rows: NDArray[np.integer] | None = None) -> SecondOrder:
+def second_order(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer] | None = None) -> SecondOrder:
     """Second-order terms of the pairs among ``rows``, all sites by default."""
-    pairs = _pairs(approximation, rows)
+    pairs = _pairs(q, sites, factors, rows)
     if pairs is None:
         return SecondOrder(0.0, 0.0, 0.0)
     skewness, kurtosis, correlation, _ = pairs
@@ -74,15 +74,14 @@ def second_order(approximation: EPApproximation, rows: NDArray[np.integer] | Non
     return SecondOrder(float(sum(term.sum() for term in terms)), size, float(np.abs(kurtosis).max()))
 
 
-def sd_errors(approximation: EPApproximation) -> Array:
+def sd_errors(q: Gaussian, sites: EPSites, factors: Factors) -> Array:
     """What EP's standard deviations are off by, to second order: exact over EP's, less one, ``(d,)``."""
-    pairs = _pairs(approximation, None)
+    pairs = _pairs(q, sites, factors, None)
     if pairs is None:
-        return np.zeros(approximation.dim)
+        return np.zeros(q.dim)
     skewness, kurtosis, correlation, directions = pairs
-    factor = approximation.cholesky
-    reach = factor @ directions.T if factor.ndim == 2 else factor[:, None] * directions.T
-    reach /= approximation.sd[:, None]  # correlations of θ with the predictors
+    reach = q.factor @ directions.T if q.factor.ndim == 2 else q.factor[:, None] * directions.T
+    reach /= q.sd[:, None]  # correlations of θ with the predictors
     square = correlation * correlation
     weights = np.outer(0.5 * skewness, skewness)
     weights += np.outer(kurtosis / 6, kurtosis) * correlation
@@ -91,17 +90,14 @@ def sd_errors(approximation: EPApproximation) -> Array:
     return np.asarray(np.sqrt(np.maximum(1 + ratio, 0.0)) - 1)
 
 
-def _pairs(approximation: EPApproximation, rows: NDArray[np.integer] | None) -> _Pairs | None:
-    sites, factors = approximation.sites, approximation.factors
-    assert factors is not None
+def _pairs(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer] | None) -> _Pairs | None:
     usable = ~sites.failed & (sites.variance > 0)
     rows = np.flatnonzero(usable) if rows is None else rows[usable[rows]]
     if not len(rows):
         return None
-    skewness, kurtosis = _cumulants(approximation, rows)
+    skewness, kurtosis = _cumulants(sites, factors, rows)
     order = np.argsort(-(np.abs(skewness) + np.abs(kurtosis)), kind="stable")[:MOST_SITES]
-    design, factor = factors.design[rows[order]], approximation.cholesky
-    spread = np.asarray(design @ factor if factor.ndim == 2 else design @ np.diag(factor))
+    spread = np.asarray(factors.design[rows[order]] @ (q.factor if q.factor.ndim == 2 else np.diag(q.factor)))
     spread /= np.sqrt(np.einsum("nd,nd->n", spread, spread))[:, None]
     correlation = spread @ spread.T
     np.fill_diagonal(correlation, 0.0)
@@ -109,10 +105,8 @@ def _pairs(approximation: EPApproximation, rows: NDArray[np.integer] | None) -> 
 
 
 @np.errstate(all="ignore")
-def _cumulants(approximation: EPApproximation, rows: NDArray[np.integer]) -> tuple[Array, Array]:
+def _cumulants(sites: EPSites, factors: Factors, rows: NDArray[np.integer]) -> tuple[Array, Array]:
     """Skewness and excess kurtosis of the tilted distributions of the sites ``rows``; 0 where they are not found."""
-    sites, factors = approximation.sites, approximation.factors
-    assert factors is not None
     variance, cavity_variance = sites.variance[rows], sites.cavity_variance[rows]
     sd = np.sqrt(variance)
     below, here, above = (

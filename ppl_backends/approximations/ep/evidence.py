@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.parallel import Sites
 from ppl_backends.approximations.ep.reduction import Reduction, reduce
+from ppl_backends.approximations.ep.result import EPApproximation
 from ppl_backends.approximations.ep.shards import ShardUpdate, SiteState, split
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
-if TYPE_CHECKING:
-    from ppl_backends.approximations.ep.result import EPApproximation
-
 __all__ = ["evidence_gradient", "log_evidence", "working_sites"]
 
 
-def log_evidence(log_constant: float, prior: GaussianPrior, q: Global, update: ShardUpdate) -> float:
+def log_evidence(log_constant: float, prior: GaussianPrior, q: Gaussian, update: ShardUpdate) -> float:
     """Log Z = c + Ψ(r, Q) − Ψ(r₀, Q₀) + Σ log Zᵢ (Ridgway 2015, section 2.3.4, with Ψ the log normaliser of a Gaussian)."""
     prior_normaliser = 0.5 * (prior.rank * LOG_2PI - prior.log_determinant)
     return float(log_constant + q.log_normaliser - prior_normaliser + update.log_factor.sum())

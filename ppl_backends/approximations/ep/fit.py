@@ -5,21 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.correction import SecondOrder, sd_errors, second_order
+from ppl_backends.approximations.ep.correction import second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel
 from ppl_backends.approximations.ep.reduction import Reduction
-from ppl_backends.approximations.ep.result import EPApproximation, EPSites, leave_one_out, leave_out_normal
+from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.sequential import run_sequential
-from ppl_backends.approximations.ep.shards import SiteState
-from ppl_backends.approximations.gaussian import MAX_DENSE_DIM, GaussianApproximation
+from ppl_backends.approximations.ep.shards import EPSites, SiteState
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.blocks import threads_worth_having
@@ -135,18 +134,14 @@ def fit_ep(
             return _approximation(run, sites, reduction, factors, target or FactorsTarget(factors), options)
 
     if isinstance(factors, Factors):
-        result = fit(factors, start, target)
-        if result.diagnostics["failed_sites"]:
+        given = fit(factors, start, target)
+        if given.diagnostics["failed_sites"]:
             _check_possible(target)
-        _warn(result)
-        _warn_of_modes(result, result)
-        _warn_of_sds(result, result)
-        return result
+        _warn(given)
+        return _checked_by_itself(given, given)
     mixture = integrate(factors, target, fit)
     _warn_mixture(mixture)
-    _warn_of_modes(mixture, mixture.at_mode)
-    _warn_of_sds(mixture, mixture.at_mode)
-    return mixture
+    return _checked_by_itself(mixture, mixture.at_mode)
 
 
 @checked(
@@ -194,8 +189,8 @@ def fit_ep_sharded(
     sites = Sites(shards, prior, executor)
     run = run_parallel(sites, options)
     labels = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(dim))
-    result = _assemble(run, sites, options, prior.mean + run.q.mean, {"cov": run.q.cov}, log_constant, names=labels)
-    result.factors = None
+    q = Gaussian.from_covariance(prior.mean + run.q.mean, run.q.cov)
+    result = _assemble(run, sites, options, q, log_constant, names=labels)
     _warn(result)
     return result
 
@@ -239,46 +234,38 @@ def _approximation(
 ) -> EPApproximation:
     """The result on θ, with the evidence and the leave-one-out densities of the observed sites."""
     if reduction is None:
-        mean, spread = factors.prior.mean + run.q.mean, {"cov": run.q.cov}
+        q = Gaussian.from_covariance(factors.prior.mean + run.q.mean, run.q.cov)
     elif factors.dim <= MAX_DENSE_DIM:
-        mean, spread = reduction.mean(factors, run.q), {"cov": reduction.cov(factors, run.q)}
+        q = Gaussian.from_covariance(reduction.mean(factors, run.q), reduction.cov(factors, run.q))
     else:
-        mean, spread = reduction.mean(factors, run.q), {"cov": reduction.variances(factors, run.q)}
-    result = _assemble(
-        run,
-        sites,
-        options,
-        mean,
-        spread,
-        factors.log_constant,
-        observed=factors.observed,
-        names=target.names,
-        target=target,
-    )
-    result.factors = factors
-    if factors.normal_rows is not None:
-        design, offset, family, log_scale = factors.normal_rows
-        normal = log_scale + leave_out_normal(design, offset, family.y, family.sd, result)
-        result.loo = leave_one_out(np.concatenate([result.loo.log_density, normal]))
-    return result
+        q = Gaussian(reduction.mean(factors, run.q), np.sqrt(reduction.variances(factors, run.q)))
+    return _assemble(run, sites, options, q, factors.log_constant, factors=factors, names=target.names, target=target)
 
 
 def _assemble(
     run: EPRun,
     sites: Sites,
     options: Options,
-    mean: NDArray[np.float64],
-    spread: dict[str, Any],
+    q: Gaussian,
     log_constant: float,
     *,
-    observed: NDArray[np.bool_] | None = None,
-    names: Sequence[str] | None = None,
+    factors: Factors | None = None,
+    names: Sequence[str],
     target: BaseTarget | None = None,
 ) -> EPApproximation:
+    """The Gaussian with its sites and evidence; all sites count as observations where there are no factors at hand."""
     final = run.final
-    result = EPApproximation(
-        mean,
-        **spread,
+    whole = final if options.power == 1.0 else sites.sweep(run.state, run.q, 1.0, check=True)
+    held_out = np.where(whole.failed, -np.inf, whole.log_z)
+    if factors is not None:
+        held_out = held_out[factors.observed]
+        if factors.normal_rows is not None:
+            design, offset, family, log_scale = factors.normal_rows
+            normal = log_scale + leave_out_normal(design, offset, family.y, family.sd, q)
+            held_out = np.concatenate([held_out, normal])
+    return EPApproximation(
+        q.mean,
+        cholesky=q.factor,
         names=names,
         target=target,
         method="ep",
@@ -290,63 +277,70 @@ def _assemble(
             "damping": run.damping,
             "failed_sites": float(final.failed.sum()),
         },
+        power=options.power,
+        factors=factors,
+        sites=EPSites(
+            run.state.tau,
+            run.state.nu,
+            np.where(final.failed, -np.inf, final.log_z),
+            final.cavity_mean,
+            final.cavity_variance,
+            final.mean,
+            final.variance,
+            run.state.level,
+            final.failed,
+        ),
+        loo=leave_one_out(held_out),
     )
-    result.power = options.power
-    result.sites = EPSites(
-        run.state.tau,
-        run.state.nu,
-        np.where(final.failed, -np.inf, final.log_z),
-        final.cavity_mean,
-        final.cavity_variance,
-        final.mean,
-        final.variance,
-        run.state.level,
-        final.failed,
-    )
-    whole = final if options.power == 1.0 else sites.sweep(run.state, run.q, 1.0, check=True)
-    log_density = np.where(whole.failed, -np.inf, whole.log_z)
-    result.loo = leave_one_out(log_density if observed is None else log_density[observed])
-    return result
 
 
-def _warn_of_modes(result: EPApproximation | EPMixture, given: EPApproximation) -> None:
-    """Say so where sites with several modes act on each other: one Gaussian stands for all of them."""
-    factors = given.factors
-    if factors is None or not given.converged or given.power != 1.0:
-        return
+Result = TypeVar("Result", EPApproximation, EPMixture)
+
+
+def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
+    """The result with what EP's second-order terms say of it, and warnings where they say that it is far off.
+
+    A single Gaussian ``given`` stands for the result: that at the most probable hyper-parameters.
+    """
+    if given.factors is None or not given.converged or given.power != 1.0:
+        return result
+    found = {"interaction": _interaction(given, given.factors)}
+    if found["interaction"] > MAX_INTERACTION:
+        warnings.warn(
+            f"EP: sites with several modes act on each other, by {found['interaction']:.2g} in log evidence (limit "
+            f"{MAX_INTERACTION}); means and standard deviations may be off by 10 % of the latter and more: check with "
+            "sample_smc",
+            ApproximationWarning,
+            stacklevel=4,
+        )
+    elif _a_site_weighs_much(given.sites):
+        errors = given.sd_errors()
+        worst = int(np.argmax(np.abs(errors)))
+        found["sd_error"] = float(abs(errors[worst]))
+        if found["sd_error"] > MAX_ERROR:
+            warnings.warn(
+                f"EP: the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
+                f"estimate (limit {100 * MAX_ERROR:.0f} %), or more: the posterior is far from Gaussian; check with "
+                "sample_smc",
+                ApproximationWarning,
+                stacklevel=4,
+            )
+    return result.replaced(diagnostics=result.diagnostics | found)
+
+
+def _interaction(given: EPApproximation, factors: Factors) -> float:
+    """How much sites with several modes act on each other: one Gaussian stands for all of them."""
     pieces = factors.sites.pieces(None)
     rows = [np.arange(factors.n_sites)[columns] for family, columns, _ in pieces if not family.log_concave]
-    found = second_order(given, np.concatenate(rows)) if rows else SecondOrder(0.0, 0.0, 0.0)
-    result.diagnostics["interaction"] = found.size if found.kurtosis > MODES_KURTOSIS else 0.0
-    if result.diagnostics["interaction"] > MAX_INTERACTION:
-        warnings.warn(
-            f"EP: sites with several modes act on each other, by {found.size:.2g} in log evidence (limit {MAX_INTERACTION}); "
-            "means and standard deviations may be off by 10 % of the latter and more: check with sample_smc",
-            ApproximationWarning,
-            stacklevel=4,
-        )
+    if not rows:
+        return 0.0
+    found = second_order(given, given.sites, factors, np.concatenate(rows))
+    return found.size if found.kurtosis > MODES_KURTOSIS else 0.0
 
 
-def _warn_of_sds(result: EPApproximation | EPMixture, given: EPApproximation) -> None:
-    """Say so where EP's own estimate of its error is large; it is small where no site weighs much in its predictor."""
-    sites = given.sites
-    if given.factors is None or not given.converged or given.power != 1.0:
-        return
-    if result.diagnostics.get("interaction", 0.0) > MAX_INTERACTION:  # said already; an expansion is of no use there
-        return
-    share = np.abs(sites.tau * sites.variance)
-    if share.max(where=~sites.failed, initial=0.0) < LARGE_SHARE:
-        return
-    errors = sd_errors(given)
-    worst = int(np.argmax(np.abs(errors)))
-    result.diagnostics["sd_error"] = float(abs(errors[worst]))
-    if result.diagnostics["sd_error"] > MAX_ERROR:
-        warnings.warn(
-            f"EP: the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
-            f"estimate (limit {100 * MAX_ERROR:.0f} %), or more: the posterior is far from Gaussian; check with sample_smc",
-            ApproximationWarning,
-            stacklevel=4,
-        )
+def _a_site_weighs_much(sites: EPSites) -> bool:
+    """Whether EP's own estimate of its error is worth computing: it is small where no site weighs much in its predictor."""
+    return np.abs(sites.tau * sites.variance).max(where=~sites.failed, initial=0.0) >= LARGE_SHARE
 
 
 def _warn_mixture(result: EPMixture) -> None:
@@ -359,7 +353,7 @@ def _warn_mixture(result: EPMixture) -> None:
         )
 
 
-def _warn(result: GaussianApproximation) -> None:
+def _warn(result: EPApproximation) -> None:
     if not result.converged:
         figures = result.diagnostics
         warnings.warn(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,7 +106,8 @@ class EPMixture(MixtureApproximation):
         points : int
             At how many points of each coordinate the correction is computed; it is interpolated between them.
         """
-        return mixed_marginals(self, chosen(coordinates, self.names), points)
+        parts = [partial(fit.marginals, points=points) for fit in self._fits]
+        return mixed_marginals(self, parts, self._latent, chosen(coordinates, self.names))
 
 
 class _Posterior:
@@ -232,7 +234,14 @@ def _mix(
     means, covs = _joint(factors, target.dim, phi, theta, [node.fit.cov for node in nodes], weights, spread)
     unconverged = float(weights[[not node.fit.converged for node in nodes]].sum())
     effective = float(1 / (weights @ weights))
-    result = EPMixture(
+    names = tuple(factors.hyper_names)
+    order = np.array([node.log_posterior for node in nodes])
+    held_out = np.stack([node.fit.loo.log_density for node in nodes])
+    with np.errstate(over="ignore", divide="ignore"):
+        top = -held_out.min(axis=0, initial=0.0)
+        loo = leave_one_out(-top - np.log(weights @ np.exp(-held_out - top)))
+    summary = f"EP integrated over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
+    return EPMixture(
         weights,
         means,
         covs,
@@ -247,18 +256,12 @@ def _mix(
             "effective_points": effective,
             "unconverged_share": unconverged,
         },
+        hyper=HyperParameters(names, mode.phi, phi, weights, order, summary),
+        loo=loo,
+        at_mode=mode.fit,
+        _fits=[node.fit for node in nodes],
+        _latent=np.asarray(factors.coordinates),
     )
-    names = tuple(factors.hyper_names)
-    summary = f"EP integrated over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
-    order = np.array([node.log_posterior for node in nodes])
-    result.hyper = HyperParameters(names, mode.phi, phi, weights, order, summary)
-    held_out = np.stack([node.fit.loo.log_density for node in nodes])
-    with np.errstate(over="ignore", divide="ignore"):
-        top = -held_out.min(axis=0, initial=0.0)
-        result.loo = leave_one_out(-top - np.log(weights @ np.exp(-held_out - top)))
-    result.at_mode = mode.fit
-    result._fits, result._latent = [node.fit for node in nodes], np.asarray(factors.coordinates)
-    return result
 
 
 def _joint(

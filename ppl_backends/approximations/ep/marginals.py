@@ -7,20 +7,20 @@ expectation is one more tilted normaliser, since sᵢ given θⱼ is normal. Wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 
 from ppl_backends.approximations.ep.moments import tilted_moments
+from ppl_backends.approximations.ep.shards import EPSites
+from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
-
-if TYPE_CHECKING:
-    from ppl_backends.approximations.ep.hyper import EPMixture
-    from ppl_backends.approximations.ep.result import EPApproximation
 
 __all__ = ["Marginals", "chosen", "corrected_marginals", "mixed_marginals"]
 
@@ -78,35 +78,47 @@ def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
     return np.array(found)
 
 
-def corrected_marginals(approximation: EPApproximation, index: NDArray[np.integer], points: int) -> Marginals:
-    """Marginals of the coordinates ``index``."""
-    factors = approximation.factors
-    assert factors is not None
+def corrected_marginals(
+    q: Gaussian, sites: EPSites, factors: Factors, names: Sequence[str], index: NDArray[np.integer], points: int
+) -> Marginals:
+    """Marginals of the coordinates ``index`` of EP's Gaussian."""
     z = np.linspace(-HALF_WIDTH, HALF_WIDTH, points)
     fine = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
-    mean, sd = approximation.mean[index], approximation.sd[index]
-    factor = approximation.cholesky
-    rows = factor[index] @ factor.T if factor.ndim == 2 else np.diag(factor**2)[index]
+    mean, sd = q.mean[index], q.sd[index]
+    rows = q.factor[index] @ q.factor.T if q.factor.ndim == 2 else np.diag(q.factor**2)[index]
     covariance = np.asarray(factors.design @ rows.T).T  # of θⱼ and sᵢ, (k, n)
     log_density = np.empty((len(index), GRID))
     for k in range(len(index)):
-        correction = _log_correction(approximation, covariance[k] / sd[k], z)
+        correction = _log_correction(sites, factors, covariance[k] / sd[k], z)
         log_density[k] = -0.5 * fine**2 + CubicSpline(z, correction)(fine)
     density = np.exp(log_density - log_density.max(axis=1, keepdims=True))
-    names = [approximation.names[j] for j in index]
-    return _with_moments(names, mean, sd, density)
+    return _with_moments([names[j] for j in index], mean, sd, density)
 
 
-def mixed_marginals(mixture: EPMixture, index: NDArray[np.integer], points: int) -> Marginals:
+def mixed_marginals(
+    mixture: MixtureApproximation,
+    parts: Sequence[Callable[[NDArray[np.integer]], Marginals]],
+    latent_coordinates: NDArray[np.integer],
+    index: NDArray[np.integer],
+) -> Marginals:
     """Marginals of the coordinates ``index``, those of EP at every φ about the mixture's own Gaussians, mixed.
 
     The Gaussians of the mixture differ from those at φ by the kernels around its design, so the corrected densities are
     used in units of standard deviations. Hyper-parameters themselves keep their normal kernels.
+
+    Parameters
+    ----------
+    mixture : MixtureApproximation
+    parts : sequence of callable
+        Per component, the marginals of coordinates of EP given φ.
+    latent_coordinates : ndarray
+        Where these are among the mixture's.
+    index : ndarray
     """
     z = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     mean, sd = mixture.mean[index], mixture.sd[index]
     means, sds = mixture.means[:, index], mixture.component_sds()[:, index]
-    place = {int(j): k for k, j in enumerate(mixture._latent)}  # among the coordinates of EP given φ
+    place = {int(j): k for k, j in enumerate(latent_coordinates)}
     latent = np.array([k for k, j in enumerate(index) if int(j) in place], dtype=int)
     inner = np.array([place[int(index[k])] for k in latent], dtype=int)
     by_weight = np.argsort(-mixture.weights)
@@ -116,10 +128,10 @@ def mixed_marginals(mixture: EPMixture, index: NDArray[np.integer], points: int)
         at = (mean[:, None] + sd[:, None] * z - means[k, :, None]) / sds[k, :, None]
         part = np.exp(-0.5 * at**2) / np.sqrt(2 * np.pi)
         if k in heavy and len(latent):
-            corrected = corrected_marginals(mixture._fits[k], inner, points)
-            own = mixture._fits[k].sd[inner]
-            for row, curve, scale in zip(latent, corrected.density, own, strict=True):
-                part[row] = np.interp(at[row], z, curve * scale, left=0.0, right=0.0)
+            corrected = parts[k](inner)
+            widths = (corrected.grid[:, -1] - corrected.grid[:, 0]) / (2 * HALF_WIDTH)  # standard deviations of EP
+            for row, curve, width in zip(latent, corrected.density, widths, strict=True):
+                part[row] = np.interp(at[row], z, curve * width, left=0.0, right=0.0)
         density += weight * part / sds[k, :, None]
     return _with_moments([mixture.names[j] for j in index], mean, sd, density)
 
@@ -142,10 +154,8 @@ def _with_moments(names: Sequence[str], mean: Array, sd: Array, density: Array) 
     )
 
 
-def _log_correction(approximation: EPApproximation, slope: Array, z: Array) -> Array:
+def _log_correction(sites: EPSites, factors: Factors, slope: Array, z: Array) -> Array:
     """Σᵢ log E_q[εᵢ | θⱼ = meanⱼ + sdⱼ z] ``(len(z),)``, up to a constant; ``slope`` is cov(θⱼ, sᵢ)/sdⱼ."""
-    sites, factors = approximation.sites, approximation.factors
-    assert factors is not None
     usable = np.flatnonzero(~sites.failed & (np.abs(slope) > 1e-9 * np.sqrt(sites.variance)))
     total = np.zeros(len(z))
     block = max(1, BLOCK // len(z))
@@ -154,7 +164,7 @@ def _log_correction(approximation: EPApproximation, slope: Array, z: Array) -> A
         s = sites.mean[at] + slope[at] * z[:, None]  # conditional means of sᵢ, (len(z), m)
         # Take the Gaussian site out: t̃ as a function of s about its mean under q.
         tau = sites.tau[at]
-        pull = _site_slope(approximation, at)
+        pull = _site_slope(sites, factors, at)
         shrink = 1 - tau * variance
         centred = s - sites.mean[at]
         cavity_variance = variance / shrink
@@ -170,9 +180,7 @@ def _log_correction(approximation: EPApproximation, slope: Array, z: Array) -> A
     return total - total.max()
 
 
-def _site_slope(approximation: EPApproximation, at: NDArray[np.integer]) -> Array:
+def _site_slope(sites: EPSites, factors: Factors, at: NDArray[np.integer]) -> Array:
     """ν − τ·E_q(u): the slope of log t̃ at the mean of its predictor."""
-    factors, sites = approximation.factors, approximation.sites
-    assert factors is not None
     u = sites.mean - factors.offset - np.asarray(factors.design @ factors.prior.mean)
     return (sites.nu - sites.tau * u)[at]

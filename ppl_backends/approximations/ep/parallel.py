@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.ep.gaussian import Global, factorise
 from ppl_backends.approximations.ep.shards import (
     Linearised,
     LineariseTask,
@@ -27,6 +26,7 @@ from ppl_backends.approximations.ep.shards import (
     sweep_shard,
 )
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.parallel import map_independent
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
@@ -51,7 +51,7 @@ class Options(NamedTuple):
 class EPRun(NamedTuple):
     """Where EP ended: the global Gaussian, the sites behind it, and one sweep from there with checked quadrature."""
 
-    q: Global
+    q: Gaussian
     state: SiteState
     final: ShardUpdate
     sweeps: int
@@ -69,10 +69,10 @@ class Sites:
         self.rows = [slice(a, b) for a, b in pairwise(ends)]
         self.n_sites = int(ends[-1])
 
-    def sweep(self, state: SiteState, q: Global, power: float, check: bool) -> ShardUpdate:
+    def sweep(self, state: SiteState, q: Gaussian, power: float, check: bool) -> ShardUpdate:
         """One sweep over all shards, their results joined."""
         tasks = [
-            SweepTask(shard, state.take(rows), q, power, check)
+            SweepTask(shard, state.take(rows), self.prior.mean, q, power, check)
             for shard, rows in zip(self.shards, self.rows, strict=True)
         ]
         updates = map_independent(sweep_shard, tasks, self.executor)
@@ -103,9 +103,9 @@ class Sites:
         ]
         return _total(p[0] for p in parts), _total(p[1] for p in parts)
 
-    def factorise(self, precision: Array, shift: Array) -> Global | None:
-        """The global Gaussian of prior and sites."""
-        return factorise(self.prior.add_to(precision.copy()), shift, self.prior.mean)
+    def factorise(self, precision: Array, shift: Array) -> Gaussian | None:
+        """The global Gaussian of prior and sites, of θ less the prior mean; None where it is not proper."""
+        return Gaussian.from_natural(self.prior.add_to(precision.copy()), shift)
 
 
 def _total(parts: Iterable[Array]) -> Array:
@@ -165,7 +165,7 @@ def _adapted(step: float, largest: float, previous: Array, direction: Array) -> 
 
 def _advance(
     sites: Sites, state: SiteState, update: ShardUpdate, precision: Array, shift: Array, step: float
-) -> tuple[SiteState, Array, Array, Global, float] | None:
+) -> tuple[SiteState, Array, Array, Gaussian, float] | None:
     """A step towards the proposed sites, halved until the global Gaussian is proper; None where no step is."""
     while step >= MIN_STEP:
         new_precision = precision + step * (update.precision - precision)
@@ -178,7 +178,7 @@ def _advance(
     return None
 
 
-def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Array, Array, Global]:
+def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Array, Array, Gaussian]:
     """Sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
     zeros = np.zeros(sites.n_sites)
     flat = SiteState(zeros, zeros, np.zeros(sites.n_sites, dtype=np.int8))
@@ -213,7 +213,7 @@ def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GA
         return None
     for _ in range(max_iterations):
         gradient = here.gradient - prior.apply(point[None])[0]
-        newton = factorise(prior.add_to(here.precision.copy()), gradient, prior.mean)
+        newton = Gaussian.from_natural(prior.add_to(here.precision.copy()), gradient)
         if newton is None:
             return None
         worth = 0.5 * float(gradient @ newton.mean)

@@ -13,8 +13,8 @@ import numpy as np
 from scipy import sparse
 from scipy.linalg import eigh
 
-from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.shards import ArrayShard
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
@@ -38,21 +38,21 @@ class Reduction(NamedTuple):
     prior: GaussianPrior
     gain: Array
 
-    def mean(self, factors: Factors, q: Global) -> Array:
+    def mean(self, factors: Factors, q: Gaussian) -> Array:
         """Posterior mean of θ ``(d,)``."""
         return np.asarray(factors.prior.mean + self.gain @ q.mean, dtype=np.float64)
 
-    def cov(self, factors: Factors, q: Global) -> Array:
+    def cov(self, factors: Factors, q: Gaussian) -> Array:
         """Posterior covariance of θ ``(d, d)``: Q₀⁻¹ − G Gᵀ + G V Gᵀ."""
         prior_cov = factors.prior.apply_covariance(np.eye(factors.dim))
-        half = self.gain @ q.root.T
+        half = self.gain @ q.factor
         prior_cov -= self.gain @ self.gain.T
         prior_cov += half @ half.T
         return prior_cov
 
-    def variances(self, factors: Factors, q: Global) -> Array:
+    def variances(self, factors: Factors, q: Gaussian) -> Array:
         """Diagonal of :meth:`cov`, without forming it."""
-        half = self.gain @ q.root.T
+        half = self.gain @ q.factor
         left = np.maximum(factors.prior.variances() - (self.gain**2).sum(axis=1), 0.0)
         return np.asarray(left + (half**2).sum(axis=1))
 

@@ -5,46 +5,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.approximations.ep.correction import sd_errors, second_order
 from ppl_backends.approximations.ep.marginals import Marginals, chosen, corrected_marginals
-from ppl_backends.approximations.gaussian import LOG_2PI, GaussianApproximation
+from ppl_backends.approximations.ep.shards import EPSites
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["EPApproximation", "EPSites", "LeaveOneOut"]
-
-
-class EPSites(NamedTuple):
-    """The Gaussian sites exp(−τu²/2 + νu), u = aᵀ(θ − m₀), and the cavities around them, site by site.
-
-    Attributes
-    ----------
-    tau, nu : ndarray (n,)
-        A negative ``tau`` means a site that widens its cavity.
-    log_z : ndarray (n,)
-        Log normaliser of the site (to the power used) against its cavity.
-    cavity_mean, cavity_variance : ndarray (n,)
-        Of the predictor s = aᵀθ + b without its own site.
-    mean, variance : ndarray (n,)
-        Of s under the approximation.
-    level : ndarray (n,) of int
-        Quadrature in use: 8, 32, 128 or 256 Gauss–Hermite nodes; 4 means adaptive panels. 0 where moments have a closed form.
-    failed : ndarray (n,) of bool
-        Sites whose cavity was not proper, or whose integral was not found, when EP stopped.
-    """
-
-    tau: Array
-    nu: Array
-    log_z: Array
-    cavity_mean: Array
-    cavity_variance: Array
-    mean: Array
-    variance: Array
-    level: NDArray[np.int8]
-    failed: NDArray[np.bool_]
 
 
 class LeaveOneOut(NamedTuple):
@@ -99,29 +70,27 @@ class EPApproximation(GaussianApproximation):
         -------
         Marginals
         """
-        self._needs_factors("marginals")
-        index = chosen(coordinates, self.names)
-        return corrected_marginals(self, index, points)
+        factors = self._needed_factors("marginals")
+        return corrected_marginals(self, self.sites, factors, self.names, chosen(coordinates, self.names), points)
 
     def evidence_correction(self) -> float:
         """Second-order correction, to be added to ``log_evidence``: most of EP's own error where that is small.
 
         It comes from the 1,000 sites whose tilted distributions are least Gaussian.
         """
-        self._needs_factors("the correction")
-        return second_order(self).value
+        return second_order(self, self.sites, self._needed_factors("the correction")).value
 
     def sd_errors(self) -> Array:
         """What the standard deviations are off by, exact over EP's less one ``(dim,)``: EP's own estimate of its error.
 
         It is of second order: good where it is small. At 10 % and more higher orders matter, and the truth can be twice that.
         """
-        self._needs_factors("the error of standard deviations")
-        return sd_errors(self)
+        return sd_errors(self, self.sites, self._needed_factors("the error of standard deviations"))
 
-    def _needs_factors(self, what: str) -> None:
+    def _needed_factors(self, what: str) -> Factors:
         if self.factors is None:
             raise ModelError(f"{what} of sharded data: needs the factors in memory; fit_ep(Factors(...)) has them")
+        return self.factors
 
     def __repr__(self) -> str:
         return (
@@ -138,10 +107,9 @@ def leave_one_out(log_density: Array) -> LeaveOneOut:
     return LeaveOneOut(log_density, float(log_density.sum()), se)
 
 
-def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: GaussianApproximation) -> Array:
+def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: Gaussian) -> Array:
     """Log p(yᵢ | y₋ᵢ) of normal observations that the Gaussian part of ``q`` contains; ``-inf`` where it is not proper."""
-    factor = q.cholesky
-    spread = np.asarray(design @ factor) if factor.ndim == 2 else np.asarray(design @ np.diag(factor))
+    spread = np.asarray(design @ (q.factor if q.factor.ndim == 2 else np.diag(q.factor)))
     mean, variance = np.asarray(design @ q.mean) + offset, np.einsum("nd,nd->n", spread, spread)
     with np.errstate(all="ignore"):
         without = 1 / (1 / variance - 1 / sd**2)

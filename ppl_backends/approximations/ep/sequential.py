@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, full_step, starting_point
 from ppl_backends.approximations.ep.shards import SiteState
+from ppl_backends.numerics.gaussian import Gaussian
 
 __all__ = ["run_sequential"]
 
@@ -44,14 +44,14 @@ def run_sequential(sites: Sites, options: Options, start: SiteState | None = Non
     return EPRun(q, state, update, sweeps, change, damping, converged)
 
 
-def _pass(sites: Sites, state: SiteState, q: Global, power: float, damping: float) -> SiteState:
+def _pass(sites: Sites, state: SiteState, q: Gaussian, power: float, damping: float) -> SiteState:
     """One pass over all sites (Chopin & Ridgway 2017, section 3.4), in order."""
     mean, cov = q.mean.copy(), q.cov
     tau, nu = state.tau.copy(), state.nu.copy()
     for shard, rows in zip(sites.shards, sites.rows, strict=True):
         design, offset, family = shard.load()
         design = design.toarray() if sparse.issparse(design) else design
-        prior_predictor = design @ q.centre + offset
+        prior_predictor = design @ sites.prior.mean + offset
         for k, i in enumerate(range(rows.start, rows.stop)):
             a, here = design[k], np.array([k])
             gain = cov @ a

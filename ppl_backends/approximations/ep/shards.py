@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.gaussian import Global
 from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors, weighted_gram
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 
 __all__ = [
     "ArrayShard",
+    "EPSites",
     "FileShard",
     "ShardUpdate",
     "SiteState",
@@ -87,6 +88,36 @@ class SiteState(NamedTuple):
         return SiteState(self.tau[rows], self.nu[rows], self.level[rows])
 
 
+class EPSites(NamedTuple):
+    """The Gaussian sites exp(−τu²/2 + νu), u = aᵀ(θ − m₀), and the cavities around them, site by site.
+
+    Attributes
+    ----------
+    tau, nu : ndarray (n,)
+        A negative ``tau`` means a site that widens its cavity.
+    log_z : ndarray (n,)
+        Log normaliser of the site (to the power used) against its cavity.
+    cavity_mean, cavity_variance : ndarray (n,)
+        Of the predictor s = aᵀθ + b without its own site.
+    mean, variance : ndarray (n,)
+        Of s under the approximation.
+    level : ndarray (n,) of int
+        Quadrature in use: 8, 32, 128 or 256 Gauss–Hermite nodes; 4 means adaptive panels. 0 where moments have a closed form.
+    failed : ndarray (n,) of bool
+        Sites whose cavity was not proper, or whose integral was not found, when EP stopped.
+    """
+
+    tau: Array
+    nu: Array
+    log_z: Array
+    cavity_mean: Array
+    cavity_variance: Array
+    mean: Array
+    variance: Array
+    level: NDArray[np.int8]
+    failed: NDArray[np.bool_]
+
+
 class ShardUpdate(NamedTuple):
     """What one shard returns from one sweep.
 
@@ -121,11 +152,12 @@ class ShardUpdate(NamedTuple):
 
 
 class SweepTask(NamedTuple):
-    """Everything that a worker needs for one shard."""
+    """Everything that a worker needs for one shard: the Gaussian is that of θ less the centre m₀."""
 
     shard: Any
     state: SiteState
-    q: Global
+    centre: Array
+    q: Gaussian
     power: float
     check: bool
 
@@ -139,8 +171,8 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     """
     design, offset, sites = task.shard.load()
     (tau, nu, level), power = task.state, task.power
-    prior_predictor = np.asarray(design @ task.q.centre) + offset
-    mean, variance = task.q.marginals(design)
+    prior_predictor = np.asarray(design @ task.centre) + offset
+    mean, variance = _marginals(task.q, design)
     blind = variance == 0  # rows of zeros: sites that are constants
     variance = np.where(blind, 1.0, variance)
     tau, nu = np.where(blind, 0.0, tau), np.where(blind, 0.0, nu)
@@ -190,6 +222,14 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
         log_z,
         failed,
     )
+
+
+def _marginals(q: Gaussian, design: Any) -> tuple[Array, Array]:
+    """Mean and variance of every row's aᵀ(θ − m₀)."""
+    if hasattr(design, "variances"):  # a design known by its structure
+        return design @ q.mean, design.variances(q.factor.T)
+    spread = np.asarray(design @ q.factor)
+    return np.asarray(design @ q.mean), np.einsum("nd,nd->n", spread, spread)
 
 
 class LineariseTask(NamedTuple):

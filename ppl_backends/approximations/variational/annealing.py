@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import PriorSamplingError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation
@@ -81,13 +80,13 @@ def tempered(target: BaseTarget, power: float) -> BaseTarget:
     return with_power(target, power) if target.has_split else TemperedJoint(target, power)
 
 
-def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Any:
+def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Gaussian:
     """The Gaussian with the medians and robust widths of prior draws; a standard normal where there are none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             x = target.sample_prior(PRIOR_DRAWS, rng)
     except PriorSamplingError:
-        return GaussianApproximation(np.zeros(target.dim), np.ones(target.dim), target=target)
+        return Gaussian(np.zeros(target.dim), np.ones(target.dim))
     low, middle, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
-    return GaussianApproximation(middle, cholesky=np.maximum(0.5 * (high - low), 1e-6), target=target)
+    return Gaussian(middle, np.maximum(0.5 * (high - low), 1e-6))

@@ -74,10 +74,10 @@ class BoundEstimate(NamedTuple):
 def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Generator, qmc: bool = True) -> BoundEstimate:
     """Mean of log p − log q over eight independent scrambles with ``draws`` points in all.
 
-    ``q`` has ``dim``, ``color`` and ``log_density``.
+    ``q`` has ``dim``, ``place`` and ``log_density``.
     """
     each = max(2, -(-draws // REPLICATES))
-    x = np.concatenate([q.color(normal_noise(each, q.dim, rng, qmc)) for _ in range(REPLICATES)])
+    x = np.concatenate([q.place(normal_noise(each, q.dim, rng, qmc)) for _ in range(REPLICATES)])
     with np.errstate(all="ignore"):
         log_ratio = target.log_density(x) - q.log_density(x)
     if not np.isfinite(log_ratio).any():

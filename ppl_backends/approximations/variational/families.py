@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from ppl_backends.approximations.gaussian import LOG_2PI
+from ppl_backends.numerics.gaussian import LOG_2PI, widen_inverse
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Family", "FullRank", "Location", "LowRank", "MeanField", "make_family", "widen_inverse", "widened_norms"]
+__all__ = ["Family", "FullRank", "Location", "LowRank", "MeanField", "make_family"]
 
 
 class Family(Protocol):
@@ -280,16 +280,6 @@ class FullRank:
     def rebased(self, p: Array) -> FullRank:
         """Measured from another member."""
         return FullRank(*self._parts(p))
-
-
-def widen_inverse(z: Array, b: Array) -> Array:
-    """Rows (I + B Bᵀ)⁻¹ z, by Woodbury's identity."""
-    return z - np.linalg.solve(np.eye(b.shape[1]) + b.T @ b, (z @ b).T).T @ b.T
-
-
-def widened_norms(b: Array) -> Array:
-    """Norms of the rows of I + C Cᵀ ``(dim,)``."""
-    return np.sqrt(1 + 2 * (b**2).sum(axis=1) + np.einsum("jr,rs,js->j", b, b.T @ b, b))
 
 
 def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.random.Generator) -> Any:

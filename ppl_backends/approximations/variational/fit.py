@@ -16,9 +16,9 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.given import as_approximation, is_poor_start
 from ppl_backends.approximations.laplace import fit_laplace
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
-from ppl_backends.approximations.resolve import is_poor_start
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
 from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
@@ -27,6 +27,7 @@ from ppl_backends.approximations.variational.sample_average import fit_fixed_sam
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.weights import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.options import (
     approximation,
@@ -35,6 +36,7 @@ from ppl_backends.options import (
     checked,
     choice,
     flag,
+    has_moments,
     increasing,
     integer,
     none,
@@ -189,7 +191,7 @@ def fit_vi(
 
     with ChainProgress("Variational inference", 1, ("draws", "ELBO", "change"), enabled=progressbar) as progress:
         bases = _bases(target, start, annealing, gradient, minibatch, fit_rng)
-        members = [make_family(family, base.mean, base.cholesky, largest_rank, fit_rng) for base in bases]
+        members = [make_family(family, base.mean, base.factor, largest_rank, fit_rng) for base in bases]
         member = _best(target, members, tolerance, fit_rng)
         first = draws or _first_draws(method, gradient, family, target.dim)
         run = _runner(
@@ -199,10 +201,9 @@ def fit_vi(
             member = _anneal(target, member, ladder(annealing), first, tolerance, gradient, fit_rng, qmc, progress)
         fit = run(target, member, fit_rng, _reporter(progress, tolerance))
         progress.update(0, 1.0)
-    q = _result(whole, fit)
-    bound = estimate_bound(target, q, elbo_draws, bound_rng, qmc)
-    _describe(q, fit, bound)
-    q.evidence_note = improper_note(target)
+    gaussian = _gaussian(fit)
+    bound = estimate_bound(target, gaussian, elbo_draws, bound_rng, qmc)
+    q = _result(whole, gaussian, fit, bound, improper_note(target))
     troubles = "; ".join(_troubles(q, fit, bound, tolerance))
     if troubles:
         warnings.warn(f"variational inference, {q.family} family: {troubles}", ApproximationWarning, stacklevel=3)
@@ -279,25 +280,23 @@ def _runner(
 
 def _bases(
     target: BaseTarget, start: Any, annealing: Any, gradient: str, minibatch: int | None, rng: np.random.Generator
-) -> list[GaussianApproximation]:
+) -> list[Gaussian]:
     """The Gaussian that the fit starts from; where Laplace finds no mode, the prior's beside what it has."""
     if isinstance(start, str):
         if start == "prior" or (start == "auto" and annealing is not None):
             found = [prior_gaussian(target, rng)]
         elif start == "auto" and gradient == "score":
             mean = np.mean(target.initial_points(PILOT_DRAWS, rng), axis=0)
-            found = [GaussianApproximation(mean, np.ones(target.dim), target=target)]
+            found = [Gaussian(mean, np.ones(target.dim))]
         else:
             found = _laplace_or_prior(target, minibatch, rng)
-    elif hasattr(start, "mean") and hasattr(start, "cov"):
-        if len(start.mean) != target.dim:
-            raise ModelError(f"start has {len(start.mean)} coordinates, {target.label} has {target.dim}")
-        found = [start if hasattr(start, "cholesky") else GaussianApproximation(start.mean, start.cov)]
+    elif has_moments(start):
+        found = [as_approximation(start, target).gaussian]
     else:
         mean = np.asarray(start, dtype=np.float64)
         if mean.shape != (target.dim,):
             raise ModelError(f"start has shape {mean.shape}; expected ({target.dim},)")
-        found = [GaussianApproximation(mean, np.ones(target.dim), target=target)]
+        found = [Gaussian(mean, np.ones(target.dim))]
     usable = [base for base in (_usable(target, base, rng) for base in found) if base is not None]
     if not usable:
         reason = target.explain(found[0].mean) or "give another start="
@@ -331,17 +330,16 @@ def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximat
     return fit_laplace(target, **options)
 
 
-def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> GaussianApproximation | None:
+def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian | None:
     """The base, narrowed until the density is finite at all of a few of its points; None where it never is."""
     z = rng.standard_normal((PILOT_DRAWS, target.dim))
-    factor = base.cholesky
+    q = Gaussian(base.mean, base.cholesky)
     for _ in range(HALVINGS):
-        x = base.mean + (z @ factor.T if factor.ndim == 2 else z * factor)
         with np.errstate(all="ignore"):
-            finite = np.isfinite(target.log_density(x))
+            finite = np.isfinite(target.log_density(q.place(z)))
         if finite.all():
-            return GaussianApproximation(base.mean, cholesky=factor, target=target)
-        factor = 0.5 * factor
+            return q
+        q = Gaussian(q.mean, 0.5 * q.factor)
     return None
 
 
@@ -387,31 +385,38 @@ def _reporter(progress: ChainProgress, tolerance: float) -> Callable[[int, float
     return report
 
 
-def _result(target: BaseTarget, fit: Any) -> VariationalApproximation:
-    p = fit.family.start()
-    mean, _ = fit.family.mean_and_sd(p)
-    factor, directions = fit.family.factor(p)
-    return VariationalApproximation(mean, factor, directions, target=target, converged=fit.converged)
+def _gaussian(fit: Any) -> Gaussian:
+    mean, _ = fit.family.mean_and_sd(fit.family.start())
+    return Gaussian(mean, *fit.family.factor(fit.family.start()))
 
 
-def _describe(q: VariationalApproximation, fit: Any, bound: BoundEstimate) -> None:
-    """Put the figures of the fit where users find them."""
-    q.elbo, q.elbo_se, q.pareto_k = bound.elbo, bound.standard_error, bound.pareto_k
-    columns = zip(*fit.history, strict=True)
-    q.history = {
-        name: np.asarray(column)
-        for name, column in zip(("draws", "elbo", "iterations", "change"), columns, strict=True)
-    }
-    q.converged = fit.converged and bool(np.isfinite(bound.elbo)) and not _contradicted(bound)
-    q.diagnostics = {
-        "change": float(fit.change),
-        "optimism": float(fit.history[-1][1]) - bound.elbo,
-        "draws": float(fit.draws),
-        "samples": float(len(fit.history)),
-        "tail_share": bound.tail_share,
-        "outside": bound.outside,
-        "distance": bound.distance,
-    }
+def _result(
+    target: BaseTarget, q: Gaussian, fit: Any, bound: BoundEstimate, note: str | None
+) -> VariationalApproximation:
+    """The Gaussian with the figures of the fit."""
+    columns = (np.asarray(column) for column in zip(*fit.history, strict=True))
+    return VariationalApproximation(
+        q.mean,
+        cholesky=q.factor,
+        directions=q.directions,
+        target=target,
+        method="variational inference",
+        converged=fit.converged and bool(np.isfinite(bound.elbo)) and not _contradicted(bound),
+        diagnostics={
+            "change": float(fit.change),
+            "optimism": float(fit.history[-1][1]) - bound.elbo,
+            "draws": float(fit.draws),
+            "samples": float(len(fit.history)),
+            "tail_share": bound.tail_share,
+            "outside": bound.outside,
+            "distance": bound.distance,
+        },
+        elbo=bound.elbo,
+        elbo_se=bound.standard_error,
+        pareto_k=bound.pareto_k,
+        evidence_note=note,
+        history=dict(zip(("draws", "elbo", "iterations", "change"), columns, strict=True)),
+    )
 
 
 def _contradicted(bound: BoundEstimate) -> str:

@@ -40,7 +40,9 @@ BLOCKS = 10
 def choose_subset_size(rows: Rows, rng: np.random.Generator, draws: int = 20, probe: int = 2000) -> tuple[int, float]:
     """The subset size for σ̂² ≤ 1 at nine of ten draws of the Laplace approximation, and the variance for one row."""
     index = rng.integers(0, rows.n, size=min(probe, rows.n))
-    single = [rows.n**2 * float(rows.residuals(rows.expansion_point.draw(rng), index).var()) for _ in range(draws)]
+    single = [
+        rows.n**2 * float(rows.residuals(rows.expansion_point.sample(1, rng)[0], index).var()) for _ in range(draws)
+    ]
     variance = float(np.quantile(single, 0.9))
     return int(np.clip(np.ceil(variance), SMALLEST_SUBSET, max(SMALLEST_SUBSET, rows.n))), variance
 
@@ -68,7 +70,7 @@ def estimate_of(rows: Rows, x: Array, residuals: Array, corrected: bool = True) 
     m = len(residuals)
     variance = rows.n**2 / m * float(residuals.var())
     value = (
-        rows.expansion.at(x - rows.expansion_point.mode)
+        rows.expansion.at(x - rows.expansion_point.mean)
         + rows.log_prior_and_potentials(x)
         + rows.n * float(residuals.mean())
     )
@@ -78,7 +80,7 @@ def estimate_of(rows: Rows, x: Array, residuals: Array, corrected: bool = True) 
 def acceptance_error(rows: Rows, x: Array, new: Array, m: int, accept: float, rng: np.random.Generator) -> float:
     """|a − â| with a from ``CHECK_FACTOR`` times as many rows at both ends."""
     index = rng.integers(0, rows.n, size=min(CHECK_FACTOR * m, rows.n))
-    mode = rows.expansion_point.mode
+    mode = rows.expansion_point.mean
     change = (
         rows.log_prior_and_potentials(new)
         - rows.log_prior_and_potentials(x)
@@ -120,7 +122,7 @@ class _Subsampled:
 
     def initial_point(self, rng: np.random.Generator) -> Array:
         """A draw of the Laplace approximation at the expansion point."""
-        return self.rows.expansion_point.draw(rng)
+        return self.rows.expansion_point.sample(1, rng)[0]
 
     def start(self, x: Array, rng: np.random.Generator) -> SubsetState:
         """The state at ``x`` with a fresh subset."""
@@ -205,8 +207,8 @@ class ControlVariateMetropolis(_Subsampled):
         z = rng.standard_normal(self.dim)
         if self._independent:
             new, old = (
-                expansion_point.mode + expansion_point.factor @ z,
-                expansion_point.whiten(state.x - expansion_point.mode),
+                expansion_point.mean + expansion_point.factor @ z,
+                expansion_point.whiten(state.x),
             )
             proposals = 0.5 * float(z @ z - old @ old)
         else:
@@ -224,13 +226,13 @@ class ControlVariateMetropolis(_Subsampled):
         self, state: SubsetState, rng: np.random.Generator, tune: bool
     ) -> tuple[SubsetState, Statistics]:
         assert self._compiled is not None
-        delta, subset, residuals = state.x - self.rows.expansion_point.mode, state.subset.copy(), state.residuals.copy()
+        delta, subset, residuals = state.x - self.rows.expansion_point.mean, state.subset.copy(), state.residuals.copy()
         accept, moves, variance = control_variate_walk(
             rng, self._steps, *self._compiled, self.scale, self._independent, delta, subset, residuals
         )
         estimate = Estimate(float("nan"), variance)
         state = state._replace(
-            x=self.rows.expansion_point.mode + delta, subset=subset, residuals=residuals, estimate=estimate
+            x=self.rows.expansion_point.mean + delta, subset=subset, residuals=residuals, estimate=estimate
         )
         return self._checked(state, self._statistics(state, accept, moves > 0, tune), rng)
 
@@ -263,7 +265,7 @@ class ControlVariateHmc(_Subsampled):
         slope = self.rows.residual_gradient(x, subset, weights)
         return (
             slope
-            + self.rows.expansion.slope(x - self.rows.expansion_point.mode)
+            + self.rows.expansion.slope(x - self.rows.expansion_point.mean)
             + self.rows.log_prior_and_potentials.slope(x)
         )
 
@@ -353,7 +355,7 @@ class SequentialMetropolis(_Subsampled):
 
     def _test(self, x: Array, new: Array, log_u: float, rng: np.random.Generator) -> tuple[float, Array, float]:
         """The known part of the log ratio, the changes of residuals drawn, and the standard error of their mean."""
-        rows, mode = self.rows, self.rows.expansion_point.mode
+        rows, mode = self.rows, self.rows.expansion_point.mean
         known = (
             rows.log_prior_and_potentials(new)
             - rows.log_prior_and_potentials(x)

@@ -62,7 +62,7 @@ class _Exact:
 
     def initial_point(self, rng: np.random.Generator) -> Array:
         """A draw of the Laplace approximation at the expansion point."""
-        return self.rows.expansion_point.draw(rng)
+        return self.rows.expansion_point.sample(1, rng)[0]
 
     def start(self, x: Array, rng: np.random.Generator) -> ExactState:
         """The state at ``x``."""
@@ -107,7 +107,7 @@ class Scalable(_Exact):
         self.attributes["steps_per_draw"] = steps
 
     def _at(self, x: Array) -> ExactState:
-        delta = x - self.rows.expansion_point.mode
+        delta = x - self.rows.expansion_point.mean
         return ExactState(
             x, self.rows.standardise(x), self.rows.expansion.at(delta) + self.rows.log_prior_and_potentials(x)
         )
@@ -115,12 +115,12 @@ class Scalable(_Exact):
     def step(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
         """Proposals; rows are looked at only where the known part accepts."""
         if self._compiled is not None:
-            delta = state.x - self.rows.expansion_point.mode
+            delta = state.x - self.rows.expansion_point.mean
             tables = (self.near.bounds, self.near.ends, self.far.bounds, self.far.ends, self._radius)
             accept, moves, looked = scalable_walk(
                 rng, self._steps, *self._compiled, self.scale, self._independent, *tables, delta
             )
-            x = self.rows.expansion_point.mode + delta
+            x = self.rows.expansion_point.mean + delta
             return state._replace(x=x), self._statistics(accept, moves > 0, tune, looked)
         for _ in range(self._steps):
             state, stats = self._one(state, rng, tune)
@@ -129,8 +129,8 @@ class Scalable(_Exact):
     def _one(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
         expansion_point, proposals = self.rows.expansion_point, 0.0
         if self._independent:
-            z, old = rng.standard_normal(self.dim), expansion_point.whiten(state.x - expansion_point.mode)
-            new = self._at(expansion_point.mode + expansion_point.factor @ z)
+            z, old = rng.standard_normal(self.dim), expansion_point.whiten(state.x)
+            new = self._at(expansion_point.mean + expansion_point.factor @ z)
             proposals = 0.5 * float(z @ z - old @ old)
         else:
             new = self._at(self._walk(state, rng))

@@ -82,7 +82,7 @@ def whitened_scores(rows: Rows) -> NDArray[np.float32]:
 def curvature_variance(rows: Rows, rng: np.random.Generator) -> float:
     """Variance v over rows of −N ∂²ℓᵢ at the mode, along directions of one posterior sd: subsets of n err by √(v/n)."""
     index = rng.choice(rows.n, size=min(rows.n, CURVATURE_ROWS), replace=False)
-    mode, found = rows.expansion_point.mode, []
+    mode, found = rows.expansion_point.mean, []
     for _ in range(CURVATURE_DIRECTIONS):
         z = rng.standard_normal(rows.dim)
         step = rows.expansion_point.factor @ (z / np.linalg.norm(z))
@@ -216,7 +216,7 @@ class Informed:
 
     def _spreads(self, rng: np.random.Generator) -> dict[str, float]:
         """Standard deviations over subsets of the surrogate's log at a point of the posterior, weighted and uniform."""
-        x, mode = self.rows.expansion_point.draw(rng), self.rows.expansion_point.mode
+        x, mode = self.rows.expansion_point.sample(1, rng)[0], self.rows.expansion_point.mean
         subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
         seen = np.ones(self.rows.n, dtype=np.bool_)
         weighted, uniform, errors = np.zeros((3, SPREAD_SUBSETS))
@@ -238,7 +238,7 @@ class Informed:
         rows, z = self.rows, rng.standard_normal(self.dim)
         step, still = rows.expansion_point.factor @ (z / np.linalg.norm(z)), np.zeros(self.dim)
         found = sum(
-            float(rows.differences(rows.expansion_point.mode, rows.expansion_point.mode + h, subset).sum())
+            float(rows.differences(rows.expansion_point.mean, rows.expansion_point.mean + h, subset).sum())
             for h in (step, -step)
         )
         wanted = rows.expansion.at(step) + rows.expansion.at(-step) - 2 * rows.expansion.at(still)
@@ -258,7 +258,7 @@ class Informed:
 
     def initial_point(self, rng: np.random.Generator) -> Array:
         """A draw of the Laplace approximation at the expansion point."""
-        return self.rows.expansion_point.draw(rng)
+        return self.rows.expansion_point.sample(1, rng)[0]
 
     def start(self, x: Array, rng: np.random.Generator) -> InformedState:
         """The state at ``x`` with a subset of its own."""
@@ -271,14 +271,14 @@ class Informed:
         return state._replace(value=self._surrogate(state.x, state.subset, state.z))
 
     def _surrogate(self, x: Array, subset: Index, z: Array) -> float:
-        mode, ratio = self.rows.expansion_point.mode, self.rows.n / len(subset)
+        mode, ratio = self.rows.expansion_point.mean, self.rows.n / len(subset)
         if self.correction == "curvature":
             return estimate_of(self.rows, x, self.rows.residuals(x, subset)).value
         value = self.rows.log_prior_and_potentials(x) + ratio * float(self.rows.differences(mode, x, subset).sum())
         if self.correction == "gradient":
             assert self._scores is not None
             shift = z if self._scores is self._summaries else self._scores[subset].mean(axis=0, dtype=np.float64)
-            value -= float(shift @ self.rows.expansion_point.whiten(x - mode))
+            value -= float(shift @ self.rows.expansion_point.whiten(x))
         return value
 
     def _first_order_error(self, state: InformedState) -> float:
@@ -287,7 +287,7 @@ class Informed:
             return 0.0
         if self._scores is not self._summaries:
             return float("nan")
-        return float(state.z @ self.rows.expansion_point.whiten(state.x - self.rows.expansion_point.mode))
+        return float(state.z @ self.rows.expansion_point.whiten(state.x))
 
     def step(self, state: InformedState, rng: np.random.Generator, tune: bool) -> tuple[InformedState, Statistics]:
         """Swaps, then a random-walk proposal of θ."""

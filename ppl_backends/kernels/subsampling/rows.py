@@ -19,6 +19,7 @@ from scipy.linalg import cholesky, solve_triangular
 
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.factors import Factors, families
@@ -28,7 +29,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 __all__ = [
     "BlockRows",
     "Expansion",
-    "ExpansionPoint",
     "ObservedRows",
     "QuadraticLogPrior",
     "Rows",
@@ -44,21 +44,6 @@ NO_BOUNDS = (
     "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor a row, of a logit, probit or "
     "normal family; use SubsampledMetropolis"
 )
-
-
-class ExpansionPoint(NamedTuple):
-    """A mode of the posterior, and the factor L of the covariance LLᵀ of its Laplace approximation."""
-
-    mode: Array
-    factor: Array
-
-    def draw(self, rng: np.random.Generator) -> Array:
-        """A point of the Laplace approximation."""
-        return self.mode + self.factor @ rng.standard_normal(len(self.mode))
-
-    def whiten(self, delta: Array) -> Array:
-        """L⁻¹ δ."""
-        return solve_triangular(self.factor, delta, lower=True, check_finite=False)
 
 
 class Expansion(NamedTuple):
@@ -115,14 +100,14 @@ class Rows:
     n, dim : int
     log_prior_and_potentials : callable
         ``x (d,) → float``, with ``slope(x)``.
-    expansion_point : ExpansionPoint
+    expansion_point : Gaussian
     expansion : Expansion
     """
 
     n: int
     dim: int
     log_prior_and_potentials: Any
-    expansion_point: ExpansionPoint
+    expansion_point: Gaussian
     expansion: Expansion
 
     def compiled(self) -> tuple[Any, ...] | None:
@@ -147,7 +132,7 @@ class Rows:
 
     def standardise(self, x: Array) -> Array:
         """L⁻¹(θ − θ̂)."""
-        return self.expansion_point.whiten(x - self.expansion_point.mode)
+        return self.expansion_point.whiten(x)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
         """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``, z as of :meth:`standardise`."""
@@ -174,7 +159,7 @@ class SiteRows(Rows):
     family : int
     log_prior
         As :class:`QuadraticLogPrior`.
-    expansion_point : ExpansionPoint, optional
+    expansion_point : Gaussian, optional
         Found by Newton's method otherwise.
     """
 
@@ -186,7 +171,7 @@ class SiteRows(Rows):
         extra: Array,
         family: int,
         log_prior: Any,
-        expansion_point: ExpansionPoint | None = None,
+        expansion_point: Gaussian | None = None,
     ) -> None:
         self.design = np.ascontiguousarray(design, dtype=np.float64)
         self.n, self.dim = self.design.shape
@@ -196,7 +181,7 @@ class SiteRows(Rows):
         self.offset, self.y, self.extra = fill
         self.family, self.log_prior_and_potentials = family, log_prior
         self.expansion_point = self._newton() if expansion_point is None else expansion_point
-        self._expand(self.expansion_point.mode)
+        self._expand(self.expansion_point.mean)
 
     def _derivatives(self, x: Array, block: Index) -> Array:
         return sites.values(self.design, self.offset, self.y, self.extra, self.family, block, x)
@@ -212,7 +197,7 @@ class SiteRows(Rows):
             hessian += rows.T @ (rows * found[:, 2:])
         return Expansion(value, slope, hessian)
 
-    def _newton(self) -> ExpansionPoint:
+    def _newton(self) -> Gaussian:
         """The mode, by Newton's method with halving; the families are log-concave."""
         x = np.zeros(self.dim)
         here = self._totals(x)
@@ -236,7 +221,7 @@ class SiteRows(Rows):
                 step = 0.5 * step
             x, here, value = x + step, there, new
         inverse = solve_triangular(root, np.eye(self.dim), lower=True)
-        return ExpansionPoint(x, cholesky(inverse.T @ inverse, lower=True))
+        return Gaussian(x, cholesky(inverse.T @ inverse, lower=True))
 
     def _expand(self, mode: Array) -> None:
         self.expansion = self._totals(mode)
@@ -248,17 +233,17 @@ class SiteRows(Rows):
 
     def residuals(self, x: Array, index: Index) -> Array:
         """ℓᵢ − qᵢ ``(m,)``."""
-        delta = x - self.expansion_point.mode
+        delta = x - self.expansion_point.mean
         return sites.residuals(self.design, self.y, self.extra, self.family, self._at_mode, index, delta)
 
     def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
         """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
-        delta = x - self.expansion_point.mode
+        delta = x - self.expansion_point.mean
         return sites.gradient(self.design, self.y, self.extra, self.family, self._at_mode, index, delta, weights, 2)
 
     def differences(self, x: Array, new: Array, index: Index) -> Array:
         """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
-        mode = self.expansion_point.mode
+        mode = self.expansion_point.mean
         return sites.pairs(self.design, self.y, self.extra, self.family, self._at_mode, index, x - mode, new - mode)
 
     def scores(self) -> Array:
@@ -269,7 +254,7 @@ class SiteRows(Rows):
         """What the compiled walks take, from the design to the inverse factor; None where the log prior is not quadratic."""
         if not isinstance(self.log_prior_and_potentials, QuadraticLogPrior):
             return None
-        slope = self.expansion.gradient + self.log_prior_and_potentials.slope(self.expansion_point.mode)
+        slope = self.expansion.gradient + self.log_prior_and_potentials.slope(self.expansion_point.mean)
         hessian = np.ascontiguousarray(self.expansion.hessian + self.log_prior_and_potentials.hessian)
         factor = np.ascontiguousarray(self.expansion_point.factor)
         inverse = np.ascontiguousarray(solve_triangular(factor, np.eye(self.dim), lower=True))
@@ -306,20 +291,20 @@ class SiteRows(Rows):
 class ObservedRows(Rows):
     """Rows as the target's ``observations`` give them."""
 
-    def __init__(self, target: BaseTarget, log_prior: Any, expansion_point: ExpansionPoint) -> None:
+    def __init__(self, target: BaseTarget, log_prior: Any, expansion_point: Gaussian) -> None:
         observations: Any = target.observations
         self._observations = observations
         self.n, self.dim = observations.n, target.dim
         self.log_prior_and_potentials, self.expansion_point = log_prior, expansion_point
-        value, slope = self._observations.sum(expansion_point.mode[None], np.arange(self.n), gradient=True)
-        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(expansion_point.mode))
-        shifted = np.concatenate([expansion_point.mode + np.diag(step), expansion_point.mode - np.diag(step)])
+        value, slope = self._observations.sum(expansion_point.mean[None], np.arange(self.n), gradient=True)
+        step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(expansion_point.mean))
+        shifted = np.concatenate([expansion_point.mean + np.diag(step), expansion_point.mean - np.diag(step)])
         _, slopes = self._observations.sum(shifted, np.arange(self.n), gradient=True)
         hessian = (slopes[: self.dim] - slopes[self.dim :]) / (2 * step[:, None])
         self.expansion = Expansion(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
 
     def _line(self, x: Array) -> Array:
-        delta, mode = x - self.expansion_point.mode, self.expansion_point.mode
+        delta, mode = x - self.expansion_point.mean, self.expansion_point.mean
         return np.array([x, mode, mode + LINE * delta, mode - LINE * delta])
 
     def residuals(self, x: Array, index: Index) -> Array:
@@ -339,7 +324,7 @@ class ObservedRows(Rows):
 
     def scores(self) -> Array:
         """∇ℓᵢ at the mode ``(n, d)``."""
-        return self._observations.score_and_hessian(self.expansion_point.mode)[0]
+        return self._observations.score_and_hessian(self.expansion_point.mean)[0]
 
 
 class BlockRows(Rows):
@@ -356,12 +341,12 @@ class BlockRows(Rows):
 
     def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
         self.whole, self._block = whole, block
-        block.set_others(whole.expansion_point.mode)
+        block.set_others(whole.expansion_point.mean)
         self.n, self.dim = whole.n, block.dim
         inverse = solve_triangular(whole.expansion_point.factor, np.eye(whole.dim), lower=True)
         precision = (inverse.T @ inverse)[np.ix_(block.free, block.free)]
-        mode, covariance = whole.expansion_point.mode[block.free], np.linalg.inv(precision)
-        self.expansion_point = ExpansionPoint(mode, np.linalg.cholesky(covariance))
+        mode, covariance = whole.expansion_point.mean[block.free], np.linalg.inv(precision)
+        self.expansion_point = Gaussian(mode, np.linalg.cholesky(covariance))
         self.log_prior_and_potentials: Any = _BlockLogPrior(whole.log_prior_and_potentials, block)
         self.expansion: Any = _BlockExpansion(whole, block)
 
@@ -418,7 +403,7 @@ class _BlockExpansion:
         self._whole, self._block = whole, block
 
     def _delta(self, delta: Array) -> Array:
-        mode = self._whole.expansion_point.mode
+        mode = self._whole.expansion_point.mean
         return self._block.embed((mode[self._block.free] + delta)[None])[0] - mode
 
     def at(self, delta: Array) -> float:
@@ -453,8 +438,8 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     return ObservedRows(target, log_prior, given)
 
 
-def _point(approximation: Any) -> ExpansionPoint:
-    return ExpansionPoint(np.asarray(approximation.mean), np.linalg.cholesky(approximation.cov))
+def _point(approximation: Any) -> Gaussian:
+    return Gaussian.from_covariance(np.asarray(approximation.mean), approximation.cov)
 
 
 def _sites_of(target: Any) -> Any:

@@ -96,7 +96,7 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
     for start in range(0, rows.n, BLOCK):
         block = np.arange(start, min(rows.n, start + BLOCK))
         for k, point in enumerate(chosen):
-            found[block, k] = rows.differences(rows.expansion_point.mode, points[point], block)
+            found[block, k] = rows.differences(rows.expansion_point.mean, points[point], block)
     residual = _left(found[:, :-1], found[:, -1])
     if residual > 1e3 * TOLERANCE:
         raise ModelError(
@@ -110,9 +110,9 @@ def _spread_points(rows: Rows, n: int, index: Index, rng: np.random.Generator) -
     """Points of θ about the mode, and the centred log likelihoods there ``(m, n)``; nearer where they overflow."""
     scale, z = SPREAD * np.sqrt(rows.n), rng.standard_normal((n, rows.dim))
     for _ in range(HALVINGS):
-        points = rows.expansion_point.mode + scale * z @ rows.expansion_point.factor.T
+        points = rows.expansion_point.mean + scale * z @ rows.expansion_point.factor.T
         with np.errstate(all="ignore"):
-            values = np.stack([rows.differences(rows.expansion_point.mode, x, index) for x in points], axis=1)
+            values = np.stack([rows.differences(rows.expansion_point.mean, x, index) for x in points], axis=1)
         if np.isfinite(values).all():
             return points, values - values.mean(axis=0)
         scale *= 0.5
