@@ -208,7 +208,7 @@ def sample_importance(
     integral = stated_integral(target)
     missed = _missed_share(target, source, results, evidence.log_evidence, prior_rng)
     undefined = float(np.mean([chain.undefined for chain in results]))
-    trouble = _distrust(efficiency, k, tail, missed, undefined, getattr(approximation, "diagnostics", {}))
+    trouble = _distrust(efficiency, k, tail, missed, undefined, approximation.diagnostics)
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
@@ -222,7 +222,7 @@ def sample_importance(
         attrs={
             **_evidence_attributes(evidence, trouble),
             **({} if integral is None else integral.attrs(evidence.log_evidence)),
-            "approximation": str(getattr(approximation, "method", type(approximation).__name__)),
+            "approximation": approximation.method,
             "proposal": proposal,
             "efficiency_factor": efficiency,
             "pareto_k": k,

@@ -157,11 +157,11 @@ class BridgePath:
             )
         self.target, self.approximation = target, approximation
         self.q, self.tails = approximation if tails is None else tails, tails
-        self.description = str(getattr(approximation, "method", "approximation"))
+        self.description = approximation.method
         if tails is not None:
             self.description += ", with Student tails"
-        factor = getattr(approximation, "cholesky", None)
-        self.reference = None if factor is None or factor.ndim == 1 else Gaussian(approximation.mean, factor)
+        dense = approximation.representation in ("dense", "low_rank")
+        self.reference = Gaussian(approximation.mean, approximation.cholesky) if dense else None
 
     def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
         """Independent draws of q."""
