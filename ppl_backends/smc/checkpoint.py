@@ -183,7 +183,7 @@ class Checkpoint:
             raise _of_another_run(path, differing)
         fitted = content["approximation"]
         if fitted is not None:
-            fitted.target, initial = target, fitted
+            initial = fitted.replaced(target=target)
         found = cls(path, settings, content["seed"], initial, named, content["start"], _checksum_of(path))
         for chain in range(settings["chains"]):
             found.chain(chain).load()  # before hours are spent on the chains before it

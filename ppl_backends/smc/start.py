@@ -56,6 +56,7 @@ class IndependentCauchy:
     location: Array
     scale: Array
     method: str = "independent Cauchy"
+    representation: str = "independent"
 
     @property
     def dim(self) -> int:
