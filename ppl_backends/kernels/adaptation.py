@@ -61,8 +61,13 @@ class DualAveraging(NamedTuple):
         """Of the steps after tuning."""
         return np.minimum(np.exp(self.log_average), self.largest)
 
-    def update(self, acceptance: Any) -> DualAveraging:
-        """Return what follows a step of that acceptance probability."""
+    @property
+    def metric(self) -> None:
+        """None: that in use stays."""
+        return None
+
+    def update(self, acceptance: Any, x: Any = None) -> DualAveraging:
+        """Return what follows a step of that acceptance probability; where it ended, ``x``, does not matter."""
         count = self.steps + 1
         weight = 1.0 / (count + T0)
         error = (1 - weight) * self.error + weight * (self.target - acceptance)

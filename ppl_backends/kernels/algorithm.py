@@ -61,10 +61,16 @@ class ChainState(NamedTuple):
     ----------
     population : Population
     parameters : KernelParameters, or a kernel's own
+    n_steps : int
+        Made so far.
+    checks : tuple of float
+        Differences |a − â| found since tuning ended, of kernels with an estimated acceptance.
     """
 
     population: Any
     parameters: Any
+    n_steps: int = 0
+    checks: tuple[float, ...] = ()
 
     @property
     def x(self) -> Array:
@@ -98,7 +104,8 @@ class Algorithm:
     """
 
     def __init__(self, kernel: Kernel, density: ChainDensity) -> None:
-        self.kernel, self.density = kernel, density
+        self.kernel = kernel
+        self.density: Any = density
         self.name, self.dim, self.batched = kernel.name, density.dim, kernel.batched
         self.approximate = not kernel.exact
         self.stats: Mapping[str, type] = {**COMMON_STATS, **kernel.stats}
@@ -118,10 +125,15 @@ class Algorithm:
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
         """Return the next state, and :attr:`stats`, scalars or ``(n,)``; adaptation happens only while ``tune``."""
-        population, parameters = state
+        return self._step(self.kernel, state, rng, tune)
+
+    def _step(self, kernel: Kernel, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
+        population, parameters = state.population, state.parameters
         used = parameters if tune else parameters.settled()
-        moved, info = self.kernel.step(rng, population, self.density, used)
+        moved, info = kernel.step(rng, population, self.density, used)
         if tune:
             parameters = self.kernel.adapt(parameters, info, moved)
         common = {"accept": info.acceptance, "accepted": info.accepted, "approximate": self.approximate, "tune": tune}
-        return ChainState(moved, parameters), common | dict(self.kernel.statistics(population, used, info))
+        return state._replace(population=moved, parameters=parameters, n_steps=state.n_steps + 1), common | dict(
+            self.kernel.statistics(population, used, info)
+        )

@@ -8,6 +8,8 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.adaptation import DualAveraging
+from ppl_backends.kernels.protocol import KernelParameters
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["AdaptiveProposal", "WindowedCovariance", "as_covariance"]
@@ -94,19 +96,38 @@ class AdaptiveProposal(NamedTuple):
         return cls(windows, DualAveraging.begin(calibrated, rate), calibrated, covariance is None)
 
     @property
-    def factor(self) -> Array:
-        """Lower Cholesky factor of the covariance in use."""
-        return self.windows.factor
+    def metric(self) -> Gaussian:
+        """The covariance in use."""
+        return Gaussian(0.0, self.windows.factor)
 
-    def scale(self, tune: bool) -> float:
-        """Of the next step."""
-        return min(self.step.scale if tune else self.step.average, LONGEST_STEP * self.calibrated)
+    @property
+    def scale(self) -> Any:
+        """Of the next step while tuning."""
+        return np.minimum(self.step.scale, LONGEST_STEP * self.calibrated)
 
-    def update(self, x: Array, acceptance: float) -> AdaptiveProposal:
-        """After a step that ended at ``x``; a new covariance starts the scale anew."""
+    @property
+    def average(self) -> Any:
+        """Of the steps after tuning.
+
+        Raises
+        ------
+        ModelError
+            If nothing has been learnt of a covariance that was not given.
+        """
+        if self.learns and self.windows.length == FIRST_WINDOW and self.windows.n_points == 0:
+            raise ModelError("the step learns its proposals while tuning: with tune=0 give covariance=")
+        return np.minimum(self.step.average, LONGEST_STEP * self.calibrated)
+
+    @property
+    def parameters(self) -> KernelParameters:
+        """What a kernel moves with at first."""
+        return KernelParameters(self.metric, self.scale, adaptation=self)
+
+    def update(self, acceptance: Any, x: Array) -> AdaptiveProposal:
+        """Return what follows a step that ended at ``x`` ``(1, dim)``; a new covariance starts the scale anew."""
         step, windows = self.step.update(acceptance), self.windows
         if self.learns:
-            windows = windows.update(x)
+            windows = windows.update(x[0])
             if windows.factor is not self.windows.factor:
                 step = DualAveraging.begin(self.calibrated, self.step.target)
         return self._replace(windows=windows, step=step)

@@ -1,6 +1,6 @@
-r"""Metropolis–Hastings for likelihoods with an unknown normalising constant, by auxiliary data drawn from the model.
+r"""Metropolis–Hastings for a posterior whose likelihood has an unknown constant, by auxiliary draws.
 
-The posterior p(θ) f(y | θ) / Z(θ) has an acceptance ratio that contains Z(θ) / Z(θ'). A data set y' drawn at the proposal
+For f(y | θ)/Z(θ) with unknown Z the acceptance ratio contains Z(θ) / Z(θ'). A data set y' drawn at the proposal
 θ' gives f(y' | θ) / f(y' | θ') in its place, an unbiased estimate of that ratio. With one draw this is the **exchange
 algorithm** (Murray, Ghahramani & MacKay 2006), which leaves the posterior invariant as long as y' follows the model exactly.
 With the mean over N draws it is **noisy exchange** (Alquier, Friel, Everitt & Boland 2016): nearer to ordinary
@@ -8,73 +8,290 @@ Metropolis–Hastings the larger N, and not exact for any N > 1. Both take a ran
 along an estimate of the gradient, ∇ log p(θ) + ∇ log f(y | θ) − mean of ∇ log f(u | θ) over draws u; these are part of the
 state, so that it is exact under the same conditions.
 
+The kernels are the random walk and MALA with another ratio: everything auxiliary is a field of the population.
 With a power α the ratio of likelihoods, its estimated part included, is raised to α; this is not exact.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
 from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
 from ppl_backends.kernels.doubly_intractable import DoublyIntractable
+from ppl_backends.kernels.mala import Mala
+from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, acceptance_probability
+from ppl_backends.kernels.random_walk import RandomWalk
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["AuxiliaryVariableMethod", "Exchange", "MalaExchange"]
+__all__ = ["AuxiliaryDensity", "AuxiliaryPoints", "AuxiliaryVariableMethod", "exchange", "mala_exchange"]
 
 FEWEST_REFERENCE_DRAWS = 100
 FIRST_CHECKS = 8  # at the first draw, for the warning
 
 
-class ExchangeState(NamedTuple):
-    """One chain.
+@dataclass(frozen=True)
+class AuxiliaryPoints(Population):
+    """Points with the draws made there.
 
     Attributes
     ----------
-    x : ndarray (dim,)
+    log_density : ndarray (n,)
+        Of the tractable terms alone.
+    draws : ndarray (n, N, ...) or None
+        Auxiliary data at proposals, for the ratio of normalising constants; a point where a chain is needs none.
+    score : ndarray (n, dim) or None
+        Mean of ∇ log f(u | x) over other draws u at the point.
+    gradient : ndarray (n, dim) or None
+        Of the log posterior, estimated with that score.
+    """
+
+    log_density: Array
+    draws: NDArray[Any] | None
+    score: Array | None = None
+    gradient: Array | None = None
+
+
+class AuxiliaryDensity:
+    """Points with auxiliary draws, and the ratios that these estimate.
+
+    Parameters
+    ----------
+    target : UnnormalizedTarget, or a block of one
+    n_draws : int
+        N, draws that estimate a ratio of normalising constants.
+    n_gradient_draws : int or None
+        Draws that estimate a gradient, apart from the others: as part of the state they keep the step exact for N = 1.
+        None uses the same draws for both; 0 estimates no gradient.
+    power : float
+        α of the tempered posterior.
     tuning : AdaptiveProposal
-        Shape and scale of the proposals.
-    score : ndarray (dim,) or None
-        Mean of ∇ log f(u | x) over the draws u kept with the point; for Langevin proposals.
-    n_steps : int
-    checks : tuple of float
-        Differences |a − â| found since tuning ended.
+        Shape and scale of the proposals to begin with.
     """
 
-    x: Array
-    tuning: AdaptiveProposal
-    score: Array | None
-    n_steps: int
-    checks: tuple[float, ...]
+    def __init__(
+        self, target: BaseTarget, n_draws: int, n_gradient_draws: int | None, power: float, tuning: AdaptiveProposal
+    ) -> None:
+        self.model, self.dim = DoublyIntractable(target), target.dim
+        self.n_draws, self.n_gradient_draws, self.power, self._tuning = n_draws, n_gradient_draws, power, tuning
+        self.n_reference = max(20 * n_draws, FEWEST_REFERENCE_DRAWS)
+        if n_gradient_draws != 0:
+            self.model.require_gradient()
+
+    def __call__(self, x: Array, rng: np.random.Generator) -> AuxiliaryPoints:
+        """Return the points ``(n, dim)`` with draws at each that is inside the support."""
+        log_prior = self.model.log_prior(x)
+        inside = np.flatnonzero(np.isfinite(log_prior))
+        drawn = [self.model.simulate(x[i], self.n_draws + (self.n_gradient_draws or 0), rng) for i in inside]
+        shape = drawn[0].shape[1:] if drawn else ()
+        draws = np.zeros((len(x), self.n_draws, *shape), dtype=drawn[0].dtype if drawn else np.float64)
+        for i, own in zip(inside, drawn, strict=True):
+            draws[i] = own[: self.n_draws]
+        if self.n_gradient_draws == 0:
+            return AuxiliaryPoints(x, log_prior, draws)
+        first, score = 0 if self.n_gradient_draws is None else self.n_draws, np.zeros_like(x)
+        for i, own in zip(inside, drawn, strict=True):
+            score[i] = self.model.mean_score(x[i], own[first:])
+        return AuxiliaryPoints(x, log_prior, draws, score, self._gradient(x, score, inside))
+
+    def _gradient(self, x: Array, score: Array, inside: Any) -> Array:
+        """Return ∇ log p(θ) + α(∇ log f(y | θ) − score), 0 outside of the support."""
+        gradient = np.zeros_like(x)
+        for i in inside:
+            slope = self.model.log_prior_and_gradient(x[i])[1]
+            gradient[i] = slope + self.power * (self.model.observed_score(x[i]) - score[i])
+        return gradient
+
+    def log_ratio(self, points: AuxiliaryPoints, proposal: AuxiliaryPoints) -> Array:
+        """Return the log ratios of the posterior densities, that of the constants estimated by the proposal's draws."""
+        ratio = tractable_ratio(points, proposal)
+        for i in np.flatnonzero(np.isfinite(ratio)):
+            assert proposal.draws is not None
+            estimated = self.model.log_likelihood_ratio(points.x[i], proposal.x[i], proposal.draws[i])
+            ratio[i] += self.power * estimated
+        return ratio
+
+    def with_reference_draws(self, proposal: AuxiliaryPoints, rng: np.random.Generator) -> AuxiliaryPoints:
+        """Return the points with at least 20 N draws in place of their own."""
+        return replace(proposal, draws=np.stack([self.model.simulate(x, self.n_reference, rng) for x in proposal.x]))
+
+    def initial_point(self, rng: np.random.Generator) -> None:
+        """Leave it to the target."""
+        return
+
+    def parameters(self) -> KernelParameters:
+        """Return the proposals to begin with."""
+        return self._tuning.parameters
+
+    def start(self, x: Array, rng: np.random.Generator) -> AuxiliaryPoints:
+        """Return the points with draws for their gradients, if their density is positive; those of a ratio come later."""
+        for point in x:
+            self.model.require_density(point)
+        log_prior = self.model.log_prior(x)
+        if self.n_gradient_draws == 0:
+            return AuxiliaryPoints(x, log_prior, None)
+        n_draws = self.n_gradient_draws or self.n_draws
+        score = np.stack([self.model.mean_score(point, self.model.simulate(point, n_draws, rng)) for point in x])
+        return AuxiliaryPoints(x, log_prior, None, score, self._gradient(x, score, range(len(x))))
+
+    def refresh(self, population: AuxiliaryPoints, rng: np.random.Generator) -> AuxiliaryPoints:
+        """Return the tractable terms anew; draws at the point stay draws at the point."""
+        fresh = replace(population, log_density=self.model.log_prior(population.x))
+        if population.score is None:
+            return fresh
+        gradient = self._gradient(population.x, population.score, range(len(population.x)))
+        return replace(fresh, gradient=gradient)
 
 
-class Proposal(NamedTuple):
-    """A move that waits for its decision.
+def tractable_ratio(points: AuxiliaryPoints, proposal: AuxiliaryPoints) -> Array:
+    """Return the log ratio of the tractable terms, -inf outside of the support."""
+    return np.where(np.isfinite(proposal.log_density), proposal.log_density - points.log_density, -np.inf)
 
-    Attributes
+
+class AuxiliaryVariableMethod(Algorithm):
+    """Chains by auxiliary data, with an estimate of E|a − â| now and then, and one warning where they are approximate.
+
+    Parameters
     ----------
-    x : ndarray (dim,)
-    log_ratio : float
-        Of the tractable terms and the proposal densities; -inf rejects.
-    draws : array (n, ...)
-        Auxiliary data at ``x`` for the ratio of normalising constants.
-    score : ndarray (dim,) or None
+    name : str
+    kernel : Kernel
+    density : AuxiliaryDensity
+    estimated : bool
+        Whether the acceptance probability is an estimate, whose error is to be told.
     """
 
-    x: Array
-    log_ratio: float
-    draws: NDArray
-    score: Array | None
+    def __init__(self, name: str, kernel: Kernel, density: AuxiliaryDensity, estimated: bool) -> None:
+        super().__init__(kernel, density)
+        self.name, self.batched, self._estimated, self._warned = name, False, estimated, False
+        self._check_every = -(-10 * density.n_reference // density.n_draws)  # a tenth of the draws
+        self.approximate = bool(estimated or not density.model.exact or not kernel.exact)
+        if estimated:
+            self.stats = {**self.stats, "acceptance_error": float}
+        self.attributes = {
+            "n_draws": density.n_draws,
+            "power": density.power,
+            "simulator_exact": int(density.model.exact),
+        }
+
+    def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
+        """Make one step; on the way, compare its acceptance with one by many draws."""
+        check = self._estimated and not tune and (not state.checks or state.n_steps % self._check_every == 0)
+        if not check:
+            after, stats = self._step(self.kernel, state, rng, tune)
+            error = float("nan")
+        else:
+            watched = _Watched(self.kernel)
+            after, stats = self._step(watched, state, rng, tune)
+            accept, reference = self._compare(watched, stats["accept"][0], rng)
+            error = abs(reference - accept)
+            after = after._replace(checks=(*after.checks, error))
+        if not tune and self.approximate and not self._warned:
+            self._warn(after, [self._fresh_error(after, rng) for _ in range(FIRST_CHECKS)])
+        return after, stats | ({"acceptance_error": error} if self._estimated else {})
+
+    def _compare(self, watched: _Watched, accept: float, rng: np.random.Generator) -> tuple[float, float]:
+        """Return the acceptance of the step that was watched, and what at least 20 N draws say of it."""
+        before, proposal = watched.ends
+        if not np.isfinite(proposal.log_density[0]):
+            return accept, 0.0
+        exact = self.density.log_ratio(before, self.density.with_reference_draws(proposal, rng))
+        return accept, float(acceptance_probability(watched.log_ratio_found - watched.part + exact)[0])
+
+    def _acceptance_pair(self, state: ChainState, rng: np.random.Generator) -> tuple[float, float]:
+        """Return the acceptance of a move from a state, as estimated and by at least 20 N draws."""
+        watched = _Watched(self.kernel)
+        _, info = watched.step(rng, state.population, self.density, state.parameters)
+        return self._compare(watched, float(info.acceptance[0]), rng)
+
+    def acceptance_pairs(self, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return the acceptance ``(k,)`` of a move from each of ``points`` ``(k, dim)``, estimated and by 20 N draws."""
+        if not self._estimated:
+            raise ModelError(f"{self.name} is exact given exact draws: it has no estimated acceptance to check")
+        parameters = self._tuned(points)
+        states = [self.start(x, rng)._replace(parameters=parameters) for x in points]
+        estimated, reference = np.array([self._acceptance_pair(state, rng) for state in states]).T
+        return estimated, reference
+
+    def _tuned(self, points: Array) -> KernelParameters:
+        """Return proposals of the covariance of draws of the posterior."""
+        first = self.density.parameters()
+        assert isinstance(first.adaptation, AdaptiveProposal)
+        if not first.adaptation.learns:
+            return first
+        share, spread = len(points) / (len(points) + 5.0), np.atleast_2d(np.cov(points.T))
+        covariance = share * spread + (1 - share) * np.diag(np.diagonal(spread))
+        return first._replace(metric=Gaussian.from_covariance(np.mean(points, axis=0), covariance), adaptation=None)
+
+    def _fresh_error(self, state: ChainState, rng: np.random.Generator) -> float:
+        """Return |a − â| for another proposal from the same point."""
+        if not self._estimated:
+            return float("nan")
+        accept, reference = self._acceptance_pair(state._replace(parameters=state.parameters.settled()), rng)
+        return abs(reference - accept)
+
+    def _warn(self, state: ChainState, errors: list[float]) -> None:
+        """Say once that the run is approximate, and how far that goes."""
+        self._warned = True
+        reasons = self._reasons([*state.checks, *errors])
+        warnings.warn(f"{self.name} is approximate: {'; '.join(reasons)}", SamplerWarning, stacklevel=2)
+
+    def _reasons(self, errors: list[float]) -> list[str]:
+        reasons = []
+        if self._estimated:
+            reasons.append(
+                f"E|a - â| is about {np.mean(errors):.2f} (± {np.std(errors) / len(errors) ** 0.5:.2f}; along the run: "
+                "acceptance_error in sample_stats), which bounds the distance to the posterior up to a constant of the "
+                "chain's mixing"
+            )
+        if not self.density.model.exact:
+            reasons.append(
+                f"the simulator of '{self.density.model.likelihood_name}' is not declared exact: if it is a Markov chain, "
+                "compare runs from opposite starts (simulator.equilibration) at draws of the posterior"
+            )
+        return reasons
 
 
-class AuxiliaryVariableMethod:
-    """What all steps with auxiliary data share: options, adaptation, the estimate of E|a − â|, and the warning.
+class _Watched(Kernel):
+    """A kernel that remembers the ends of its last step, and the parts of its ratio."""
+
+    ends: tuple[AuxiliaryPoints, AuxiliaryPoints]
+    part: Array
+    log_ratio_found: Array
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._part_of = copy.copy(kernel), kernel.log_ratio
+        self._kernel.log_ratio = self._watch
+
+    def _watch(self, before: AuxiliaryPoints, proposal: AuxiliaryPoints) -> Array:
+        self.ends, self.part = (before, proposal), self._part_of(before, proposal)
+        return self.part
+
+    def step(self, rng: Any, population: Any, density: Any, parameters: Any) -> tuple[Any, KernelInfo]:
+        """Make the kernel's step."""
+        moved, info = self._kernel.step(rng, population, density, parameters)
+        self.log_ratio_found = info.log_ratio
+        return moved, info
+
+
+def proposals(target: BaseTarget, kernel: type[Kernel], rate: float, covariance: Any) -> AdaptiveProposal:
+    """Return proposals that are learnt while tuning, or have the ``covariance`` given."""
+    scale = kernel().initial_scale(target.dim)
+    return AdaptiveProposal.begin(as_covariance(covariance, target.dim), target.dim, scale, rate)
+
+
+def exchange(
+    target: BaseTarget, *, n_draws: int = 1, power: float = 1.0, covariance: Any = None
+) -> AuxiliaryVariableMethod:
+    """Return random-walk exchange, and noisy exchange for ``n_draws`` above one.
 
     Parameters
     ----------
@@ -86,228 +303,32 @@ class AuxiliaryVariableMethod:
     covariance : array (dim, dim), optional
         Of the posterior, or a guess: the proposals' shape. By default it is learnt while tuning.
     """
-
-    batched = False
-    name = "auxiliary variable method"
-    target_acceptance = 0.25
-
-    def __init__(self, target: BaseTarget, *, n_draws: int = 1, power: float = 1.0, covariance: Any = None) -> None:
-        self._model = DoublyIntractable(target)
-        self.dim = self._model.dim
-        self.n_draws, self.power = n_draws, power
-        self._covariance = as_covariance(covariance, self.dim)
-        self._n_reference = max(20 * self.n_draws, FEWEST_REFERENCE_DRAWS)
-        self._check_every = -(-10 * self._n_reference // self.n_draws)  # a tenth of the draws
-        self._checked = self.n_draws > 1 or self.power != 1
-        self._warned = False
-        self.stats: Mapping[str, type] = {**COMMON_STATS, "accepted": bool, "scaling": float}
-        if self._checked:
-            self.stats = {**self.stats, "acceptance_error": float}
-
-    @property
-    def approximate(self) -> bool:
-        """Exact with one draw from an exact simulator and power one."""
-        return bool(self._checked or not self._model.exact)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """What results say of the run."""
-        return {"n_draws": self.n_draws, "power": self.power, "simulator_exact": int(self._model.exact)}
-
-    def initial_point(self, rng: np.random.Generator) -> Array | None:
-        """Left to the target."""
-        return None
-
-    def initial_scale(self) -> float:
-        """Of the proposal, in standard deviations of the posterior."""
-        return 2.38 / self.dim**0.5
-
-    def start(self, x: Array, rng: np.random.Generator) -> ExchangeState:
-        """The state at ``x``; nothing is adapted yet."""
-        self._model.require_density(x)
-        tuning = AdaptiveProposal.begin(self._covariance, self.dim, self.initial_scale(), self.target_acceptance)
-        return ExchangeState(np.array(x, dtype=np.float64), tuning, None, 0, ())
-
-    def refresh(self, state: ExchangeState, rng: np.random.Generator) -> ExchangeState:
-        """Nothing to do: densities are evaluated anew at every step, and draws at the point stay draws at the point."""
-        return state
-
-    def step(self, state: ExchangeState, rng: np.random.Generator, tune: bool) -> tuple[ExchangeState, Statistics]:
-        """One proposal, decided by auxiliary data."""
-        self._require_tuning(state, tune)
-        scale = state.tuning.scale(tune)
-        proposal = self._propose(state, scale, rng)
-        accept = self._acceptance(state.x, proposal)
-        accepted = bool(rng.random() < accept)
-        error = self._acceptance_error(state, proposal, accept, rng, tune)
-        if not np.isnan(error):
-            state = state._replace(checks=(*state.checks, error))
-        if not tune and not self._warned:
-            self._warn(state, [self._fresh_error(state, scale, rng) for _ in range(FIRST_CHECKS)])
-        stats = {"accept": accept, "approximate": int(self.approximate), "tune": tune, "accepted": accepted}
-        stats["scaling"] = scale
-        if self._checked:
-            stats["acceptance_error"] = error
-        return self._moved(state, proposal if accepted else None, accept, tune), stats
-
-    def _require_tuning(self, state: ExchangeState, tune: bool) -> None:
-        """Refuse to draw with proposals that nothing is known of."""
-        if not tune and state.n_steps == 0 and self._covariance is None:
-            raise ModelError(f"{self.name} learns its proposals while tuning: with tune=0 give covariance=")
-
-    def _propose(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> Proposal:
-        """A point, and auxiliary data there."""
-        raise NotImplementedError
-
-    def _acceptance(self, x: Array, proposal: Proposal) -> float:
-        """min{1, ratio} with the ratio of normalising constants estimated by the proposal's draws."""
-        if not np.isfinite(proposal.log_ratio):
-            return 0.0
-        log_ratio = proposal.log_ratio + self.power * self._model.log_likelihood_ratio(x, proposal.x, proposal.draws)
-        return float(np.exp(min(log_ratio, 0.0))) if not np.isnan(log_ratio) else 0.0
-
-    def _acceptance_error(
-        self, state: ExchangeState, proposal: Proposal, accept: float, rng: np.random.Generator, tune: bool
-    ) -> float:
-        """|a − â| against at least 20 N draws, now and then; NaN otherwise."""
-        if tune or not self._checked or (state.n_steps % self._check_every and state.checks):
-            return float("nan")
-        return abs(self.reference_acceptance(state.x, proposal, rng) - accept)
-
-    def _fresh_error(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> float:
-        """|a − â| for another proposal from the same point."""
-        if not self._checked:
-            return float("nan")
-        proposal = self._propose(state, scale, rng)
-        return abs(self.reference_acceptance(state.x, proposal, rng) - self._acceptance(state.x, proposal))
-
-    def reference_acceptance(self, x: Array, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The acceptance probability of the same proposal, estimated by at least 20 N draws."""
-        if not np.isfinite(proposal.log_ratio):
-            return 0.0
-        return self._acceptance(x, proposal._replace(draws=self._model.simulate(proposal.x, self._n_reference, rng)))
-
-    def acceptance_pairs(self, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Acceptance ``(k,)`` of a move from each of ``points`` ``(k, dim)``, as estimated and by at least 20 N draws."""
-        if not self._checked:
-            raise ModelError(f"{self.name} is exact given exact draws: it has no estimated acceptance to check")
-        pairs = [self._acceptance_pair(state, rng) for state in self._tuned(points, rng)]
-        estimated, reference = np.array(pairs).T
-        return estimated, reference
-
-    def _acceptance_pair(self, state: ExchangeState, rng: np.random.Generator) -> tuple[float, float]:
-        proposal = self._propose(state, self.initial_scale(), rng)
-        return self._acceptance(state.x, proposal), self.reference_acceptance(state.x, proposal, rng)
-
-    def _tuned(self, points: Array, rng: np.random.Generator) -> list[ExchangeState]:
-        """States at draws of the posterior, with proposals of their covariance."""
-        covariance = self._covariance
-        if covariance is None:
-            share = len(points) / (len(points) + 5.0)
-            spread = np.atleast_2d(np.cov(points.T))
-            covariance = share * spread + (1 - share) * np.diag(np.diagonal(spread))
-        tuning = AdaptiveProposal.begin(covariance, self.dim, self.initial_scale(), self.target_acceptance)
-        return [self.start(x, rng)._replace(tuning=tuning, n_steps=1) for x in points]
-
-    def _moved(self, state: ExchangeState, to: Proposal | None, accept: float, tune: bool) -> ExchangeState:
-        """The next state, with one step of adaptation while tuning."""
-        if to is not None:
-            state = state._replace(x=to.x, score=to.score)
-        state = state._replace(n_steps=state.n_steps + 1)
-        return state._replace(tuning=state.tuning.update(state.x, accept)) if tune else state
-
-    def _warn(self, state: ExchangeState, errors: list[float]) -> None:
-        """Say once that the run is approximate, and how far that goes."""
-        if self._warned or not self.approximate:
-            return
-        self._warned = True
-        reasons = self._reasons([*state.checks, *errors])
-        warnings.warn(f"{self.name} is approximate: {'; '.join(reasons)}", SamplerWarning, stacklevel=2)
-
-    def _reasons(self, errors: list[float]) -> list[str]:
-        reasons = []
-        if self._checked:
-            reasons.append(
-                f"E|a - â| is about {np.mean(errors):.2f} (± {np.std(errors) / len(errors) ** 0.5:.2f}; along the run: "
-                "acceptance_error in sample_stats), which bounds the distance to the posterior up to a constant of the "
-                "chain's mixing"
-            )
-        if not self._model.exact:
-            reasons.append(
-                f"the simulator of '{self._model.likelihood_name}' is not declared exact: if it is a Markov chain, compare "
-                "runs from opposite starts (simulator.equilibration) at draws of the posterior"
-            )
-        return reasons
+    density = AuxiliaryDensity(target, n_draws, 0, power, proposals(target, RandomWalk, 0.25, covariance))
+    name = "exchange" if n_draws == 1 else "noisy exchange"
+    return AuxiliaryVariableMethod(name, RandomWalk(log_ratio=density.log_ratio), density, n_draws > 1 or power != 1)
 
 
-class Exchange(AuxiliaryVariableMethod):
-    """Random-walk exchange, and noisy exchange for ``n_draws`` above one."""
-
-    def __init__(self, target: BaseTarget, **options: Any) -> None:
-        super().__init__(target, **options)
-        self.name = "exchange" if self.n_draws == 1 else "noisy exchange"
-
-    def _propose(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> Proposal:
-        x = state.x + scale * state.tuning.factor @ rng.standard_normal(self.dim)
-        before, after = self._model.log_prior(np.stack([state.x, x]))
-        if not np.isfinite(after):
-            return Proposal(x, -np.inf, np.empty(0), None)
-        return Proposal(x, after - before, self._model.simulate(x, self.n_draws, rng), None)
-
-
-class MalaExchange(AuxiliaryVariableMethod):
-    """Langevin proposals with an estimated gradient, decided by exchange.
+def mala_exchange(
+    target: BaseTarget,
+    *,
+    n_draws: int = 1,
+    n_gradient_draws: int | None = 10,
+    power: float = 1.0,
+    covariance: Any = None,
+) -> AuxiliaryVariableMethod:
+    """Return Langevin proposals with an estimated gradient, decided by exchange.
 
     Parameters
     ----------
     target : UnnormalizedTarget, or a block of one
+    n_draws, power, covariance
+        As for :func:`exchange`.
     n_gradient_draws : int or None
-        Draws that estimate a gradient, apart from the ``n_draws`` that estimate a ratio: as part of the state they keep the
-        step exact for ``n_draws=1``. None uses the same draws for both, as the noisy form does.
-    **options
-        See :class:`AuxiliaryVariableMethod`.
+        Draws of its own that estimate a gradient. None uses the same draws for both, as the noisy form does: one draw that
+        serves both ends is not exact either.
     """
-
-    target_acceptance = 0.4
-
-    def __init__(self, target: BaseTarget, *, n_gradient_draws: int | None = 10, **options: Any) -> None:
-        super().__init__(target, **options)
-        self.name = "MALA exchange" if n_gradient_draws is not None else "noisy MALA exchange"
-        self.n_gradient_draws = n_gradient_draws
-        if self.n_gradient_draws is None and not self._checked:
-            self._checked = True  # one draw that serves both ends is not exact either
-            self.stats = {**self.stats, "acceptance_error": float}
-        self._model.require_gradient()
-
-    def initial_scale(self) -> float:
-        """1.65 / dim^(1/6)."""
-        return 1.65 / self.dim ** (1.0 / 6.0)
-
-    def start(self, x: Array, rng: np.random.Generator) -> ExchangeState:
-        """The state at ``x``, with draws for its gradient."""
-        draws = self._model.simulate(x, self.n_gradient_draws or self.n_draws, rng)
-        return super().start(x, rng)._replace(score=self._model.mean_score(x, draws))
-
-    def _propose(self, state: ExchangeState, scale: float, rng: np.random.Generator) -> Proposal:
-        factor = state.tuning.factor
-        prior, slope = self._model.log_prior_and_gradient(state.x)
-        assert state.score is not None
-        gradient = slope + self.power * (self._model.observed_score(state.x) - state.score)
-        z = rng.standard_normal(self.dim)
-        drift = _cut(factor.T @ gradient, scale)
-        x = state.x + factor @ (0.5 * scale**2 * drift + scale * z)
-        after, slope = self._model.log_prior_and_gradient(x)
-        if not np.isfinite(after):
-            return Proposal(x, -np.inf, np.empty(0), None)
-        draws = self._model.simulate(x, self.n_draws + (self.n_gradient_draws or 0), rng)
-        score = self._model.mean_score(x, draws if self.n_gradient_draws is None else draws[self.n_draws :])
-        gradient = slope + self.power * (self._model.observed_score(x) - score)
-        back = z + 0.5 * scale * (drift + _cut(factor.T @ gradient, scale))
-        log_ratio = after - prior + 0.5 * (z @ z - back @ back)
-        return Proposal(x, float(log_ratio), draws[: self.n_draws], score)
-
-
-def _cut(gradient: Array, scale: float) -> Array:
-    """A whitened gradient, shortened so that its drift (h²/2)|g| is at most the length h√d of the noise."""
-    longest = 2.0 * len(gradient) ** 0.5 / scale
-    return gradient * min(1.0, longest / max(float(np.linalg.norm(gradient)), 1e-300))
+    density = AuxiliaryDensity(target, n_draws, n_gradient_draws, power, proposals(target, Mala, 0.4, covariance))
+    kernel = Mala(log_ratio=density.log_ratio, balanced=False)
+    noisy = n_gradient_draws is None
+    estimated = noisy or n_draws > 1 or power != 1
+    return AuxiliaryVariableMethod("noisy MALA exchange" if noisy else "MALA exchange", kernel, density, estimated)

@@ -12,14 +12,44 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.algorithm import Statistics
-from ppl_backends.kernels.exchange import FIRST_CHECKS, Exchange, ExchangeState
+from ppl_backends.kernels.algorithm import ChainState, Statistics
+from ppl_backends.kernels.exchange import (
+    AuxiliaryDensity,
+    AuxiliaryVariableMethod,
+    exchange,
+    proposals,
+    tractable_ratio,
+)
+from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S
+from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["NoisyLangevin"]
+__all__ = ["NoisyLangevin", "UnadjustedLangevin"]
 
 
-class NoisyLangevin(Exchange):
+class UnadjustedLangevin(Kernel):
+    """Langevin steps that are made wherever they stay inside the support."""
+
+    name = "noisy Langevin"
+    uses_gradient, exact = True, False
+
+    def step(
+        self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
+    ) -> tuple[S, KernelInfo]:
+        """Move every point; the log ratio is what Metropolis–Hastings would have decided by."""
+        h, metric = parameters.scale, parameters.metric
+        z = rng.standard_normal(population.x.shape)
+        drift = 0.5 * h * metric.whiten_gradient(population.gradient)
+        proposal = density(population.x + metric.colour(h * (drift + z)), rng)
+        back = z + drift + 0.5 * h * metric.whiten_gradient(proposal.gradient)
+        moved = np.isfinite(proposal.log_density)
+        log_ratio = self.log_ratio(population, proposal) + 0.5 * ((z**2).sum(axis=1) - (back**2).sum(axis=1))
+        jump = ((h * (drift + z)) ** 2).sum(axis=1)
+        info = KernelInfo(moved.astype(np.float64), moved, jump, np.ones(len(z)), log_ratio)
+        return population.where(moved, proposal), info
+
+
+class NoisyLangevin(AuxiliaryVariableMethod):
     """Unadjusted Langevin with an estimated gradient; exchange while tuning.
 
     Parameters
@@ -27,61 +57,48 @@ class NoisyLangevin(Exchange):
     target : UnnormalizedTarget, or a block of one
     step_size : float
         Σ is this share of the posterior's covariance.
-    **options
-        See :class:`~ppl_backends.kernels.exchange.AuxiliaryVariableMethod`; ``n_draws`` estimate each gradient.
+    n_draws : int
+        Draws that estimate each gradient.
+    power, covariance
+        See :func:`~ppl_backends.kernels.exchange.exchange`.
     """
 
-    def __init__(self, target: BaseTarget, *, step_size: float = 0.02, n_draws: int = 10, **options: Any) -> None:
-        super().__init__(target, n_draws=n_draws, **options)
+    def __init__(
+        self,
+        target: BaseTarget,
+        *,
+        step_size: float = 0.02,
+        n_draws: int = 10,
+        power: float = 1.0,
+        covariance: Any = None,
+    ) -> None:
         if not (np.isfinite(step_size) and step_size > 0):
             raise ModelError(f"step_size={step_size!r}: expected a positive number")
-        self.name, self.step_size = "noisy Langevin", float(step_size)
-        if not self._checked:
-            self._checked = True
-            self.stats = {**self.stats, "acceptance_error": float}
-        self._model.require_gradient()
+        tuning = proposals(target, RandomWalk, 0.25, covariance)
+        density = AuxiliaryDensity(target, n_draws, None, power, tuning)
+        super().__init__("noisy Langevin", UnadjustedLangevin(log_ratio=tractable_ratio), density, estimated=True)
+        self._exchange = exchange(target, n_draws=n_draws, power=power, covariance=covariance)
+        self._scale = float(step_size) ** 0.5
+        self.attributes["step_size"] = float(step_size)
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """What results say of the run."""
-        return {**super().attributes, "step_size": self.step_size}
+    def start(self, x: Array, rng: Any) -> ChainState:
+        """Return the state at ``x``, for exchange moves."""
+        return self._exchange.start(x, rng)
 
-    def step(self, state: ExchangeState, rng: np.random.Generator, tune: bool) -> tuple[ExchangeState, Statistics]:
-        """One Langevin step, or an exchange move while tuning."""
+    def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
+        """Make one Langevin step, or an exchange move while tuning."""
         if tune:
-            return super().step(state, rng, tune)
-        self._require_tuning(state, tune)
-        factor = np.sqrt(self.step_size) * state.tuning.factor
-        draws = self._model.simulate(state.x, self.n_draws, rng)
-        before, gradient = self._gradient(state.x, draws)
-        z = rng.standard_normal(self.dim)
-        x = state.x + factor @ (0.5 * factor.T @ gradient + z)
-        after, _ = self._model.log_prior_and_gradient(x)
-        moved = bool(np.isfinite(after))  # a step out of the support is not made
-        error = float("nan")
-        if moved and (state.n_steps % self._check_every == 0 or len(state.checks) < FIRST_CHECKS):
-            back = self._gradient(x, self._model.simulate(x, self.n_draws, rng))[1]
-            reverse = z + 0.5 * factor.T @ (gradient + back)
-            error = 1.0 - self._metropolis(state.x, x, after - before + 0.5 * (z @ z - reverse @ reverse), rng)
-            state = state._replace(checks=(*state.checks, error))
-        if len(state.checks) >= FIRST_CHECKS:
-            self._warn(state, [])
-        stats = {"accept": float(moved), "approximate": 1, "tune": tune, "accepted": moved}
-        stats |= {"scaling": self.step_size**0.5, "acceptance_error": error}
-        return state._replace(x=x if moved else state.x, n_steps=state.n_steps + 1), stats
+            after, stats = self._exchange.step(state, rng, tune)
+            return after, stats | {"acceptance_error": float("nan")}
+        return super().step(self._ready(state, rng), rng, tune)
 
-    def _acceptance_pair(self, state: ExchangeState, rng: np.random.Generator) -> tuple[float, float]:
-        """One, and what Metropolis–Hastings would have made of the step."""
-        _, stats = self.step(state, rng, False)
-        return 1.0, 1.0 - stats["acceptance_error"] if stats["accepted"] else 1.0
+    def _ready(self, state: ChainState, rng: Any) -> ChainState:
+        """Return the state with a gradient at its point, and steps of the size asked for."""
+        population, parameters = state.population, state.parameters.settled()
+        if population.gradient is None:
+            population = self.density.start(population.x, rng)
+        return state._replace(population=population, parameters=parameters._replace(scale=self._scale, adaptation=None))
 
-    def _gradient(self, x: Array, draws: Any) -> tuple[float, Array]:
-        """Log density of the tractable terms, and the estimated gradient of the log posterior."""
-        prior, slope = self._model.log_prior_and_gradient(x)
-        return prior, slope + self.power * (self._model.observed_score(x) - self._model.mean_score(x, draws))
-
-    def _metropolis(self, x: Array, t: Array, log_ratio: float, rng: np.random.Generator) -> float:
-        """The probability with which Metropolis–Hastings would have accepted the step."""
-        draws = self._model.simulate(t, self._n_reference, rng)
-        log_ratio += self.power * self._model.log_likelihood_ratio(x, t, draws)
-        return float(np.exp(min(log_ratio, 0.0))) if not np.isnan(log_ratio) else 0.0
+    def _acceptance_pair(self, state: ChainState, rng: np.random.Generator) -> tuple[float, float]:
+        """Return one, and what Metropolis–Hastings would have made of the step."""
+        return super()._acceptance_pair(self._ready(state, rng), rng)

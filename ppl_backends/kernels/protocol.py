@@ -16,12 +16,12 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from ppl_backends.kernels.adaptation import DualAveraging
 from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = [
+    "Adaptation",
     "Density",
     "Kernel",
     "KernelInfo",
@@ -61,6 +61,24 @@ Density = Callable[[Array, np.random.Generator], S]
 """``(x, rng)`` to a population at ``x``; an estimate of a density draws from ``rng``, and stays in the record."""
 
 
+class Adaptation(Protocol):
+    """A scale, and possibly a metric, that follow the steps of a chain while it tunes."""
+
+    @property
+    def scale(self) -> Any: ...  # noqa: D102
+
+    @property
+    def average(self) -> Any: ...  # noqa: D102
+
+    @property
+    def metric(self) -> Gaussian | None: ...  # noqa: D102
+
+    def update(self: A, acceptance: Any, x: Any) -> A: ...  # noqa: D102
+
+
+A = TypeVar("A", bound="Adaptation")
+
+
 class KernelParameters(NamedTuple):
     """What a kernel moves with.
 
@@ -73,15 +91,15 @@ class KernelParameters(NamedTuple):
         Steps of a trajectory, where every point has its own; else the kernel chooses.
     part : int or None
         Which kernel of a cycle is next; else a coin decides.
-    adaptation : DualAveraging or None
-        Of the scale; None where it is fixed, or where someone else tunes it.
+    adaptation : Adaptation or None
+        Of the scale, or of scale and metric; None where they are fixed, or where someone else tunes them.
     """
 
     metric: AnyMetric
     scale: float | Array
     n_steps: Index | None = None
     part: int | None = None
-    adaptation: DualAveraging | None = None
+    adaptation: Adaptation | None = None
 
     def settled(self) -> KernelParameters:
         """Return those of the steps after tuning."""
@@ -223,8 +241,9 @@ class Kernel:
         """Return parameters that follow the acceptance of a step that ended at ``population``, while tuning."""
         if parameters.adaptation is None:
             return parameters
-        adaptation = parameters.adaptation.update(info.acceptance)
-        return parameters._replace(adaptation=adaptation, scale=adaptation.scale)
+        adaptation = parameters.adaptation.update(info.acceptance, None if population is None else population.x)
+        metric = parameters.metric if adaptation.metric is None else adaptation.metric
+        return parameters._replace(adaptation=adaptation, scale=adaptation.scale, metric=metric)
 
     def statistics(self, population: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
         """Return :attr:`stats` of a step from ``population``, scalars or ``(n,)``."""

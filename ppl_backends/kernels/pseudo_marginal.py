@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
 from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
+from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, accept, column
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -108,36 +112,181 @@ def _following(block: ConditionalTarget) -> tuple[str, ...]:
     )
 
 
-class PseudoMarginalState(NamedTuple):
-    """One chain: its point, the estimate kept with it, and what the estimate was made of.
+@dataclass(frozen=True)
+class EstimatedPoints(Population):
+    """Points, the estimates kept with them, and what these were made of.
 
     Attributes
     ----------
-    x : ndarray (dim,)
-    log_rest : float
+    log_rest : ndarray (n,)
         All other terms of the log density.
-    estimate : float
+    estimate : ndarray (n,)
         Log of the likelihood estimate.
-    noise : ndarray (n_estimates, n_normals) or None
+    noise : ndarray (n, N, n_normals) or None
     n_estimates : int
         N.
     variance : float
         Of the log estimate, or of half the difference between correlated ones, as last measured.
-    tuning : AdaptiveProposal
-    n_steps : int
     """
 
-    x: Array
-    log_rest: float
-    estimate: float
+    log_rest: Array
+    estimate: Array
     noise: Array | None
     n_estimates: int
     variance: float
-    tuning: AdaptiveProposal
-    n_steps: int
+
+    @property
+    def log_density(self) -> Array:
+        """Log of the joint density with the estimate in the likelihood's place ``(n,)``."""
+        return self.log_rest + self.estimate
+
+    gradient = None
 
 
-class PseudoMarginal:
+class EstimatedDensity:
+    """A target with an estimated likelihood.
+
+    Parameters
+    ----------
+    target : BaseTarget, or a block of one
+    estimator : LikelihoodEstimator
+    correlation : float
+        ρ of an estimate's numbers from one step to the next.
+    n_first : int or None
+        N; None finds it at the start.
+    tuning : AdaptiveProposal
+        Shape and scale of the proposals to begin with.
+    """
+
+    def __init__(
+        self,
+        target: BaseTarget,
+        estimator: LikelihoodEstimator,
+        correlation: float,
+        n_first: int | None,
+        tuning: AdaptiveProposal,
+    ) -> None:
+        self.target, self.dim, self.estimator = target, target.dim, estimator
+        self.correlation, self._n_first, self._tuning = correlation, n_first, tuning
+
+    def __call__(self, x: Array, rng: np.random.Generator) -> Any:
+        """Refuse: an estimate is made beside another one, see :meth:`beside`."""
+        raise NotImplementedError
+
+    def beside(self, points: EstimatedPoints, x: Array, rng: np.random.Generator) -> EstimatedPoints:
+        """Return proposals ``(n, dim)`` with estimates of their own, whose numbers may be near to those of the points."""
+        log_rest, estimate = self.target.log_density(x), np.full(len(x), -np.inf)
+        noise = None if points.noise is None else points.noise.copy()
+        for i in np.flatnonzero(np.isfinite(log_rest)):
+            near = self.moved_noise(points.noise[i] if points.noise is not None else None, points.n_estimates, rng)
+            estimate[i] = self.estimator(x[i], points.n_estimates, rng if near is None else near)
+            if noise is not None:
+                noise[i] = near
+        return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
+
+    def moved_noise(self, noise: Array | None, n: int, rng: np.random.Generator) -> Array | None:
+        """Return a proposal's numbers: an AR(1) step from the present ones."""
+        fresh = self.estimator.normals(n, rng)
+        if fresh is None or noise is None:
+            return fresh
+        return self.correlation * noise + np.sqrt(1 - self.correlation**2) * fresh
+
+    def initial_point(self, rng: np.random.Generator) -> None:
+        """Leave it to the target."""
+        return
+
+    def parameters(self) -> KernelParameters:
+        """Return the proposals to begin with."""
+        return self._tuning.parameters
+
+    def start(self, x: Array, rng: np.random.Generator) -> EstimatedPoints:
+        """Return a point ``(1, dim)`` with an estimate; N is found there."""
+        x = np.array(x, dtype=np.float64)
+        log_rest = self.target.log_density(x)
+        if not np.isfinite(log_rest).all():
+            raise ModelError(f"{self.target.label}: the log density is not finite at the starting point")
+        first = EstimatedPoints(x, log_rest, np.full(1, -np.inf), None, self._n_first or 1, np.nan)
+        points = (
+            self.measured(self.fresh(first, rng), rng) if self._n_first else self.with_enough(first, rng, MOST_AT_START)
+        )
+        if not np.isfinite(points.estimate).all():
+            raise ModelError(
+                f"every likelihood estimate at the starting point {np.round(x[0], 3)} is zero: start elsewhere (initvals=)"
+            )
+        return points
+
+    def refresh(self, population: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
+        """Return the log density anew after other coordinates moved; the estimate does not depend on them."""
+        return replace(population, log_rest=self.target.log_density(population.x))
+
+    # -- how many estimates ----------------------------------------------------------------------------------------------
+
+    def fresh(self, points: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
+        """Return the point with a fresh estimate, the first of a few that is not zero; unchanged if all are."""
+        for _ in range(REPLICATES):
+            noise = self.estimator.normals(points.n_estimates, rng)
+            estimate = self.estimator(points.x[0], points.n_estimates, rng if noise is None else noise)
+            if np.isfinite(estimate):
+                return replace(points, estimate=np.array([estimate]), noise=None if noise is None else noise[None])
+        return points
+
+    def measured(self, points: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
+        """Return it with the variance of the log estimate there; of half the difference of two where they are correlated."""
+        x, n, values = points.x[0], points.n_estimates, np.empty(REPLICATES)
+        for i in range(REPLICATES):
+            noise = self.estimator.normals(n, rng)
+            values[i] = self.estimator(x, n, rng if noise is None else noise)
+            if noise is not None and np.isfinite(values[i]):
+                values[i] = (values[i] - self.estimator(x, n, self.moved_noise(noise, n, rng))) / np.sqrt(2)
+        if not np.isfinite(values).all():
+            return replace(points, variance=np.inf)
+        correlated = self.estimator.n_normals is not None
+        return replace(points, variance=float((values**2).mean() if correlated else values.var(ddof=1)))
+
+    def with_enough(self, points: EstimatedPoints, rng: np.random.Generator, most: int) -> EstimatedPoints:
+        """Return it with N such that the variance is about one, and a fresh estimate if N changed and one is not zero."""
+        found = points
+        while True:
+            found = self.measured(found, rng)
+            if found.variance <= TOO_NOISY or found.n_estimates >= most:
+                break
+            more = int(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4
+            found = replace(found, n_estimates=min(most, found.n_estimates * more))
+        if found.variance < TOO_FINE and found.n_estimates == points.n_estimates:
+            found = replace(found, n_estimates=max(1, int(np.ceil(found.n_estimates * found.variance))))
+        if found.n_estimates == points.n_estimates and np.isfinite(points.estimate).all():
+            return found
+        fresh = self.fresh(replace(found, estimate=np.full(1, -np.inf)), rng)
+        return fresh if np.isfinite(fresh.estimate).all() else replace(points, variance=found.variance)
+
+
+class PseudoMarginalKernel(Kernel):
+    """A random walk whose proposals come with estimates of their own; the present estimate is kept."""
+
+    name = "pseudo-marginal"
+    target_acceptance = 0.2
+    stats = MappingProxyType({"scaling": float, "n_estimates": int, "estimate_variance": float})
+
+    def initial_scale(self, dim: int) -> float:
+        """Return 2.38 / √dim."""
+        return float(2.38 / np.sqrt(dim))
+
+    def step(self, rng: Any, population: Any, density: Any, parameters: KernelParameters) -> tuple[Any, KernelInfo]:
+        """Make one proposal for every point."""
+        jump = column(parameters.scale) * rng.standard_normal(population.x.shape)
+        proposal = density.beside(population, population.x + parameters.metric.colour(jump), rng)
+        return accept(rng, population, proposal, self.log_ratio(population, proposal), (jump**2).sum(axis=1))
+
+    def statistics(self, population: Any, parameters: KernelParameters, info: KernelInfo) -> Mapping[str, Any]:
+        """Return the scale, and what the estimates are made of."""
+        return {
+            "scaling": parameters.scale,
+            "n_estimates": population.n_estimates,
+            "estimate_variance": population.variance,
+        }
+
+
+class PseudoMarginal(Algorithm):
     """Random-walk pseudo-marginal Metropolis–Hastings. Exact for unbiased estimators.
 
     Parameters
@@ -156,17 +305,6 @@ class PseudoMarginal:
         Shape of the proposals; learnt while tuning by default.
     """
 
-    batched = False
-    name, approximate = "pseudo-marginal", False
-    target_acceptance = 0.2
-    stats: ClassVar[Mapping[str, type]] = {
-        **COMMON_STATS,
-        "accepted": bool,
-        "scaling": float,
-        "n_estimates": int,
-        "estimate_variance": float,
-    }
-
     def __init__(
         self,
         target: BaseTarget,
@@ -177,130 +315,30 @@ class PseudoMarginal:
         correlation: float = 0.99,
         covariance: Any = None,
     ) -> None:
-        self._target, self.dim = target, target.dim
-        self._estimate = LikelihoodEstimator(target, log_likelihood_estimate, n_normals)
-        self._auto = n_estimates == "auto"
-        self._n_first = 1 if self._auto else n_estimates
-        self._correlation = correlation
-        self._covariance = as_covariance(covariance, self.dim)
-        self._warned = False
+        kernel, estimator = PseudoMarginalKernel(), LikelihoodEstimator(target, log_likelihood_estimate, n_normals)
+        self._auto, self._warned = n_estimates == "auto", False
+        scale, given = kernel.initial_scale(target.dim), as_covariance(covariance, target.dim)
+        tuning = AdaptiveProposal.begin(given, target.dim, scale, kernel.target_acceptance)
+        first = None if self._auto else n_estimates
+        super().__init__(kernel, EstimatedDensity(target, estimator, correlation, first, tuning))
+        self.batched = False
+        self.attributes = {"n_normals": n_normals or 0, "correlation": 0.0 if n_normals is None else correlation}
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """What results say of the run."""
-        correlated = self._estimate.n_normals is not None
-        return {"n_normals": self._estimate.n_normals or 0, "correlation": self._correlation if correlated else 0.0}
-
-    def initial_point(self, rng: np.random.Generator) -> Array | None:
-        """Left to the target."""
-        return None
-
-    def start(self, x: Array, rng: np.random.Generator) -> PseudoMarginalState:
-        """The state at ``x``; N is found there."""
-        x = np.array(x, dtype=np.float64)
-        log_rest = float(self._target.log_density(x[None])[0])
-        if not np.isfinite(log_rest):
-            raise ModelError(f"{self._target.label}: the log density is not finite at the starting point")
-        tuning = AdaptiveProposal.begin(self._covariance, self.dim, 2.38 / self.dim**0.5, self.target_acceptance)
-        first = PseudoMarginalState(x, log_rest, -np.inf, None, self._n_first, np.nan, tuning, 0)
-        state = (
-            self._with_enough(first, rng, MOST_AT_START) if self._auto else self._measured(self._fresh(first, rng), rng)
-        )
-        if not np.isfinite(state.estimate):
-            raise ModelError(
-                f"every likelihood estimate at the starting point {np.round(x, 3)} is zero: start elsewhere (initvals=)"
-            )
-        return state
-
-    def refresh(self, state: PseudoMarginalState, rng: np.random.Generator) -> PseudoMarginalState:
-        """The log density anew after other coordinates moved; the estimate does not depend on them."""
-        return state._replace(log_rest=float(self._target.log_density(state.x[None])[0]))
-
-    def step(
-        self, state: PseudoMarginalState, rng: np.random.Generator, tune: bool
-    ) -> tuple[PseudoMarginalState, Statistics]:
-        """One proposal with an estimate of its own; the present estimate is kept."""
-        if not tune and state.n_steps == 0 and self._covariance is None:
-            raise ModelError(f"{self.name} learns its proposals while tuning: with tune=0 give covariance=")
+    def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
+        """Make one step; while tuning, see now and then how many estimates it takes."""
         if tune and self._auto and _is_check(state.n_steps):
-            state = self._with_enough(state, rng, MOST_ESTIMATES)
-        scale = state.tuning.scale(tune)
-        x = state.x + scale * state.tuning.factor @ rng.standard_normal(self.dim)
-        proposal, accept = state._replace(x=x, log_rest=float(self._target.log_density(x[None])[0])), 0.0
-        if np.isfinite(proposal.log_rest):
-            noise = self._moved_noise(state, rng)
-            proposal = proposal._replace(estimate=self._evaluate(proposal, noise, rng), noise=noise)
-            gain = proposal.log_rest + proposal.estimate - state.log_rest - state.estimate
-            accept = float(np.exp(min(0.0, gain)))
-        accepted = bool(rng.random() < accept)
-        stats = {"accept": accept, "approximate": 0, "tune": tune, "accepted": accepted, "scaling": scale}
-        stats |= {"n_estimates": state.n_estimates, "estimate_variance": state.variance}
-        state = proposal if accepted else state
-        if tune:
-            state = state._replace(tuning=state.tuning.update(state.x, accept))
-        return state._replace(n_steps=state.n_steps + 1), stats
+            points = self.density.with_enough(state.population, rng, MOST_ESTIMATES)
+            self._alarm(points)
+            state = state._replace(population=points)
+        return super().step(state, rng, tune)
 
-    # -- estimates ---------------------------------------------------------------------------------------------------
-
-    def _evaluate(self, state: PseudoMarginalState, noise: Array | None, rng: np.random.Generator) -> float:
-        """Log of an estimate at the state's point."""
-        return self._estimate(state.x, state.n_estimates, rng if noise is None else noise)
-
-    def _moved_noise(self, state: PseudoMarginalState, rng: np.random.Generator) -> Array | None:
-        """The proposal's numbers: an AR(1) step from the present ones."""
-        fresh = self._estimate.normals(state.n_estimates, rng)
-        if fresh is None or state.noise is None:
-            return fresh
-        return self._correlation * state.noise + np.sqrt(1 - self._correlation**2) * fresh
-
-    def _fresh(self, state: PseudoMarginalState, rng: np.random.Generator) -> PseudoMarginalState:
-        """With a fresh estimate at its point, the first of a few that is not zero; unchanged if all are."""
-        for _ in range(REPLICATES):
-            noise = self._estimate.normals(state.n_estimates, rng)
-            estimate = self._evaluate(state, noise, rng)
-            if np.isfinite(estimate):
-                return state._replace(estimate=estimate, noise=noise)
-        return state
-
-    def _measured(self, state: PseudoMarginalState, rng: np.random.Generator) -> PseudoMarginalState:
-        """With the variance of the log estimate at the point; of half the difference of two where they are correlated."""
-        values = np.empty(REPLICATES)
-        for i in range(REPLICATES):
-            noise = self._estimate.normals(state.n_estimates, rng)
-            values[i] = self._evaluate(state, noise, rng)
-            if noise is not None and np.isfinite(values[i]):
-                near = self._evaluate(state, self._moved_noise(state._replace(noise=noise), rng), rng)
-                values[i] = (values[i] - near) / np.sqrt(2)
-        if not np.isfinite(values).all():
-            return state._replace(variance=np.inf)
-        correlated = self._estimate.n_normals is not None
-        return state._replace(variance=float((values**2).mean() if correlated else values.var(ddof=1)))
-
-    def _with_enough(self, state: PseudoMarginalState, rng: np.random.Generator, most: int) -> PseudoMarginalState:
-        """N such that the variance is about one, and a fresh estimate if N changed and one is not zero."""
-        before = found = state
-        while True:
-            found = self._measured(found, rng)
-            if found.variance <= TOO_NOISY or found.n_estimates >= most:
-                break
-            more = int(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4
-            found = found._replace(n_estimates=min(most, found.n_estimates * more))
-        if found.variance < TOO_FINE and found.n_estimates == before.n_estimates:
-            found = found._replace(n_estimates=max(1, int(np.ceil(found.n_estimates * found.variance))))
-        if most == MOST_ESTIMATES:
-            self._alarm(found)
-        if found.n_estimates == before.n_estimates and np.isfinite(before.estimate):
-            return found
-        fresh = self._fresh(found._replace(estimate=-np.inf), rng)
-        return fresh if np.isfinite(fresh.estimate) else before
-
-    def _alarm(self, state: PseudoMarginalState) -> None:
+    def _alarm(self, points: EstimatedPoints) -> None:
         """Say once that the estimates are too noisy."""
-        if self._warned or state.variance <= ALARM:
+        if self._warned or points.variance <= ALARM:
             return
         self._warned = True
         warnings.warn(
-            f"the log of the likelihood estimate has variance {state.variance:.1f} with {state.n_estimates} estimates: "
+            f"the log of the likelihood estimate has variance {points.variance:.1f} with {points.n_estimates} estimates: "
             "chains will stick; use a better estimator, or a correlated one (n_normals=)",
             SamplerWarning,
             stacklevel=2,
@@ -308,6 +346,6 @@ class PseudoMarginal:
 
 
 def _is_check(n_steps: int) -> bool:
-    """25, 50, 100, 200, ..."""
+    """Return whether it is 25, 50, 100, 200, ..."""
     ratio = n_steps // FIRST_CHECK
     return n_steps > 0 and n_steps % FIRST_CHECK == 0 and ratio & (ratio - 1) == 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ppl_backends.kernels.exchange import AuxiliaryVariableMethod, MalaExchange
-from ppl_backends.kernels.exchange import Exchange as ExchangeAlgorithm
+from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.exchange import exchange, mala_exchange
 from ppl_backends.kernels.noisy_langevin import NoisyLangevin as NoisyLangevinAlgorithm
 from ppl_backends.options import array, checked, integer, none, number
 from ppl_backends.steps.specification import Step
@@ -20,7 +21,7 @@ COVARIANCE = none | array("a covariance matrix")
 class _AuxiliaryStep(Step):
     """Options that are handed to the algorithm as they are."""
 
-    algorithm: ClassVar[type[AuxiliaryVariableMethod]] = ExchangeAlgorithm
+    algorithm: ClassVar[Callable[..., Algorithm]] = staticmethod(exchange)
 
     def __init__(self, vars: Any = None, *, model: Any = None, **options: Any) -> None:
         self.options = options
@@ -31,9 +32,9 @@ class _AuxiliaryStep(Step):
 
         return unnormalized_target(model)
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``."""
-        return self.algorithm(target, **self.options)
+        return type(self).algorithm(target, **self.options)
 
 
 class Exchange(_AuxiliaryStep):
@@ -106,7 +107,7 @@ class MALAExchange(_AuxiliaryStep):
         As for :class:`Exchange`.
     """
 
-    algorithm = MalaExchange
+    algorithm = staticmethod(mala_exchange)
 
     @checked(n_gradient_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
     def __init__(
@@ -133,7 +134,7 @@ class NoisyMALAExchange(_AuxiliaryStep):
         As for :class:`Exchange`.
     """
 
-    algorithm = MalaExchange
+    algorithm = staticmethod(mala_exchange)
 
     @checked(n_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
     def __init__(

@@ -76,7 +76,7 @@ class PseudoMarginal(Step):
         self.log_likelihood_estimate, self.n_estimates, self.n_normals = log_likelihood_estimate, n_estimates, n_normals
         self.correlation, self.covariance = correlation, covariance
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> PseudoMarginalAlgorithm:
         """The algorithm on ``target``."""
         return PseudoMarginalAlgorithm(
             target,

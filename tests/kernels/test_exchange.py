@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.covariance import WindowedCovariance
 from ppl_backends.kernels.doubly_intractable import DoublyIntractable
-from ppl_backends.kernels.exchange import Exchange, MalaExchange, Proposal
+from ppl_backends.kernels.exchange import AuxiliaryPoints, exchange, mala_exchange
+from ppl_backends.kernels.protocol import acceptance_probability
 from ppl_backends.results.inference_data import group
 from ppl_backends.simulators import ERGM, Ising
 
@@ -123,7 +125,7 @@ def geweke(make, n=2500, steps=4, seed=2):
         state = algorithm.start(x[i : i + 1], rng)
         for _ in range(steps):
             state, _ = quiet(algorithm.step, state, rng, False)
-        x[i] = state.x[0]
+        x[i] = state.x[0, 0]
     return stats.kstest(x, "norm").pvalue
 
 
@@ -133,32 +135,38 @@ SMALL, LARGE = np.array([[0.2]]), np.array([[1.5]])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda target: Exchange(target, covariance=LARGE),
-        lambda target: MalaExchange(target, n_gradient_draws=2, covariance=SMALL),
+        lambda target: exchange(target, covariance=LARGE),
+        lambda target: mala_exchange(target, n_gradient_draws=2, covariance=SMALL),
     ],
 )
 def test_exact_steps_pass(make):
     assert geweke(make) > LEVEL
 
 
-class DrawsAtThePresentPoint(Exchange):
+def draws_at_the_present_point(target):
     """Auxiliary data from the wrong end."""
+    algorithm = exchange(target, covariance=LARGE)
+    density, ratio = algorithm.density, algorithm.density.log_ratio
+    rng = np.random.default_rng(0)
 
-    def _propose(self, state, scale, rng):
-        proposal = super()._propose(state, scale, rng)
-        return proposal._replace(draws=self._model.simulate(state.x, 1, rng))
+    def wrong(points, proposal):
+        draws = np.stack([density.model.simulate(x, 1, rng) for x in points.x])
+        return ratio(points, replace(proposal, draws=draws))
+
+    algorithm.kernel.log_ratio = wrong
+    return algorithm
 
 
-class MalaAcceptingEverything(MalaExchange):
+def mala_accepting_everything(target):
     """Langevin without its correction."""
+    algorithm = mala_exchange(target, covariance=LARGE)
+    algorithm.kernel.log_ratio = lambda points, proposal: np.full(len(points.x), np.inf)
+    return algorithm
 
-    def _acceptance(self, x, proposal):
-        return 1.0
 
-
-@pytest.mark.parametrize("broken", [DrawsAtThePresentPoint, MalaAcceptingEverything])
+@pytest.mark.parametrize("broken", [draws_at_the_present_point, mala_accepting_everything])
 def test_broken_twins_fail(broken):
-    assert geweke(lambda target: broken(target, covariance=LARGE)) < LEVEL
+    assert geweke(broken) < LEVEL
 
 
 # -- noisy exchange: the error of the acceptance, and what it bounds -------------------------------------------------------
@@ -253,13 +261,14 @@ def test_a_run_is_checked_afterwards():
 
 def test_reference_acceptance_agrees_with_the_exact_one():
     """What the noisy run is checked against: at least 20 N draws."""
-    algorithm = Exchange(ising_target(), n_draws=50)
-    rng = np.random.default_rng(5)
+    density, rng = exchange(ising_target(), n_draws=50).density, np.random.default_rng(5)
     _, mass = ising_posterior()
-    x, t = np.array([GRID[600]]), np.array([GRID[640]])
-    proposal = Proposal(t, -0.5 * (t @ t - x @ x), np.empty(0), None)
-    found = np.mean([algorithm.reference_acceptance(x, proposal, rng) for _ in range(20)])
-    assert found == pytest.approx(min(1.0, mass[640] / mass[600]), abs=0.02)
+    x, t = np.array([[GRID[600]]]), np.array([[GRID[640]]])
+    here, there = (AuxiliaryPoints(point, -0.5 * point[:, 0] ** 2, None) for point in (x, t))
+    found = [
+        acceptance_probability(density.log_ratio(here, density.with_reference_draws(there, rng))) for _ in range(20)
+    ]
+    assert np.mean(found) == pytest.approx(min(1.0, mass[640] / mass[600]), abs=0.02)
 
 
 def test_langevin_bias_shrinks_with_its_step():
@@ -348,10 +357,10 @@ def test_every_other_method_refuses(method):
         (lambda: pb.Unnormalized(simulator=ISING, observed=LATTICE, prior=normal_prior(2)), "2 coordinates"),
         (lambda: poisson_target(logp=len), "give its name first"),
         (lambda: poisson_target(simulator=ISING), "either simulator="),
-        (lambda: Exchange(normal_prior(1)), "no observed variable is pb.Unnormalized"),
+        (lambda: exchange(normal_prior(1)), "no observed variable is pb.Unnormalized"),
         (lambda: pb.steps.NoisyExchange(n_draws=0), "n_draws=0"),
         (lambda: pb.steps.Exchange(power=-1), "power=-1"),
-        (lambda: Exchange(ising_target(), covariance=np.eye(2)), r"positive definite \(1, 1\)"),
+        (lambda: exchange(ising_target(), covariance=np.eye(2)), r"positive definite \(1, 1\)"),
         (lambda: pb.steps.NoisyLangevin(step_size=0), "step_size=0"),
         (lambda: run(ising_target(), pb.steps.Exchange(), tune=0), "give covariance="),
         (lambda: run(ising_target(), pb.steps.NoisyLangevin(), tune=0), "give covariance="),

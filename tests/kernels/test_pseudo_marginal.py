@@ -9,8 +9,9 @@ from scipy.special import gammaln, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.algorithm import ChainState
 from ppl_backends.kernels.covariance import AdaptiveProposal
-from ppl_backends.kernels.pseudo_marginal import LikelihoodEstimator, PseudoMarginal, PseudoMarginalState
+from ppl_backends.kernels.pseudo_marginal import EstimatedPoints, LikelihoodEstimator, PseudoMarginal
 from ppl_backends.results.inference_data import group
 
 LEVEL = 1e-5
@@ -96,11 +97,12 @@ def invariance(kind, form, n=2500, steps=8, seed=2, n_estimates=2):
         x, u = rng.standard_normal(1), rng.standard_normal((n_estimates, 3))
         counts[:] = rng.poisson(np.exp(x + u[rng.integers(n_estimates)]))
         estimate = logsumexp(log_poisson(np.repeat(x, n_estimates), u, counts)) - np.log(n_estimates)
-        noise = u if form == "correlated" else None
-        state = PseudoMarginalState(x, -0.5 * float(x @ x), float(estimate), noise, n_estimates, np.nan, tuning, 0)
+        noise = u[None] if form == "correlated" else None
+        points = EstimatedPoints(x[None], -0.5 * x**2, np.array([estimate]), noise, n_estimates, np.nan)
+        state = ChainState(points, tuning.parameters)
         for _ in range(steps):
             state, _ = algorithm.step(state, rng, False)
-        found[i] = state.x[0]
+        found[i] = state.x[0, 0]
     return stats.kstest(found, "norm").pvalue
 
 
@@ -113,14 +115,16 @@ class ForgetfulOfItsEstimate(PseudoMarginal):
     """The present point's estimate is drawn anew at every step: Monte Carlo within Metropolis."""
 
     def step(self, state, rng, tune):
-        return super().step(self._fresh(state, rng), rng, tune)
+        return super().step(state._replace(population=self.density.fresh(state.population, rng)), rng, tune)
 
 
 class ShrinkingNumbers(PseudoMarginal):
     """u' = ρu + (1 − ρ)ε does not leave N(0, 1) alone."""
 
-    def _moved_noise(self, state, rng):
-        return self._correlation * state.noise + (1 - self._correlation) * rng.standard_normal(state.noise.shape)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        rho = self.density.correlation
+        self.density.moved_noise = lambda u, n, rng: rho * u + (1 - rho) * rng.standard_normal(u.shape)
 
 
 @pytest.mark.parametrize(("broken", "form"), [(ForgetfulOfItsEstimate, "plain"), (ShrinkingNumbers, "correlated")])
