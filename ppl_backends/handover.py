@@ -1,4 +1,4 @@
-"""Hand-over to other samplers: starting values and mass matrices for ``pm.sample`` and nutpie.
+"""Hand-over to other samplers: starting values and mass matrices for ``pm.sample``, nutpie and CmdStan.
 
 Any approximation and any InferenceData (of importance sampling, SMC, or another sampler) serves::
 
@@ -7,6 +7,13 @@ Any approximation and any InferenceData (of importance sampling, SMC, or another
         idata = pm.sample(step=nuts_for_pymc(approx, model), initvals=initvals_for_pymc(approx, model, chains=4))
 
     idata = nutpie.sample(nutpie.compile_pymc_model(model), **nutpie_options(approx, model))
+
+    approx = pb.fit_laplace("model.stan", data=data)
+    fit = cmdstan_model.sample(
+        data, inits=cmdstan_inits(approx), inv_metric=cmdstan_metric(approx), adapt_init_phase=0, iter_warmup=100
+    )
+
+With cmdstanpy before 1.3 the argument ``inv_metric`` is called ``metric``.
 """
 
 from __future__ import annotations
@@ -21,9 +28,11 @@ from ppl_backends.options import checked
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.convert import as_target
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
+from ppl_backends.targets.stan import StanTarget
+from ppl_backends.targets.stan.data import nest_tuples
 
-__all__ = ["initvals_for_pymc", "nutpie_options", "nuts_for_pymc"]
+__all__ = ["cmdstan_inits", "cmdstan_metric", "initvals_for_pymc", "nutpie_options", "nuts_for_pymc"]
 
 
 @checked()
@@ -54,16 +63,12 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
         _check_dim(source, target)
         values = target.constrain(source.sample(chains, rng), rng)
     else:
-        posterior = group(source, "posterior")
-        missing = [name for name in free if name not in posterior]
+        drawn = _draws(source, free)
+        missing = [name for name in free if name not in drawn]
         if missing:
             raise ModelError(f"the posterior has no draws of {missing[0]!r}: is it of this model?")
-        flat = {name: posterior[name].values.reshape(-1, *posterior[name].shape[2:]) for name in free}
-        n = posterior.sizes["chain"] * posterior.sizes["draw"]
-        if n < chains:
-            raise ModelError(f"{n} draws cannot start {chains} chains")
-        chosen = rng.choice(n, size=chains, replace=False)
-        values = {name: value[chosen] for name, value in flat.items()}
+        chosen = _chosen(len(drawn[free[0]]), chains, rng)
+        values = {name: value[chosen] for name, value in drawn.items()}
     return [{name: values[name][chain] for name in free} for chain in range(chains)]
 
 
@@ -108,6 +113,75 @@ def nutpie_options(source: Any, model: Any) -> dict[str, Any]:
     return {"init_mean": np.asarray(_as_approximation(source, model).mean)}
 
 
+def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: StanTarget | None = None) -> list[dict]:
+    """Starting values of every chain, for ``CmdStanModel.sample(inits=...)``.
+
+    Parameters
+    ----------
+    source : approximation, arviz.InferenceData or xarray.DataTree
+        Draws of the approximation, or draws of the posterior chosen at random.
+    chains : int
+    seed : int or numpy.random.Generator, optional
+    target : StanTarget, optional
+        The program; needed with InferenceData. That of the approximation by default.
+
+    Returns
+    -------
+    list of dict
+        Per chain, every parameter of the program in model space.
+
+    Raises
+    ------
+    ModelError
+        If there is no Stan program to speak of, or fewer draws than chains.
+    """
+    if chains < 1:
+        raise ModelError(f"chains={chains}: expected an integer of at least 1")
+    (rng,) = spawn_generators(seed, 1)
+    target = _stan_target(source, target)
+    if _is_approximation(source):
+        points = source.sample(chains, rng)
+    else:
+        draws = _unconstrained(source, target)
+        points = draws[_chosen(len(draws), chains, rng)]
+    values, program = target.parameters(points), target.program
+    each = [{name: array[chain] for name, array in values.items()} for chain in range(chains)]
+    return [nest_tuples(own, program.info["parameters"]) if program else own for own in each]
+
+
+def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None = None) -> dict[str, Array]:
+    """The inverse metric: covariance, or variances, of the unconstrained parameters.
+
+    Parameters
+    ----------
+    source : approximation, arviz.InferenceData or xarray.DataTree
+    kind : {"dense_e", "diag_e"}
+    target : StanTarget, optional
+        The program; needed with InferenceData.
+
+    Returns
+    -------
+    dict
+        ``{"inv_metric": (dim, dim) or (dim,)}``.
+
+    Raises
+    ------
+    ModelError
+        If ``kind`` is neither, or the draws are too few for a covariance of full rank.
+    """
+    if kind not in ("dense_e", "diag_e"):
+        raise ModelError(f"kind={kind!r}: expected 'dense_e' or 'diag_e'")
+    if _is_approximation(source):
+        cov = np.asarray(source.cov)
+    else:
+        draws = _unconstrained(source, _stan_target(source, target))
+        needed = draws.shape[1] + 1 if kind == "dense_e" else 2
+        if len(draws) < needed:
+            raise ModelError(f"{len(draws)} draws give no {kind} metric of {draws.shape[1]} parameters; use 'diag_e'")
+        cov = np.atleast_2d(np.cov(draws, rowvar=False))
+    return {"inv_metric": cov if kind == "dense_e" else np.diag(cov).copy()}
+
+
 def _is_approximation(source: Any) -> bool:
     return hasattr(source, "cov") and hasattr(source, "sample")
 
@@ -123,3 +197,29 @@ def _as_approximation(source: Any, model: Any) -> Any:
 def _check_dim(approximation: Any, target: BaseTarget) -> None:
     if len(approximation.mean) != target.dim:
         raise ModelError(f"the approximation has {len(approximation.mean)} coordinates, the model has {target.dim}")
+
+
+def _stan_target(source: Any, target: StanTarget | None) -> StanTarget:
+    found = target if target is not None else getattr(source, "target", None)
+    if not isinstance(found, StanTarget):
+        raise ModelError("hand-over to CmdStan needs the Stan program: pass target=pb.as_target('model.stan', data)")
+    return found
+
+
+def _unconstrained(idata: Any, target: StanTarget) -> Array:
+    """All draws of the posterior as points ``(chains·draws, dim)``."""
+    return target.unconstrain(_draws(idata, target.parameter_names))
+
+
+def _draws(idata: Any, names: Any) -> dict[str, Array]:
+    """All draws of the variables that the posterior has: name → ``(chains·draws, *shape)``."""
+    posterior = group(idata, "posterior")
+    n = posterior.sizes["chain"] * posterior.sizes["draw"]
+    return {name: posterior[name].values.reshape(n, *posterior[name].shape[2:]) for name in names if name in posterior}
+
+
+def _chosen(n: int, chains: int, rng: np.random.Generator) -> Index:
+    """Draws to start chains from, chosen at random."""
+    if n < chains:
+        raise ModelError(f"{n} draws cannot start {chains} chains")
+    return rng.choice(n, size=chains, replace=False)

@@ -29,7 +29,7 @@ class GaussianPriorTarget(BaseTarget):
         Of the coefficients.
     """
 
-    has_split = True
+    has_split = is_prior = True
     label = "Gaussian prior"
     log_prior_normalizer = 0.0
 
@@ -67,7 +67,9 @@ class GaussianPriorTarget(BaseTarget):
         return Evaluation(value, np.zeros(len(x)), -self.gaussian.apply(x - self.gaussian.mean), np.zeros_like(x))
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """−Q₀ at every point."""
+        """−Q₀ at every point; zero for the likelihood, of which there is none."""
+        if part == "likelihood":
+            return np.zeros((len(x), self.dim, self.dim))
         return np.tile(-self.gaussian.add_to(np.zeros((self.dim, self.dim))), (len(x), 1, 1))
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:

@@ -12,8 +12,8 @@ from ppl_backends.random import spawn_generators
 
 pytest.importorskip("httpstan", reason="needs the stan extra")
 
+from ppl_backends.handover import cmdstan_inits, cmdstan_metric
 from ppl_backends.targets.stan.data import to_json
-from ppl_backends.targets.stan.handover import cmdstan_inits, cmdstan_metric
 
 pytestmark = [pytest.mark.stan, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.stan.program import StanProgram
-from ppl_backends.targets.stan.split import find_split
+from ppl_backends.targets.stan.split.routes import find_split
 
 pytest.importorskip("httpstan", reason="needs stanc, from the stan extra")
 

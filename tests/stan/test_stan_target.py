@@ -352,8 +352,8 @@ def test_log_lik_is_pointwise(regression, regression_data, points):
 
 def test_results_of_the_whole_language(language, language_data, tmp_path):
     """Complex numbers, tuples and empty variables survive the file; ``log_lik`` is in its group."""
+    from ppl_backends.handover import cmdstan_inits
     from ppl_backends.results.inference_data import build_inference_data, group
-    from ppl_backends.targets.stan.handover import cmdstan_inits
 
     dims = {"y": ["obs"], "log_lik": ["obs"]}
     target = stan_target(language.program, language_data, coords={"obs": list("abc")}, dims=dims)

@@ -57,7 +57,7 @@ class SubsetTarget(WrappedTarget):
 
     has_split = False
     observations = factors = None
-    hessian = BaseTarget.hessian
+    hessian, evaluate_prior, split_problem = BaseTarget.hessian, BaseTarget.evaluate_prior, BaseTarget.split_problem
 
     def __init__(self, target: BaseTarget, rows: Any) -> None:
         super().__init__(target)

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
-from ppl_backends.targets.blocks import available_cores
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
-from ppl_backends.targets.stan.build import open_program, program_key
+from ppl_backends.targets.stan.build import program_key
+from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
 from ppl_backends.targets.stan.data import read_data, to_arrays
-from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, open_model
-from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations, read_rows
-from ppl_backends.targets.stan.prior import PriorPart, find_prior
+from ppl_backends.targets.stan.factors import StanFactors, find_factors
+from ppl_backends.targets.stan.library import BatchedModel
+from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations
 from ppl_backends.targets.stan.program import StanProgram, looks_like_code
-from ppl_backends.targets.stan.split import Split, derive, find_split
-from ppl_backends.targets.stan.static_propriety import Propriety, stated_propriety
-from ppl_backends.targets.stan.variables import collect, flatten, unconstrained_names
-
-if TYPE_CHECKING:
-    from ppl_backends.targets.stan.factors import StanFactors
+from ppl_backends.targets.stan.split import split_program
+from ppl_backends.targets.stan.split.propriety import Propriety
+from ppl_backends.targets.stan.split.routes import Split
+from ppl_backends.targets.stan.variables import collect, flatten
 
 __all__ = ["StanTarget", "stan_target"]
 
-LOG_LIK = "log_lik"
 INITIAL_TRIES = 100
 
 
@@ -156,27 +152,17 @@ class StanTarget(BaseTarget):
         find_prior: bool = True,
         predictor: str | None = None,
     ) -> None:
-        self.label = source.label if isinstance(source, StanProgram) else Path(str(source)).name
-        self.data = dict(data)
-        self.cores = available_cores(cores)
-        self._model: CompiledModel
-        if isinstance(source, StanProgram):
-            source, self.library, self._model = open_program(source, self.data)
-        else:
-            self.library, self._model = source, open_model(source, self.data, self.label)
-        self.program = source if isinstance(source, StanProgram) else None
-        self._source, self._find_prior, self._predictor = source, find_prior, predictor
-        self._rows = read_rows(rows, self.data, self.label) if rows else None
-        self._likelihood_data = tuple(likelihood_data) if likelihood_data is not None else None
-        self.coords, self.dims = dict(coords or {}), dict(dims or {})
-        self.dim = self._model.dim
+        self.compiled = compiled = CompiledProgram(source, data, cores, rows, likelihood_data)
+        self.label, self.data, self.dim, self.names = compiled.label, compiled.data, compiled.dim, compiled.names
+        self.program, self.library, self.cores = compiled.program, compiled.library, compiled.cores
         if not self.dim:
             raise ModelError(f"{self.label}: the program has no parameters: there is nothing to infer")
-        self.names = unconstrained_names(self._model.names)
-        self._lock = threading.RLock()
+        self._model, self._rows, self._split = compiled.model, compiled.rows, split_program(compiled, find_prior)
+        self._find_prior, self._predictor = find_prior, predictor
+        self.coords, self.dims = dict(coords or {}), dict(dims or {})
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._source, self.data, self._options)
+        return _rebuild, (self.compiled.source, self.data, self._options)
 
     def __repr__(self) -> str:
         return f"StanTarget({self.label!r}, dim={self.dim})"
@@ -185,8 +171,8 @@ class StanTarget(BaseTarget):
     def _options(self) -> dict[str, Any]:
         return {
             "cores": self.cores,
-            "rows": {self._rows.count: list(self._rows.axes)} if self._rows else None,
-            "likelihood_data": self._likelihood_data,
+            "rows": self.compiled.rows_option,
+            "likelihood_data": self.compiled.likelihood_data,
             "coords": self.coords,
             "dims": self.dims,
             "find_prior": self._find_prior,
@@ -195,7 +181,7 @@ class StanTarget(BaseTarget):
 
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
         """The same program on new data, which replace those of the same name; nothing is compiled again."""
-        return StanTarget(self._source, {**self.data, **read_data(new)}, **self._options)
+        return StanTarget(self.compiled.source, {**self.data, **read_data(new)}, **self._options)
 
     def digests(self) -> dict[str, str]:
         """Return digests of the program as compiled, of its data, and of how prior and likelihood are told apart."""
@@ -223,7 +209,7 @@ class StanTarget(BaseTarget):
         """One pass over the points ``x`` ``(n, dim)``: prior and likelihood apart where the split is known."""
         x = as_points(x, self.dim)
         joint, slope = self._model.evaluate(x, gradient, self.cores)
-        part = self._prior_part
+        part = self._split.prior
         if part is None:
             return JointEvaluation(joint, slope)
         prior, prior_slope = part.model.evaluate(x, gradient, self.cores)
@@ -235,7 +221,7 @@ class StanTarget(BaseTarget):
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, where prior and likelihood are known apart."""
-        part = self._prior_part
+        part = self._split.prior
         if part is None:
             raise ModelError(str(self.split_problem))
         return part.model.evaluate(as_points(x, self.dim), gradient, self.cores)
@@ -252,9 +238,9 @@ class StanTarget(BaseTarget):
         x = as_points(x, self.dim)
         if part == "joint":
             return self._model.hessian(x, self.cores)
-        if part != "likelihood" or self._prior_part is None:
+        if part != "likelihood" or self._split.prior is None:
             raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' where prior and likelihood are apart")
-        return self._model.hessian(x, self.cores) - self._prior_part.model.hessian(x, self.cores)
+        return self._model.hessian(x, self.cores) - self._split.prior.model.hessian(x, self.cores)
 
     def explain(self, x: Array) -> str:
         """Why the program refuses a point ``(dim,)``: its own message."""
@@ -270,65 +256,27 @@ class StanTarget(BaseTarget):
     @property
     def has_split(self) -> bool:  # type: ignore[override]
         """Whether prior and likelihood are known apart; looked into on first use, which may compile a program."""
-        return self._prior_part is not None
+        return self._split.prior is not None
 
     @property
     def split(self) -> Split | None:
         """How prior and likelihood are told apart, and what its check found (``split.description``); None if not."""
-        return self._prior_part.split if self._prior_part else None
+        return self._split.prior.split if self._split.prior else None
 
     @property
     def is_prior(self) -> bool:  # type: ignore[override]
         """Whether the program has no likelihood."""
-        return "there is no likelihood" in (self.split_problem or "")
+        return self._split.is_prior
 
     @property
     def split_problem(self) -> str | None:
         """Why prior and likelihood are not known apart, and the way out; None where they are."""
-        return None if self._prior_part else self._prior_or_problem[1]
-
-    @property
-    def _prior_part(self) -> PriorPart | None:
-        return self._prior_or_problem[0]
-
-    @cached_property
-    def _prior_or_problem(self) -> tuple[PriorPart | None, str]:
-        with self._lock:
-            if not self._find_prior:
-                return None, "the prior was not looked for (prior=None)"
-            if self.program is None and self._rows is None:
-                return None, f"{self.label}: a library has no program text to tell prior from likelihood; give rows="
-            try:
-                return find_prior(self), ""
-            except ModelError as error:
-                if self._likelihood_data is not None:
-                    raise
-                return None, str(error)
+        return self._split.problem or None
 
     @property
     def stated_propriety(self) -> Propriety | None:
         """Whether the prior is proper, where the program's statements say so; they cost no compilation."""
-        if self.program is None or not self._find_prior:
-            return None
-        try:
-            return stated_propriety(derive(self.program, self._likelihood_data))
-        except ModelError:
-            return None
-
-    @property
-    def free_prior_part(self) -> PriorPart | None:
-        """The prior part where it is at hand or costs no compilation, else None."""
-        if "_prior_or_problem" not in self.__dict__:
-            try:
-                free = (
-                    self.program is None
-                    or find_split(self.program, self.data, self._likelihood_data).prior_program is None
-                )
-            except ModelError:
-                return None
-            if not free:
-                return None
-        return self._prior_part
+        return self._split.stated_propriety
 
     @cached_property
     def factors(self) -> Factors | StanFactors:
@@ -339,9 +287,7 @@ class StanTarget(BaseTarget):
         ModelError
             If the program does not factorise so; names the variable in the way.
         """
-        from ppl_backends.targets.stan.factors import find_factors
-
-        return find_factors(self, self._predictor)
+        return find_factors(self.compiled, self._split, self._predictor)
 
     def prior_target(self) -> StanTarget:
         """The prior alone, as a target over the same coordinates.
@@ -355,7 +301,7 @@ class StanTarget(BaseTarget):
         stated = self.stated_propriety
         if stated and stated.improper:
             raise PriorSamplingError(f"{self.label}: {stated.improper} has no prior; start from initial='laplace'")
-        part = self._prior_part
+        part = self._split.prior
         if part is None:
             raise PriorSamplingError(f"{self.split_problem}; or start from an approximation: initial='laplace'")
         return StanTarget(part.source, part.data, cores=self.cores, find_prior=False)
@@ -435,14 +381,10 @@ class StanTarget(BaseTarget):
         """The generated quantity ``log_lik``, or the log likelihood of every row where ``rows=`` was given."""
         x = as_points(x, self.dim)
         if self.log_likelihood_names:
-            return {self.log_likelihood_names[LOG_LIK]: self._log_lik(x)}
+            return {self.log_likelihood_names[LOG_LIK]: self.compiled.log_lik(x)}
         if self._rows is None or self.observations is None:
             raise ModelError(f"{self.label}: no generated quantity log_lik; add it to the program, or give rows=")
         return {LOG_LIK: self.observations.log_likelihood(x)}
-
-    def _log_lik(self, x: Array) -> Array:
-        values, _ = self._model.constrain(x, np.arange(len(x)).astype(np.uint32), True, self.cores)
-        return collect(values, [v for v in self._model.variables if v.name == LOG_LIK])[LOG_LIK]
 
     @cached_property
     def observations(self) -> RowObservations | PointwiseObservations | None:  # type: ignore[override]
@@ -450,10 +392,10 @@ class StanTarget(BaseTarget):
         if self._rows is not None:
             if not isinstance(self._model, BatchedModel):
                 raise ModelError(f"{self.label}: rows= needs a library built by ppl_backends; pass the .stan file")
-            prior = self._prior_part.model if self._prior_part else None
+            prior = self._split.prior.model if self._split.prior else None
             return RowObservations(self._model, self.data, self._rows, self.cores, self.initial_points, prior)
-        if any(variable.name == LOG_LIK for variable in self._model.variables):
-            return PointwiseObservations(self._log_lik, self.dim, self.label)
+        if self.compiled.has_log_lik:
+            return PointwiseObservations(self.compiled.log_lik, self.dim, self.label)
         return None
 
     # ------------------------------------------------------------------------------ data
@@ -467,26 +409,15 @@ class StanTarget(BaseTarget):
             raise ModelError(f"{self.label}: new_data lacks {missing[0]!r}, which has one row for each observation")
         return self.with_data(self._rows.append(self.data, new))
 
-    @cached_property
-    def _observed_names(self) -> tuple[str, ...]:
-        if self._likelihood_data is not None:
-            return self._likelihood_data
-        if self.program is None or not self._find_prior:
-            return ()
-        try:
-            return find_split(self.program, self.data).likelihood_data
-        except ModelError:
-            return ()
-
     @property
     def observed_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
         """The data that the likelihood is of, where that is known."""
-        return {name: array for name, array in to_arrays(self.data).items() if name in self._observed_names}
+        return {name: array for name, array in to_arrays(self.data).items() if name in self._split.likelihood_data}
 
     @property
     def constant_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
         """All other data."""
-        return {name: array for name, array in to_arrays(self.data).items() if name not in self._observed_names}
+        return {name: array for name, array in to_arrays(self.data).items() if name not in self._split.likelihood_data}
 
 
 def _rebuild(source: StanProgram | Path, data: dict[str, Any], options: dict[str, Any]) -> StanTarget:

@@ -17,32 +17,32 @@ points, to 1e-8 of its size, or the program is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import Factors, GaussianPrior, ScaledSites, SiteFamily
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.compiled import CompiledProgram
 from ppl_backends.targets.stan.factors.predictor import Predictor, find_predictor
 from ppl_backends.targets.stan.factors.prior import read_prior
 from ppl_backends.targets.stan.factors.quantities import POINTS, TOLERANCE, Quantities, Refusal, random_points
 from ppl_backends.targets.stan.factors.sites import likelihood_sites, prove_sites
-
-if TYPE_CHECKING:
-    from ppl_backends.targets.stan.target import StanTarget
+from ppl_backends.targets.stan.split import ProgramSplit
 
 __all__ = ["StanFactors", "find_factors"]
 
 MOST_HELD = 6
 
 
-def find_factors(target: StanTarget, predictor: str | None = None) -> Factors | StanFactors:
+def find_factors(target: CompiledProgram, split: ProgramSplit, predictor: str | None = None) -> Factors | StanFactors:
     """The factors of a Stan program with data, as a function of hyper-parameters where it has any.
 
     Parameters
     ----------
-    target : StanTarget
+    target : CompiledProgram
+    split : ProgramSplit
     predictor : str, optional
         The quantity that the observations see the parameters through; guessed where only one can be.
 
@@ -58,7 +58,7 @@ def find_factors(target: StanTarget, predictor: str | None = None) -> Factors | 
     held: list[int] = []
     first: Refusal | None = None
     while True:
-        factors = StanFactors(target, predictor, np.array(held, dtype=int))
+        factors = StanFactors(target, split, predictor, np.array(held, dtype=int))
         try:
             given = factors.at(factors.start)
         except Refusal as refusal:
@@ -85,8 +85,8 @@ class StanFactors:
         A φ to start from.
     """
 
-    def __init__(self, target: StanTarget, predictor: str | None, held: Any) -> None:
-        self._target, self._predictor = target, predictor
+    def __init__(self, target: CompiledProgram, split: ProgramSplit, predictor: str | None, held: Any) -> None:
+        self._target, self._split, self._predictor = target, split, predictor
         self.hyper_coordinates = np.sort(held)
         self.coordinates = np.setdiff1d(np.arange(target.dim), held)
         self.hyper_names = tuple(target.names[j] for j in self.hyper_coordinates)
@@ -102,7 +102,7 @@ class StanFactors:
         phi = np.asarray(phi, dtype=np.float64).ravel()
         if len(phi) != len(self.hyper_names):
             raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_names)}: {self.hyper_names}")
-        program = Quantities(self._target, self.hyper_coordinates, phi)
+        program = Quantities(self._target, self._split, self.hyper_coordinates, phi)
         found = find_predictor(program, self._predictor)
         family, design, offset = self._sites_at(program, found)
         families, designs, offsets = [family], [design], [offset]

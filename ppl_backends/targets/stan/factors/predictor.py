@@ -31,7 +31,8 @@ def find_predictor(program: Quantities, name: str | None) -> Predictor:
                 f"that have: {', '.join(sized) or 'none'}"
             )
         return _affine(program, name)
-    computed = [v for v in sized if v not in program.target.parameter_names]
+    parameters = {variable.name for variable in program.target.model.parameters}
+    computed = [v for v in sized if v not in parameters]
     found, refusals = [], []
     for candidate in computed or sized:
         try:

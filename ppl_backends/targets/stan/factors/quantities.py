@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.compiled import CompiledProgram
+from ppl_backends.targets.stan.split import ProgramSplit
 from ppl_backends.targets.stan.variables import collect
-
-if TYPE_CHECKING:
-    from ppl_backends.targets.stan.target import StanTarget
 
 __all__ = ["BLOCK_BYTES", "TOLERANCE", "Quantities", "Refusal", "random_points"]
 
@@ -42,20 +39,21 @@ class Quantities:
 
     Parameters
     ----------
-    target : StanTarget
+    target : CompiledProgram
+    split : ProgramSplit
     held : array of int
         Coordinates that are given; the points of all methods have the others only.
     at : array
         Their values.
     """
 
-    def __init__(self, target: StanTarget, held: Array, at: Array) -> None:
-        self.target, self.label = target, target.label
+    def __init__(self, target: CompiledProgram, split: ProgramSplit, held: Array, at: Array) -> None:
+        self.target, self.split, self.label = target, split, target.label
         self._base = np.zeros(target.dim)
         self._base[held] = at
         self.free = np.setdiff1d(np.arange(target.dim), held)
         self.dim, self.names = len(self.free), tuple(target.names[j] for j in self.free)
-        self.variables = {v.name: v for v in target._model.variables if v.columns.size and v.imaginary is None}
+        self.variables = {v.name: v for v in target.model.variables if v.columns.size and v.imaginary is None}
         if "log_lik" not in self.variables:
             raise ModelError(f"{self.label}: EP needs the generated quantity log_lik, one entry for each observation")
         self.n = self.variables["log_lik"].columns.size
@@ -72,7 +70,7 @@ class Quantities:
         width = sum(variable.columns.size for variable in self.variables.values())
         for block in np.array_split(x, max(1, 8 * width * len(x) // BLOCK_BYTES)):
             seeds = np.zeros(len(block), dtype=np.uint32)
-            flat, _ = self.target._model.constrain(block, seeds, True, self.target.cores)
+            flat, _ = self.target.model.constrain(block, seeds, True, self.target.cores)
             collected = collect(flat, wanted)
             blocks.append([collected[name].reshape(len(block), -1) for name in names])
         return [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
@@ -87,7 +85,7 @@ class Quantities:
 
     def log_prior(self, theta: Array) -> Array:
         """What the density has beside ``log_lik`` ``(k,)``, from the prior alone where that needs no compilation."""
-        part = self.target.free_prior_part
+        part = self.split.free_prior
         if part is not None:
             return part.model.evaluate(self.point(theta), False, self.target.cores)[0]
         return self.log_density(theta) - self.log_lik(theta).sum(axis=1)
@@ -95,11 +93,11 @@ class Quantities:
     @property
     def has_prior_gradient(self) -> bool:
         """Whether :meth:`prior_gradient` is there: the prior alone needs no compilation."""
-        return self.target.free_prior_part is not None
+        return self.split.free_prior is not None
 
     def prior_gradient(self, theta: Array) -> Array:
         """Gradient of the log prior ``(k, dim)``; zero where it is not finite."""
-        part = self.target.free_prior_part
+        part = self.split.free_prior
         assert part is not None
         slope = part.model.evaluate(self.point(theta), True, self.target.cores)[1]
         assert slope is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ppl_backends.targets.stan.mir import Node, summands, walk
+from ppl_backends.targets.stan.split.mir import Node, summands, walk
 
 __all__ = ["added", "find_accumulators"]
 

@@ -1,143 +1,33 @@
-"""The log density of a Stan program apart: log prior and log likelihood.
+"""Which statements of a Stan program are likelihood, from the flow of data through it.
 
-A Stan program is one sum of increments. Tempering from the prior, power posteriors and Gibbs posteriors need the prior
-alone, as a second density over the same parameters; the likelihood is the difference. In order of preference:
+* *Observed* are the data that are the outcome of some density, the left of ``~`` or in front of the bar, with no
+  parameter mixed in; a generated quantity ``log_lik`` says so too.
+* A density whose outcome holds observed data is likelihood. One whose outcome holds parameters alone is prior, and
+  data behind its bar (``prior_sd``, coordinates of a Gaussian process) are hyper-parameters.
+* A formula without densities is likelihood if observed data flow into it, prior if no data do.
+* Whatever an accumulator called ``lprior`` collects is prior (the convention of priorsense).
 
-``prior_only``
-    the program has an integer data variable of that name (the convention of brms): same library, the flag set.
-``no_observations``
-    the same library on data with no rows: the integers that count the observations are set to 0 and what they size is
-    emptied, where the program allows it.
-``lprior``, ``derived``
-    a second program without the likelihood statements. Which these are follows from the flow of data through the
-    program (:mod:`ppl_backends.targets.stan.dataflow`):
-
-    * *Observed* are the data that are the outcome of some density, the left of ``~`` or in front of the bar, with no
-      parameter mixed in; a generated quantity ``log_lik`` says so too.
-    * A density whose outcome holds observed data is likelihood. One whose outcome holds parameters alone is prior, and
-      data behind its bar (``prior_sd``, coordinates of a Gaussian process) are hyper-parameters.
-    * A formula without densities is likelihood if observed data flow into it, prior if no data do.
-    * Whatever an accumulator called ``lprior`` collects is prior (the convention of priorsense).
-
-    All else is ambiguous, and refused with the statement and the way out: ``likelihood_data=["y"]`` makes every
-    statement into which ``y`` flows likelihood, and every other prior.
+All else is ambiguous, and refused with the statement and the way out: ``likelihood_data=["y"]`` makes every statement
+into which ``y`` flows likelihood, and every other prior.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.stan.dataflow import Density, Program, Term, read_program
-from ppl_backends.targets.stan.mir import variables
 from ppl_backends.targets.stan.program import StanProgram
-from ppl_backends.targets.stan.statements import CANONICAL, Statement, mark, read_blocks, without
+from ppl_backends.targets.stan.split.dataflow import Density, Program, Term, read_program
+from ppl_backends.targets.stan.split.mir import variables
+from ppl_backends.targets.stan.split.statements import CANONICAL, Statement, mark, read_blocks, without
 
-__all__ = ["FORMULA", "PRIOR", "Derivation", "Split", "derive", "find_split"]
+__all__ = ["LIKELIHOOD", "NO_LIKELIHOOD", "Derivation", "derive", "require_data"]
 
 LIKELIHOOD, PRIOR, FORMULA, CONSTANT = "likelihood", "prior", "formula without data", "constant"
+NO_LIKELIHOOD = "there is no likelihood"
 REPEATED = "formula without data, once for each observation"
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """How the prior of a program is to be evaluated on its own.
-
-    Attributes
-    ----------
-    route : str
-        ``"prior_only"``, ``"no_observations"``, ``"lprior"`` or ``"derived"``; see the module docstring.
-    description : str
-        One line for the user: what was taken for the prior and what for the likelihood.
-    prior_data : dict or None
-        Data for the prior; None where they are the program's own.
-    prior_program : str or None
-        Text of the prior-only program; None where the same library serves.
-    likelihood_data : tuple of str
-        The observed data variables, sorted.
-    """
-
-    route: str
-    description: str
-    prior_data: dict[str, Any] | None = None
-    prior_program: str | None = None
-    likelihood_data: tuple[str, ...] = ()
-
-
-def find_split(
-    program: StanProgram,
-    data: Mapping[str, Any],
-    likelihood_data: Sequence[str] | None = None,
-    exclude: Collection[str] = (),
-) -> Split:
-    """Tell the prior of a program from its likelihood.
-
-    Parameters
-    ----------
-    program : StanProgram
-    data : mapping
-        The program's data.
-    likelihood_data : sequence of str, optional
-        The observed data variables, where the program alone does not tell.
-    exclude : collection of str
-        Routes not to take, since a check refused them.
-
-    Returns
-    -------
-    Split
-
-    Raises
-    ------
-    ModelError
-        If the program is ambiguous; the message shows the statement and the way out.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.program import StanProgram
-    >>> from ppl_backends.targets.stan.split import find_split
-    >>> code = '''data { int<lower=0> N; vector[N] y; }
-    ... parameters { real mu; }
-    ... model { mu ~ normal(0, 1); y ~ normal(mu, 1); }'''
-    >>> split = find_split(StanProgram("normal", code), {"N": 2, "y": [0.3, 1.2]})
-    >>> split.route, split.likelihood_data, split.prior_data["N"]
-    ('no_observations', ('y',), 0)
-    """
-    _require_data(program, likelihood_data)
-    flag = program.info["inputs"].get("prior_only")
-    if flag == {"type": "int", "dimensions": 0} and "prior_only" not in exclude:
-        return _by_flag(program, data, likelihood_data)
-    derived = derive(program, likelihood_data)
-    observed = ", ".join(sorted(derived.observed))
-    if "no_observations" not in exclude:
-        counts = _removable_counts(derived)
-        if counts:
-            emptied = _emptied(derived.flow, data, counts)
-            what = (
-                f"prior evaluated on data without observations ({' = '.join(sorted(counts))} = 0); observed: {observed}"
-            )
-            return Split("no_observations", what, prior_data=emptied, likelihood_data=tuple(sorted(derived.observed)))
-    route = "lprior" if "lprior" in derived.flow.accumulators else "derived"
-    dropped = "; ".join(" ".join(statement.header.rstrip(";").split()) for statement, _ in derived.likelihood)
-    what = f"likelihood derived from the program: {dropped}; observed: {observed}"
-    return Split(route, what, prior_program=derived.prior_program(), likelihood_data=tuple(sorted(derived.observed)))
-
-
-def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Sequence[str] | None) -> Split:
-    """The route of the data flag; which data are observed is a help for the checks only."""
-    try:
-        observed = derive(program, likelihood_data).observed
-    except ModelError:
-        observed = frozenset(likelihood_data or ())
-    what = "prior evaluated with the program's data flag prior_only = 1"
-    if int(np.asarray(data.get("prior_only", 0))) != 0:
-        what += " (as the data have it: the likelihood is left out)"
-        observed = frozenset()
-    return Split("prior_only", what, {**data, "prior_only": 1}, None, tuple(sorted(observed)))
 
 
 def derive(program: StanProgram, likelihood_data: Sequence[str] | None = None) -> Derivation:
@@ -148,11 +38,11 @@ def derive(program: StanProgram, likelihood_data: Sequence[str] | None = None) -
     ModelError
         If the program is ambiguous.
     """
-    _require_data(program, likelihood_data)
+    require_data(program, likelihood_data)
     return _derived(program, None if likelihood_data is None else tuple(likelihood_data))
 
 
-def _require_data(program: StanProgram, likelihood_data: Sequence[str] | None) -> None:
+def require_data(program: StanProgram, likelihood_data: Sequence[str] | None) -> None:
     """Refuse names of the observed data that the program does not know."""
     unknown = sorted(set(likelihood_data or ()) - set(program.info["inputs"]))
     if unknown:
@@ -189,7 +79,7 @@ class Derivation:
         self.classes = {number: self._classify(number) for number in sorted(self.flow.terms)}
         if not self.likelihood:
             raise ModelError(
-                f"{self.label}: no statement has data as its outcome, so there is no likelihood to tell apart; "
+                f"{self.label}: no statement has data as its outcome, so {NO_LIKELIHOOD} to tell apart; "
                 'if one is hidden in a formula, name its data: likelihood_data=["y"]'
             )
 
@@ -352,60 +242,3 @@ class Derivation:
     def _refusal(self, statement: Statement, reason: str, way_out: str) -> ModelError:
         header = " ".join(statement.header.split())
         return ModelError(f"{self.label}: is `{header}` prior or likelihood? {reason}; {way_out}")
-
-
-def _removable_counts(derived: Derivation) -> frozenset[str]:
-    """The data integers that can be 0 so that exactly the likelihood vanishes; none where that is not certain."""
-    flow = derived.flow
-    named = {s[1] for name in derived.observed for s in flow.sizes[name] if s[0] == "Var" and s[1] in flow.kinds}
-    counts = frozenset(named) - flow.size_flow.all_data - derived.observed
-    emptied = frozenset(name for name, sizes in flow.sizes.items() if variables(sizes) & counts)
-    gone = counts | emptied
-    touched = flow.transformed_data.all_data.union(*(f.all_data for f in flow.parameter_flow.values()))
-    if not counts or touched & gone or not all(_may_be_empty(flow, check, counts, emptied) for check in flow.checks):
-        return frozenset()
-    if any(flow.kinds[name] == "STuple" or any(_not_plain(s, counts) for s in flow.sizes[name]) for name in emptied):
-        return frozenset()
-    for number, classes in derived.classes.items():
-        for term, kind in zip(flow.terms[number], classes, strict=True):
-            if kind != LIKELIHOOD and term.flow.all_data & gone and term.flow.parameters:
-                return frozenset()
-            outcome = frozenset[str]().union(*(density.variate_data for density in term.flow.densities))
-            vanishes = term.loops & counts or (term.direct and term.vectorised and outcome and outcome <= emptied)
-            truncation = derived.statements[number].kind == "tilde" and not term.direct
-            if kind == LIKELIHOOD and not vanishes and not truncation:
-                return frozenset()
-    return counts
-
-
-def _not_plain(size: Any, counts: frozenset[str]) -> bool:
-    """Whether a size is computed from a count, and not the count itself."""
-    return size[0] != "Var" and bool(variables(size) & counts)
-
-
-def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[str], emptied: frozenset[str]) -> bool:
-    """Whether a declared constraint on data holds when the counts are 0."""
-    name, kind, bound = check
-    if name in counts:
-        literal = bound is not None and bound[0] == "Lit"
-        return literal and (int(bound[2]) <= 0 if kind == "Lower" else kind == "Upper" and int(bound[2]) >= 0)
-    if name in emptied:
-        return kind in ("Lower", "Upper", "LowerUpper")
-    return not variables(bound) & (counts | emptied)
-
-
-def _emptied(flow: Program, data: Mapping[str, Any], counts: frozenset[str]) -> dict[str, Any]:
-    """The data with the counts set to 0 and what they size emptied along those axes."""
-    emptied: dict[str, Any] = {}
-    for name, value in data.items():
-        axes = [axis for axis, size in enumerate(flow.sizes.get(name, ())) if variables(size) & counts]
-        if name in counts:
-            emptied[name] = 0
-        elif axes:
-            array = np.asarray(value)
-            emptied[name] = np.empty(
-                [0 if axis in axes else length for axis, length in enumerate(array.shape)], array.dtype
-            )
-        else:
-            emptied[name] = value
-    return emptied

@@ -24,7 +24,7 @@ def changed_data(data: Mapping[str, Any], likelihood_data: Sequence[str]) -> dic
 
     Examples
     --------
-    >>> from ppl_backends.targets.stan.split_check import changed_data
+    >>> from ppl_backends.targets.stan.split.check import changed_data
     >>> changed_data({"N": 4, "y": [1, 2, 3, 4]}, ["y"])["y"].tolist()
     [1, 2, 1, 2]
     """

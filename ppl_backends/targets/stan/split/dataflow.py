@@ -1,12 +1,12 @@
 """What flows into each increment of a Stan program's log density.
 
 This follows the data and the parameters of a program through transformed data, transformed parameters, local variables,
-loops, conditions and user functions: an abstract interpretation of stanc's MIR (:mod:`ppl_backends.targets.stan.mir`)
+loops, conditions and user functions: an abstract interpretation of stanc's MIR (:mod:`ppl_backends.targets.stan.split.mir`)
 whose values are sets of names (:class:`Flow`). The result is, for each statement, the :class:`Term` s it adds to the
 target.
 
 Statements are known by the number in a marker, ``print("split:7");``, that the caller put in front of each, since the
-MIR carries no positions; see :mod:`ppl_backends.targets.stan.statements`.
+MIR carries no positions; see :mod:`ppl_backends.targets.stan.split.statements`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppl_backends.targets.stan.accumulators import added, find_accumulators
-from ppl_backends.targets.stan.mir import Node, constraints, dimensions, read_sections, variables, walk
+from ppl_backends.targets.stan.split.accumulators import added, find_accumulators
+from ppl_backends.targets.stan.split.mir import Node, constraints, dimensions, read_sections, variables, walk
 
 __all__ = ["MARKER", "Density", "Flow", "Program", "Term", "read_program"]
 

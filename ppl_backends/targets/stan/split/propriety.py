@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ppl_backends.targets.stan.dataflow import Term
-from ppl_backends.targets.stan.split import LIKELIHOOD, Derivation
+from ppl_backends.targets.stan.split.dataflow import Term
+from ppl_backends.targets.stan.split.derivation import LIKELIHOOD, Derivation
 
 __all__ = ["Propriety", "stated_propriety"]
 
@@ -33,8 +33,8 @@ def stated_propriety(derivation: Derivation) -> Propriety | None:
     Examples
     --------
     >>> from ppl_backends.targets.stan.program import StanProgram
-    >>> from ppl_backends.targets.stan.split import derive
-    >>> from ppl_backends.targets.stan.static_propriety import stated_propriety
+    >>> from ppl_backends.targets.stan.split.derivation import derive
+    >>> from ppl_backends.targets.stan.split.propriety import stated_propriety
     >>> code = "data { int N; vector[N] y; } parameters { real m; real<lower=0> s; } model { y ~ normal(m, s); %s }"
     >>> stated_propriety(derive(StanProgram("flat", code % "s ~ exponential(1);")))
     Propriety(improper='m')

@@ -2,7 +2,7 @@
 
 The text is stanc's own canonical form (one statement a line, includes inlined, comments gone, braces around every
 body), so that a reader of statements is enough here; what the expressions in them mean is left to
-:mod:`ppl_backends.targets.stan.dataflow`.
+:mod:`ppl_backends.targets.stan.split.dataflow`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ppl_backends.targets.stan.dataflow import MARKER
+from ppl_backends.targets.stan.split.dataflow import MARKER
 
 __all__ = ["CANONICAL", "Statement", "mark", "read_blocks", "without"]
 

@@ -1,0 +1,99 @@
+"""A Stan program with data as it is compiled: what the split and the search for factors see of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.targets.blocks import available_cores
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.build import open_program
+from ppl_backends.targets.stan.library import CompiledModel, open_model
+from ppl_backends.targets.stan.observations import Rows, read_rows
+from ppl_backends.targets.stan.program import StanProgram
+from ppl_backends.targets.stan.variables import collect, unconstrained_names
+
+__all__ = ["LOG_LIK", "CompiledProgram"]
+
+LOG_LIK = "log_lik"
+
+
+class CompiledProgram:
+    """A program, its data, and the library that evaluates it.
+
+    Parameters
+    ----------
+    source : StanProgram or Path
+        A program, or a library with BridgeStan's C interface.
+    data : mapping
+    cores : int, optional
+    rows : mapping of str to sequence of str, optional
+        Which integer counts the observations, and which data have one row for each.
+    likelihood_data : sequence of str, optional
+        The observed data variables, where the user names them.
+
+    Attributes
+    ----------
+    label : str
+    program : StanProgram or None
+        None where a library was given.
+    library : Path
+    model : CompiledModel
+    dim : int
+    names : tuple of str
+    """
+
+    def __init__(
+        self,
+        source: StanProgram | Path,
+        data: Mapping[str, Any],
+        cores: int | None = None,
+        rows: Mapping[str, Sequence[str]] | None = None,
+        likelihood_data: Sequence[str] | None = None,
+    ) -> None:
+        self.label = source.label if isinstance(source, StanProgram) else Path(str(source)).name
+        self.data, self.cores = dict(data), available_cores(cores)
+        self.model: CompiledModel
+        if isinstance(source, StanProgram):
+            source, self.library, self.model = open_program(source, self.data)
+        else:
+            self.library, self.model = source, open_model(source, self.data, self.label)
+        self.source = source
+        self.rows: Rows | None = read_rows(rows, self.data, self.label) if rows else None
+        self.likelihood_data = None if likelihood_data is None else tuple(likelihood_data)
+        self.dim, self.names = self.model.dim, unconstrained_names(self.model.names)
+
+    def __reduce__(self) -> Any:
+        """A recipe: the library comes from the cache of the other process."""
+        return CompiledProgram, (self.source, self.data, self.cores, self.rows_option, self.likelihood_data)
+
+    @property
+    def rows_option(self) -> dict[str, list[str]] | None:
+        """``rows`` as it was given."""
+        return {self.rows.count: list(self.rows.axes)} if self.rows else None
+
+    @property
+    def program(self) -> StanProgram | None:
+        """The program's text, where it was given."""
+        return self.source if isinstance(self.source, StanProgram) else None
+
+    def log_density(self, x: Array) -> Array:
+        """Joint log density ``(n,)``."""
+        return self.model.evaluate(x, False, self.cores)[0]
+
+    def values(self, x: Array, names: Sequence[str]) -> dict[str, Array]:
+        """Variables of the program at points ``(n, dim)``: name → ``(n, *shape)``."""
+        flat, _ = self.model.constrain(x, np.arange(len(x)).astype(np.uint32), True, self.cores)
+        return collect(flat, [variable for variable in self.model.variables if variable.name in names])
+
+    @property
+    def has_log_lik(self) -> bool:
+        """Whether there is a generated quantity ``log_lik``."""
+        return any(variable.name == LOG_LIK for variable in self.model.variables)
+
+    def log_lik(self, x: Array) -> Array:
+        """The generated quantity ``log_lik`` ``(n, *shape)``."""
+        return self.values(x, [LOG_LIK])[LOG_LIK]

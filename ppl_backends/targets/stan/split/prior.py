@@ -1,0 +1,198 @@
+"""The prior part of a Stan program, opened as the split says and checked against the joint density."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.stan.build import build_library
+from ppl_backends.targets.stan.compiled import CompiledProgram
+from ppl_backends.targets.stan.library import CompiledModel, open_model
+from ppl_backends.targets.stan.program import StanProgram
+from ppl_backends.targets.stan.split.check import changed_data, check_split
+from ppl_backends.targets.stan.split.derivation import NO_LIKELIHOOD, derive
+from ppl_backends.targets.stan.split.propriety import Propriety, stated_propriety
+from ppl_backends.targets.stan.split.routes import Split, find_split
+
+__all__ = ["PriorPart", "ProgramSplit", "split_program"]
+
+CHECK_POINTS = 5
+SECOND_PROGRAM = ("derived", "lprior")  # routes that do not rest on special data, so that nothing is left after them
+
+
+class PriorPart(NamedTuple):
+    """The prior alone: a model, what it was made from, and the split that it came from."""
+
+    model: CompiledModel
+    source: StanProgram | Path
+    data: dict[str, Any]
+    split: Split
+
+
+def split_program(compiled: CompiledProgram, look: bool = True) -> ProgramSplit:
+    """Return how prior and likelihood of a program are told apart; each part of the answer is found when asked for.
+
+    Parameters
+    ----------
+    compiled : CompiledProgram
+    look : bool
+        False does not look for the prior.
+    """
+    return ProgramSplit(compiled, look)
+
+
+class ProgramSplit:
+    """The prior of a program and its likelihood, apart; see :func:`split_program`."""
+
+    def __init__(self, compiled: CompiledProgram, look: bool) -> None:
+        self._compiled, self._look, self._lock = compiled, look, threading.RLock()
+
+    def __reduce__(self) -> Any:
+        return ProgramSplit, (self._compiled, self._look)
+
+    @property
+    def prior(self) -> PriorPart | None:
+        """The prior part, which may compile a program; None where it is not known."""
+        return self._prior_or_problem[0]
+
+    @property
+    def problem(self) -> str:
+        """Why prior and likelihood are not known apart, and the way out; empty where they are."""
+        return self._prior_or_problem[1]
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether the program has no likelihood."""
+        return NO_LIKELIHOOD in self.problem
+
+    @cached_property
+    def _prior_or_problem(self) -> tuple[PriorPart | None, str]:
+        compiled = self._compiled
+        with self._lock:
+            if not self._look:
+                return None, "the prior was not looked for (prior=None)"
+            if compiled.program is None and compiled.rows is None:
+                return (
+                    None,
+                    f"{compiled.label}: a library has no program text to tell prior from likelihood; give rows=",
+                )
+            try:
+                return self._find_prior(), ""
+            except ModelError as error:
+                if compiled.likelihood_data is not None:
+                    raise
+                return None, str(error)
+
+    @property
+    def free_prior(self) -> PriorPart | None:
+        """The prior part where it is at hand or costs no compilation, else None."""
+        program = self._compiled.program
+        if "_prior_or_problem" not in self.__dict__ and program is not None:
+            try:
+                split = find_split(program, self._compiled.data, self._compiled.likelihood_data)
+            except ModelError:
+                return None
+            if split.prior_program is not None:
+                return None
+        return self.prior
+
+    @property
+    def stated_propriety(self) -> Propriety | None:
+        """Whether the prior is proper, where the program's statements say so; they cost no compilation."""
+        if self._compiled.program is None or not self._look:
+            return None
+        try:
+            return stated_propriety(derive(self._compiled.program, self._compiled.likelihood_data))
+        except ModelError:
+            return None
+
+    @cached_property
+    def likelihood_data(self) -> tuple[str, ...]:
+        """The data that the likelihood is of, where that is known."""
+        compiled = self._compiled
+        if compiled.likelihood_data is not None:
+            return compiled.likelihood_data
+        if compiled.program is None or not self._look:
+            return ()
+        try:
+            return find_split(compiled.program, compiled.data).likelihood_data
+        except ModelError:
+            return ()
+
+    def _find_prior(self) -> PriorPart:
+        """The prior part; each route to it that its check refuses gives way to the next."""
+        refused: set[str] = set()
+        while True:
+            split = self._next_route(refused)
+            try:
+                return _open(self._compiled, split)
+            except ModelError:
+                if split.route in SECOND_PROGRAM or split.route in refused or self._compiled.program is None:
+                    raise
+                refused.add(split.route)
+
+    def _next_route(self, refused: set[str]) -> Split:
+        compiled = self._compiled
+        if compiled.rows is not None and "rows" not in refused:
+            described = f"prior evaluated on no rows ({compiled.rows.count} = 0)"
+            emptied = compiled.rows.select(compiled.data, np.empty(0, dtype=np.intp))
+            return Split("rows", described, prior_data=emptied, likelihood_data=self.likelihood_data)
+        assert compiled.program is not None
+        return find_split(compiled.program, compiled.data, compiled.likelihood_data, exclude=refused)
+
+
+def _open(compiled: CompiledProgram, split: Split) -> PriorPart:
+    """The split's prior, compiled where it is a program of its own, and checked."""
+    source, library = compiled.source, compiled.library
+    data = split.prior_data if split.prior_data is not None else compiled.data
+    if split.prior_program is not None:
+        assert compiled.program is not None
+        source = dataclasses.replace(compiled.program, name=f"{compiled.program.name}_prior", code=split.prior_program)
+        library = build_library(source)
+    model = open_model(library, data, compiled.label)
+    if model.names != compiled.model.names:
+        raise ModelError(
+            f"{compiled.label}: the prior alone has {model.dim} coordinates, the program has {compiled.dim}"
+        )
+    found = _check(compiled, split, model, library)
+    described = dataclasses.replace(split, description=f"{split.description} ({found})")
+    return PriorPart(model, source, data, described)
+
+
+def _check(compiled: CompiledProgram, split: Split, prior: CompiledModel, library: Path) -> str:
+    """Compare both densities at random points, on the data and on data with other observed values."""
+    points = np.random.default_rng(0).uniform(-2.0, 2.0, size=(CHECK_POINTS, compiled.dim))
+    changed = changed_data(compiled.data, split.likelihood_data)
+    return check_split(
+        _density(compiled.model),
+        _density(prior),
+        _density_on(compiled.library, changed, compiled.label),
+        points,
+        evaluate_prior_on_changed_data=(
+            _density_on(library, changed, compiled.label) if split.prior_program is not None else None
+        ),
+        evaluate_log_lik=(lambda x: compiled.log_lik(x).reshape(len(x), -1).sum(axis=1))
+        if compiled.has_log_lik
+        else None,
+        label=compiled.label,
+    )
+
+
+def _density(model: CompiledModel) -> Callable[[Array], Array]:
+    return lambda x: model.evaluate(x, False, 1)[0]
+
+
+def _density_on(library: Path, data: dict[str, Any] | None, label: str) -> Callable[[Array], Array] | None:
+    """The density on changed data; None where there are none, or the program refuses them."""
+    try:
+        return None if data is None else _density(open_model(library, data, label))
+    except ModelError:
+        return None

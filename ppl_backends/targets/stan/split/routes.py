@@ -1,0 +1,182 @@
+"""The log density of a Stan program apart: log prior and log likelihood.
+
+A Stan program is one sum of increments. Tempering from the prior, power posteriors and Gibbs posteriors need the prior
+alone, as a second density over the same parameters; the likelihood is the difference. In order of preference:
+
+``prior_only``
+    the program has an integer data variable of that name (the convention of brms): same library, the flag set.
+``no_observations``
+    the same library on data with no rows: the integers that count the observations are set to 0 and what they size is
+    emptied, where the program allows it.
+``lprior``, ``derived``
+    a second program without the likelihood statements, which :mod:`ppl_backends.targets.stan.split.derivation` tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.stan.program import StanProgram
+from ppl_backends.targets.stan.split.dataflow import Program
+from ppl_backends.targets.stan.split.derivation import LIKELIHOOD, Derivation, derive, require_data
+from ppl_backends.targets.stan.split.mir import variables
+
+__all__ = ["Split", "find_split"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How the prior of a program is to be evaluated on its own.
+
+    Attributes
+    ----------
+    route : str
+        ``"prior_only"``, ``"no_observations"``, ``"lprior"`` or ``"derived"``; see the module docstring.
+    description : str
+        One line for the user: what was taken for the prior and what for the likelihood.
+    prior_data : dict or None
+        Data for the prior; None where they are the program's own.
+    prior_program : str or None
+        Text of the prior-only program; None where the same library serves.
+    likelihood_data : tuple of str
+        The observed data variables, sorted.
+    """
+
+    route: str
+    description: str
+    prior_data: dict[str, Any] | None = None
+    prior_program: str | None = None
+    likelihood_data: tuple[str, ...] = ()
+
+
+def find_split(
+    program: StanProgram,
+    data: Mapping[str, Any],
+    likelihood_data: Sequence[str] | None = None,
+    exclude: Collection[str] = (),
+) -> Split:
+    """Tell the prior of a program from its likelihood.
+
+    Parameters
+    ----------
+    program : StanProgram
+    data : mapping
+        The program's data.
+    likelihood_data : sequence of str, optional
+        The observed data variables, where the program alone does not tell.
+    exclude : collection of str
+        Routes not to take, since a check refused them.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    ModelError
+        If the program is ambiguous; the message shows the statement and the way out.
+
+    Examples
+    --------
+    >>> from ppl_backends.targets.stan.program import StanProgram
+    >>> from ppl_backends.targets.stan.split.routes import find_split
+    >>> code = '''data { int<lower=0> N; vector[N] y; }
+    ... parameters { real mu; }
+    ... model { mu ~ normal(0, 1); y ~ normal(mu, 1); }'''
+    >>> split = find_split(StanProgram("normal", code), {"N": 2, "y": [0.3, 1.2]})
+    >>> split.route, split.likelihood_data, split.prior_data["N"]
+    ('no_observations', ('y',), 0)
+    """
+    require_data(program, likelihood_data)
+    flag = program.info["inputs"].get("prior_only")
+    if flag == {"type": "int", "dimensions": 0} and "prior_only" not in exclude:
+        return _by_flag(program, data, likelihood_data)
+    derived = derive(program, likelihood_data)
+    observed = ", ".join(sorted(derived.observed))
+    if "no_observations" not in exclude:
+        counts = _removable_counts(derived)
+        if counts:
+            emptied = _emptied(derived.flow, data, counts)
+            what = (
+                f"prior evaluated on data without observations ({' = '.join(sorted(counts))} = 0); observed: {observed}"
+            )
+            return Split("no_observations", what, prior_data=emptied, likelihood_data=tuple(sorted(derived.observed)))
+    route = "lprior" if "lprior" in derived.flow.accumulators else "derived"
+    dropped = "; ".join(" ".join(statement.header.rstrip(";").split()) for statement, _ in derived.likelihood)
+    what = f"likelihood derived from the program: {dropped}; observed: {observed}"
+    return Split(route, what, prior_program=derived.prior_program(), likelihood_data=tuple(sorted(derived.observed)))
+
+
+def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Sequence[str] | None) -> Split:
+    """The route of the data flag; which data are observed is a help for the checks only."""
+    try:
+        observed = derive(program, likelihood_data).observed
+    except ModelError:
+        observed = frozenset(likelihood_data or ())
+    what = "prior evaluated with the program's data flag prior_only = 1"
+    if int(np.asarray(data.get("prior_only", 0))) != 0:
+        what += " (as the data have it: the likelihood is left out)"
+        observed = frozenset()
+    return Split("prior_only", what, {**data, "prior_only": 1}, None, tuple(sorted(observed)))
+
+
+def _removable_counts(derived: Derivation) -> frozenset[str]:
+    """The data integers that can be 0 so that exactly the likelihood vanishes; none where that is not certain."""
+    flow = derived.flow
+    named = {s[1] for name in derived.observed for s in flow.sizes[name] if s[0] == "Var" and s[1] in flow.kinds}
+    counts = frozenset(named) - flow.size_flow.all_data - derived.observed
+    emptied = frozenset(name for name, sizes in flow.sizes.items() if variables(sizes) & counts)
+    gone = counts | emptied
+    touched = flow.transformed_data.all_data.union(*(f.all_data for f in flow.parameter_flow.values()))
+    if not counts or touched & gone or not all(_may_be_empty(flow, check, counts, emptied) for check in flow.checks):
+        return frozenset()
+    if any(flow.kinds[name] == "STuple" or any(_not_plain(s, counts) for s in flow.sizes[name]) for name in emptied):
+        return frozenset()
+    for number, classes in derived.classes.items():
+        for term, kind in zip(flow.terms[number], classes, strict=True):
+            if kind != LIKELIHOOD and term.flow.all_data & gone and term.flow.parameters:
+                return frozenset()
+            outcome = frozenset[str]().union(*(density.variate_data for density in term.flow.densities))
+            vanishes = term.loops & counts or (term.direct and term.vectorised and outcome and outcome <= emptied)
+            truncation = derived.statements[number].kind == "tilde" and not term.direct
+            if kind == LIKELIHOOD and not vanishes and not truncation:
+                return frozenset()
+    return counts
+
+
+def _not_plain(size: Any, counts: frozenset[str]) -> bool:
+    """Whether a size is computed from a count, and not the count itself."""
+    return size[0] != "Var" and bool(variables(size) & counts)
+
+
+def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[str], emptied: frozenset[str]) -> bool:
+    """Whether a declared constraint on data holds when the counts are 0."""
+    name, kind, bound = check
+    if name in counts:
+        literal = bound is not None and bound[0] == "Lit"
+        return literal and (int(bound[2]) <= 0 if kind == "Lower" else kind == "Upper" and int(bound[2]) >= 0)
+    if name in emptied:
+        return kind in ("Lower", "Upper", "LowerUpper")
+    return not variables(bound) & (counts | emptied)
+
+
+def _emptied(flow: Program, data: Mapping[str, Any], counts: frozenset[str]) -> dict[str, Any]:
+    """The data with the counts set to 0 and what they size emptied along those axes."""
+    emptied: dict[str, Any] = {}
+    for name, value in data.items():
+        axes = [axis for axis, size in enumerate(flow.sizes.get(name, ())) if variables(size) & counts]
+        if name in counts:
+            emptied[name] = 0
+        elif axes:
+            array = np.asarray(value)
+            emptied[name] = np.empty(
+                [0 if axis in axes else length for axis, length in enumerate(array.shape)], array.dtype
+            )
+        else:
+            emptied[name] = value
+    return emptied
