@@ -25,7 +25,7 @@ import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, SiteRows, make_rows
 from ppl_backends.steps.adapter import forkable_target
-from ppl_backends.targets import compiled_sites as sites
+from ppl_backends.targets.factors import compiled as sites
 
 DIM = 20
 S = pb.steps

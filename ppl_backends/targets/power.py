@@ -83,6 +83,12 @@ class PowerTarget(WrappedTarget):
         return None if observations is None or self._keeps_potentials else PoweredObservations(observations, self)
 
     @property
+    def likelihood_factors(self) -> Any:
+        """The observed sites to the power, under a flat prior."""
+        factors = self.target.likelihood_factors
+        return None if factors is None or self._keeps_potentials else factors.tempered(self.power)
+
+    @property
     def factors(self) -> Any:
         """The factors of the target with the observed ones to the power, if these equal the tempered density."""
         factors = self.target.factors

@@ -285,6 +285,8 @@ class BaseTarget:
         Whether the whole density is a prior: there is no likelihood.
     factors : Factors, object with ``at(phi)``, or None
         A Gaussian times sites that each see one linear predictor.
+    likelihood_factors : Factors or None
+        The sites of the observations as functions of all coordinates, under a flat prior, whatever the prior is.
     label : str
         What messages call the model, e.g. ``"PyMC model"`` or a file name.
     evidence_note : str or None
@@ -325,6 +327,7 @@ class BaseTarget:
     constant_data: Mapping[str, Array] = {}
     observations: Observations | None = None
     factors: Any = None
+    likelihood_factors: Any = None
     log_prior_normalizer: Any = None
     log_prior_normalizer_se: Any = 0.0
     log_prior_normalizer_df: Any = float("inf")

@@ -60,6 +60,7 @@ class WrappedTarget(BaseTarget):
     pointwise_log_likelihood = _of_target("pointwise_log_likelihood")
     observations = _of_target("observations")
     factors = _of_target("factors")
+    likelihood_factors = _of_target("likelihood_factors")
 
     sample_prior = _of_target("sample_prior")
     prior_target = _of_target("prior_target")

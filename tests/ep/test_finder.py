@@ -24,7 +24,7 @@ from ppl_backends.targets.factors import (
     StudentT,
 )
 from ppl_backends.targets.pymc import PyMCTarget
-from ppl_backends.targets.pymc.factors import PyMCFactors
+from ppl_backends.targets.pymc.factors import PyMCFactors, graph
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE
 from ppl_backends.targets.pymc.factors.proof import sites_error
 
@@ -370,3 +370,33 @@ def test_a_search_that_fails_is_said_where_laplace_takes_its_place():
     target._factors = FactorSearchError("the search for factors failed (ValueError: format number 1)")
     with pytest.warns(ApproximationWarning, match=r"format number 1\); .*'auto' takes Laplace in place of EP"):
         assert resolve_approximation(target).method == "laplace"
+
+
+def test_long_models_are_searched_on_a_sample_of_their_rows(monkeypatch):
+    """What is found on a sample is proved on all rows, and is what the whole search finds."""
+    for name in ("probit", "exposure", "free scale", "three scales", "clipped"):
+        monkeypatch.setattr(graph, "MANY_ROWS", 10**9)
+        _, whole = factors_of(MODELS[name][0])
+        monkeypatch.setattr(graph, "MANY_ROWS", 50)
+        monkeypatch.setattr(graph, "SAMPLE_ROWS", 30)
+        _, sampled = factors_of(MODELS[name][0])
+        assert all(term.sample is not None for term in sampled._structure.sites)
+        one, other = whole.at(whole.start), sampled.at(sampled.start)
+        assert [type(f) for f in one.sites.families] == [type(f) for f in other.sites.families]
+        theta = np.random.default_rng(0).normal(size=(4, one.dim))
+        np.testing.assert_allclose(other.log_density(theta), one.log_density(theta), rtol=1e-10)
+
+
+def test_a_row_unlike_those_of_the_sample_is_found_out(monkeypatch):
+    monkeypatch.setattr(graph, "MANY_ROWS", 50)
+    monkeypatch.setattr(graph, "SAMPLE_ROWS", 5)
+    odd = np.zeros(N, dtype=bool)
+    odd[7] = True
+
+    def make():
+        coefficients = b()
+        eta = X @ coefficients
+        pm.Bernoulli("y", logit_p=pt.switch(odd, eta + 0.1 * coefficients[0] ** 2, eta), observed=BINARY)
+
+    with pytest.raises(ModelError, match="differ from its log density"):
+        factors_of(make)

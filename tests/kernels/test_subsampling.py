@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pymc as pm
 import pytest
 import scipy.stats
 
@@ -17,10 +18,16 @@ from ppl_backends.kernels.subsampling.control import (
 )
 from ppl_backends.kernels.subsampling.exact import RowSampler, Scalable, Tuna
 from ppl_backends.kernels.subsampling.informed import Informed, curvature_variance
-from ppl_backends.kernels.subsampling.rows import FunctionLogPrior, QuadraticLogPrior, SiteRows
+from ppl_backends.kernels.subsampling.rows import (
+    ExpansionPoint,
+    FunctionLogPrior,
+    QuadraticLogPrior,
+    SiteRows,
+    _sites_of,
+)
 from ppl_backends.results.inference_data import group
-from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit, Normal, Poisson, Probit
+from ppl_backends.targets.factors import compiled as sites
 
 QUIET = {"progressbar": False, "random_seed": 1}
 PRIOR_SD = 1.5
@@ -310,3 +317,27 @@ def test_every_family_is_found_in_factors_and_wrong_use_is_explained():
     for wrong in ({"estimator": "magic"}, {"subset": 1}, {"steps": 0}, {"tolerance": 0.7}):
         with pytest.raises(ModelError, match="expected"):
             pb.steps.SubsampledMetropolis(**wrong)
+
+
+OUTCOMES = {
+    "logit": lambda eta, y: pm.Bernoulli("y", logit_p=eta, observed=y),
+    "probit": lambda eta, y: pm.Bernoulli("y", p=pm.math.invprobit(eta), observed=y),
+    "poisson": lambda eta, y: pm.Poisson("y", pm.math.exp(eta), observed=2 * y),
+    "large numbers": lambda eta, y: pm.Normal("y", eta, 2e6, observed=1e6 * y),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_rows_of_a_model_are_the_sites_of_its_likelihood_whatever_its_prior(name):
+    design, y = logistic(300)
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", shape=8)  # too many to be given in EP
+        beta = pm.Normal("beta", 0, tau[:2])
+        OUTCOMES[name](design @ beta, y)
+    target = pb.as_target(model)
+    design, offset, (family, y, extra) = _sites_of(target)
+    point = ExpansionPoint(np.full(10, 0.1), 0.1 * np.eye(10))
+    rows = SiteRows(design, offset, y, extra, family, QuadraticLogPrior(0.0, np.zeros(10), -np.eye(10)), point)
+    x, new = point.mode, point.mode + 0.05 * np.random.default_rng(1).normal(size=10)
+    here, there = target.observations.log_likelihood(np.array([x, new]))
+    np.testing.assert_allclose(rows.differences(x, new, np.arange(300)), there - here, atol=1e-13, rtol=1e-8)

@@ -9,8 +9,8 @@ from ppl_backends.kernels.subsampling.informed import Informed
 from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, Rows, SiteRows
 from ppl_backends.kernels.subsampling.sufficient import sufficient_statistics
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit
+from ppl_backends.targets.factors import compiled as sites
 
 N = 600
 

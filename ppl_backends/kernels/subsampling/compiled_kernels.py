@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ppl_backends.targets.compiled_sites import site
+from ppl_backends.targets.factors.compiled import site
 
 __all__ = ["control_variate_walk", "scalable_walk"]
 

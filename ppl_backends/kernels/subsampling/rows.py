@@ -20,10 +20,9 @@ from scipy.linalg import cholesky, solve_triangular
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.targets import compiled_sites as sites
 from ppl_backends.targets.conditional import ConditionalTarget
-from ppl_backends.targets.factors import Factors, families
-from ppl_backends.targets.factors.sites import StackedSites
+from ppl_backends.targets.factors import compiled as sites
+from ppl_backends.targets.factors.sites import CompiledFamily
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = [
@@ -39,6 +38,7 @@ __all__ = [
 Index = NDArray[np.int64]
 LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
 BLOCK = 1 << 16
+LARGEST_DESIGN = 2**31  # bytes
 NEWTON_STEPS = 50
 NO_BOUNDS = (
     "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor a row, of a logit, probit or "
@@ -155,7 +155,7 @@ class SiteRows(Rows):
     ----------
     design : array (n, d)
     offset, y, extra : array (n,)
-        See :mod:`ppl_backends.targets.compiled_sites`.
+        See :mod:`ppl_backends.targets.factors.compiled`.
     family : int
     log_prior
         As :class:`QuadraticLogPrior`.
@@ -424,11 +424,12 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     if isinstance(target, ConditionalTarget):
         return BlockRows(make_rows(target.full, approximation), target)
     given = None if isinstance(approximation, str) else _point(resolve_approximation(target, approximation))
-    found = _sites_of(target)
-    if found is not None and (given is not None or approximation == "laplace"):
-        design, offset, y, extra, family, log_prior = found
-        return SiteRows(design, offset, y, extra, family, log_prior, given)
+    found = None if given is None and approximation != "laplace" else _sites_of(target)
     observations = target.observations
+    if found is not None:
+        design, offset, (family, y, extra) = found
+        log_prior = quadratic_where_exact(observations.log_prior_and_potentials, target.dim)
+        return SiteRows(design, offset, y, extra, family, log_prior, given)
     if observations is None or observations.no_gradient or observations.n == 0:
         raise ModelError(f"{target.label} has no rows of observations to take subsets of")
     log_prior = quadratic_where_exact(observations.log_prior_and_potentials, target.dim)
@@ -442,37 +443,15 @@ def _point(approximation: Any) -> Gaussian:
     return Gaussian.from_covariance(np.asarray(approximation.mean), approximation.cov)
 
 
-def _sites_of(target: Any) -> Any:
-    """Design, offset, outcome, extra, family and log prior where every row has one linear predictor of a known family."""
-    if hasattr(target, "linear_sites"):
-        found = target.linear_sites()
-        log_prior = target.observations.log_prior_and_potentials
-        return None if found is None else (*found, quadratic_where_exact(log_prior, target.dim))
-    factors = target.factors if type(target).__name__ == "FactorsTarget" else None
-    if not isinstance(factors, Factors) or sparse.issparse(factors.design) or not factors.observed.all():
+def _sites_of(target: BaseTarget) -> tuple[Array, Array, CompiledFamily] | None:
+    """Design, offset and family where every observation has one linear predictor of a family that is compiled."""
+    factors, observations = target.likelihood_factors, target.observations
+    family = None if factors is None else factors.sites.compiled()
+    if family is None or observations is None or factors.n_sites != observations.n:
         return None
-    known = known_family(factors.sites)
-    if known is None:
+    if 8 * factors.n_sites * factors.dim > LARGEST_DESIGN:
         return None
-    prior = factors.prior
-    precision = np.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
-    at_zero = float(prior.log_density(np.zeros((1, factors.dim)))[0])
-    return factors.design, factors.offset, *known, QuadraticLogPrior(at_zero, precision @ prior.mean, -precision)
-
-
-def known_family(site: Any) -> tuple[Array, Array, int] | None:
-    """Outcome, extra and number of a family of sites, None where it is not compiled."""
-    if isinstance(site, StackedSites) and len(site.families) == 1:
-        return known_family(site.families[0])
-    if isinstance(site, families.Logit):
-        return site.successes, site.trials, sites.LOGIT
-    if isinstance(site, families.Probit):
-        return site.sign, np.ones(site.n), sites.PROBIT
-    if isinstance(site, families.Poisson):
-        return site.y, np.ones(site.n), sites.POISSON
-    if isinstance(site, families.Normal):
-        return site.y, site.sd**-2.0, sites.NORMAL
-    return None
+    return factors.design.toarray() if sparse.issparse(factors.design) else factors.design, factors.offset, family
 
 
 def quadratic_where_exact(log_prior: Callable[..., Any], dim: int) -> Any:

@@ -70,11 +70,11 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
 
     >>> import numpy as np
     >>> from ppl_backends.kernels.subsampling.rows import SiteRows, QuadraticLogPrior
-    >>> from ppl_backends.targets import compiled_sites
+    >>> from ppl_backends.targets.factors import compiled
     >>> rng = np.random.default_rng(0)
     >>> design = np.c_[np.ones(500), rng.integers(0, 2, size=(500, 2))]
     >>> log_prior_and_potentials = QuadraticLogPrior(0.0, np.zeros(3), -np.eye(3))
-    >>> rows = SiteRows(design, 0.0, rng.integers(0, 2, size=500), 1.0, compiled_sites.LOGIT, log_prior_and_potentials)
+    >>> rows = SiteRows(design, 0.0, rng.integers(0, 2, size=500), 1.0, compiled.LOGIT, log_prior_and_potentials)
     >>> sufficient_statistics(rows, rng).rank
     6
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,13 @@ class Factors:
             names=self.names,
         )
 
+    def likelihood(self) -> Factors:
+        """Return the observed sites alone, under a flat prior."""
+        if self.observed.all():
+            return Factors(self.design, self.offset, self.sites, 0.0, 0.0, names=self.names)
+        rows = np.flatnonzero(self.observed)
+        return Factors(self.design[rows], self.offset[rows], self.sites.take(rows), 0.0, 0.0, names=self.names)
+
     def tempered(self, power: float) -> Factors:
         """The same prior with the observed sites to a power, normal ones within the Gaussian too; the constant is kept."""
         mean, precision, normal_rows = self.prior.mean, self.prior.precision, None
@@ -185,12 +193,18 @@ class FactorsTarget(BaseTarget):
 
     label = "factors"
     has_split = True
+    factors: Factors
     observations: _SiteObservations | None
 
     def __init__(self, factors: Factors) -> None:
         self.factors = factors
         self.dim, self.names = factors.dim, factors.names
         self.observations = _SiteObservations(factors) if factors.observed.any() else None
+
+    @cached_property
+    def likelihood_factors(self) -> Factors | None:
+        """The observed sites under a flat prior; None where there are none."""
+        return self.factors.likelihood() if self.factors.observed.any() else None
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Prior and likelihood of the points, in blocks of points."""
@@ -251,7 +265,10 @@ class _SiteObservations(Observations):
     """The observed sites as rows of data."""
 
     def __init__(self, factors: Factors) -> None:
-        self._factors = factors if factors.observed.all() else factors.take(np.flatnonzero(factors.observed))
+        self._factors = factors if factors.observed.all() else factors.likelihood()
+        self._prior = factors.prior
+        others = np.flatnonzero(~factors.observed)
+        self._others = factors.take(others) if len(others) else None
 
     @property
     def n(self) -> int:
@@ -271,6 +288,16 @@ class _SiteObservations(Observations):
         product = design.multiply(points).sum(axis=1) if sparse.issparse(design) else (design * points).sum(axis=1)
         s = np.asarray(product).reshape(1, -1) + factors.offset[index.ravel()]
         return factors.log_site(s, index.ravel()).reshape(index.shape)
+
+    def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
+        """What the log density holds beside the observed sites ``(n_points,)``, and its gradient."""
+        x = as_points(x, self._factors.dim)
+        value, slope = self._prior.log_density(x), -self._prior.apply(x - self._prior.mean)
+        if self._others is not None:
+            s = self._others.predictor(x)
+            value = value + self._others.log_site(s).sum(axis=1)
+            slope = slope + np.asarray(self._others.site_derivatives(s)[0] @ self._others.design)
+        return (value, slope) if gradient else value
 
     def sum(
         self, x: Array, index: NDArray[np.integer] | None = None, weights: Array | None = None, gradient: bool = False
@@ -307,7 +334,8 @@ def weighted_gram(design: Any, weights: Array) -> Array:
 def _stacked_design(design: Any) -> Any:
     if isinstance(design, (list, tuple)) and design and (sparse.issparse(design[0]) or np.ndim(design[0]) == 2):
         any_sparse = any(sparse.issparse(block) for block in design)
-        design = sparse.vstack(design) if any_sparse else np.vstack(design)
+        one = design[0] if len(design) == 1 else None  # a copy could take gigabytes
+        design = one if one is not None else sparse.vstack(design) if any_sparse else np.vstack(design)
     if sparse.issparse(design):
         design = sparse.csr_matrix(design, dtype=np.float64)
         values = design.data

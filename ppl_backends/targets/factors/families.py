@@ -12,7 +12,18 @@ import numpy as np
 from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp, wofz
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.factors.sites import LOG_2PI, Array, Rows, SiteFamily, TiltedMoments
+from ppl_backends.targets.factors.sites import (
+    LOG_2PI,
+    LOGIT,
+    NORMAL,
+    POISSON,
+    PROBIT,
+    Array,
+    CompiledFamily,
+    Rows,
+    SiteFamily,
+    TiltedMoments,
+)
 
 __all__ = [
     "Laplace",
@@ -60,6 +71,10 @@ class Probit(SiteFamily):
     def __init__(self, y: Any) -> None:
         super().__init__(sign=signs(y))
 
+    def compiled(self) -> CompiledFamily:
+        """Return the signs."""
+        return CompiledFamily(PROBIT, self.sign, np.ones(self.n))
+
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
         (sign,) = self._at(rows, "sign")
@@ -105,6 +120,10 @@ class Logit(SiteFamily):
         constant = gammaln(trials + 1) - gammaln(y + 1) - gammaln(trials - y + 1)
         super().__init__(successes=y, trials=trials, constant=constant)
         self.bounds = (0.25 * float(self.trials.max()), float(self.trials.max()))
+
+    def compiled(self) -> CompiledFamily:
+        """Return successes and trials."""
+        return CompiledFamily(LOGIT, self.successes, self.trials)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
@@ -260,6 +279,10 @@ class Normal(SiteFamily):
     def __init__(self, y: Any, sd: Any = 1.0) -> None:
         super().__init__(y=y, sd=sd)
 
+    def compiled(self) -> CompiledFamily:
+        """Return outcomes and precisions."""
+        return CompiledFamily(NORMAL, self.y, self.sd**-2.0)
+
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
         y, sd = self._at(rows, "y", "sd")
@@ -289,6 +312,10 @@ class Poisson(SiteFamily):
     def __init__(self, y: Any) -> None:
         y = np.asarray(y, dtype=np.float64)
         super().__init__(y=y, constant=-gammaln(y + 1))
+
+    def compiled(self) -> CompiledFamily:
+        """Return the counts."""
+        return CompiledFamily(POISSON, self.y, np.ones(self.n))
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""

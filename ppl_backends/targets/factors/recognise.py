@@ -8,6 +8,7 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ EPSILON = float(np.finfo(float).eps)
 SMALLEST_COMPLEMENT = -37.5  # log of what 1 − p cannot fall below without being zero
 
 NEAR = np.concatenate([np.linspace(-4, 4, 17) + 0.0625, [0.0]])
+FEW = np.array([-3.0, -0.75, 1.25, 0.0])
 FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
 FAR = np.concatenate([-FAR[::-1], FAR])
 TOLERANCE = 1e-9
@@ -43,6 +45,34 @@ def rounding(log_value: Array) -> Array:
     return np.where(log_value > SMALLEST_COMPLEMENT, 4 * EPSILON * np.exp(np.minimum(-log_value, 40.0)), 0.0)
 
 
+class Written:
+    """Sites as a model has them, at the nodes that proposals ask for."""
+
+    def __init__(self, log_site: Callable[[Array], Array], n: int, nodes: Array) -> None:
+        self.log_site, self.n, self.nodes = log_site, n, nodes
+        self.near = self.at(nodes)
+
+    def at(self, nodes: Array) -> Array:
+        """Log t ``(k, n)`` at nodes ``(k,)``, or ``(k, n)`` with some of its own for every site."""
+        return self.log_site(np.repeat(nodes[:, None], self.n, axis=1) if nodes.ndim == 1 else nodes)
+
+    @cached_property
+    def wide(self) -> Array:
+        """Log t far out."""
+        return self.at(WIDE)
+
+    def fit(self, values: Array, functions: Sequence[Callable[[Array], Array]]) -> Array:
+        """Coefficients ``(len(functions), n)`` of a least-squares fit to values at the nodes."""
+        basis = np.stack([f(self.nodes) for f in functions], axis=1)
+        return np.asarray(np.linalg.lstsq(basis, values, rcond=None)[0], dtype=np.float64)
+
+    def known_as(self, family: SiteFamily, shift: Array, propose: Propose) -> Recognised:
+        """A family up to the constants, which are those that fit the values at the last node, the origin."""
+        size = 1 + np.abs(self.near).max(axis=0)
+        constant = self.near[-1] - family.log_site(np.broadcast_to(shift, self.n)[None])[0]
+        return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-11 * size, 0.0, constant), propose)
+
+
 class Recognised(NamedTuple):
     """A family with ``log t(s) = family(scale · s + shift) + constant`` for every site."""
 
@@ -50,35 +80,40 @@ class Recognised(NamedTuple):
     scale: Array | float
     shift: Array
     constant: Array
+    propose: Propose  # the function that finds the family
     trials: Array | float = 1.0  # of a binomial site, which sums as many logs of probabilities
 
 
-def recognise(log_site: Callable[[Array], Array], n: int) -> Recognised | None:
-    """The known family that all ``n`` sites belong to, or None.
+Propose = Callable[[Written], Recognised | None]
+
+
+def recognise(log_site: Callable[[Array], Array], n: int, like: Recognised | None = None) -> Recognised | None:
+    """Return the known family that all ``n`` sites belong to, or None.
 
     Parameters
     ----------
     log_site : callable
         Scalars ``(k, n)`` to log t ``(k, n)``, as the model has it.
     n : int
+    like : Recognised, optional
+        What a sample of the sites was recognised as: no other family is tried, at as few nodes as determine it.
     """
-    near = log_site(np.repeat(NEAR[:, None], n, axis=1))
-    if not np.isfinite(near).all():
+    written = Written(log_site, n, NEAR if like is None else FEW)
+    if not np.isfinite(written.near).all():
         return None
-    wide = log_site(np.repeat(WIDE[:, None], n, axis=1))
-    for propose in PROPOSALS:
+    for propose in PROPOSALS if like is None else (like.propose,):
         with np.errstate(all="ignore"):
-            proposal = propose(near, wide)
-        if proposal is not None and _agrees(proposal, NEAR, near):
-            far = log_site(np.repeat(FAR[:, None], n, axis=1))
-            return proposal if _agrees(proposal, FAR, far) else None
+            proposal = propose(written)
+        if proposal is not None and _agrees(proposal, written.nodes, written.near):
+            far = FAR if like is None else np.random.default_rng(0).choice(FAR, size=(1, n))
+            return proposal if _agrees(proposal, far, written.at(far)) else None
     return None
 
 
 def _agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
     """Whether the family has the values as written, wherever those are accurate."""
     with np.errstate(all="ignore"):
-        argument = nodes[:, None] * proposal.scale + proposal.shift
+        argument = (nodes[:, None] if nodes.ndim == 1 else nodes) * proposal.scale + proposal.shift
         known = proposal.family.log_site(argument) + proposal.constant
         lost = ~np.isfinite(written) & (known < -34 * proposal.trials)  # 1 − p is zero, or exp(s) too large
         complement = 4 * EPSILON * proposal.trials * np.exp(np.minimum(np.abs(argument), 36.0))
@@ -88,66 +123,59 @@ def _agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
         return bool(np.all(lost | (np.abs(known - written) <= allowed)))
 
 
-def _fit(near: Array, functions: Sequence[Callable[[Array], Array]]) -> Array:
-    """Coefficients ``(len(functions), n)`` of a least-squares fit."""
-    basis = np.stack([f(NEAR) for f in functions], axis=1)
-    return np.asarray(np.linalg.lstsq(basis, near, rcond=None)[0], dtype=np.float64)
-
-
 def _counts(coefficients: Array) -> Array:
     """Coefficients next to a whole number as that number."""
     whole = np.round(coefficients)
     return np.where(np.abs(coefficients - whole) < 1e-6, whole, coefficients)
 
 
-def _against(family: SiteFamily, shift: Array, near: Array) -> Recognised:
-    """A family up to the constants, which are those that fit the values as written at the origin."""
-    origin, size = len(NEAR) - 1, 1 + np.abs(near).max(axis=0)
-    constant = near[origin] - family.log_site(np.broadcast_to(shift, near.shape[1:])[None])[0]
-    return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-11 * size, 0.0, constant))
-
-
 def _one(s: Array) -> Array:
     return np.ones_like(s)
+
+
+def _same(s: Array) -> Array:
+    return s
 
 
 def _softplus(s: Array) -> Array:
     return np.logaddexp(0.0, s)
 
 
-def _normal(near: Array, wide: Array) -> Recognised | None:
-    """−(s − y)²/2σ²."""
-    square, linear, _ = _fit(near, (np.square, lambda s: s, _one))
-    if not np.all(square < -1e-12):
+def _normal(written: Written) -> Recognised | None:
+    """−(s − y)²/2σ², from values far out, where they differ most."""
+    left, nearer_left, nearer_right, right = written.wide[:4]
+    square = (left - nearer_left + right - nearer_right) / (2 * (WIDE[3] ** 2 - WIDE[2] ** 2))
+    linear = (right - left) / (WIDE[3] - WIDE[0])
+    if not np.all(square < 0):
         return None
-    return _against(Normal(-0.5 * linear / square, np.sqrt(-0.5 / square)), np.zeros(near.shape[1]), near)
+    return written.known_as(Normal(-0.5 * linear / square, np.sqrt(-0.5 / square)), np.zeros(written.n), _normal)
 
 
-def _logit(near: Array, wide: Array) -> Recognised | None:
+def _logit(written: Written) -> Recognised | None:
     """Y s − n log(1 + eˢ)."""
-    y, trials = _counts(_fit(near, (lambda s: s, lambda s: -_softplus(s), _one))[:2])
+    y, trials = _counts(written.fit(written.near, (_same, lambda s: -_softplus(s), _one))[:2])
     if not np.all((y >= 0) & (y <= trials) & (trials > 0)):
         return None
-    return _against(Logit(y, trials), np.zeros(near.shape[1]), near)._replace(trials=trials)
+    return written.known_as(Logit(y, trials), np.zeros(written.n), _logit)._replace(trials=trials)
 
 
-def _probit(near: Array, wide: Array) -> Recognised | None:
+def _probit(written: Written) -> Recognised | None:
     """Log Φ(α s + β), by the line that Φ⁻¹ makes of it."""
-    inner = np.abs(NEAR) < 1.5
-    basis = np.stack([NEAR[inner], np.ones(int(inner.sum()))], axis=1)
-    scale, shift = np.linalg.lstsq(basis, np.nan_to_num(ndtri_exp(near[inner])), rcond=None)[0]
+    inner = np.abs(written.nodes) < 1.5
+    basis = np.stack([written.nodes[inner], np.ones(int(inner.sum()))], axis=1)
+    scale, shift = np.linalg.lstsq(basis, np.nan_to_num(ndtri_exp(written.near[inner])), rcond=None)[0]
     sign = np.where(scale < 0, -1.0, 1.0)
     shift = np.where(np.abs(shift) < 1e-12, 0.0, sign * shift)
-    return Recognised(Probit(sign), np.abs(scale), shift, np.zeros(len(scale)))
+    return Recognised(Probit(sign), np.abs(scale), shift, np.zeros(len(scale)), _probit)
 
 
-def _poisson(near: Array, wide: Array) -> Recognised | None:
+def _poisson(written: Written) -> Recognised | None:
     """Y s − E eˢ, with the exposure E as a shift of s."""
-    y, exposure, _ = _fit(near, (lambda s: s, lambda s: -np.exp(s), _one))
+    y, exposure, _ = written.fit(written.near, (_same, lambda s: -np.exp(s), _one))
     y = _counts(y)
     if not np.all((y >= 0) & (exposure > 0)):
         return None
-    return _against(Poisson(y), np.log(exposure), near)
+    return written.known_as(Poisson(y), np.log(exposure), _poisson)
 
 
 def _slopes(wide: Array) -> tuple[Array, Array]:
@@ -155,39 +183,42 @@ def _slopes(wide: Array) -> tuple[Array, Array]:
     return (wide[1] - wide[0]) / (WIDE[1] - WIDE[0]), (wide[3] - wide[2]) / (WIDE[3] - WIDE[2])
 
 
-def _negative_binomial(near: Array, wide: Array) -> Recognised | None:
+def _negative_binomial(written: Written) -> Recognised | None:
     """Y s − (y + α) log(1 + e^(s − b)): y and −α are the slopes of the tails, which meet at b."""
+    wide = written.wide
     y, alpha = _counts(_slopes(wide)[0]), -_slopes(wide)[1]
     if not np.all((y >= 0) & (alpha > 0) & np.isfinite(alpha)):
         return None
     b = (wide[2] + alpha * WIDE[2] - wide[1] + y * WIDE[1]) / (y + alpha)
     shift = np.log(alpha) - b
-    return _against(NegativeBinomial(y, alpha), np.where(np.abs(shift) < 1e-11, 0.0, shift), near)
+    shift = np.where(np.abs(shift) < 1e-11, 0.0, shift)
+    return written.known_as(NegativeBinomial(y, alpha), shift, _negative_binomial)
 
 
-def _laplace(near: Array, wide: Array) -> Recognised | None:
+def _laplace(written: Written) -> Recognised | None:
     """−|s − y|/b: two lines, and where they meet."""
+    wide = written.wide
     left, right = _slopes(wide)
     if not np.all((left > 0) & (np.abs(left + right) < TOLERANCE * left)):
         return None
     y = (wide[2] - wide[1] + left * WIDE[1] - right * WIDE[2]) / (left - right)
-    return _against(Laplace(y, 1 / left), np.zeros(near.shape[1]), near)
+    return written.known_as(Laplace(y, 1 / left), np.zeros(written.n), _laplace)
 
 
-def _student(near: Array, wide: Array) -> Recognised | None:
+def _student(written: Written) -> Recognised | None:
     """−(ν + 1)/2 log(1 + (s − y)²/νσ²): ν from the tails, then exp(−2 log t/(ν + 1)) is a parabola."""
+    wide, near = written.wide, written.near
     nu = (wide[4] + wide[5] - wide[6] - wide[7]) / (2 * np.log(WIDE[7] / WIDE[5])) - 1
     nu = np.where(np.abs(nu - np.round(nu, 3)) < 1e-7, np.round(nu, 3), nu)
     if not np.all((nu > 0.05) & (nu < 1e3)):
         return None
-    parabola = np.exp(-2 * (near - near.max(axis=0)) / (nu + 1))
-    square, linear, constant = _fit(parabola, (np.square, lambda s: s, _one))
+    square, linear, constant = written.fit(np.exp(-2 * (near - near.max(axis=0)) / (nu + 1)), (np.square, _same, _one))
     y = -0.5 * linear / square
     spread = constant / square - y**2
     if not np.all(spread > 0):
         return None
     y = np.where(np.abs(y) < 1e-11, 0.0, y)
-    return _against(StudentT(y, nu, np.sqrt(spread / nu)), np.zeros(near.shape[1]), near)
+    return written.known_as(StudentT(y, nu, np.sqrt(spread / nu)), np.zeros(written.n), _student)
 
 
-PROPOSALS = (_normal, _logit, _probit, _poisson, _negative_binomial, _laplace, _student)
+PROPOSALS: tuple[Propose, ...] = (_normal, _logit, _probit, _poisson, _negative_binomial, _laplace, _student)

@@ -25,6 +25,7 @@ Rows = NDArray[np.integer] | None
 Piece = tuple["SiteFamily", Any, Rows]
 
 LOG_2PI = float(np.log(2 * np.pi))
+LOGIT, PROBIT, POISSON, NORMAL = 0, 1, 2, 3  # numbers of the families that are compiled
 
 
 class TiltedMoments(NamedTuple):
@@ -33,6 +34,14 @@ class TiltedMoments(NamedTuple):
     log_z: Array
     mean: Array
     variance: Array
+
+
+class CompiledFamily(NamedTuple):
+    """Sites as :mod:`~ppl_backends.targets.factors.compiled` takes them: the number of the family, y and extra ``(n,)``."""
+
+    family: int
+    y: Array
+    extra: Array
 
 
 class SiteFamily:
@@ -74,6 +83,10 @@ class SiteFamily:
         for name in self._fields:
             taken.__dict__[name] = self.__dict__[name][rows]
         return taken
+
+    def compiled(self) -> CompiledFamily | None:
+        """Return the sites up to constants as compiled functions take them; None where there are none for the family."""
+        return None
 
     def pieces(self, rows: Rows) -> list[Piece]:
         """The families that ``rows`` fall in: each with the columns it fills and its own rows."""
@@ -193,6 +206,10 @@ class ScaledSites(SiteFamily):
         """The sites at ``rows`` as a family of their own."""
         return ScaledSites(self.family.take(rows), self.log_scale[rows])
 
+    def compiled(self) -> CompiledFamily | None:
+        """Return those of the family."""
+        return self.family.compiled()
+
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
         (log_scale,) = self._at(rows, "log_scale")
@@ -236,6 +253,14 @@ class PoweredSites(SiteFamily):
         """The sites at ``rows`` as a family of their own."""
         return PoweredSites(self.family.take(rows), self.power[rows])
 
+    def compiled(self) -> CompiledFamily | None:
+        """Return those of the family where a power is a factor of its data."""
+        own = self.family.compiled()
+        if own is None or own.family == PROBIT:
+            return None
+        y = own.y if own.family == NORMAL else self.power * own.y
+        return CompiledFamily(own.family, y, self.power * own.extra)
+
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         """Log t, shaped as ``s``."""
         (power,) = self._at(rows, "power")
@@ -271,6 +296,14 @@ class StackedSites(SiteFamily):
             raise ModelError("sites of several families can only be taken in increasing order")
         kept = [family.take(local[which == k]) for k, family in enumerate(self.families) if np.any(which == k)]
         return kept[0] if len(kept) == 1 else StackedSites(kept)
+
+    def compiled(self) -> CompiledFamily | None:
+        """Return those of all families, where they are of one kind."""
+        parts = [family.compiled() for family in self.families]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or len({part.family for part in known}) > 1:
+            return None
+        return CompiledFamily(known[0].family, *(np.concatenate(each) for each in list(zip(*known, strict=True))[1:]))
 
     def _locate(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
         which = np.searchsorted(self._ends, rows, side="right")

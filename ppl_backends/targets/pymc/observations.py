@@ -192,7 +192,7 @@ class RowTerm:
             elements = elements.reshape((1,))
         data = dict(zip(graph.data, target._data.values(), strict=True))
         [elements] = simplify([elements])
-        parts, values = fixed_parts(elements, graph.point, data)
+        parts, values = fixed_parts([elements], [graph.point], data)
         self._leaves = [part.type() for part in parts]  # constants among them cannot be inputs
         [elements] = clone_replace([elements], dict(zip(parts, self._leaves, strict=True)), rebuild_strict=False)
         self._full = pytensor.function(
@@ -209,7 +209,7 @@ class RowTerm:
         self._index = pt.lvector("index")
         self._point = graph.point
         try:
-            self._subset = on_index(elements, self._leaves, self._values, graph.point, self._index, self.n)
+            self._subset = on_index(elements, self._leaves, self._values, self._index, self.n).get(elements, elements)
         except Exception as error:
             raise ModelError(f"{self.refusal} ({_short(error)})") from None
         self._functions: dict[str, Callable[..., list[Array]]] = {}
@@ -253,15 +253,15 @@ class RowTerm:
 
 
 def fixed_parts(
-    output: Variable, point: Variable, data: Mapping[Variable, np.ndarray]
+    outputs: Sequence[Variable], inputs: Sequence[Variable], data: Mapping[Variable, np.ndarray]
 ) -> tuple[list[Variable], list[np.ndarray]]:
-    """The largest parts of a graph that do not depend on the point, as its leaves, with their values.
+    """Return the largest parts of graphs that do not depend on the inputs, as their leaves, with their values.
 
     Parts that are small constants stay where they are.
     """
-    moving = {point}
+    moving = set(inputs)
     frontier: dict[Variable, None] = {}
-    nodes = io_toposort([], [output])
+    nodes = io_toposort([], outputs)
     for node in nodes:
         if any(v in moving for v in node.inputs):
             moving.update(node.outputs)
@@ -273,9 +273,10 @@ def fixed_parts(
     leaves = [
         v for v in frontier if not (isinstance(v, Constant) and np.size(v.data) <= 1) and hasattr(v.type, "dtype")
     ]
-    inputs = [v for v in data if v in set(ancestors(leaves))]
-    function = pytensor.function(inputs, leaves, mode=PYTHON_MODE, on_unused_input="ignore")
-    return leaves, [np.asarray(value) for value in function(*[data[v] for v in inputs])]
+    above = set(ancestors(leaves))
+    known = [v for v in data if v in above]
+    function = pytensor.function(known, leaves, mode=PYTHON_MODE, on_unused_input="ignore")
+    return leaves, [np.asarray(value) for value in function(*[data[v] for v in known])]
 
 
 def _rows(leaf: Variable, index: Variable) -> Variable:
@@ -284,9 +285,9 @@ def _rows(leaf: Variable, index: Variable) -> Variable:
 
 
 def on_index(
-    output: Variable, leaves: Sequence[Variable], values: Sequence[np.ndarray], point: Variable, index: Variable, n: int
-) -> Variable:
-    """The graph of ``output`` at the rows ``index`` of every leaf that runs over ``n`` rows."""
+    output: Variable, leaves: Sequence[Variable], values: Sequence[np.ndarray], index: Variable, n: int
+) -> dict[Variable, Variable]:
+    """Return what becomes of the variables in the graph of ``output`` at the rows ``index`` of leaves with ``n`` rows."""
     memo: dict[Variable, Variable] = {}
     lengths = set()
     for leaf, value in zip(leaves, values, strict=True):
@@ -295,7 +296,7 @@ def on_index(
             memo[leaf] = _rows(leaf, index) if axis == 0 else pt.take(leaf, index, axis=axis)
         elif value.ndim == 0 and value.dtype.kind in "iu" and int(value) == n:
             lengths.add(leaf)
-    length = index.shape[0]
+    length = pt.constant(len(index.data)) if isinstance(index, Constant) else index.shape[0]
     known = set(leaves)
     for node in io_toposort(list(leaves), [output]):
         if any(v in known for v in node.outputs):
@@ -312,7 +313,7 @@ def on_index(
             continue
         new = node.op.make_node(*inputs)
         memo.update(zip(node.outputs, new.outputs, strict=True))
-    return memo.get(output, output)
+    return memo
 
 
 def _resized(shape: Variable, n: int, length: Variable, lengths: set[Variable]) -> Variable:

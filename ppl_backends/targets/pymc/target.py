@@ -103,7 +103,6 @@ class PyMCTarget(BaseTarget):
         self._prior: PriorSampler | None = None
         self._integral: PriorIntegral | PriorSamplingError | None = None
         self._factors: Any = None
-        self._linear_sites: tuple[Any] | None = None
         self._lock, self._integral_lock = Lock(), Lock()
         self.has_potentials = bool(model.potentials)
         self.observed_data = observed_values(model, self._data)
@@ -215,13 +214,13 @@ class PyMCTarget(BaseTarget):
             raise type(self._factors)(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
         return self._factors
 
-    def linear_sites(self) -> Any:
-        """Design, offset, outcome, extra and family where every row has one linear predictor of a known family, or None."""
-        if self._linear_sites is None:
-            from ppl_backends.targets.pymc.linear_sites import find_linear_sites
-
-            self._linear_sites = (find_linear_sites(self),)
-        return self._linear_sites[0]
+    @cached_property
+    def likelihood_factors(self) -> Any:
+        """The sites of the observed variables as functions of all coordinates, or None where they are not of one each."""
+        try:
+            return PyMCFactors(self.model, self._data, self._shapes, self.backend, likelihood_only=True).at()
+        except (ModelError, NotImplementedError):
+            return None
 
     # -- model space -----------------------------------------------------------------------------------------------
 

@@ -289,6 +289,15 @@ class StanTarget(BaseTarget):
         """
         return find_factors(self.compiled, self._split, self._predictor)
 
+    @cached_property
+    def likelihood_factors(self) -> Factors | None:
+        """The sites of ``log_lik`` as functions of all coordinates, or None where they are not of one predictor each."""
+        try:
+            found = self.factors
+        except ModelError:
+            return None
+        return found.likelihood() if isinstance(found, Factors) else None
+
     def prior_target(self) -> StanTarget:
         """The prior alone, as a target over the same coordinates.
 

@@ -15,8 +15,8 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
 from ppl_backends.targets.pymc.factors.gaussian import QuadraticTerms
 from ppl_backends.targets.pymc.factors.graph import PointFunction, TermGraph
-from ppl_backends.targets.pymc.factors.proof import gaussian_error, sites_error
-from ppl_backends.targets.pymc.factors.structure import Structure, find_structure
+from ppl_backends.targets.pymc.factors.proof import affine_error, gaussian_error, sites_error
+from ppl_backends.targets.pymc.factors.structure import MAX_HYPER, Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names
 
@@ -40,6 +40,8 @@ class PyMCFactors:
     shapes : ModelShapes
     backend : {"auto", "jax", "numba", "c", "python"}
         What compiles the sites that belong to no known family; ``"python"`` interprets them.
+    likelihood_only : bool
+        The sites of the observed variables alone, as functions of all coordinates, under a flat prior.
 
     Attributes
     ----------
@@ -56,10 +58,17 @@ class PyMCFactors:
         If the model does not factorise in this way; names the variable in the way.
     """
 
-    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        model: pm.Model,
+        data: DataValues,
+        shapes: ModelShapes,
+        backend: str = "auto",
+        likelihood_only: bool = False,
+    ) -> None:
         rng = np.random.default_rng(0)
-        self._graph = TermGraph(model, data, shapes)
-        self._structure = find_structure(self._graph, rng)
+        self._graph = TermGraph(model, data, shapes, likelihood_only)
+        self._structure = find_structure(self._graph, rng, 0 if likelihood_only else MAX_HYPER)
         held = self._structure.held
         names = np.array(flat_names(shapes.value))
         self.hyper_coordinates = self._graph.coordinates(held)
@@ -69,7 +78,7 @@ class PyMCFactors:
         self.start: Array = self._graph.start[self.hyper_coordinates]
         self._gaussian = QuadraticTerms(self._graph, self._structure.gaussian, held)
         self._constants, self._hyper_priors = _constant_functions(self._graph, self._structure)
-        self._compiled = {id(term): SiteGraph(term, backend) for term in self._structure.sites}
+        self._backend, self._compiled = backend, dict[int, SiteGraph]()
         self._latest: tuple[Array, Factors] | None = None
         self._families: dict[int, tuple[list[Array], Recognised | None]] = {}
         self._prove(rng)
@@ -155,6 +164,8 @@ class PyMCFactors:
         if known is not None:
             scaled = np.any(known.constant)
             return (ScaledSites(known.family, known.constant) if scaled else known.family), known.scale, known.shift
+        if id(term) not in self._compiled:
+            self._compiled[id(term)] = SiteGraph(term, self._backend)
         function = CompiledSites(self._compiled[id(term)], geometry, term.hyper(x))
         return FunctionSites(function, term.n_sites), 1.0, 0.0
 
@@ -163,7 +174,7 @@ class PyMCFactors:
         reads = [geometry.slope, geometry.intercept, x[self._graph.coordinates(set(term.read))]]
         latest = self._families.get(id(term))
         if latest is None or not all(map(np.array_equal, latest[0], reads)):
-            latest = reads, recognise(lambda s: term.log_site(s, x, geometry), term.n_sites)
+            latest = reads, _recognise(term, x, geometry)
             self._families[id(term)] = latest
         return latest[1]
 
@@ -186,7 +197,21 @@ class PyMCFactors:
             error = gaussian_error(density, self._gaussian.value(points), size)
             _refuse_if(error, ", ".join(term.name for term in self._structure.gaussian))
             for term in self._structure.sites:
-                _refuse_if(sites_error(term, points, term.geometry(x), rng), term.term.name)
+                error = sites_error(term.sample or term, points, (term.sample or term).geometry(x), rng)
+                if term.sample is not None:  # the rows of a long term need no more than to be like those of the sample
+                    few = points[: len(points) : -(-len(points) // 3)]
+                    error = max(error, sites_error(term, few, term.geometry(x), rng, 1), affine_error(term, few))
+                _refuse_if(error, term.term.name)
+
+
+def _recognise(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
+    """The known family of a term; where a sample of its rows was taken all have to be as those are."""
+    like = None
+    if term.sample is not None:
+        like = _recognise(term.sample, x, term.sample.geometry(x))
+        if like is None:
+            return None
+    return recognise(lambda s: term.log_site(s, x, geometry), term.n_sites, like)
 
 
 def _scaled(design: Any, scale: Any) -> Any:

@@ -7,6 +7,7 @@ of points.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence, Set
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import GE, GT, LE, LT, Add, Mul, Sub
@@ -38,6 +39,7 @@ from ppl_backends.targets.pymc.graph import (
     no_c_compiler,
     observed_variables,
 )
+from ppl_backends.targets.pymc.observations import fixed_parts, on_index
 
 __all__ = ["BatchedGraph", "PointFunction", "Term", "TermGraph"]
 
@@ -45,6 +47,7 @@ __all__ = ["BatchedGraph", "PointFunction", "Term", "TermGraph"]
 RAW_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer=None)
 
 BATCH_BYTES = 2**27
+MANY_ROWS, SAMPLE_ROWS = 20_000, 2_000
 
 
 class Term(NamedTuple):
@@ -74,6 +77,8 @@ class TermGraph:
     data : dict
         Values of the shared variables.
     shapes : ModelShapes
+    likelihood_only : bool
+        Whether the terms of the observed variables are all that is looked at.
 
     Attributes
     ----------
@@ -86,9 +91,9 @@ class TermGraph:
         PyMC's initial point.
     """
 
-    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
+    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes, likelihood_only: bool = False) -> None:
         free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
-        variables = [*free, *observed, *potentials]
+        variables = observed if likelihood_only else [*free, *observed, *potentials]
         inputs = {
             model.rvs_to_values[rv]: named_tensor(name, model.rvs_to_values[rv].dtype, shape)
             for rv, (name, shape) in zip(free, shapes.value.items(), strict=True)
@@ -100,7 +105,7 @@ class TermGraph:
             )
             initial = model.initial_point(random_seed=1)
         start = [initial[name] for name in shapes.value]
-        graphs = _settled(graphs, list(inputs.values()), start)
+        graphs = _folded(_settled(graphs, list(inputs.values()), start), list(inputs.values()))
         self.values = {v.name: v for v in inputs.values()}
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.value.values())])
         self.columns = {name: slice(a, b) for name, a, b in zip(self.values, ends, ends[1:], strict=False)}
@@ -112,6 +117,36 @@ class TermGraph:
         self.terms = [
             Term(rv.name, priors.get(rv), piece) for rv, parts in zip(variables, pieces, strict=True) for piece in parts
         ]
+
+    def sampled(self, rng: np.random.Generator) -> tuple[TermGraph, dict[Variable, Variable]]:
+        """Return the same with a sample of the rows of long terms, and the quantities that those of the sample stand for.
+
+        A term whose rows do not stand alone stays as it is: the sample's values have to be rows of its own.
+        """
+        terms, whole = list(self.terms), {}
+        points = self.start + 0.5 * rng.normal(size=(2, self.dim))
+        for k, term in enumerate(self.terms):
+            n = term.value.type.shape[0] if term.value.type.ndim else None
+            if term.prior_of is not None or n is None or n < MANY_ROWS:
+                continue
+            leaves, values = fixed_parts([term.value], list(self.values.values()), {})
+            rows = np.sort(rng.choice(n, size=SAMPLE_ROWS, replace=False))
+            try:
+                new = on_index(term.value, leaves, values, pt.constant(rows), n)
+                value = new.get(term.value, term.value)
+                [few], [all_rows] = (PointFunction(self, set(), [v])(points) for v in (value, term.value))
+                alike = np.allclose(few, all_rows[:, rows], rtol=1e-8, atol=1e-8, equal_nan=True)
+            except Exception:  # an operation that knows the number of rows
+                continue
+            if alike:
+                terms[k] = term._replace(value=value)
+                whole.update({one: other for other, one in new.items()})
+        if not whole:
+            return self, {}
+        sample = copy.copy(self)
+        sample.terms = terms
+        sample.__dict__.pop("nodes", None)
+        return sample, whole
 
     @cached_property
     def nodes(self) -> list[Any]:
@@ -198,6 +233,14 @@ class PointFunction:
         """Outputs ``(k, ...)``; the held coordinates are those of the first point."""
         single = [value[0] for value in split_point(self._graph, x[:1], self._held)]
         return self._evaluate(split_point(self._graph, x, self._free), single)
+
+
+def _folded(graphs: Sequence[Variable], inputs: Sequence[Variable]) -> list[Variable]:
+    """Graphs in which whatever does not depend on the inputs has been computed."""
+    parts, values = fixed_parts(graphs, inputs, {})
+    known = zip(parts, values, strict=True)
+    computed = {part: pt.constant(value, dtype=part.dtype) for part, value in known if not isinstance(part, Constant)}
+    return clone_replace(list(graphs), replace=computed, rebuild_strict=False)
 
 
 def _summands(value: Variable) -> list[Variable]:

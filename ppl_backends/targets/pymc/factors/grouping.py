@@ -39,6 +39,12 @@ class Grouping(NamedTuple):
     site_of_cut: Indices
     site_of_term: Indices
 
+    @property
+    def one_to_one(self) -> bool:
+        """Whether every element of the cut is read by one element of the term, the one in its place."""
+        order = np.arange(self.n_sites)
+        return np.array_equal(self.site_of_cut, order) and np.array_equal(self.site_of_term, order)
+
 
 def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: np.random.Generator) -> Grouping | None:
     """Sites of one term.

@@ -65,17 +65,22 @@ class AffineFunction:
         d, m = len(self._moving), len(offset)
         step = max(1, BLOCK_BYTES // (8 * max(m, len(origin))))
         blocks: list[Any] = []
+        whole = np.empty((0, 0))
         for start in range(0, d, step):
             columns = self._moving[start : start + step]
             points = np.tile(origin, (len(columns), 1))
             points[np.arange(len(columns)), columns] = 1.0
             values = self._function(points) - offset
             thin = d * m > LARGE and np.count_nonzero(values) < SPARSE_SHARE * values.size
-            blocks.append(sparse.csr_matrix(values) if thin else values)
-        if all(sparse.issparse(block) for block in blocks) and blocks:
-            return sparse.vstack(blocks, format="csc").T.tocsr()
-        dense = [block.toarray() if sparse.issparse(block) else block for block in blocks]
-        return np.concatenate([np.empty((0, m)), *dense]).T
+            if thin and not whole.size:
+                blocks.append(sparse.csr_matrix(values))
+                continue
+            if not whole.size:  # in rows from the start: a copy could take gigabytes
+                whole = np.empty((m, d))
+                for k, block in enumerate(blocks):
+                    whole[:, k * step : (k + 1) * step] = block.toarray().T
+            whole[:, start : start + len(columns)] = values.T
+        return whole if whole.size or not blocks else sparse.vstack(blocks, format="csc").T.tocsr()
 
     def _by_color(self, origin: Array, offset: Array) -> Any:
         """The matrix by its known pattern; None where that no longer holds."""

@@ -13,13 +13,15 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import PointFunction
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 
-__all__ = ["TOLERANCE", "gaussian_error", "sites_error"]
+__all__ = ["TOLERANCE", "affine_error", "gaussian_error", "sites_error"]
 
-TOLERANCE = 1e-10
+TOLERANCE, AFFINE_TOLERANCE = 1e-10, 1e-8
 SHUFFLES = 4
 
 
-def sites_error(term: SiteTerm, points: Array, geometry: Geometry, rng: np.random.Generator) -> float:
+def sites_error(
+    term: SiteTerm, points: Array, geometry: Geometry, rng: np.random.Generator, shuffles: int = SHUFFLES
+) -> float:
     """Largest error of the sites of a term, in units of what is allowed: 1 and less is a proof.
 
     Parameters
@@ -29,6 +31,7 @@ def sites_error(term: SiteTerm, points: Array, geometry: Geometry, rng: np.rando
         They share the hyper-parameters, and should cover the range of every site.
     geometry : Geometry
     rng : numpy.random.Generator
+    shuffles : int
 
     Notes
     -----
@@ -39,11 +42,20 @@ def sites_error(term: SiteTerm, points: Array, geometry: Geometry, rng: np.rando
     truth = term.by_site(value.reshape(len(points), -1))[0]
     s = term.flat_cut(points)[:, geometry.reference]
     worst = 0.0
-    for _ in range(SHUFFLES):
+    for _ in range(shuffles):
         choice = rng.integers(len(points), size=s.shape)
         found = term.log_site(np.take_along_axis(s, choice, axis=0), points[0], geometry)
         worst = max(worst, _error(found, np.take_along_axis(truth, choice, axis=0)))
     return worst
+
+
+def affine_error(term: SiteTerm, points: Array) -> float:
+    """Largest error of the scalars as affine functions, in units of what is allowed."""
+    geometry, free = term.geometry(points[0]), np.setdiff1d(np.arange(points.shape[1]), term.held_coordinates)
+    written = term.flat_cut(points)[:, geometry.reference]
+    found = np.asarray(geometry.design @ points[:, free].T).T + geometry.offset
+    allowed = AFFINE_TOLERANCE * (1 + np.abs(written) + np.abs(points).sum(axis=1, keepdims=True))
+    return float(np.max(np.abs(found - written) / allowed))
 
 
 def _error(found: Array, truth: Array) -> float:

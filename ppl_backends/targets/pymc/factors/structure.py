@@ -51,6 +51,26 @@ class Refusal(NamedTuple):
 
 
 def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = MAX_HYPER) -> Structure:
+    """Return the factorisation with the fewest variables given, found on a sample of the rows where there are many."""
+    sample, whole = graph.sampled(rng)
+    found = _fewest_held(sample, rng, max_hyper)
+    if sample is graph:
+        return found
+    term_of = {few.value: term for few, term in zip(sample.terms, graph.terms, strict=True)}
+
+    def sites(each: list[SiteTerm]) -> list[SiteTerm]:
+        return [
+            one
+            if term_of[one.term.value] is one.term
+            else SiteTerm(graph, term_of[one.term.value], [whole.get(v, v) for v in one.cut], found.held, rng, one)
+            for one in each
+        ]
+
+    constant, gaussian = ([term_of[term.value] for term in terms] for terms in (found.constant, found.gaussian))
+    return Structure(found.held, constant, gaussian, sites(found.sites), sites(found.normal))
+
+
+def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> Structure:
     """The factorisation with the fewest variables given.
 
     If none need be given, that is it. Otherwise those of few coordinates are, and are let go again one after another,
@@ -65,6 +85,8 @@ def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = 
     if isinstance(found, Structure):
         return found
     small = [name for name in graph.values if 0 < graph.size({name}) <= max_hyper]
+    if not small:
+        raise ModelError(f"no factors with one linear predictor each: {found}")
     transformed = [name for name in small if name not in {term.name for term in graph.terms}]
     refusal, best = found, None
     for held in dict.fromkeys([frozenset(transformed), frozenset(small)]):

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import BatchedGraph, PointFunction, Term, TermGraph
-from ppl_backends.targets.pymc.factors.grouping import group
+from ppl_backends.targets.pymc.factors.grouping import Grouping, group
 from ppl_backends.targets.pymc.factors.linear import AffineFunction
 
 __all__ = ["Geometry", "SiteTerm"]
@@ -56,6 +56,8 @@ class SiteTerm:
     held : set of str
         Value variables that are given: hyper-parameters.
     rng : numpy.random.Generator
+    sample : SiteTerm, optional
+        What was found on a sample of the term's rows.
 
     Attributes
     ----------
@@ -64,9 +66,15 @@ class SiteTerm:
     """
 
     def __init__(
-        self, graph: TermGraph, term: Term, cut: Sequence[Variable], held: Set[str], rng: np.random.Generator
+        self,
+        graph: TermGraph,
+        term: Term,
+        cut: Sequence[Variable],
+        held: Set[str],
+        rng: np.random.Generator,
+        sample: SiteTerm | None = None,
     ) -> None:
-        self.graph, self.term, self.cut = graph, term, list(cut)
+        self.graph, self.term, self.cut, self.sample = graph, term, list(cut), sample
         self.held = [name for name in graph.values if name in held]
         self.inputs = [v.type() for v in self.cut]
         [self.value] = clone_replace([term.value], replace=dict(zip(self.cut, self.inputs, strict=True)))
@@ -74,14 +82,19 @@ class SiteTerm:
         self._cut_of = PointFunction(graph, held, self.cut)
         self.read = [name for name in self.held if graph.depends([self.value], {name})]
         self._moves_with_hyper = graph.depends(self.cut, held)
-        moving = np.setdiff1d(np.arange(graph.dim), graph.coordinates(held))
+        self.held_coordinates = graph.coordinates(held)
+        moving = np.setdiff1d(np.arange(graph.dim), self.held_coordinates)
         self._affine = AffineFunction(self.flat_cut, moving)
         self._fixed_geometry: Geometry | None = None
         point = self._valid_point(rng)
         self.shapes = [value.shape[1:] for value in self._cut_of(point)]
         single = self.hyper(point[0])
         base = [value[0] for value in self._cut_of(point)]
-        self.grouping = group(lambda settings: self._elements(settings, single), base, rng)
+        n = int(np.prod(term.value.type.shape)) if sample is not None else 0
+        if sample is not None and sample.one_to_one and self.sizes == [n]:
+            self.grouping: Grouping | None = Grouping(n, np.arange(n), np.arange(n))
+        else:
+            self.grouping = group(lambda settings: self._elements(settings, single), base, rng)
 
     def hyper(self, x: Array) -> list[Array]:
         """Values of the given variables in the point ``x`` ``(dim,)``."""
@@ -108,6 +121,11 @@ class SiteTerm:
         assert self.grouping is not None
         return self.grouping.n_sites
 
+    @property
+    def one_to_one(self) -> bool:
+        """Whether a site is an element of the term, and reads the element of the cut in its place."""
+        return self.grouping is not None and self.grouping.one_to_one
+
     @cached_property
     def sizes(self) -> list[int]:
         """Number of elements of every quantity of the cut."""
@@ -130,6 +148,8 @@ class SiteTerm:
         """Sites whose scalar is the element of their longest row; the other rows must be parallel to it."""
         assert self.grouping is not None
         site, n = self.grouping.site_of_cut, self.grouping.n_sites
+        if self.one_to_one:
+            return Geometry(rows, offsets, np.ones(n), np.zeros(n), site, 1)
         member = np.flatnonzero(site >= 0)
         length = _row_products(rows, rows)
         order = member[np.lexsort((-length[member], site[member]))]
@@ -155,8 +175,9 @@ class SiteTerm:
     def element_log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
         """Elements of the term ``(k, n)`` where the scalars of the sites are ``s`` ``(k, n_sites)``, as written."""
         assert self.grouping is not None
-        site = self.grouping.site_of_cut
-        u = np.where(site >= 0, s[:, site], 0.0) * geometry.slope + geometry.intercept
+        site, u = self.grouping.site_of_cut, s
+        if not self.one_to_one:
+            u = np.where(site >= 0, s[:, site], 0.0) * geometry.slope + geometry.intercept
         pieces = np.split(u, np.cumsum(self.sizes)[:-1], axis=1)
         settings = [piece.reshape(len(s), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         return self._elements(settings, self.hyper(x))

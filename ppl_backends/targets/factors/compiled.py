@@ -11,6 +11,8 @@ import math
 import numba
 import numpy as np
 
+from ppl_backends.targets.factors.sites import LOGIT, NORMAL, POISSON, PROBIT
+
 __all__ = [
     "LOGIT",
     "NORMAL",
@@ -24,7 +26,6 @@ __all__ = [
     "values",
 ]
 
-LOGIT, PROBIT, POISSON, NORMAL = 0, 1, 2, 3
 THIRD_DERIVATIVE = {LOGIT: 1 / (6 * math.sqrt(3)), PROBIT: 0.3, NORMAL: 0.0}
 """Bounds of |φ‴| for a trial, an outcome and unit precision; the Poisson has none."""
 
