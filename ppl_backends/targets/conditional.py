@@ -39,7 +39,7 @@ class ConditionalTarget(WrappedTarget):
     free: Any = None
     names: tuple[str, ...] = ()
     dim: int = 0
-    observations = factors = None
+    observations = factors = likelihood_factors = None
     is_prior = False
     stated_propriety = log_prior_normalizer = prior_from_uniform = simulate = log_likelihood_estimate = None
 

@@ -335,7 +335,7 @@ def test_rows_of_a_model_are_the_sites_of_its_likelihood_whatever_its_prior(name
         beta = pm.Normal("beta", 0, tau[:2])
         OUTCOMES[name](design @ beta, y)
     target = pb.as_target(model)
-    design, offset, (family, y, extra) = _sites_of(target)
+    design, offset, (family, y, extra) = _sites_of(target, 300)
     point = ExpansionPoint(np.full(10, 0.1), 0.1 * np.eye(10))
     rows = SiteRows(design, offset, y, extra, family, QuadraticLogPrior(0.0, np.zeros(10), -np.eye(10)), point)
     x, new = point.mode, point.mode + 0.05 * np.random.default_rng(1).normal(size=10)

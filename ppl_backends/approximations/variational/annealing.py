@@ -34,7 +34,7 @@ class TemperedJoint(WrappedTarget):
     """
 
     has_split = False
-    observations = factors = log_prior_normalizer = log_likelihood_estimate = None
+    observations = factors = likelihood_factors = log_prior_normalizer = log_likelihood_estimate = None
     evaluate_prior, split_problem = BaseTarget.evaluate_prior, BaseTarget.split_problem
 
     def __init__(self, target: BaseTarget, power: float) -> None:

@@ -56,7 +56,7 @@ class SubsetTarget(WrappedTarget):
     """
 
     has_split = False
-    observations = factors = None
+    observations = factors = likelihood_factors = None
     hessian, evaluate_prior, split_problem = BaseTarget.hessian, BaseTarget.evaluate_prior, BaseTarget.split_problem
 
     def __init__(self, target: BaseTarget, rows: Any) -> None:

@@ -424,15 +424,14 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     if isinstance(target, ConditionalTarget):
         return BlockRows(make_rows(target.full, approximation), target)
     given = None if isinstance(approximation, str) else _point(resolve_approximation(target, approximation))
-    found = None if given is None and approximation != "laplace" else _sites_of(target)
     observations = target.observations
-    if found is not None:
-        design, offset, (family, y, extra) = found
-        log_prior = quadratic_where_exact(observations.log_prior_and_potentials, target.dim)
-        return SiteRows(design, offset, y, extra, family, log_prior, given)
     if observations is None or observations.no_gradient or observations.n == 0:
         raise ModelError(f"{target.label} has no rows of observations to take subsets of")
     log_prior = quadratic_where_exact(observations.log_prior_and_potentials, target.dim)
+    found = None if given is None and approximation != "laplace" else _sites_of(target, observations.n)
+    if found is not None:
+        design, offset, (family, y, extra) = found
+        return SiteRows(design, offset, y, extra, family, log_prior, given)
     observations.check()
     if given is None:
         given = _point(resolve_approximation(target, approximation))
@@ -443,13 +442,11 @@ def _point(approximation: Any) -> Gaussian:
     return Gaussian.from_covariance(np.asarray(approximation.mean), approximation.cov)
 
 
-def _sites_of(target: BaseTarget) -> tuple[Array, Array, CompiledFamily] | None:
+def _sites_of(target: BaseTarget, n: int) -> tuple[Array, Array, CompiledFamily] | None:
     """Design, offset and family where every observation has one linear predictor of a family that is compiled."""
-    factors, observations = target.likelihood_factors, target.observations
+    factors = target.likelihood_factors
     family = None if factors is None else factors.sites.compiled()
-    if family is None or observations is None or factors.n_sites != observations.n:
-        return None
-    if 8 * factors.n_sites * factors.dim > LARGEST_DESIGN:
+    if family is None or factors.n_sites != n or 8 * n * target.dim > LARGEST_DESIGN:
         return None
     return factors.design.toarray() if sparse.issparse(factors.design) else factors.design, factors.offset, family
 
