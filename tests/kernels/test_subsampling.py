@@ -19,12 +19,12 @@ from ppl_backends.kernels.subsampling.control import (
 from ppl_backends.kernels.subsampling.exact import RowSampler, Scalable, Tuna
 from ppl_backends.kernels.subsampling.informed import Informed, curvature_variance
 from ppl_backends.kernels.subsampling.rows import (
-    ExpansionPoint,
     FunctionLogPrior,
     QuadraticLogPrior,
     SiteRows,
     _sites_of,
 )
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit, Normal, Poisson, Probit
 from ppl_backends.targets.factors import compiled as sites
@@ -336,8 +336,8 @@ def test_rows_of_a_model_are_the_sites_of_its_likelihood_whatever_its_prior(name
         OUTCOMES[name](design @ beta, y)
     target = pb.as_target(model)
     design, offset, (family, y, extra) = _sites_of(target, 300)
-    point = ExpansionPoint(np.full(10, 0.1), 0.1 * np.eye(10))
+    point = Gaussian.from_covariance(np.full(10, 0.1), 0.01 * np.eye(10))
     rows = SiteRows(design, offset, y, extra, family, QuadraticLogPrior(0.0, np.zeros(10), -np.eye(10)), point)
-    x, new = point.mode, point.mode + 0.05 * np.random.default_rng(1).normal(size=10)
+    x, new = point.mean, point.mean + 0.05 * np.random.default_rng(1).normal(size=10)
     here, there = target.observations.log_likelihood(np.array([x, new]))
     np.testing.assert_allclose(rows.differences(x, new, np.arange(300)), there - here, atol=1e-13, rtol=1e-8)

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.stan, pytest.mark.slow]
 def test_control_variates_on_a_program_s_rows(regression):
     rows = make_rows(regression)
     assert isinstance(rows, ObservedRows)
-    x, index = rows.expansion_point.draw(np.random.default_rng(0)), np.arange(rows.n)
-    delta = x - rows.expansion_point.mode
+    x, index = rows.expansion_point.sample(1, np.random.default_rng(0))[0], np.arange(rows.n)
+    delta = x - rows.expansion_point.mean
     whole = rows.expansion.at(delta) + rows.residuals(x, index).sum()
     np.testing.assert_allclose(whole, regression.observations.sum(x[None])[0], rtol=1e-6)
     with pytest.warns(SamplerWarning, match="is approximate"):
