@@ -40,9 +40,15 @@ class Generators:
         rest = shape[1:] if isinstance(shape, tuple) else None
         return np.array([rng.random(rest) for rng in self.streams])
 
-    def uniform(self, low: float, high: float, size: int) -> Array:
-        """Return ``size`` uniform numbers between ``low`` and ``high``."""
+    def uniform(self, low: float, high: float, size: int | None = None) -> Any:
+        """Return ``size`` uniform numbers between ``low`` and ``high``, or one for all points."""
+        if size is None:
+            return self.streams[0].uniform(low, high)
         return np.array([rng.uniform(low, high) for rng in self.streams])
+
+    def integers(self, high: int) -> int:
+        """Return an integer below ``high`` for all points."""
+        return int(self.streams[0].integers(high))
 
 
 def each(rng: Any, n: int) -> Sequence[np.random.Generator]:
