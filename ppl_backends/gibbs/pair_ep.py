@@ -17,6 +17,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import Loss, PairLoss
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.options import checked
+from ppl_backends.targets.factors.design import Design
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import Index
 
@@ -26,7 +27,7 @@ SHARD_PAIRS = 2**20
 EQUAL = 1e-13  # least variance of a difference, relative to those of its rows
 
 
-class RowDifferences:
+class RowDifferences(Design):
     """The design of all pairs ``(n₊ n₋, d)``, Xᵢ − Xⱼ with i the slower index, as EP uses it.
 
     Parameters
@@ -48,9 +49,9 @@ class RowDifferences:
         """What sums over pairs are taken with."""
         return _Transposed(self)
 
-    def variances(self, root: Array) -> Array:
-        """Of the differences, under a covariance rootᵀ root; exactly zero for equal rows."""
-        a, b = self.above @ root.T, self.below @ root.T
+    def row_variances(self, factor: Array) -> Array:
+        """Return the variances of the differences, exactly zero for equal rows."""
+        a, b = self.above @ factor, self.below @ factor
         sizes = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("nd,nd->n", b, b)
         variance = sizes - 2 * (a @ b.T)
         return np.where(variance > EQUAL * sizes, variance, 0.0).ravel()

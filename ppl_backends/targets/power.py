@@ -125,20 +125,13 @@ class _TemperedFactors:
 
     def __init__(self, factors: Any, target: PowerTarget) -> None:
         self._factors, self._target = factors, target
-        plain = not hasattr(factors, "hyper_names")
-        self.hyper_names = () if plain else tuple(factors.hyper_names)
-        self.hyper_coordinates = np.empty(0, dtype=int) if plain else factors.hyper_coordinates
-        self.coordinates = np.arange(target.dim) if plain else factors.coordinates
-        self.start = np.empty(0) if plain else factors.start
-
-    def log_hyper_prior(self, phi: Any = ()) -> float:
-        """Log prior density of φ."""
-        return self._factors.log_hyper_prior(phi) if len(self.hyper_names) else 0.0
+        self.hyper_names, self.hyper_coordinates = factors.hyper_names, factors.hyper_coordinates
+        self.coordinates, self.start = factors.coordinates, factors.start
+        self.log_hyper_prior = factors.log_hyper_prior
 
     def at(self, phi: Any = ()) -> Any:
         """The factors of θ given φ."""
-        factors = self._factors.at(phi) if hasattr(self._factors, "at") else self._factors
-        factors = factors.tempered(self._target.power)
+        factors = self._factors.at(phi).tempered(self._target.power)
         x = np.empty((3, self._target.dim))
         theta = factors.prior.mean + 0.1 * np.random.default_rng(0).standard_normal((3, factors.dim))
         x[:, self.coordinates], x[:, self.hyper_coordinates] = theta, phi

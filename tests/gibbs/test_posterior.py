@@ -234,5 +234,5 @@ def test_differences_of_rows_are_the_design_of_pairs():
     np.testing.assert_allclose(pairs @ theta, dense @ theta, atol=1e-12)
     np.testing.assert_allclose(pairs.T @ weights, dense.T @ weights, atol=1e-12)
     np.testing.assert_allclose(pairs.gram(weights), dense.T @ (dense * weights[:, None]), atol=1e-12)
-    np.testing.assert_allclose(pairs.variances(root), ((dense @ root.T) ** 2).sum(axis=1), atol=1e-12)
-    assert pairs.variances(root)[2 * 6 + 1] == 0
+    np.testing.assert_allclose(pairs.row_variances(root.T), ((dense @ root.T) ** 2).sum(axis=1), atol=1e-12)
+    assert pairs.row_variances(root.T)[2 * 6 + 1] == 0

@@ -210,8 +210,8 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
         model = as_target(model, data, **target_options)
     try:
         factors = model.factors
-        if factors is not None and not isinstance(factors, Factors) and not len(factors.hyper_names):
-            factors = factors.at(np.empty(0))
+        if factors is not None and not len(factors.hyper_names):
+            factors = factors.at()
     except ModelError:
         _check_possible(model)
         raise

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.targets.factors.factorisation import Factors, weighted_gram
+from ppl_backends.targets.factors.design import as_design
+from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 
 __all__ = [
@@ -172,7 +173,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     design, offset, sites = task.shard.load()
     (tau, nu, level), power = task.state, task.power
     prior_predictor = np.asarray(design @ task.centre) + offset
-    mean, variance = _marginals(task.q, design)
+    mean, variance = np.asarray(design @ task.q.mean), as_design(design).row_variances(task.q.factor)
     blind = variance == 0  # rows of zeros: sites that are constants
     variance = np.where(blind, 1.0, variance)
     tau, nu = np.where(blind, 0.0, tau), np.where(blind, 0.0, nu)
@@ -212,7 +213,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     state = SiteState(new_tau, new_nu, tilted.level)
     return ShardUpdate(
         state,
-        weighted_gram(design, new_tau),
+        as_design(design).gram(new_tau),
         np.asarray(design.T @ new_nu),
         log_factor,
         cavity_mean + prior_predictor,
@@ -222,14 +223,6 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
         log_z,
         failed,
     )
-
-
-def _marginals(q: Gaussian, design: Any) -> tuple[Array, Array]:
-    """Mean and variance of every row's aᵀ(θ − m₀)."""
-    if hasattr(design, "variances"):  # a design known by its structure
-        return design @ q.mean, design.variances(q.factor.T)
-    spread = np.asarray(design @ q.factor)
-    return np.asarray(design @ q.mean), np.einsum("nd,nd->n", spread, spread)
 
 
 class LineariseTask(NamedTuple):
@@ -259,13 +252,13 @@ def linearise_shard(task: LineariseTask) -> Linearised:
     value = sites.log_site(s)[0].sum()
     first, second = (part[0] for part in sites.derivatives(s))
     tau = np.maximum(-second, 0.0)
-    return Linearised(float(value), np.asarray(design.T @ first), weighted_gram(design, tau), tau, first + tau * u)
+    return Linearised(float(value), np.asarray(design.T @ first), as_design(design).gram(tau), tau, first + tau * u)
 
 
 def site_sums(shard: Any, tau: Array, nu: Array) -> tuple[Array, Array]:
     """Σ τ a aᵀ and Σ ν a of one shard."""
     design = shard.load()[0]
-    return weighted_gram(design, tau), np.asarray(design.T @ nu)
+    return as_design(design).gram(tau), np.asarray(design.T @ nu)
 
 
 def split(factors: Factors, n_shards: int) -> list[ArrayShard]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.targets.factors.design import as_design
 from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import LOG_2PI, Array, FunctionSites, PoweredSites, SiteFamily, StackedSites
@@ -72,6 +73,8 @@ class Factors:
     array([-5.3036])
     """
 
+    hyper_names: tuple[str, ...] = ()  # none: these are given, as ConditionalFactors are at every φ
+
     def __init__(
         self,
         design: Any,
@@ -107,6 +110,29 @@ class Factors:
             raise ModelError(f"{len(self.names)} names for {self.dim} coordinates")
         self.site_bounds = site_bounds if site_bounds is not None else self.sites.bounds
         self.normal_rows = normal_rows
+
+    @property
+    def start(self) -> Array:
+        """A φ of no elements."""
+        return np.empty(0)
+
+    @property
+    def coordinates(self) -> NDArray[np.intp]:
+        """All coordinates: none are hyper-parameters."""
+        return np.arange(self.dim)
+
+    @property
+    def hyper_coordinates(self) -> NDArray[np.intp]:
+        """None of the coordinates."""
+        return np.empty(0, dtype=np.intp)
+
+    def at(self, phi: Any = ()) -> Factors:
+        """These factors: there is nothing to be given."""
+        return self
+
+    def log_hyper_prior(self, phi: Any = ()) -> float:
+        """Zero: there are no hyper-parameters."""
+        return 0.0
 
     def log_site(self, s: Array, rows: NDArray[np.integer] | None = None) -> Array:
         """Log tᵢ at predictors ``s`` ``(k, n)``, or at ``(k, m)`` for the sites ``rows`` ``(m,)``."""
@@ -168,7 +194,7 @@ class Factors:
         weight = (1 - power) / family.sd**2
         precision = self.prior.add_to(np.zeros((self.dim, self.dim)))
         right = precision @ self.prior.mean - np.asarray(design.T @ (weight * (family.y - offset)))
-        precision = precision - weighted_gram(design, weight)
+        precision = precision - as_design(design).gram(weight)
         mean = np.linalg.lstsq(precision, right, rcond=None)[0]
         if power == 0:
             return mean, precision, None
@@ -237,7 +263,8 @@ class FactorsTarget(BaseTarget):
         curvature = factors.site_derivatives(factors.predictor(x))[1]
         if part == "likelihood":
             curvature = np.where(factors.observed, curvature, 0.0)
-        blocks = np.stack([weighted_gram(factors.design, row) for row in curvature])
+        design = as_design(factors.design)
+        blocks = np.stack([design.gram(row) for row in curvature])
         return blocks if part == "likelihood" else blocks - factors.prior.add_to(np.zeros((self.dim, self.dim)))
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
@@ -320,15 +347,6 @@ class _SiteObservations(Observations):
         s = np.einsum("kmd,kd->km", design, x) + factors.offset[index]
         slope = factors.site_derivatives(s.reshape(1, -1), index.ravel())[0].reshape(index.shape)
         return (weights * value).sum(axis=1), np.einsum("km,kmd->kd", weights * slope, design)
-
-
-def weighted_gram(design: Any, weights: Array) -> Array:
-    """Aᵀ diag(weights) A as a dense matrix."""
-    if sparse.issparse(design):
-        return (design.T @ sparse.diags(weights) @ design).toarray()
-    if hasattr(design, "gram"):  # a design known by its structure
-        return np.asarray(design.gram(weights))
-    return design.T @ (design * weights[:, None])
 
 
 def _stacked_design(design: Any) -> Any:

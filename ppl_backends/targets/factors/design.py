@@ -1,0 +1,73 @@
+"""Designs: the rows aᵢ of linear predictors, dense, sparse, or known by their structure alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+__all__ = ["Design", "as_design"]
+
+Array = NDArray[np.float64]
+
+
+class Design(ABC):
+    """What EP asks of a matrix A ``(n, d)`` of rows; subclasses need not hold its elements.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    """
+
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def __matmul__(self, theta: Array) -> Array:
+        """A θ ``(n,)``."""
+
+    @property
+    @abstractmethod
+    def T(self) -> Any:
+        """Aᵀ, for products with ``(n,)``."""
+
+    @abstractmethod
+    def gram(self, weights: Array) -> Array:
+        """Return Aᵀ diag(weights) A as a dense matrix."""
+
+    @abstractmethod
+    def row_variances(self, factor: Array) -> Array:
+        """Return the variances ``(n,)`` of aᵢᵀθ where θ has the covariance L Lᵀ, L the ``factor``."""
+
+
+class _Dense(Design):
+    def __init__(self, matrix: Any) -> None:
+        self.matrix, self.shape = matrix, matrix.shape
+
+    def __matmul__(self, theta: Array) -> Array:
+        return np.asarray(self.matrix @ theta)
+
+    @property
+    def T(self) -> Any:
+        return self.matrix.T
+
+    def gram(self, weights: Array) -> Array:
+        return self.matrix.T @ (self.matrix * weights[:, None])
+
+    def row_variances(self, factor: Array) -> Array:
+        spread = np.asarray(self.matrix @ factor)
+        return np.einsum("nd,nd->n", spread, spread)
+
+
+class _Sparse(_Dense):
+    def gram(self, weights: Array) -> Array:
+        return (self.matrix.T @ sparse.diags(weights) @ self.matrix).toarray()
+
+
+def as_design(design: Any) -> Design:
+    """Return an array, a sparse matrix or a design as a design."""
+    if isinstance(design, Design):
+        return design
+    return _Sparse(design) if sparse.issparse(design) else _Dense(design)
