@@ -32,11 +32,12 @@ _LAZY = {
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",
     "reweight": "ppl_backends.smc.ladder",
+    "sample_ibis": "ppl_backends.smc.ibis",
     "sample_importance": "ppl_backends.importance",
     "sample_mcmc": "ppl_backends.mcmc.sample",
     "sample_smc": "ppl_backends.smc",
-    "update_smc": "ppl_backends.smc.sequential",
     "thermodynamic_integration": "ppl_backends.smc.ladder",
+    "update_smc": "ppl_backends.smc.ibis",
     "with_power": "ppl_backends.targets.power",
 }
 

@@ -21,6 +21,7 @@ CALLS = [
     pb.sample_smc,
     pb.sample_importance,
     pb.sample_mcmc,
+    pb.sample_ibis,
     pb.update_smc,
     pb.fit_laplace,
     pb.fit_ep,

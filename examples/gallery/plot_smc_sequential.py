@@ -2,7 +2,7 @@
 Evidence as the data come in
 ============================
 
-With ``path="data"`` :func:`ppl_backends.sample_smc` lets observations in one after the other and predicts each before it
+:func:`ppl_backends.sample_ibis` lets observations in one after the other and predicts each before it
 does. The sums of these log scores are the log evidences of two models at every time, so their difference is the log Bayes
 factor as a reader of the data would have seen it grow. The data are counts whose rate rises slowly; one model knows a trend,
 the other does not.
@@ -30,10 +30,7 @@ def model(n, trend):
 
 
 options = {"draws": 1000, "random_seed": 1, "progressbar": False}
-runs = {
-    name: pb.sample_smc(model(40, trend), path="data", **options)
-    for name, trend in (("constant", False), ("trend", True))
-}
+runs = {name: pb.sample_ibis(model(40, trend), **options) for name, trend in (("constant", False), ("trend", True))}
 
 # %%
 # Twenty more counts arrive. They are appended to the data of the model, and only what they change is computed.

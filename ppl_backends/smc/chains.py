@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from ppl_backends.errors import WorkerError
-from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.smc.checkpoint import Checkpoint
-from ppl_backends.smc.path import TemperingPath
-from ppl_backends.smc.sampler import SMCResult, Stage, Store, run_tempering
+from ppl_backends.smc.core import SMCState
+from ppl_backends.smc.records import SMCResult
 
-__all__ = ["run_chains"]
-
-
-class _Job(NamedTuple):
-    """One chain, complete, so that it can be sent elsewhere."""
-
-    path: TemperingPath
-    kernel: Kernel
-    draws: int
-    rng: np.random.Generator
-    options: Mapping[str, Any]
-    store: Store | None
-    report: Callable[[Stage], None] | None
-
-
-def _run(job: _Job) -> SMCResult:
-    return run_tempering(job.path, job.kernel, job.draws, job.rng, **job.options, store=job.store, report=job.report)
+__all__ = ["TEMPERING", "Shows", "run_chains"]
 
 
 def run_chains(
-    path: TemperingPath,
-    kernel: Kernel,
-    draws: int,
-    generators: Sequence[np.random.Generator],
-    options: Mapping[str, Any],
+    chains: Sequence[Callable[..., SMCResult]],
     *,
+    shows: Shows,
     executor: Executor | None,
-    checkpoint: Checkpoint | None,
+    checkpoint: Checkpoint | None = None,
     progressbar: bool,
 ) -> tuple[list[SMCResult], bool]:
     """All chains in order, or after Ctrl-C those there are; and whether there was one.
+
+    Parameters
+    ----------
+    chains : sequence of callable
+        Each runs a chain, complete, so that it can be sent elsewhere, with ``report=`` and ``store=``.
+    shows : Shows
+        What is shown of a run.
+    executor : Executor or None
+    checkpoint : Checkpoint or None
+    progressbar : bool
 
     Raises
     ------
@@ -56,44 +44,47 @@ def run_chains(
     KeyboardInterrupt
         If no chain has anything to show.
     """
-    fields = ("β", "ESS", "acceptance", "moves", "ε", "L", "log Z", "ETA")
-    with ChainProgress("SMC", len(generators), fields, enabled=progressbar) as progress:
-        jobs = [
-            _Job(
-                path,
-                kernel,
-                draws,
-                rng,
-                options,
-                checkpoint.chain(chain) if checkpoint else None,
-                None if executor else partial(_show, progress, chain),
-            )
-            for chain, rng in enumerate(generators)
-        ]
+    with ChainProgress("SMC", len(chains), shows.fields, enabled=progressbar) as progress:
+
+        def show(number: int, run: SMCState) -> None:
+            done, figures = shows.figures(run)
+            progress.update(number, done, **figures)
+
+        jobs = []
+        for number, chain in enumerate(chains):
+            report = None if executor else partial(show, number)
+            jobs.append(partial(chain, report=report, store=checkpoint.chain(number) if checkpoint else None))
         found, interrupted = _run_all(jobs, executor, checkpoint)
-        for chain, run in enumerate(found):
+        for number, run in enumerate(found):
             if run is not None:
-                _show(progress, chain, run.stages[-1])
+                show(number, run)
     runs = [run for run in found if run is not None]
     if not runs:
         raise KeyboardInterrupt
     return runs, interrupted
 
 
-def _result(job: _Job, run: SMCResult | None) -> SMCResult | None:
-    """Return the chain's run; after an interrupt, where it handed in none, what its checkpoint holds."""
-    if run is not None or job.store is None:
-        return run
-    saved = job.store.load()
-    return SMCResult(**vars(saved), interrupted=True) if saved and saved.stages else None
+class Shows(NamedTuple):
+    """What is shown of a run beside its bar.
+
+    Attributes
+    ----------
+    fields : tuple of str
+        Names of the figures.
+    figures : callable
+        From a run to how far it is, from 0 to 1, and its figures.
+    """
+
+    fields: tuple[str, ...]
+    figures: Callable[[SMCState], tuple[float, dict[str, float | str]]]
 
 
 def _run_all(
-    jobs: Sequence[_Job], executor: Executor | None, checkpoint: Checkpoint | None
+    jobs: Sequence[partial[SMCResult]], executor: Executor | None, checkpoint: Checkpoint | None
 ) -> tuple[list[SMCResult | None], bool]:
     """Return the runs of all chains, None for those that an interrupt left without a temperature."""
     try:
-        found, interrupted = map_until_interrupted(_run, jobs, executor, lambda run: run.interrupted)
+        found, interrupted = map_until_interrupted(_call, jobs, executor, lambda run: run.interrupted)
     except Exception as error:
         if not _says_that_a_worker_died(error):
             raise
@@ -106,12 +97,26 @@ def _run_all(
     return [_result(job, run) if interrupted else run for job, run in zip(jobs, found, strict=True)], interrupted
 
 
+def _call(job: partial[SMCResult]) -> SMCResult:
+    return job()
+
+
+def _result(job: partial[SMCResult], run: SMCResult | None) -> SMCResult | None:
+    """Return the chain's run; after an interrupt, where it handed in none, what its checkpoint holds."""
+    store = job.keywords["store"]
+    if run is not None or store is None:
+        return run
+    saved = store.load()
+    return SMCResult.of(saved, "interrupted") if saved and saved.stages else None
+
+
 def _says_that_a_worker_died(error: BaseException) -> bool:
     """A broken pool, or Dask's word for it (by name: Dask is optional)."""
     return any(kind.__name__ in ("BrokenExecutor", "KilledWorker") for kind in type(error).__mro__)
 
 
-def _show(progress: ChainProgress, chain: int, stage: Stage) -> None:
+def _of_tempering(run: SMCState) -> tuple[float, dict[str, float | str]]:
+    stage = run.stages[-1]
     moves = stage.moves
     # The ladder is roughly geometric, so a root of β runs more evenly than β itself.
     done = stage.beta**0.25
@@ -124,7 +129,10 @@ def _show(progress: ChainProgress, chain: int, stage: Stage) -> None:
     if moves is not None:
         figures |= {"acceptance": moves.acceptance, "moves": f"{moves.n_moves}", "ε": moves.scale}
         figures |= {"L": f"{moves.gradients / max(moves.n_moves, 1):.0f}"}
-    progress.update(chain, done, **figures)
+    return done, figures
+
+
+TEMPERING = Shows(("β", "ESS", "acceptance", "moves", "ε", "L", "log Z", "ETA"), _of_tempering)
 
 
 def _clock(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints: a run survives the process it runs in, and goes on as if nothing had happened.
 
 A checkpoint is a small file with what identifies the call (settings, digests of the model, seed, the approximation that
-was fitted) and, beside it, a file per chain with its :class:`~ppl_backends.smc.sampler.SMCState`. Every file is written
+was fitted) and, beside it, a file per chain with its :class:`~ppl_backends.smc.core.SMCState`. Every file is written
 anew under another name, flushed to the disk and then renamed, so that at any moment each of them is whole: the last one
 or the one before.
 
@@ -37,18 +37,20 @@ from ppl_backends.kernels.tuning import (
 )
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.codec import DamagedError, pack, unpack
+from ppl_backends.smc.core import SMCState
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
-from ppl_backends.smc.path import PathState, TemperingPath
-from ppl_backends.smc.records import PlannedStage, SMCState, Stage
+from ppl_backends.smc.path import PathState, Power, TemperingPath
+from ppl_backends.smc.records import Ladder, Plan, Stage, WeightedPoints
 from ppl_backends.smc.schedule import Schedule
+from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["ChainStore", "Checkpoint"]
 
-_FORMAT = 2
+_FORMAT = 3
 # What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
 _GAUSSIAN = ("mean", "factor", "directions", "upper", "names", "method", "converged", "log_evidence", "accuracy")
 _MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "_cov", "names", "method")
@@ -58,9 +60,10 @@ _STARTS: dict[type, tuple[str, ...]] = {
     MixtureApproximation: (*_MIXTURE, "converged", "log_evidence"),
 }
 _TYPES: tuple[type, ...] = (
-    *(SMCState, PathState, LineageVariance, PathSampling, Stage, MoveSummary, StageParticles),
-    *(PlannedStage, PlannedMoves, Gaussian, SplitMetric, StepParameters, CycleParameters, Uneven),
-    *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning, Schedule, MoveSettings),
+    *(SMCState, StartFigures, PathState, Power, LineageVariance, PathSampling, Stage, MoveSummary),
+    *(Ladder, StageParticles, WeightedPoints, Plan, PlannedMoves, Gaussian, SplitMetric),
+    *(StepParameters, CycleParameters, Uneven, Schedule, MoveSettings),
+    *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning),
     *_STARTS,
 )
 
@@ -202,7 +205,7 @@ class Checkpoint:
         ModelError
             If the checkpoint was begun from another start.
         """
-        approximation = getattr(route, "approximation", None)
+        approximation = route.approximation
         stored = _portable(approximation) if self.named else None
         given = "" if approximation is None or stored is not None else digest_of_approximation(approximation)
         start = (given, "" if route.tails is None else str(route.tails.shares.tolist()))

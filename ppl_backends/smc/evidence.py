@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -30,7 +31,15 @@ from scipy.stats import f as f_distribution
 from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["EvidenceEstimate", "LineageVariance", "PathSampling", "combine_evidence", "ess_of_means", "sums_by_lineage"]
+__all__ = [
+    "EvidenceEstimate",
+    "LineageVariance",
+    "PathSampling",
+    "combine_evidence",
+    "ess_of_means",
+    "log_relative",
+    "sums_by_lineage",
+]
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
@@ -54,9 +63,12 @@ class LineageVariance:
         self.contribution = np.zeros(n)
         self.ancestor = np.arange(n)
 
-    def reweight(self, weights: Array, before: Array | None = None) -> None:
-        """Add a stage that takes normalised weights ``(n,)`` from ``before``, by default equal ones, to ``weights``."""
-        self.contribution += self.by_lineage(self.n * (weights - (1.0 / self.n if before is None else before)))
+    def reweighted(self, weights: Array, before: Array | None = None) -> LineageVariance:
+        """A copy with a stage that takes normalised weights ``(n,)`` from ``before``, by default equal, to ``weights``."""
+        carried = copy.copy(self)
+        added = self.by_lineage(self.n * (weights - (1.0 / self.n if before is None else before)))
+        carried.contribution = self.contribution + added
+        return carried
 
     def by_lineage(self, values: Array) -> Array:
         """Sums ``(n,)`` of the particles' values over the descendants of each initial particle."""
@@ -93,55 +105,52 @@ def _df(contribution: Array) -> Array:
     return df
 
 
+@dataclass(frozen=True)
 class PathSampling:
     """Log evidence of one run by path sampling, beside the one from the weights.
 
-    Parameters
+    Attributes
     ----------
-    n : int
-        Number of particles.
     log_evidence : float
-        Where it begins: the log normaliser of the start.
+        To begin with, the log normaliser of the start.
+    difference : ndarray (n,)
+        Contributions of the lineages to log Ẑ less this log evidence.
     """
 
-    def __init__(self, n: int, log_evidence: float) -> None:
-        self.log_evidence = log_evidence
-        self._difference = np.zeros(n)
+    log_evidence: float
+    difference: Array
 
-    def forward(self, log_weights: Array, lineage: LineageVariance, before: Array | None = None) -> None:
-        """Add the half of a step that the particles before it give.
+    def after(self, step: Any) -> PathSampling:
+        """Add a :class:`~ppl_backends.smc.core.Step` along a path with an ``increment``.
 
-        Parameters
-        ----------
-        log_weights : ndarray (n,)
-            Incremental ones of the whole step.
-        lineage : LineageVariance
-        before : ndarray (n,), optional
-            Normalised weights that the particles have already; equal by default.
+        Particles before the step give the one half of it, the moved ones the other; after an importance step there are none.
         """
-        whole, _ = normalised_weights(_times(log_weights, before))
-        half, log_mean = normalised_weights(_times(0.5 * log_weights, before))
-        self.log_evidence += log_mean
-        self._difference += lineage.by_lineage(lineage.n * (whole - half))
-
-    def backward(self, log_weights: Array, lineage: LineageVariance, now: Array | None = None) -> None:
-        """Add the half that the moved particles, of weights ``now``, give, with the step's weights read at them."""
-        half, log_mean = normalised_weights(_times(-0.5 * log_weights, now))
-        self.log_evidence -= log_mean
-        self._difference += lineage.by_lineage(lineage.n * (half - (1.0 / lineage.n if now is None else now)))
+        before, after = step.before, step.after
+        if step.moved.summary is None:
+            return PathSampling(after.log_evidence, np.zeros_like(self.difference))
+        n, relative = len(step.weights), log_relative(before.weights)
+        whole, _ = normalised_weights(step.log_weights + relative)
+        half, forward = normalised_weights(0.5 * step.log_weights + relative)
+        difference = self.difference + before.lineage.by_lineage(n * (whole - half))
+        back = -0.5 * (after.stage.step * after.population.increment)
+        half, backward = normalised_weights(back + log_relative(after.weights))
+        now = 1.0 / n if after.weights is None else after.weights
+        difference = difference + after.lineage.by_lineage(n * (half - now))
+        return PathSampling(self.log_evidence + forward - backward, difference)
 
     @property
     def variance_of_difference(self) -> float:
         """Estimated variance of log Ẑ less this log evidence."""
-        return float((self._difference**2).sum() / len(self._difference) ** 2)
+        return float((self.difference**2).sum() / len(self.difference) ** 2)
 
 
-def _times(log_weights: Array, weights: Array | None) -> Array:
-    """Log weights of weighted particles, those weights scaled to mean one."""
+def log_relative(weights: Array | None) -> Array | float:
+    """Logs of normalised weights scaled to mean one; 0 for None, equal ones."""
     if weights is None:
-        return log_weights
+        return 0.0
     with np.errstate(divide="ignore"):
-        return log_weights + np.log(len(weights) * weights)
+        logs: Array = np.log(len(weights) * weights)
+    return logs
 
 
 class EvidenceEstimate(NamedTuple):

@@ -10,32 +10,32 @@ import numpy as np
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
-from ppl_backends.kernels.protocol import Kernel
-from ppl_backends.smc.agreement import chains_apart
+from ppl_backends.smc.agreement import Apart, chains_apart
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.moves import MoveSummary
-from ppl_backends.smc.path import TemperingPath
-from ppl_backends.smc.sampler import SMCResult
-from ppl_backends.smc.short_steps import ShortSteps, move_with_short_steps
+from ppl_backends.smc.records import SMCResult
 
 __all__ = [
+    "Figures",
+    "ShortSteps",
     "Verdict",
-    "disagreement_with_path_sampling",
     "distrust",
     "draws_are_healthy",
-    "few_independent_draws",
+    "figures_of",
+    "in_one_mode",
+    "is_too_coarse",
     "judge",
     "split_finished",
-    "try_short_steps",
     "warn_if_distrusted",
 ]
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
 _FORGOTTEN = 0.1
-# Share of the last trajectories that diverged, above which shorter steps are tried; and above which, untried, it is a reason.
-_SUSPECT, _DIVERGENT = 0.0005, 0.005
+_DIVERGENT = (
+    0.005  # share of the last trajectories that diverged, above which it is a reason where no shorter ones were tried
+)
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
@@ -56,6 +56,86 @@ _LARGEST_REPAIR = (
 )
 
 
+class ShortSteps(NamedTuple):
+    """What moves with a quarter of the step did to the last particles.
+
+    Attributes
+    ----------
+    divergent : float
+        Share of their trajectories that diverged.
+    shift : float
+        How much further particles went to where the energy error is large, in standard errors.
+    coordinate : int
+        Along which they did.
+    upwards : bool
+        Whether that is where the coordinate is large.
+    """
+
+    divergent: float
+    shift: float
+    coordinate: int
+    upwards: bool
+
+
+class Figures(NamedTuple):
+    """Runs, and what tells whether they can be trusted.
+
+    Attributes
+    ----------
+    runs : sequence of SMCResult
+    evidence : EvidenceEstimate
+        Of tempering.
+    ess : float
+        Independent draws that the mean of the coordinate worst off is worth.
+    apart : Apart or None
+        Chains that are in different places.
+    disagreement : str
+        Between the evidence and that of path sampling; empty where errors explain it.
+    divergent : float
+        Share of the last trajectories that diverged. Between separated modes, whose common metric is too wide for either,
+        some do without harm.
+    short_steps : ShortSteps or None
+        What shorter steps did to the last particles, where they were tried.
+    """
+
+    runs: Sequence[SMCResult]
+    evidence: EvidenceEstimate
+    ess: float
+    apart: Apart | None
+    disagreement: str
+    divergent: float
+    short_steps: ShortSteps | None = None
+
+
+def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures:
+    """Return the figures of runs, before any shorter steps."""
+    samples = [(run.x, run.lineage.ancestor) for run in runs]
+    return Figures(
+        runs,
+        evidence,
+        float(ess_of_means(samples).min()),
+        chains_apart(*zip(*samples, strict=True)),
+        _disagreement_with_path_sampling(runs),
+        float(np.mean([run.stages[-1].moves.divergent for run in in_one_mode(runs)] or [0.0])),
+    )
+
+
+def in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
+    """Return the runs whose last moves were made within a single mode."""
+    return [run for run in runs if run.stages[-1].moves is not None and run.stages[-1].moves.n_modes == 1]
+
+
+def is_too_coarse(figures: Figures) -> bool:
+    """Return whether means or evidence of finished runs rest on too little, or contradict each other.
+
+    Where few draws of the start were inside the support, no ladder mends it.
+    """
+    runs = figures.runs
+    if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
+        return False
+    return figures.evidence.runs_disagree or bool(_few_independent_draws(figures, 2.0)) or bool(figures.disagreement)
+
+
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
     """The runs to return, and what to say of the others.
 
@@ -71,47 +151,43 @@ def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) ->
     return list(runs), f"{why}all chains stopped before beta = 1 (at {min(reached):.3g})"
 
 
-def distrust(
-    runs: Sequence[SMCResult],
-    evidence: EvidenceEstimate,
-    chains_kept: bool = False,
-    short_steps: ShortSteps | None = None,
-    names: Sequence[str] = (),
-) -> list[str]:
+def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] = ()) -> list[str]:
     """Return reasons, each with its figure, not to trust the evidence and the draws; none for a healthy result.
 
-    ``chains_kept`` says that the moves were waste-free, ``short_steps`` what shorter ones did where they were tried;
-    ``names`` are those of the coordinates.
+    ``chains_kept`` says that the moves were waste-free; ``names`` are those of the coordinates.
     """
-    reasons = []
-    moves = _all_moves(runs)
-    if moves and not all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
-        slow = [move for move in moves if _remembers(move)]
-        # With few chains the correlations are noisy, and one of many stages may stand out by chance.
-        if len(slow) > 0.1 * len(moves) or any(
-            move.correlation > max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow
-        ):
-            worst = max(slow, key=lambda move: move.correlation)
-            reasons.append(
-                f"the particles did not forget where they were at {len(slow)} of {len(moves)} stages (after "
-                f"{worst.n_moves} moves a correlation of {worst.correlation:.2f} is left, acceptance "
-                f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
-            )
-    reasons += _misses_a_neck(runs, short_steps, names)
-    reasons += _few_particles(runs) + _cut_off(runs) + _apart(runs, names)
+    runs, evidence = figures.runs, figures.evidence
+    reasons = _not_mixed(runs, chains_kept) + _misses_a_neck(figures, names)
+    reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names)
     if evidence.runs_disagree:
         reasons.append(
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
             "reports"
         )
-    reasons += disagreement_with_path_sampling(runs)
-    return reasons
+    return reasons + [figures.disagreement] * bool(figures.disagreement)
+
+
+def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
+    """Return what there is to say of moves after which particles still know where they were."""
+    moves = _all_moves(runs)
+    if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
+        return []
+    slow = [move for move in moves if _remembers(move)]
+    # With few chains the correlations are noisy, and one of many stages may stand out by chance.
+    if len(slow) <= 0.1 * len(moves) and all(move.correlation <= max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow):
+        return []
+    worst = max(slow, key=lambda move: move.correlation)
+    return [
+        f"the particles did not forget where they were at {len(slow)} of {len(moves)} stages (after "
+        f"{worst.n_moves} moves a correlation of {worst.correlation:.2f} is left, acceptance "
+        f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
+    ]
 
 
 def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
     """Return what there is to say of densities that are NaN or +inf where the posterior is."""
     last = [(run, run.stages[-1].moves) for run in runs]
-    share = float(np.mean([run.start_undefined if moves is None else moves.undefined for run, moves in last]))
+    share = float(np.mean([run.start.undefined if moves is None else moves.undefined for run, moves in last]))
     if share <= LARGEST_UNDEFINED:
         return []
     return [
@@ -120,23 +196,24 @@ def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
     ]
 
 
-def _few_particles(runs: Sequence[SMCResult], in_all: bool = False) -> list[str]:
+def _few_particles(figures: Figures, in_all: bool = False) -> list[str]:
     """Return what there is to say of particles with few parents, in a chain or ``in_all``, or of copies."""
-    reasons, n = [], len(runs[0].x)
+    runs, reasons = figures.runs, []
+    n = len(runs[0].x)
     lineages = [run.stages[-1].n_lineages for run in runs]
     if (sum(lineages) if in_all else min(lineages)) < _FEW_LINEAGES:
-        drawn = runs[int(np.argmin(lineages))].n_start_draws
+        drawn = runs[int(np.argmin(lineages))].start.n_draws
         of = f" of {drawn:,} draws of the start" if drawn > n else ""
         reasons.append(f"only {min(lineages)} initial particles{of} have descendants; raise draws")
     distinct = min(run.stages[-1].n_distinct for run in runs)
     if distinct < _FEW_DISTINCT * n:
         reasons.append(f"only {distinct} of {n:,} draws of a chain are different points; raise draws or max_moves")
-    return reasons + few_independent_draws(runs)
+    return reasons + _few_independent_draws(figures)
 
 
-def _apart(runs: Sequence[SMCResult], names: Sequence[str] = ()) -> list[str]:
+def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     """Return what there is to say of chains that are in different places."""
-    apart = chains_apart([run.x for run in runs], [run.lineage.ancestor for run in runs])
+    apart = figures.apart
     if apart is None:
         return []
     name = names[apart.coordinate] if names else f"coordinate {apart.coordinate}"
@@ -146,10 +223,10 @@ def _apart(runs: Sequence[SMCResult], names: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def few_independent_draws(runs: Sequence[SMCResult], enough: float = 1.0) -> list[str]:
+def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
     """Return what there is to say of means that rest on few lineages, or differ between runs; ``enough`` asks for more."""
-    ess = float(ess_of_means([(run.x, run.lineage.ancestor) for run in runs]).min())
-    if ess >= enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * sum(len(run.x) for run in runs)):
+    ess, n = figures.ess, sum(len(run.x) for run in figures.runs)
+    if ess >= enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * n):
         return []
     return [
         f"a posterior mean is worth only {ess:.0f} independent draws, as where few particles decided the shares of separated "
@@ -157,46 +234,25 @@ def few_independent_draws(runs: Sequence[SMCResult], enough: float = 1.0) -> lis
     ]
 
 
-def disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> list[str]:
+def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
     """The weights see particles before they move, path sampling half of them after: it is off where moves were not enough."""
     differences = [run.log_evidence - run.path_sampling.log_evidence for run in runs]
     error = np.sqrt(np.mean([run.path_sampling.variance_of_difference for run in runs]) / len(runs))
     difference = float(np.mean(differences))
     if abs(difference) <= _DISAGREEMENT * error + 1e-6:
-        return []
-    return [
+        return ""
+    return (
         f"path sampling gives a log evidence {abs(difference):.2f} {'below' if difference > 0 else 'above'} this one, "
         f"{abs(difference) / error:.0f} times the error of the difference"
-    ]
+    )
 
 
-def _divergent(runs: Sequence[SMCResult]) -> float:
-    """Share of the last trajectories that diverged.
-
-    Between separated modes, whose common metric is too wide for either, some do without harm.
-    """
-    return float(np.mean([run.stages[-1].moves.divergent for run in _in_one_mode(runs)] or [0.0]))  # type: ignore[union-attr]
-
-
-def _in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
-    """The runs whose last moves were made within a single mode."""
-    return [run for run in runs if run.stages[-1].moves is not None and run.stages[-1].moves.n_modes == 1]
-
-
-def try_short_steps(
-    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
-) -> ShortSteps | None:
-    """Return what shorter steps do to the last particles, where some of the last trajectories diverged."""
-    if not all(run.complete for run in runs) or _divergent(runs) <= _SUSPECT:
-        return None
-    return move_with_short_steps(path, kernel, _in_one_mode(runs), rng)
-
-
-def _misses_a_neck(runs: Sequence[SMCResult], short_steps: ShortSteps | None, names: Sequence[str] = ()) -> list[str]:
+def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     """Return why trajectories that diverged are a reason, if they are one."""
-    said = f"{100 * _divergent(runs):.1f} % of the last trajectories diverged (energy error above 20)"
+    divergent, short_steps = figures.divergent, figures.short_steps
+    said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
-        return [f"{said}, and particles may miss where they did"] if _divergent(runs) > _DIVERGENT else []
+        return [f"{said}, and particles may miss where they did"] if divergent > _DIVERGENT else []
     name = names[short_steps.coordinate] if names else f"coordinate {short_steps.coordinate}"
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
     advice = (
@@ -207,7 +263,7 @@ def _misses_a_neck(runs: Sequence[SMCResult], short_steps: ShortSteps | None, na
             f"{said}, and with a quarter of the step particles go further to where {place} (by {short_steps.shift:.1f} "
             f"standard errors), of which the draws have too few; {advice}"
         ]
-    if short_steps.divergent > max(_STILL_DIVERGENT * _divergent(runs), _LEAST_DIVERGENT):
+    if short_steps.divergent > max(_STILL_DIVERGENT * divergent, _LEAST_DIVERGENT):
         return [
             f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}; {advice}"
         ]
@@ -215,7 +271,7 @@ def _misses_a_neck(runs: Sequence[SMCResult], short_steps: ShortSteps | None, na
 
 
 def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:
-    return [stage.moves for run in runs for stage in [*run.start_stages, *run.stages] if stage.moves is not None]
+    return [stage.moves for run in runs for stage in [*run.start.stages, *run.stages] if stage.moves is not None]
 
 
 def _remembers(move: MoveSummary) -> bool:
@@ -253,14 +309,12 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    runs: Sequence[SMCResult],
-    evidence: EvidenceEstimate,
+    figures: Figures,
     bridge: EvidenceEstimate | None,
     *,
     chains_kept: bool = False,
     replaceable: bool = True,
     prior_error: float = 0.0,
-    short_steps: ShortSteps | None = None,
     names: Sequence[str] = (),
 ) -> Verdict:
     """The evidence to report.
@@ -271,9 +325,7 @@ def judge(
 
     Parameters
     ----------
-    runs : sequence of SMCResult
-    evidence : EvidenceEstimate
-        Of tempering.
+    figures : Figures
     bridge : EvidenceEstimate or None
         Of bridge sampling from the last particles.
     chains_kept : bool
@@ -283,12 +335,10 @@ def judge(
     prior_error : float
         Standard error of the log integral of the prior, where runs start from the prior. It is in the evidence of
         tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
-    short_steps : ShortSteps, optional
-        What shorter steps did to the last particles, where they were tried.
     names : sequence of str
         Of the coordinates.
     """
-    reasons = distrust(runs, evidence, chains_kept, short_steps, names)
+    evidence, reasons = figures.evidence, distrust(figures, chains_kept, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
         return Verdict(evidence, "tempering", reasons)
     difference = evidence.log_evidence - bridge.log_evidence
@@ -300,7 +350,7 @@ def judge(
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
     near = abs(difference) <= _LARGEST_REPAIR
-    if not (replaceable and wanted and near and draws_are_healthy(runs, short_steps)):
+    if not (replaceable and wanted and near and draws_are_healthy(figures)):
         return Verdict(evidence, "tempering", reasons)
     if not reasons:
         return Verdict(bridge, "bridge sampling", reasons)
@@ -312,13 +362,14 @@ def judge(
     return Verdict(bridge, "bridge sampling", reasons, replaced)
 
 
-def draws_are_healthy(runs: Sequence[SMCResult], short_steps: ShortSteps | None = None) -> bool:
+def draws_are_healthy(figures: Figures) -> bool:
     """Return whether the last moves of every run mixed and missed nothing, and all particles are in one mode."""
+    runs = figures.runs
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]
     if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
-    if _misses_a_neck(runs, short_steps) or _few_particles(runs, in_all=True) or _cut_off(runs) or _apart(runs):
+    if _misses_a_neck(figures) or _few_particles(figures, in_all=True) or _cut_off(runs) or figures.apart:
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):

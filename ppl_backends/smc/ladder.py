@@ -19,6 +19,7 @@ from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.options import checked, none, number
 from ppl_backends.results.inference_data import group, inference_data
+from ppl_backends.smc.evidence import log_relative
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array
 
@@ -53,10 +54,10 @@ class StageParticles(NamedTuple):
     log_weight: Array
 
     @classmethod
-    def of(cls, state: PathState, log_evidence: float, log_weight: Array | None = None) -> StageParticles:
-        """The rung that a state stands on; ``log_weight`` is normalised to mean one, equal by default."""
-        weight = np.zeros(len(state.x)) if log_weight is None else log_weight
-        return cls(state.beta, log_evidence, state.x, state.log_density, state.increment, weight)
+    def of(cls, state: PathState, log_evidence: float, weights: Array | None = None) -> StageParticles:
+        """Return the particles of a state with normalised ``weights``, equal ones by default."""
+        log_weight = np.zeros(len(state.x)) + log_relative(weights)
+        return cls(state.beta, log_evidence, state.x, state.log_density, state.increment, log_weight)
 
 
 def ladder_group(ladders: Sequence[Sequence[StageParticles]]) -> dict[str, tuple[tuple[str, ...], Array]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ppl_backends.smc.path import PathState
 from ppl_backends.smc.schedule import next_beta
 from ppl_backends.targets.protocol import Array, Index
 
@@ -28,26 +27,26 @@ class WeightAutocorrelation:
     The step to come is taken from the particles before the moves; at β = 1, where none comes, only log weights are compared.
     """
 
-    def __init__(self, state: PathState, labels: Index) -> None:
-        self.noise = 2.0 / np.sqrt(len(state.x))  # two standard errors of a correlation that is zero
-        self.low, self.high = np.quantile(state.increment, [0.001, 0.999])
+    def __init__(self, increment: Array, beta: float, labels: Index) -> None:
+        self.noise = 2.0 / np.sqrt(len(increment))  # two standard errors of a correlation that is zero
+        self.low, self.high = np.quantile(increment, [0.001, 0.999])
         self.step, self.labels = 0.0, labels
-        if state.beta < 1.0:
-            self.step = next_beta(state.increment, state.beta, 0.5) - state.beta
-        self.before = self._functions(state)
+        if beta < 1.0:
+            self.step = next_beta(increment, beta, 0.5) - beta
+        self.before = self._functions(increment)
 
-    def _functions(self, state: PathState) -> Array:
+    def _functions(self, increment: Array) -> Array:
         """Log weights and weights as columns, centred within modes and of length one."""
-        log_weight = np.clip(state.increment, self.low, self.high)
+        log_weight = np.clip(increment, self.low, self.high)
         columns = np.stack([log_weight, np.exp(self.step * (log_weight - self.high))], axis=1)
         rounding = _ROUNDING * np.abs(columns).max(axis=0) * len(columns) ** 0.5  # of a likelihood that is constant
         columns = _centred(columns, self.labels)
         length = np.linalg.norm(columns, axis=0)
         return np.where(length > rounding, columns / np.maximum(length, 1e-300), 0.0)
 
-    def left(self, state: PathState) -> float:
-        """The larger of the two correlations with the state before the moves."""
-        return float((self.before * self._functions(state)).sum(axis=0).max())
+    def left(self, increment: Array) -> float:
+        """The larger of the two correlations with the increments before the moves."""
+        return float((self.before * self._functions(increment)).sum(axis=0).max())
 
 
 def correlation_left(before: Array, after: Array, labels: Index) -> Array:

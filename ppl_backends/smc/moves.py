@@ -14,15 +14,19 @@ How long the steps are, and how many a trajectory has, is the business of :mod:`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ppl_backends.importance.outside import OutsidePoints
-from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
+from ppl_backends.kernels.metric import AnyMetric, SplitMetric, cross_fitted_metric, metric_from_points
 from ppl_backends.kernels.population import concatenate
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
@@ -30,11 +34,14 @@ from ppl_backends.targets.protocol import Array
 __all__ = [
     "MoveSettings",
     "MoveSummary",
+    "Pilot",
+    "Planned",
     "PlannedMoves",
-    "extend_chains",
-    "follow_plan",
-    "move_particles",
+    "UntilMixed",
+    "WasteFree",
+    "chain_metric",
     "share_of_divergent",
+    "stay",
 ]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
@@ -112,57 +119,101 @@ class PlannedMoves:
     scales: tuple[Parameters, ...]
 
 
-def move_particles(
-    state: PathState,
-    path: TemperingPath,
-    kernel: Kernel,
-    tuning: KernelTuning,
-    settings: MoveSettings,
-    rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary, KernelTuning, tuple[Parameters, ...]]:
-    """Move every particle until the autocorrelation with where it was is gone, or the cap is met.
+@dataclass(frozen=True)
+class UntilMixed:
+    """Every particle is moved until the autocorrelation with where it was is gone, or the cap is met."""
 
-    Parameters
-    ----------
-    state : PathState
-        Resampled particles, read at the beta to keep invariant.
-    path : TemperingPath
-    kernel : Kernel
-    tuning : KernelTuning
-        As the last temperature left it.
-    settings : MoveSettings
-    rng : numpy.random.Generator
+    kernel: Kernel
+    settings: MoveSettings
 
-    Returns
-    -------
-    state : PathState
-    summary : MoveSummary
-    tuning : KernelTuning
-    scales : tuple of float, StepParameters, CycleParameters or Uneven
-        The parameters of every move.
+    def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
+        """Move the particles, all of which were resampled."""
+        walk = _Walk(drawn, path, self.kernel, cross_fitted_metric(drawn.particles.x, path.reference), tuning, rng)
+        walk.prepare()
+        while len(walk.scales) < self.settings.maximum:
+            walk.move()
+            if len(walk.scales) >= self.settings.minimum and walk.mixed:
+                break
+        return walk.result()
+
+
+@dataclass(frozen=True)
+class WasteFree:
+    """From every particle a chain, of which ``length`` states are kept (Dau & Chopin 2022, Algorithm 2).
+
+    Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
+    until it has mixed or the next doubling would exceed the cap. Where the chain has to have more moves than states, it
+    begins with so many between two states kept.
     """
-    mover = _Mover(state, path, kernel, cross_fitted_metric(state.x, path.reference), rng, tuning)
-    mover.prepare()
-    while len(mover.scales) < settings.maximum:
-        mover.move()
-        if len(mover.scales) >= settings.minimum and mover.mixed:
-            break
-    return mover.state, mover.summary(), mover.tuning, tuple(mover.scales)
+
+    kernel: Kernel
+    settings: MoveSettings
+    length: int
+
+    def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
+        """Move the particles, one for every chain."""
+        walk = _Walk(drawn, path, self.kernel, chain_metric(drawn, self.length, path.reference, rng), tuning, rng)
+        walk.prepare()
+        stride = -(-self.settings.minimum // (self.length - 1))
+        states = [walk.state]
+        while True:
+            walk.move()
+            done = len(walk.scales)
+            if done % stride == 0:
+                states.append(walk.state)
+            if len(states) == self.length:
+                if walk.mixed or 2 * done > self.settings.maximum:
+                    return walk.result(states)
+                states, stride = states[::2], 2 * stride
 
 
-def follow_plan(
-    state: PathState,
-    path: TemperingPath,
-    kernel: Kernel,
-    plan: PlannedMoves,
-    tuning: KernelTuning,
-    rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary]:
-    """Make the moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves."""
-    mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
-    for scale in _shuffled(plan.scales, rng):
-        mover.move(scale)
-    return mover.state, mover.summary()
+@dataclass(frozen=True)
+class Pilot:
+    """Moves, with their number, parameters and metric noted down for a run that is to follow."""
+
+    moves: UntilMixed | WasteFree
+
+    def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
+        """Move the particles."""
+        moved, n = self.moves(drawn, path, tuning, rng), len(drawn.weights)
+        few = len(drawn.parents) < n
+        x = drawn.before.x[systematic_resampling(drawn.weights, n, rng)] if few else drawn.particles.x
+        return moved._replace(decided=PlannedMoves(metric_from_points(x, path.reference), moved.decided))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    plan : mapping of float to PlannedMoves
+        By beta.
+    length : int
+        States kept of every chain.
+    """
+
+    kernel: Kernel
+    plan: Mapping[float, PlannedMoves | None]
+    length: int
+
+    def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
+        """Move the particles."""
+        planned = self.plan[drawn.stage.beta]
+        assert planned is not None
+        walk = _Walk(drawn, path, self.kernel, planned.metric, tuning, rng)
+        stride, states = len(planned.scales) // max(1, self.length - 1), [walk.state]
+        for done, scale in enumerate(_shuffled(planned.scales, rng), 1):
+            walk.move(scale)
+            if done % stride == 0:
+                states.append(walk.state)
+        return walk.result(states if self.length > 1 else None)
+
+
+def stay(drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
+    """Leave particles where they are, as after one importance step."""
+    return Moved(drawn.particles, drawn.parents, tuning)
 
 
 def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple[Parameters, ...]:
@@ -173,64 +224,22 @@ def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple
     return tuple(pairs.take(order) if isinstance(pairs, StepParameters) else pairs for pairs in scales)
 
 
-def extend_chains(
-    state: PathState,
-    path: TemperingPath,
-    kernel: Kernel,
-    tuning: KernelTuning,
-    length: int,
-    settings: MoveSettings,
-    plan: PlannedMoves,
-    rng: np.random.Generator,
-) -> tuple[PathState, MoveSummary, KernelTuning, tuple[Parameters, ...]]:
-    """Waste-free moves (Dau & Chopin 2022): from every particle a chain, of which ``length`` states are kept.
+def chain_metric(drawn: Resampled, length: int, reference: Gaussian | None, rng: np.random.Generator) -> SplitMetric:
+    """The metric of waste-free chains: of all weighted particles, since few of them begin a chain.
 
-    Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
-    until it has mixed or the next doubling would exceed the cap. Where the chain has to have more moves than states, it
-    begins with so many between two states kept.
-
-    Parameters
-    ----------
-    state : PathState
-        The first states of the chains.
-    path : TemperingPath
-    kernel : Kernel
-    tuning : KernelTuning
-        As the last temperature left it.
-    length : int
-    settings : MoveSettings
-    plan : PlannedMoves
-        The metric; and the parameters of all moves, where these are planned.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    state : PathState
-        All states kept, those of a chain adjacent.
-    summary : MoveSummary
-    tuning : KernelTuning
-    scales : tuple of float, StepParameters, CycleParameters or Uneven
-        The parameters of every move.
+    The halves part between two of the last chains, where about half of the weight is on either side. A point whose own
+    chain is in its metric would be moved by a metric that it stretches; in as many dimensions as there are points it then
+    stays where it is, for good.
     """
-    mover = _Mover(state, path, kernel, plan.metric, rng, tuning)
-    planned = _shuffled(plan.scales, rng) if plan.scales else None
-    if planned is None:
-        mover.prepare()
-    stride = len(planned) // (length - 1) if planned else -(-settings.minimum // (length - 1))
-    states = [state]
-    while True:
-        done = len(mover.scales)
-        mover.move(planned[done] if planned else None)
-        if (done + 1) % stride == 0:
-            states.append(mover.state)
-        if len(states) == length:
-            if planned or mover.mixed or 2 * (done + 1) > settings.maximum:
-                break
-            states, stride = states[::2], 2 * stride
-    by_chain = np.arange(length * len(state.x)).reshape(length, -1).T.ravel()
-    summary = mover.summary()
-    summary = replace(summary, gradients=summary.gradients / length)
-    return concatenate(states).take(by_chain), summary, mover.tuning, tuple(mover.scales)
+    x = drawn.before.x
+    chosen = systematic_resampling(drawn.weights, len(x), rng)
+    edges = np.arange(0, len(x), length)
+    halves = np.searchsorted(chosen, edges)
+    nearest = int(np.argmin(np.abs(halves - len(x) // 2)))
+    if not 0.25 < halves[nearest] / len(x) < 0.75:
+        return cross_fitted_metric(x[chosen], reference)
+    n_first = np.searchsorted(drawn.parents, edges[nearest])
+    return cross_fitted_metric(x[chosen], reference, int(halves[nearest]), int(n_first))
 
 
 def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> float:
@@ -238,32 +247,33 @@ def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> flo
     return float(np.mean(info.divergent(energy_error)))
 
 
-class _Mover:
-    """Moves particles, with a record of what the moves did."""
+class _Walk:
+    """Moves of the particles of one stage, with a record of what they did."""
 
     def __init__(
         self,
-        state: PathState,
+        drawn: Resampled,
         path: TemperingPath,
         kernel: Kernel,
         metric: AnyMetric,
-        rng: np.random.Generator,
         tuning: KernelTuning,
+        rng: np.random.Generator,
     ) -> None:
-        self.state, self.path, self.kernel, self.metric, self.rng = state, path, kernel, metric, rng
-        self.tuning, self.start, self.modes = tuning, state.x, modes(state.x)
-        self.weights = WeightAutocorrelation(state, self.modes)
-        self.product = np.ones(state.x.shape[1])
+        self.drawn, self.path, self.kernel, self.metric, self.rng = drawn, path, kernel, metric, rng
+        self.state, self.tuning, self.density = drawn.particles, tuning, path.density(drawn.stage)
+        self.start = self.state.x
+        self.modes, self.outside = modes(self.start), OutsidePoints(self.start)
+        self.weights = WeightAutocorrelation(*path.ahead(self.state), self.modes)
+        self.product = np.ones(self.start.shape[1])
         self.scales: list[Parameters] = []
         self.acceptance: list[float] = []
         self.jumps: list[float] = []
         self.divergent: list[float] = []
         self.too_long: list[float] = []
         self.gradients, self.left = 0.0, 1.0
-        self.outside = OutsidePoints(state.x)
 
     def _evaluate(self, x: Array, rng: np.random.Generator) -> PathState:
-        found = self.path.evaluate(x, self.state.beta, self.kernel.uses_gradient)
+        found = self.density(x, rng)
         self.outside.see(x, found.log_density)
         return found
 
@@ -279,8 +289,9 @@ class _Mover:
     def move(self, parameters: Parameters | None = None) -> None:
         """Move every particle once, as the tuning says or as given."""
         before, used = self.state, self._parameters() if parameters is None else parameters
-        self.state, info = self._step(used)
-        self._renew()
+        moved, info = self._step(used)
+        self.state = self.path.renew(moved, self._evaluate, self.rng)
+        self.gradients += self.state is not moved
         if parameters is None:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
@@ -290,7 +301,7 @@ class _Mover:
             self.too_long.append(share_of_divergent(info, _TOO_LONG))
         self.jumps.append(float((info.acceptance * info.squared_jump).mean()) / before.x.shape[1])
         self.product *= correlation_left(before.x, self.state.x, self.modes)
-        self.left = max(float(self.product.max()), self.weights.left(self.state))
+        self.left = max(float(self.product.max()), self.weights.left(self.path.ahead(self.state)[0]))
 
     def _parameters(self) -> Parameters:
         """Of the next move: those of the tuning, with shorter steps among them where its step is too long in places."""
@@ -300,26 +311,23 @@ class _Mover:
         uneven = np.mean(self.too_long) > _MANY_TOO_LONG and np.mean(self.divergent) < _MANY_DIVERGE
         return Uneven(tuned) if uneven else tuned
 
-    def _renew(self) -> None:
-        """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.
-
-        Of a path q^{1−β}p^β the ratio of independent Metropolis–Hastings is that of (p/q)^β.
-        """
-        if self.path.tails is None:
-            return
-        n, beta = len(self.state.x), self.state.beta
-        fresh = self._evaluate(self.path.tails.sample(n, self.rng), self.rng)
-        self.gradients += 1.0
-        accepted = np.log(self.rng.random(n)) < beta * (fresh.increment - self.state.increment)
-        self.state = self.state.where(accepted, fresh)
-
     @property
     def mixed(self) -> bool:
         """Whether nothing ties the particles to where they were, as far as so many of them can tell."""
         return self.left < max(_CORRELATION_LEFT, self.weights.noise)
 
-    def summary(self) -> MoveSummary:
-        """The figures so far."""
+    def result(self, states: Sequence[PathState] | None = None) -> Moved:
+        """The particles as they are now; or all ``states`` of the chains, those of a chain adjacent."""
+        if states is None:
+            return Moved(self.state, self.drawn.parents, self.tuning, self._summary(1), tuple(self.scales))
+        # Where the length does not divide n, some states of the last chain are left out.
+        n, length = len(self.drawn.weights), len(states)
+        by_chain = np.arange(length * len(self.start)).reshape(length, -1).T.ravel()[:n]
+        parents = np.repeat(self.drawn.parents, length)[:n]
+        particles = concatenate(states).take(by_chain)
+        return Moved(particles, parents, self.tuning, self._summary(length), tuple(self.scales))
+
+    def _summary(self, length: int) -> MoveSummary:
         last = self.scales[-1]
         return MoveSummary(
             len(self.scales),
@@ -327,7 +335,7 @@ class _Mover:
             last if isinstance(last, float) else float(np.median(last.scale)),
             self.left,
             float(np.mean(self.jumps)),
-            self.gradients,
+            self.gradients / length,
             float(np.mean((self.state.x == self.start).all(axis=1))),
             self.weights.noise,
             int(self.modes.max()) + 1,

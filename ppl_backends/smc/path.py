@@ -7,25 +7,23 @@ mean incremental weights estimates the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.smc.evidence import LineageVariance
-from ppl_backends.smc.start import Start, cauchy_around, check_proper
+from ppl_backends.smc.core import Start
+from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-RunPath = Callable[..., Any]
-"""Runs a path: ``(path, n, rng)`` to an object with x, log_evidence, lineage and complete."""
-
-__all__ = ["BridgePath", "PathState", "PriorPath", "SampledPriorPath", "TemperingPath"]
+__all__ = ["BridgePath", "PathState", "Power", "PriorPath", "TemperingPath"]
 
 
 @dataclass(frozen=True)
@@ -64,82 +62,140 @@ class PathState(Population):
         return replace(self, beta=beta)
 
 
-class TemperingPath(Protocol):
-    """What the sampler needs of a path."""
-
-    target: BaseTarget
-    description: str
-    reference: Gaussian | None
-    """A dense metric near to those of the targets on the way, where there is one."""
-    tails: StudentMixture | None
-    """The start, where it has tails from which particles on the way are proposed anew."""
-
-    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
-        """Particles at β = 0; ``run`` runs a path of its own where drawing them takes one."""
-        ...
-
-    def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
-        """Both parts at the points."""
-        ...
-
-
-class PriorPath:
-    """p(θ) L(θ)^β from draws of the prior.
+class Power(NamedTuple):
+    """A stage of tempering.
 
     Attributes
     ----------
-    integral : PriorIntegral
-        Of the prior as written, where the target knows it.
+    beta : float
+    step : float
+        From the stage before it.
     """
 
-    description = "prior"
+    beta: float
+    step: float
+
+    @property
+    def position(self) -> float:
+        """How far along the path, from 0 to 1."""
+        return self.beta
+
+
+class TemperingPath:
+    """Powers β of an increment; subclasses have the start and :meth:`evaluate`.
+
+    Parameters
+    ----------
+    target : BaseTarget
+
+    Attributes
+    ----------
+    description : str
+        Where it starts.
+    reference : Gaussian or None
+        A dense one near to those of the targets on the way.
+    approximation : object
+        What it starts from, where that was fitted.
+    tails : StudentMixture or None
+        The start, where it has tails from which particles on the way are proposed anew.
+    integral : PriorIntegral or None
+        Of the prior as written, where the path starts there, as far as the target knows it.
+    gradient : bool
+        Whether particles that are moved have gradients.
+    """
+
+    description: str
     reference: Gaussian | None = None
+    approximation: Any = None
     tails: StudentMixture | None = None
+    integral: PriorIntegral | None = None
+    gradient: bool = False
+
+    def __init__(self, target: BaseTarget) -> None:
+        self.target = target
+
+    def with_gradient(self, gradient: bool) -> Self:
+        """Return the same path for a kernel that needs gradients, or for one that does not."""
+        changed = copy.copy(self)
+        changed.gradient = gradient
+        return changed
+
+    def draw(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw points of β = 0, which are the ``population``."""
+        raise NotImplementedError
+
+    def start(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw particles of β = 0."""
+        drawn = self.draw(n, rng)
+        return drawn._replace(population=self.evaluate(drawn.population, 0.0, False))
+
+    def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
+        """Both parts at the points."""
+        raise NotImplementedError
+
+    def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Any, Array]:
+        """Return the next β, and the log weights (β' − β)·increment."""
+        beta = schedule.next(population.increment, population.beta, weights)
+        step = beta - population.beta
+        return Power(beta, step), step * population.increment
+
+    def is_last(self, stage: Any) -> bool:
+        """Whether β = 1."""
+        return stage is not None and stage.beta == 1.0
+
+    def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
+        """Return the particles read at another β, with gradients where they are needed: draws of the start come without."""
+        if self.gradient and population.base_gradient is None:
+            return self.evaluate(population.x, stage.beta, True)
+        return population.at(stage.beta)
+
+    def density(self, stage: Any) -> Density[PathState]:
+        """Return the map from points to particles of π_β."""
+        return lambda x, rng: self.evaluate(x, stage.beta, self.gradient)
+
+    def ahead(self, population: PathState) -> tuple[Array, float]:
+        """Return the increments, which weigh the steps to come, and β."""
+        return population.increment, population.beta
+
+    def renew(self, population: PathState, density: Density[PathState], rng: np.random.Generator) -> PathState:
+        """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.
+
+        Of a path q^{1−β}p^β the ratio of independent Metropolis–Hastings is that of (p/q)^β.
+        """
+        if self.tails is None:
+            return population
+        fresh = density(self.tails.sample(len(population.x), rng), rng)
+        accepted = np.log(rng.random(len(fresh.x))) < population.beta * (fresh.increment - population.increment)
+        return population.where(accepted, fresh)
+
+
+class PriorPath(TemperingPath):
+    """p(θ) L(θ)^β from draws of the prior."""
+
+    description = "prior"
 
     def __init__(self, target: BaseTarget) -> None:
         if not target.has_split:
             raise ModelError(f"{target.label}: prior and likelihood are not known apart; use initial='laplace'")
-        self.target = target
-        self.integral = stated_integral(target) or PriorIntegral(0.0)
+        super().__init__(target)
+        self.integral: PriorIntegral = stated_integral(target) or PriorIntegral(0.0)
 
-    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
-        """Independent draws of the prior, whose density as written may not integrate to one (``ordered``: 1/K!).
+    def draw(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw from the prior, whose density as written may not integrate to one (``ordered``: 1/K!).
 
         All runs share the log integral; its error is added to that of their mean.
         """
-        return Start(self.target.sample_prior(n, rng), self.integral.log_integral, LineageVariance(n))
+        return Start(self.target.sample_prior(n, rng), self.integral.log_integral)
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Base log p(θ), increment log L(θ)."""
         parts = self.target.evaluate(x, gradient)
         assert isinstance(parts, Evaluation)
-        return PathState(
-            x,
-            parts.log_prior,
-            parts.log_likelihood,
-            parts.log_prior_gradient,
-            parts.log_likelihood_gradient,
-            beta,
-        )
+        slopes = parts.log_prior_gradient, parts.log_likelihood_gradient
+        return PathState(x, parts.log_prior, parts.log_likelihood, *slopes, beta)
 
 
-class SampledPriorPath(PriorPath):
-    """p(θ) L(θ)^β where the prior is only a density: a run of its own, from Cauchy variables, draws it."""
-
-    def __init__(self, target: BaseTarget, prior: BaseTarget) -> None:
-        super().__init__(target)
-        check_proper(target)
-        self.prior = BridgePath(prior, cauchy_around(prior))
-
-    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
-        """Draws of the prior by tempering, with the log normaliser that this gives."""
-        drawn = run(self.prior, n, rng)
-        if not drawn.complete:
-            raise PriorSamplingError(f"{self.target.label}: the prior was not reached in time; use initial='laplace'")
-        return Start(drawn.x, drawn.log_evidence, drawn.lineage, drawn.stages)
-
-
-class BridgePath:
+class BridgePath(TemperingPath):
     """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation, or of a density q made from it.
 
     Parameters
@@ -155,18 +211,18 @@ class BridgePath:
             raise ModelError(
                 f"initial: the approximation has dimension {approximation.dim}, {target.label} has {target.dim}"
             )
-        self.target, self.approximation = target, approximation
-        self.q, self.tails = approximation if tails is None else tails, tails
+        super().__init__(target)
+        self.approximation, self.tails = approximation, tails
+        self.q = approximation if tails is None else tails
         self.description = approximation.method
         if tails is not None:
             self.description += ", with Student tails"
         dense = approximation.representation in ("dense", "low_rank")
         self.reference = Gaussian(approximation.mean, approximation.cholesky) if dense else None
 
-    def start(self, n: int, rng: np.random.Generator, run: RunPath) -> Start:
-        """Independent draws of q."""
-        x = np.asarray(self.q.sample(n, rng), dtype=np.float64)
-        return Start(x, 0.0, LineageVariance(n))
+    def draw(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw from q."""
+        return Start(np.asarray(self.q.sample(n, rng), dtype=np.float64))
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Base log q, increment log joint − log q."""

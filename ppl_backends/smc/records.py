@@ -1,21 +1,18 @@
-"""What a run is made of: its temperatures, itself between two of them, and itself at the end."""
+"""What is written down of a run: figures of its stages, the plan of a pilot, the ladder, and the run as it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppl_backends.kernels.tuning import KernelTuning
-from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.smc.core import SMCState, Step
+from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
-from ppl_backends.smc.path import PathState
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["PlannedStage", "SMCResult", "SMCState", "Stage", "Store"]
+__all__ = ["Ladder", "Plan", "SMCResult", "Stage", "WeightedPoints", "stage_figures"]
 
 
 @dataclass(frozen=True)
@@ -53,76 +50,65 @@ class Stage:
     n_distinct: int = 0
 
 
-class PlannedStage(NamedTuple):
-    """An beta, and the moves there (None where a pilot made none)."""
-
-    beta: float
-    moves: PlannedMoves | None
+def stage_figures(step: Step) -> Stage:
+    """Return the figures of a stage."""
+    x, after = step.before.population.x, step.after
+    mean = step.weights @ x
+    sd = np.sqrt(step.weights @ (x - mean) ** 2)
+    distinct = len(np.unique(after.population.x[:, 0]))  # a move changes every coordinate
+    reached = after.stage.position, after.log_evidence, float(after.ess or 0.0)
+    return Stage(*reached, mean, sd, after.lineage.n_lineages, step.moved.summary, after.seconds, distinct)
 
 
 @dataclass(frozen=True)
-class SMCState:
-    """A run between two temperatures: all that the next one needs, and what a checkpoint holds.
+class Plan:
+    """What a pilot run decides, stage by stage, for the run that it is the pilot of.
 
     Attributes
     ----------
-    state : PathState
-        Equally weighted particles ``(n, dim)`` at the beta reached, siblings adjacent.
-    rng : numpy.random.Generator
-    lineage : LineageVariance
-        Initial particle each descends from, and the variance of the log evidence that follows.
-    path_sampling : PathSampling
-        The log evidence by path sampling.
-    scale : float
-        Of the kernel.
-    tuning : KernelTuning or None
-        Of the kernel's parameters; None for a scale that follows the acceptance rate, before the first move.
-    log_evidence : float
-        Includes ``log_normalizer``.
-    log_normalizer : float
-        Log of the integral of the path's base, as the start estimated it.
-    normalizer_variance, normalizer_df : float
-        Variance of that estimate, and its degrees of freedom.
-    stages : tuple of Stage
-    start_stages : sequence of Stage
-        Ladder of the run that drew the start, where one did.
-    start_undefined : float
-        Share of the draws of the start whose density is NaN or +inf.
-    n_start_draws : int
-        Draws of the start, more than particles where few of them are inside the support.
-    weights : ndarray (n,) or None
-        Normalised, where the particles were not resampled after the last step; None for equal ones.
-    weighted : tuple of (points (n, dim), log weights (n,)) or None
-        The weighted points of a run that was one importance step.
-    plan : tuple of PlannedStage or None
-        What a pilot run decided, stage by stage.
+    stages : tuple of (beta, PlannedMoves or None)
+        None where the pilot made no moves.
     pilot : bool
-        Whether this run is there to decide: its evidence is not the one reported.
-    ladder : tuple of StageParticles or None
-        The particles at every beta, where they are kept.
-    seconds : float
+        Whether the run is the pilot, whose evidence is not the one reported.
     """
 
-    state: PathState
-    rng: np.random.Generator
-    lineage: LineageVariance
-    path_sampling: PathSampling
-    scale: float
-    log_evidence: float
-    log_normalizer: float
-    normalizer_variance: float = 0.0
-    normalizer_df: float = 1.0
-    stages: tuple[Stage, ...] = ()
-    start_stages: Sequence[Stage] = ()
-    start_undefined: float = 0.0
-    n_start_draws: int = 0
-    tuning: KernelTuning | None = None
-    weights: Array | None = None
-    weighted: tuple[Array, Array] | None = None
-    plan: tuple[PlannedStage, ...] | None = None
-    pilot: bool = False
-    ladder: tuple[StageParticles, ...] | None = None
-    seconds: float = 0.0
+    stages: tuple[tuple[float, PlannedMoves | None], ...] = ()
+    pilot: bool = True
+
+    @property
+    def moves(self) -> dict[float, PlannedMoves | None]:
+        """The moves by beta, in order."""
+        return dict(self.stages)
+
+    def after(self, step: Step) -> Plan:
+        """Add a stage of the pilot."""
+        planned = (step.after.stage.beta, step.moved.decided)
+        return replace(self, stages=(*self.stages, planned)) if self.pilot else self
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The particles at every beta."""
+
+    stages: tuple[StageParticles, ...]
+
+    def after(self, step: Step) -> Ladder:
+        """Add those of a stage; after an importance step, the weighted points."""
+        after, weights, state = step.after, step.after.weights, step.after.population
+        if step.moved.summary is None:
+            weights, state = step.weights, step.before.population.at(after.stage.beta)
+        return Ladder((*self.stages, StageParticles.of(state, after.log_evidence, weights)))
+
+
+@dataclass(frozen=True)
+class WeightedPoints:
+    """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step; None for others."""
+
+    points: tuple[Array, Array] | None = None
+
+    def after(self, step: Step) -> WeightedPoints:
+        """Take the points before a step after which nothing moved."""
+        return WeightedPoints((step.before.population.x, step.log_weights)) if step.moved.summary is None else self
 
 
 @dataclass(frozen=True)
@@ -131,35 +117,55 @@ class SMCResult(SMCState):
 
     Attributes
     ----------
-    interrupted : bool
-        Whether Ctrl-C ended it.
+    ended : str
+        What ended it; empty for the end of its path.
     """
 
-    interrupted: bool = False
+    ended: str = ""
+
+    @classmethod
+    def of(cls, run: SMCState, ended: str = "") -> SMCResult:
+        """Return the result that a state is."""
+        return cls(**vars(run), ended=ended)
 
     @property
     def complete(self) -> bool:
-        """Whether β = 1 was reached."""
-        return self.state.beta == 1.0 and not self.pilot
+        """Whether the end of the path was reached."""
+        return not self.ended
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.ended == "interrupted"
 
     @property
     def x(self) -> Array:
         """The particles ``(n, dim)``."""
-        return self.state.x
+        x: Array = self.population.x
+        return x
 
     @property
     def log_density(self) -> Array:
         """Log γ of the particles at the last beta ``(n,)``."""
-        return self.state.log_density
+        log_density: Array = self.population.log_density
+        return log_density
 
+    @property
+    def path_sampling(self) -> PathSampling:
+        """The log evidence by path sampling."""
+        return self.records["path_sampling"]  # type: ignore[return-value]
 
-class Store(Protocol):
-    """Where a run is kept between temperatures."""
+    @property
+    def weighted(self) -> tuple[Array, Array] | None:
+        """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step."""
+        return self.records["weighted"].points if "weighted" in self.records else None  # type: ignore[attr-defined]
 
-    def load(self) -> SMCState | None:
-        """The run as last saved, if it ever was."""
-        ...
+    @property
+    def ladder(self) -> tuple[StageParticles, ...] | None:
+        """The particles at every beta, where they were kept."""
+        return self.records["ladder"].stages if "ladder" in self.records else None  # type: ignore[attr-defined]
 
-    def save(self, progress: SMCState) -> None:
-        """Keep the run."""
-        ...
+    @property
+    def scale(self) -> float:
+        """Step of the last moves."""
+        return next(stage.moves.scale for stage in reversed(self.stages) if stage.moves is not None)

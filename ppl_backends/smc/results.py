@@ -12,13 +12,21 @@ from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence, sums_by_lineage
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
-from ppl_backends.smc.path import PriorPath, SampledPriorPath, TemperingPath
-from ppl_backends.smc.sampler import SMCResult, Stage
+from ppl_backends.smc.path import TemperingPath
+from ppl_backends.smc.records import SMCResult, Stage
+from ppl_backends.smc.sampler import SampledPriorPath
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["evidence_attrs", "lineage_ess", "prior_normalizer", "smc_inference_data", "with_prior_error"]
+__all__ = [
+    "evidence_attrs",
+    "evidence_of",
+    "lineage_ess",
+    "prior_normalizer",
+    "smc_inference_data",
+    "with_prior_error",
+]
 
 
 def smc_inference_data(
@@ -68,6 +76,11 @@ def smc_inference_data(
     )
 
 
+def evidence_of(runs: Sequence[SMCResult]) -> EvidenceEstimate:
+    """The evidence of tempering."""
+    return combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+
+
 def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None) -> dict[str, float]:
     """The evidences of both methods, whichever is reported."""
     found = {"tempering": tempering} if bridge is None else {"tempering": tempering, "bridge": bridge}
@@ -77,19 +90,19 @@ def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None)
 
 def prior_normalizer(path: TemperingPath, runs: Sequence[SMCResult]) -> PriorIntegral | None:
     """Log integral of the prior as written, from the runs that drew it or as the target states it; None where not known."""
-    if not isinstance(path, PriorPath):
+    if path.integral is None:
         return stated_integral(path.target)
     if not isinstance(path, SampledPriorPath):
-        return path.integral._replace(log_integral=runs[0].log_normalizer)
+        return path.integral._replace(log_integral=runs[0].start.log_normalizer)
     found = combine_evidence(
-        *np.array([(run.log_normalizer, run.normalizer_variance, run.normalizer_df) for run in runs]).T
+        *np.array([(run.start.log_normalizer, run.start.variance, run.start.df) for run in runs]).T
     )
     return PriorIntegral(found.log_evidence, found.standard_error, found.df)
 
 
 def with_prior_error(evidence: EvidenceEstimate, path: TemperingPath) -> EvidenceEstimate:
     """The evidence of runs that start from a prior whose integral is an estimate, which they share."""
-    if not isinstance(path, PriorPath):
+    if path.integral is None:
         return evidence
     error, df = path.integral.added_to(evidence.standard_error, evidence.df)
     return evidence._replace(standard_error=error, df=df)
@@ -129,7 +142,7 @@ def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...],
         for chain, run in enumerate(runs):
             ladder[chain, : len(run.stages)] = [getattr(stage, name) for stage in run.stages]
         stats[f"ladder_{name}"] = (("chain", "stage", "unconstrained_parameter"), ladder)
-    stats["undefined_start"] = (("chain",), np.array([run.start_undefined for run in runs]))
+    stats["undefined_start"] = (("chain",), np.array([run.start.undefined for run in runs]))
     stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
     stats["log_evidence_single_run_se"] = (("chain",), np.array([run.lineage.variance**0.5 for run in runs]))
     stats["log_evidence_path_sampling"] = (

@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
-from ppl_backends.importance.tails import with_tails
+from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Kernel
-from ppl_backends.kernels.table import KERNELS, make_kernel
+from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
-from ppl_backends.smc.again import finer, is_too_coarse
+from ppl_backends.smc.again import finer
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
-from ppl_backends.smc.chains import run_chains
+from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
-from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
-from ppl_backends.smc.health import Verdict, judge, split_finished, try_short_steps, warn_if_distrusted
+from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.health import (
+    Figures,
+    Verdict,
+    figures_of,
+    is_too_coarse,
+    judge,
+    split_finished,
+    warn_if_distrusted,
+)
 from ppl_backends.smc.moves import MoveSettings
-from ppl_backends.smc.path import BridgePath, PriorPath, SampledPriorPath, TemperingPath
-from ppl_backends.smc.results import evidence_attrs, prior_normalizer, smc_inference_data, with_prior_error
-from ppl_backends.smc.sampler import SMCResult
+from ppl_backends.smc.path import TemperingPath
+from ppl_backends.smc.records import SMCResult
+from ppl_backends.smc.results import (
+    evidence_attrs,
+    evidence_of,
+    prior_normalizer,
+    smc_inference_data,
+    with_prior_error,
+)
+from ppl_backends.smc.routes import choose_kernel, choose_path
+from ppl_backends.smc.sampler import Settings, run_tempering
 from ppl_backends.smc.schedule import make_schedule
+from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["sample_smc"]
 
@@ -44,7 +58,6 @@ _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 @checked(
     draws=integer(2),
     initial=approximation("prior", "auto", "laplace", "ep", "vi"),
-    path=choice("tempering", "data"),
     kernel=choice("auto", *KERNELS),
     tuning=choice("auto", "acceptance", "ft", "pr"),
     schedule=choice("ess", "cess") | increasing(above=0, at_most=1),
@@ -62,7 +75,6 @@ def sample_smc(
     draws: int = 2000,
     chains: int = 4,
     initial: Any = "prior",
-    path: str = "tempering",
     kernel: str = "auto",
     tuning: str = "auto",
     schedule: str | Sequence[float] = "ess",
@@ -101,9 +113,6 @@ def sample_smc(
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−β}{p(θ)L(θ)}^β. ``"laplace"`` is Laplace
         at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
         needs, else the former. Where Laplace is a poor start, without a mode or far off, both fall back to the prior.
-    path : {"tempering", "data"}
-        Along powers of the likelihood, or along the observations in their order, which :func:`~ppl_backends.update_smc`
-        continues when there are more; the latter starts from the prior.
     kernel : {"auto", "hmc", "mala", "mixed", "independent", "random_walk"}
         ``"auto"`` takes HMC where the target has gradients, else random-walk and independent proposals in turn
         (``"mixed"``). Attribute ``kernel`` says which it was.
@@ -185,72 +194,34 @@ def sample_smc(
     _check_moves(draws, min_moves, max_moves, len_chain)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
     check_memory(draws, chains, target.dim)
-    others = [schedule != "ess", tuning != "auto", len_chain not in (None, "auto"), unbiased, checkpoint, keep_ladder]
-    if _over_data(path, initial, others):
-        from ppl_backends.smc.sequential import sample_data_path
-
-        return sample_data_path(
-            target,
-            draws=draws,
-            chains=chains,
-            kernel=kernel,
-            schedule=make_schedule("ess", ess_threshold),
-            moves=MoveSettings(min_moves, max_moves),
-            executor=executor,
-            max_time=max_time,
-            random_seed=random_seed,
-            progressbar=progressbar,
-            log_likelihood=log_likelihood,
-            log_prior=log_prior,
-        )
     clock = time.perf_counter()
-    chosen = choose_kernel(kernel, target)
-    options: dict[str, Any] = {
-        "schedule": make_schedule(schedule, ess_threshold),
-        "moves": MoveSettings(min_moves, max_moves),
-        "len_chain": _chain_length(len_chain, draws),
-        "tuning": _DEFAULT_TUNING if tuning == "auto" else tuning,
-        "unbiased": unbiased,
-        "keep_ladder": keep_ladder,
-    }
-    identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **options, "power": power}
-    identity["power_potentials"] = power_potentials
-    saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
-    seed = saved.seed if saved else random_seed
-    generators = spawn_generators(seed, 2 * chains + 4)
-    result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
-    route = choose_path(target, saved.initial if saved else initial, initial_rng)
-    if saved:
-        saved = saved.begin(route)
-    begin = partial(run_chains, route, chosen, draws, executor=executor, progressbar=progressbar)
-    runs, interrupted = begin(generators[:chains], options | {"max_time": max_time}, checkpoint=saved)
-    runs, unfinished = split_finished(runs, chains, interrupted)
-    left_to_run = options["schedule"].is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    again = None
-    if left_to_run and not unfinished and is_too_coarse(runs, _estimate(runs)):
-        again = _run_again(partial(begin, generators[chains + 4 :], finer(options), checkpoint=None))
-    if again:
-        runs, options = again, finer(options)
-    estimate = with_prior_error(_estimate(runs), route)
-    bridge = _bridge(route, runs, bridge_rng)
-    waste_free = options["len_chain"] is not None
-    prior = prior_normalizer(route, runs) if isinstance(route, PriorPath) else None
-    verdict = judge(
-        runs,
-        estimate,
-        bridge,
-        chains_kept=waste_free,
-        replaceable=not unbiased,
-        prior_error=0.0 if prior is None else prior.standard_error,
-        short_steps=try_short_steps(route, chosen, runs, check_rng),
-        names=target.names,
+    chosen = choose_kernel(kernel, target, target.has_gradient)
+    settings = Settings(
+        schedule=make_schedule(schedule, ess_threshold),
+        moves=MoveSettings(min_moves, max_moves),
+        len_chain=_chain_length(len_chain, draws),
+        tuning=_DEFAULT_TUNING if tuning == "auto" else tuning,
+        unbiased=unbiased,
+        keep_ladder=keep_ladder,
+        max_time=max_time,
     )
-    verdict = _with_start(verdict, route)
+    identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **settings._asdict()}
+    identity |= {"max_time": None, "power": power, "power_potentials": power_potentials}
+    saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
+    generators = spawn_generators(saved.seed if saved else random_seed, 2 * chains + 4)
+    result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
+    path = choose_path(target, saved.initial if saved else initial, initial_rng, chosen, settings)
+
+    call = _Call(path, chosen, draws, executor, progressbar)
+    may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
+    firsts, seconds = generators[:chains], generators[chains + 4 :] if may_run_again else []
+    figures, made, unfinished = call.run_all(settings, firsts, seconds, saved.begin(path) if saved else None)
+    verdict, attrs = call.judge(figures, made, bridge_rng, check_rng)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
-        route,
+        path,
         chosen.name,
-        runs,
+        figures.runs,
         verdict,
         unfinished,
         rng=result_rng,
@@ -258,28 +229,80 @@ def sample_smc(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
         attrs={
-            "tuning": options["tuning"],
-            "len_chain": options["len_chain"] or 1,
-            "schedule": options["schedule"].kind,
+            "tuning": made.tuning,
+            "len_chain": made.len_chain or 1,
+            "schedule": made.schedule.kind,
             "unbiased": int(unbiased),
-            "run_again": int(again is not None),
+            "run_again": int(made is not settings),
         }
-        | (evidence_attrs(estimate, bridge) if all(run.complete for run in runs) else {}),
+        | attrs,
     )
 
 
-def _run_again(begin: Callable[[], tuple[list[SMCResult], bool]]) -> list[SMCResult] | None:
-    """The chains of a second run; None where Ctrl-C ended it, since those of the first one are there."""
-    try:
-        runs, interrupted = begin()
-    except KeyboardInterrupt:
-        return None
-    return None if interrupted or not all(run.complete for run in runs) else runs
+class _Call(NamedTuple):
+    """What all chains of a call have in common."""
 
+    path: TemperingPath
+    kernel: Kernel
+    draws: int
+    executor: Executor | None
+    progressbar: bool
 
-def _estimate(runs: Sequence[SMCResult]) -> EvidenceEstimate:
-    """The evidence of tempering."""
-    return combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    def run_all(
+        self,
+        settings: Settings,
+        generators: Sequence[np.random.Generator],
+        again: Sequence[np.random.Generator],
+        checkpoint: Checkpoint | None,
+    ) -> tuple[Figures, Settings, str]:
+        """Run all chains, and once more with finer steps where the first run was too coarse and there are generators for it.
+
+        Returns the figures of the runs to report, how they were made, and what there is to say of unfinished ones.
+        """
+        found, interrupted = self._run(settings, generators, checkpoint)
+        runs, unfinished = split_finished(found, len(generators), interrupted)
+        figures = figures_of(runs, evidence_of(runs))
+        if not again or unfinished or not is_too_coarse(figures):
+            return figures, settings, unfinished
+        try:
+            runs, interrupted = self._run(finer(settings), again, None)
+        except KeyboardInterrupt:  # the runs of the first time are there
+            return figures, settings, unfinished
+        if interrupted or not all(run.complete for run in runs):
+            return figures, settings, unfinished
+        return figures_of(runs, evidence_of(runs)), finer(settings), unfinished
+
+    def _run(
+        self, settings: Settings, generators: Sequence[np.random.Generator], checkpoint: Checkpoint | None
+    ) -> tuple[list[SMCResult], bool]:
+        make = partial(run_tempering, self.path, self.kernel, self.draws, **settings._asdict())
+        return run_chains(
+            [partial(make, rng) for rng in generators],
+            shows=TEMPERING,
+            executor=self.executor,
+            checkpoint=checkpoint,
+            progressbar=self.progressbar,
+        )
+
+    def judge(
+        self, figures: Figures, settings: Settings, bridge_rng: np.random.Generator, check_rng: np.random.Generator
+    ) -> tuple[Verdict, dict[str, float]]:
+        """Return the verdict on the runs, and the evidences of both methods as attributes."""
+        path, runs = self.path, figures.runs
+        figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
+        bridge = _bridge(path, runs, bridge_rng)
+        figures = figures._replace(short_steps=try_short_steps(path, self.kernel, figures, check_rng))
+        prior = prior_normalizer(path, runs) if path.integral else None
+        verdict = judge(
+            figures,
+            bridge,
+            chains_kept=settings.len_chain is not None,
+            replaceable=not settings.unbiased,
+            prior_error=0.0 if prior is None else prior.standard_error,
+            names=path.target.names,
+        )
+        complete = all(run.complete for run in runs)
+        return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}
 
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
@@ -290,100 +313,13 @@ def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Gener
     return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
 
 
-def _over_data(path: str, initial: Any, others: Sequence[Any]) -> bool:
-    """Whether the path runs over the data, with which some options do not go."""
-    if path == "data" and not (isinstance(initial, str) and initial == "prior"):
-        raise ModelError("path='data' starts from the prior: leave initial= out")
-    if path == "data" and any(others):
-        raise ModelError(
-            "schedule=, tuning=, len_chain=, unbiased=, checkpoint= and keep_ladder= need path='tempering'; "
-            "what path='data' returns can itself go on"
-        )
-    return path == "data"
-
-
 def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
     """The verdict on a run, with what is wrong with the Gaussian it began with where it is not to be trusted."""
-    start = path.approximation if isinstance(path, BridgePath) else None
+    start = path.approximation
     if not verdict.reasons or not isinstance(start, GaussianApproximation) or not start.trouble:
         return verdict
     said = f"the {start.method} approximation that it starts from is far from the posterior ({start.trouble})"
     return verdict._replace(reasons=[*verdict.reasons, said])
-
-
-def choose_path(target: BaseTarget, initial: Any, rng: np.random.Generator) -> TemperingPath:
-    """The path that ``initial`` names; the prior and approximations fall back on one another where one cannot be had."""
-    name = initial if isinstance(initial, str) else "given"
-    if name == "prior":
-        try:
-            return prior_path(target, rng)
-        except PriorSamplingError as error:
-            warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
-            initial = name = "laplace"
-    if name == "given":
-        from ppl_backends.approximations.resolve import resolve_approximation
-
-        approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
-        return BridgePath(target, approximation, with_tails(target, approximation))
-    return _approximation_path(target, name, rng)
-
-
-def _approximation_path(target: BaseTarget, name: str, rng: np.random.Generator) -> TemperingPath:
-    """The path from the approximation of that name; from the prior where it is a poor start, and the prior can be sampled."""
-    from ppl_backends.approximations.given import is_poor_start
-    from ppl_backends.approximations.modes import with_other_modes
-    from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
-
-    try:
-        approximation = resolve_start(target, name, random_seed=rng, argument="initial")
-    except ModelError as error:
-        path = _prior_path_if_any(target, rng) if name == "auto" else None
-        if path is None:
-            raise
-        text = f"initial: there is no Laplace approximation to start from ({error}); starting from the prior instead"
-        warnings.warn(text, SamplerWarning, stacklevel=5)
-        return path
-    if name == "laplace":
-        approximation = with_other_modes(target, approximation)
-    path = _prior_path_if_any(target, rng) if is_poor_start(approximation) else None
-    warn_if_poor(target, approximation, "initial", "" if path is None else "; starting from the prior instead")
-    return BridgePath(target, approximation, with_tails(target, approximation)) if path is None else path
-
-
-def _prior_path_if_any(target: BaseTarget, rng: np.random.Generator) -> TemperingPath | None:
-    """The path from the prior; None where the prior cannot be sampled."""
-    try:
-        return prior_path(target, rng)
-    except PriorSamplingError:
-        return None
-
-
-def prior_path(target: BaseTarget, rng: np.random.Generator) -> TemperingPath:
-    """The path from the prior, drawn from directly or, where the target has it as a density only, by a run of its own.
-
-    Raises
-    ------
-    PriorSamplingError
-        If the prior is improper, or not known apart from the likelihood.
-    """
-    try:
-        target.sample_prior(1, rng)
-        return PriorPath(target)
-    except PriorSamplingError:
-        prior = target.prior_target()
-        if prior is None:
-            raise
-        return SampledPriorPath(target, prior)
-
-
-def choose_kernel(name: str, target: BaseTarget) -> Kernel:
-    """The kernel asked for; ``"auto"`` is HMC where the target has gradients, else the mixed one."""
-    if name == "auto":
-        return make_kernel("hmc" if target.has_gradient else "mixed")
-    chosen = make_kernel(name)
-    if chosen.uses_gradient and not target.has_gradient:
-        raise ModelError(f"kernel={name!r} needs gradients and {target.label} has none; use kernel='random_walk'")
-    return chosen
 
 
 def _check_moves(draws: int, min_moves: int, max_moves: int, len_chain: int | str | None) -> None:

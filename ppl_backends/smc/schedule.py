@@ -29,18 +29,20 @@ elsewhere (:func:`share_to_keep`); and it is taken again, shorter, where the nex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 
 from ppl_backends.errors import ModelError
-from ppl_backends.smc.path import PathState
-from ppl_backends.targets.protocol import Array
+from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.smc.core import SMCState
+from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["Schedule", "adaptation_bias", "make_schedule", "next_beta", "share_to_keep"]
+__all__ = ["Resampling", "Schedule", "adaptation_bias", "make_schedule", "next_beta", "share_to_keep"]
 
-_RESAMPLE_BELOW = 0.5
+RESAMPLE_BELOW = 0.5  # of the particles, by conditional ESS
 _LEAST_SHARE, _LARGEST_SHARE = 0.5, 0.97  # of the particles, kept by a step
 _LARGE_BIAS = 1.0  # of a step with an ESS of one half, times the number of particles
 _MANY_FOR_ONE = 3.0  # states of a chain that count for one independent particle
@@ -154,11 +156,20 @@ class Schedule:
         Of the particles, which the (conditional) ESS of a step keeps; None leaves it to :func:`share_to_keep`.
     betas : tuple of float
         Those to visit, where they are given.
+    len_chain : int
+        Adjacent particles that are states of one chain, where they were moved already.
+    last_share : float or None
+        Of the particles, which the last step kept; None at the start.
+    asked : float
+        Share that this step is to keep at least.
     """
 
     kind: str = "ess"
     fraction: float | None = None
     betas: tuple[float, ...] = ()
+    len_chain: int = 1
+    last_share: float | None = None
+    asked: float = 0.0
 
     @property
     def least_share(self) -> float:
@@ -172,50 +183,55 @@ class Schedule:
         """Whether the share is found from the particles."""
         return self.kind == "ess" and self.fraction is None
 
-    def next(
-        self,
-        state: PathState,
-        weights: Array | None = None,
-        len_chain: int = 1,
-        last_share: float | None = None,
-        least_share: float | None = None,
-    ) -> float:
-        """Return the beta after that of ``state``.
+    def after(self, run: SMCState) -> Schedule:
+        """Return the schedule of the step that follows."""
+        return replace(self, last_share=None if run.ess is None else run.ess / len(run.population.x))
+
+    def within(self) -> Schedule:
+        """Return the schedule of a first step that does not begin the run."""
+        return replace(self, last_share=self.least_share)
+
+    def next(self, increment: Array, beta: float, weights: Array | None = None) -> float:
+        """Return the beta after ``beta``.
+
+        The relative variance of the weights at most doubles from step to step. A step from the start that may end at 1 does:
+        no particle has chosen its length.
 
         Parameters
         ----------
-        state : PathState
+        increment : ndarray (n,)
+        beta : float
         weights : ndarray (n,) or None
             Normalised; None for equal ones.
-        len_chain : int
-            Adjacent particles that are states of one chain, where they were moved already.
-        last_share : float, optional
-            Which the last step kept: the relative variance of the weights at most doubles from step to step. None at the
-            start, where a step that may end at 1 does: no particle has chosen its length.
-        least_share : float, optional
-            Which this one is to keep at least.
         """
         if self.kind == "fixed":
-            return next(given for given in self.betas if given > state.beta)
-        farthest = next_beta(state.increment, state.beta, self.least_share, weights)
-        if not self.is_adaptive or (last_share is None and farthest == 1.0):
+            return next(given for given in self.betas if given > beta)
+        farthest = next_beta(increment, beta, self.least_share, weights)
+        if not self.is_adaptive or (self.last_share is None and farthest == 1.0):
             return farthest
-        share = share_to_keep(state.increment, farthest - state.beta, len_chain if state.beta > 0 else 1)
-        if last_share is not None:
-            share = max(share, 1.0 / (1.0 + 2.0 * (1.0 / last_share - 1.0)))
-        share = min(max(share, least_share or 0.0), _LARGEST_SHARE)
-        return farthest if share <= _LEAST_SHARE else next_beta(state.increment, state.beta, share)
+        share = share_to_keep(increment, farthest - beta, self.len_chain if beta > 0 else 1)
+        if self.last_share is not None:
+            share = max(share, 1.0 / (1.0 + 2.0 * (1.0 / self.last_share - 1.0)))
+        share = min(max(share, self.asked), _LARGEST_SHARE)
+        return farthest if share <= _LEAST_SHARE else next_beta(increment, beta, share)
 
-    def share_before(self, state: PathState, share: float, len_chain: int) -> float | None:
-        """Return the share that the step to ``state`` should have kept, where that is much more than ``share``; else None.
+    def shorter(self, done: SMCState, path: Any) -> Schedule | None:
+        """Return that of a step to be made in place of ``done``, where that kept much less than it should; else None."""
+        assert done.ess is not None
+        increment, beta = path.ahead(done.population)
+        asked = self.share_before(increment, beta, done.ess / max(1, done.n_inside))
+        return None if asked is None else replace(self, asked=asked)
+
+    def share_before(self, increment: Array, beta: float, share: float) -> float | None:
+        """Return the share that the step to ``beta`` should have kept, where that is much more than ``share``; else None.
 
         It should where the next step has to have an eighth of the relative variance, or less: tails and lags build up
         ahead of the temperature at which they show.
         """
-        if not self.is_adaptive or state.beta == 1.0:
+        if not self.is_adaptive or beta == 1.0:
             return None
-        farthest = next_beta(state.increment, state.beta, self.least_share)
-        ahead = share_to_keep(state.increment, farthest - state.beta, len_chain)
+        farthest = next_beta(increment, beta, self.least_share)
+        ahead = share_to_keep(increment, farthest - beta, self.len_chain)
         variance, wanted = 1.0 / share - 1.0, 1.0 / ahead - 1.0
         return 1.0 / (1.0 + float(np.sqrt(variance * wanted))) if wanted < variance / _ABRUPT else None
 
@@ -223,11 +239,26 @@ class Schedule:
         """Return the schedule of a run that draws the start: given betas are not meant for it."""
         return Schedule(fraction=self.fraction) if self.kind == "fixed" else self
 
-    def resamples(self, weights: Array, beta: float) -> bool:
-        """Whether to resample at ``beta``: always, or by conditional ESS where the ESS is below half, and at the end."""
-        if self.kind != "cess" or beta == 1.0 or not weights.all():
-            return True
-        return bool(1.0 / (weights**2).sum() < _RESAMPLE_BELOW * len(weights))
+
+@dataclass(frozen=True)
+class Resampling:
+    """Systematic resampling.
+
+    Attributes
+    ----------
+    n : int
+        Parents to draw.
+    below : float
+        Share of the particles that the ESS of the weights has to fall below; by default they are resampled at every stage.
+    """
+
+    n: int
+    below: float = np.inf
+
+    def __call__(self, weights: Array, is_last: bool, rng: np.random.Generator) -> Index | None:
+        """Return the parents, siblings adjacent; None where particles keep their weights."""
+        due = is_last or not weights.all() or 1.0 / (weights**2).sum() < self.below * len(weights)
+        return systematic_resampling(weights, self.n, rng) if due else None
 
 
 def make_schedule(schedule: str | Sequence[float], threshold: float | str) -> Schedule:

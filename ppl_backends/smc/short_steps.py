@@ -13,7 +13,6 @@ most, on the side where that error is larger. It is one-sided, and has power tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -21,13 +20,15 @@ from scipy import stats
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.metric import cross_fitted_metric
 from ppl_backends.kernels.protocol import Kernel, KernelParameters
+from ppl_backends.smc.health import Figures, ShortSteps, in_one_mode
 from ppl_backends.smc.moves import share_of_divergent
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["ShortSteps", "move_with_short_steps"]
+__all__ = ["move_with_short_steps", "try_short_steps"]
 
+_SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
 _SHORTER, _MOVES = 0.25, 8
 _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains together
 _COST = 0.5  # of the evaluations that the runs made
@@ -35,25 +36,13 @@ _BLOCKS = 100  # groups of siblings, at most
 _TAIL = 0.02
 
 
-class ShortSteps(NamedTuple):
-    """What moves with a quarter of the step did to the last particles.
-
-    Attributes
-    ----------
-    divergent : float
-        Share of their trajectories that diverged.
-    shift : float
-        How much further particles went to where the energy error is large, in standard errors.
-    coordinate : int
-        Along which they did.
-    upwards : bool
-        Whether that is where the coordinate is large.
-    """
-
-    divergent: float
-    shift: float
-    coordinate: int
-    upwards: bool
+def try_short_steps(
+    path: TemperingPath, kernel: Kernel, figures: Figures, rng: np.random.Generator
+) -> ShortSteps | None:
+    """Return what shorter steps do to the last particles, where some of the last trajectories diverged."""
+    if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
+        return None
+    return move_with_short_steps(path, kernel, in_one_mode(figures.runs), rng)
 
 
 def move_with_short_steps(
@@ -96,7 +85,7 @@ def move_with_short_steps(
 def _affordable(runs: Sequence[SMCResult]) -> int:
     """Return the number of particles to move, so that it costs no more than half of what the runs did, where it can be."""
     made = sum(
-        len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start_stages, *run.stages) if stage.moves
+        len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start.stages, *run.stages) if stage.moves
     )
     shortest = min(run.scale for run in runs)
     return int(np.clip(_COST * made / (_MOVES * Hmc.n_steps(_SHORTER * shortest)), _FEWEST_POINTS, _POINTS))

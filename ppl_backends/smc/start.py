@@ -9,39 +9,41 @@ lower bound, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_backends.errors import PriorSamplingError
-from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.targets.propriety import improper_coordinate
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["IndependentCauchy", "Start", "cauchy_around", "check_proper"]
+__all__ = ["IndependentCauchy", "StartFigures", "cauchy_around", "check_proper"]
 
 
-@dataclass(frozen=True)
-class Start:
-    """Particles at β = 0.
+class StartFigures(NamedTuple):
+    """What is kept of a start.
 
     Attributes
     ----------
-    x : ndarray (n, dim)
     log_normalizer : float
         Log of the integral of the path's base; 0 for a normalised one.
-    lineage : LineageVariance
-        Carries the error of ``log_normalizer`` on into the run.
-    stages : sequence of Stage
+    variance, df : float
+        Of that, where it is an estimate, and its degrees of freedom.
+    stages : tuple
         Of the run that drew the particles, where one did.
+    undefined : float
+        Share of the draws whose density is NaN or +inf.
+    n_draws : int
+        More than particles, where few of them are inside the support.
     """
 
-    x: Array
     log_normalizer: float
-    lineage: LineageVariance
-    stages: Sequence[Any] = ()
+    variance: float = 0.0
+    df: float = 1.0
+    stages: tuple[Any, ...] = ()
+    undefined: float = 0.0
+    n_draws: int = 0
 
 
 @dataclass(frozen=True)

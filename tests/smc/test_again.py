@@ -8,10 +8,8 @@ from ppl_backends.errors import PPLBackendsWarning
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.again import finer
-from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.schedule import Schedule
+from ppl_backends.smc.sampler import Settings, run_tempering
 from ppl_backends.targets.function import FunctionTarget
 from tests.toys import bimodal, conjugate_gaussian
 
@@ -74,17 +72,15 @@ def test_a_share_that_was_asked_for_is_kept():
 
 
 def test_a_finer_run_has_more_chains_of_as_many_moves():
-    options = finer({"schedule": Schedule(), "len_chain": 20, "moves": MoveSettings(), "unbiased": False})
+    settings = finer(Settings(len_chain=20))
     run = run_tempering(
         PriorPath(conjugate_gaussian(3).target),
         make_kernel("hmc"),
         1000,
         np.random.default_rng(1),
-        schedule=options["schedule"],
-        len_chain=options["len_chain"],
-        moves=options["moves"],
+        **settings._asdict(),
     )
-    assert options["len_chain"] == 5
+    assert settings.len_chain == 5
     assert min(stage.ess for stage in run.stages) > 0.899 * 1000
     assert min(stage.moves.n_moves for stage in run.stages) == 20
-    assert finer({**options, "len_chain": None})["moves"] == options["moves"]
+    assert finer(settings._replace(len_chain=None)).moves == settings.moves

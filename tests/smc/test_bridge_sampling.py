@@ -13,9 +13,10 @@ from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.bridge import bridge
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
-from ppl_backends.smc.health import draws_are_healthy
+from ppl_backends.smc.health import draws_are_healthy, figures_of
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.results import evidence_of
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.targets import FunctionTarget
 from tests.smc.test_calibration import funnel
@@ -205,4 +206,4 @@ def test_a_short_chain_of_moves_is_not_replaced():
         )
         for s in range(2)
     ]
-    assert not draws_are_healthy(runs)
+    assert not draws_are_healthy(figures_of(runs, evidence_of(runs)))

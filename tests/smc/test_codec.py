@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import DamagedError, _checksum, pack, unpack
+from ppl_backends.smc.core import SMCState
 from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.records import SMCState
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from tests.toys import conjugate_gaussian

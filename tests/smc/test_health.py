@@ -10,7 +10,7 @@ from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import combine_evidence
-from ppl_backends.smc.health import distrust
+from ppl_backends.smc.health import distrust, figures_of
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
@@ -39,7 +39,7 @@ def verdict(known, kernel, n=500, chains=3, **options):
     path = PriorPath(known.target)
     runs = [run_tempering(path, kernel, n, np.random.default_rng([5, chain]), **options) for chain in range(chains)]
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    reasons = distrust(runs, estimate, chains_kept="len_chain" in options)
+    reasons = distrust(figures_of(runs, estimate), chains_kept="len_chain" in options)
     return " ".join(reasons), estimate.log_evidence - known.log_evidence, estimate.standard_error
 
 

@@ -18,7 +18,7 @@ from ppl_backends.files import write_atomically
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
-from ppl_backends.smc.sampler import SMCResult
+from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian
 
@@ -44,7 +44,7 @@ class Hooked(FunctionTarget):
 
 
 def exponent_of(path):
-    return unpack(path.read_bytes(), _TYPES)["progress"].state.beta
+    return unpack(path.read_bytes(), _TYPES)["progress"].stage.beta
 
 
 def same(one, other):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, systematic_resampling
-from ppl_backends.smc.path import PathState, PriorPath
+from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import adaptation_bias, make_schedule, next_beta, share_to_keep
 from ppl_backends.targets.function import FunctionTarget
@@ -113,20 +113,20 @@ def test_heavy_tails_and_slow_chains_keep_more():
 
 
 def test_a_given_share_is_kept_whatever_the_weights():
-    state = PathState(np.zeros((2000, 1)), np.zeros(2000), gap(1.0)[:2000], None, None, 0.0)
-    assert make_schedule("ess", 0.5).next(state) == next_beta(state.increment, 0.0, 0.5)
-    assert make_schedule("ess", "auto").next(state) < next_beta(state.increment, 0.0, 0.75)
-    assert make_schedule("cess", "auto").next(state) == next_beta(state.increment, 0.0, 0.9)
+    increment = gap(1.0)[:2000]
+    assert make_schedule("ess", 0.5).next(increment, 0.0) == next_beta(increment, 0.0, 0.5)
+    assert make_schedule("ess", "auto").next(increment, 0.0) < next_beta(increment, 0.0, 0.75)
+    assert make_schedule("cess", "auto").next(increment, 0.0) == next_beta(increment, 0.0, 0.9)
 
 
 def test_a_step_is_taken_again_where_the_next_one_has_to_be_much_shorter():
-    state = PathState(np.zeros((2000, 1)), np.zeros(2000), gap(1.0)[:2000], None, None, 0.5)
+    increment = gap(1.0)[:2000]
     schedule = make_schedule("ess", "auto")
-    again = schedule.share_before(state, 0.5, 1)
-    ahead = share_to_keep(state.increment, next_beta(state.increment, 0.5, 0.5) - 0.5)
+    again = schedule.share_before(increment, 0.5, 0.5)
+    ahead = share_to_keep(increment, next_beta(increment, 0.5, 0.5) - 0.5)
     assert (again is None) == (1 / ahead - 1 >= 1 / 8)
-    assert schedule.share_before(state, ahead, 1) is None
-    assert make_schedule("ess", 0.5).share_before(state, 0.5, 1) is None
+    assert schedule.share_before(increment, 0.5, ahead) is None
+    assert make_schedule("ess", 0.5).share_before(increment, 0.5, 0.5) is None
 
 
 def test_the_evidence_from_a_narrow_start_to_a_wide_posterior_is_not_low():
@@ -160,7 +160,6 @@ def test_no_particle_inside_the_support_is_said():
 
 def test_a_first_step_that_may_end_at_one_does():
     increment = 0.6 * gap(1.0)[:2000] / np.sqrt(2)
-    state = PathState(np.zeros((2000, 1)), np.zeros(2000), increment, None, None, 0.0)
-    assert make_schedule("ess", 0.5).next(state) == 1.0
-    assert make_schedule("ess", "auto").next(state) == 1.0
-    assert make_schedule("ess", "auto").next(state, last_share=0.5) < 1.0
+    assert make_schedule("ess", 0.5).next(increment, 0.0) == 1.0
+    assert make_schedule("ess", "auto").next(increment, 0.0) == 1.0
+    assert make_schedule("ess", "auto").within().next(increment, 0.0) < 1.0

@@ -8,13 +8,15 @@ import ppl_backends as pb
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.tuning import Uneven, acceptance_tuning
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.evidence import LineageVariance, PathSampling
-from ppl_backends.smc.moves import MoveSettings, move_particles
-from ppl_backends.smc.path import BridgePath, PriorPath
-from ppl_backends.smc.records import SMCResult
+from ppl_backends.smc.core import Resampled
+from ppl_backends.smc.evidence import LineageVariance
+from ppl_backends.smc.moves import MoveSettings, MoveSummary, UntilMixed
+from ppl_backends.smc.path import BridgePath, Power, PriorPath
+from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.short_steps import move_with_short_steps
+from ppl_backends.smc.start import StartFigures
 from tests.smc.test_bridge_sampling import wide_regression
 from tests.smc.test_calibration import funnel
 
@@ -26,7 +28,10 @@ def run_of(x):
     start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     path = BridgePath(funnel(5), start)
     state = path.evaluate(x, 1.0, True)
-    run = SMCResult(state, np.random.default_rng(0), LineageVariance(N), PathSampling(N, 0.0), 0.15, 0.0, 0.0)
+    moves = MoveSummary(1, 1.0, 0.15, 0.0, 1.0, 0.0, 0.0)
+    stage = Stage(1.0, 0.0, N, x.mean(axis=0), x.std(axis=0), N, moves, 0.0)
+    rng = np.random.default_rng(0)
+    run = SMCResult(state, rng, LineageVariance(N), 0.0, StartFigures(0.0), stages=(stage,))
     return path, run
 
 
@@ -88,8 +93,10 @@ def test_steps_are_uneven_where_they_are_too_long_in_places():
         lambda n, rng: rng.standard_normal((n, 6)),
     )
     path, rng = BridgePath(normal, start), np.random.default_rng(1)
-    state = path.evaluate(start.sample(400, rng), 1.0, True)
-    *_, used = move_particles(state, path, Hmc(), acceptance_tuning(Hmc(), 1.0, 6), MoveSettings(12, 12), rng)
+    path = path.with_gradient(True)
+    state, everyone = path.evaluate(start.sample(400, rng), 1.0, True), np.arange(400)
+    drawn = Resampled(state, np.full(400, 1 / 400), everyone, state, Power(1.0, 1.0))
+    used = UntilMixed(Hmc(), MoveSettings(12, 12))(drawn, path, acceptance_tuning(Hmc(), 1.0, 6), rng).decided
     assert not any(isinstance(scale, Uneven) for scale in used)
 
 

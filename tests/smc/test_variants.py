@@ -105,9 +105,11 @@ def test_frozen_runs_have_an_unbiased_evidence_where_adaptive_ones_need_not():
 
 def test_the_second_run_follows_the_first_to_the_letter():
     done = run(KNOWN["gaussian"], 0, n=200, unbiased=True)
-    assert not done.pilot
-    assert [stage.beta for stage in done.stages] == [planned.beta for planned in done.plan]
-    assert [stage.moves.n_moves for stage in done.stages] == [len(planned.moves.scales) for planned in done.plan]
+    assert not done.records["plan"].pilot
+    assert [stage.beta for stage in done.stages] == list(done.records["plan"].moves)
+    assert [stage.moves.n_moves for stage in done.stages] == [
+        len(moves.scales) for moves in done.records["plan"].moves.values()
+    ]
 
 
 def test_variants_by_name(tmp_path):

@@ -10,9 +10,8 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.data_path import DataPath, next_block
 from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.smc.rows import RowsPath, next_block
 from ppl_backends.targets.factors import FactorsTarget, Logit, Normal
 from tests.toys import LOG_2PI
 
@@ -42,9 +41,7 @@ def exact(n=40):
 
 
 def smc(target, **options):
-    return pb.sample_smc(
-        target, path="data", **{"draws": 1000, "chains": 4, "random_seed": 3, "progressbar": False} | options
-    )
+    return pb.sample_ibis(target, **{"draws": 1000, "chains": 4, "random_seed": 3, "progressbar": False} | options)
 
 
 @pytest.fixture(scope="module")
@@ -171,20 +168,20 @@ def test_likelihood_is_evaluated_on_the_rows_so_far_only():
 
 
 def test_blocks_do_not_depend_on_how_rows_are_looked_at():
-    data = DataPath(gaussian(), PriorPath(gaussian()))
-    x = data.start(500, np.random.default_rng(0), run_tempering).x * 0.1
-    blocks = [next_block(data, x, 0, 0.5, width) for width in (1, 3, 40)]
+    path = RowsPath(gaussian(), PriorPath(gaussian()))
+    x = path.start(500, np.random.default_rng(0)).population.x * 0.1
+    blocks = [next_block(path, x, 0, 0.5, width) for width in (1, 3, 40)]
     assert len({block.stop for block in blocks}) == 1
     np.testing.assert_allclose(blocks[0].log_scores, blocks[2].log_scores, atol=1e-10)
 
 
 def test_refusals():
     with pytest.raises(ModelError, match="power"):
-        smc(gaussian(), power=0.5)
+        smc(pb.with_power(gaussian(), 0.5))
     with pytest.raises(ModelError, match="initial"):
         smc(gaussian(), initial="laplace")
-    with pytest.raises(ModelError, match="expected 'tempering' or 'data'"):
-        pb.sample_smc(gaussian(), path="rows", progressbar=False)
+    with pytest.raises(ModelError, match="min_moves <= max_moves"):
+        smc(gaussian(), min_moves=3, max_moves=2)
     joint = pb.FunctionTarget(
         1,
         lambda x: (-(x[:, 0] ** 2), -2 * x),

@@ -1,0 +1,311 @@
+r"""Sequential Monte Carlo: weight, resample, move.
+
+A population of particles follows a path of distributions π₀, π₁, …, π_T, of which the first can be sampled and the last is
+wanted (Del Moral, Doucet & Jasra 2006, section 3.1; Chopin & Ridgway 2017, Algorithm 4). One stage, :func:`smc_step`, does
+
+1. *weight*: every particle's weight is multiplied by w_t = γ_t / γ_{t−1}, and the evidence by the mean of w_t;
+2. *resample*: particles are drawn in proportion to their weights, all of them, few that begin chains (Dau & Chopin 2022,
+   Algorithm 2), or none while the weights are even;
+3. *move*: a kernel that leaves π_t invariant moves them.
+
+What a particle is, the path alone knows: a point with its densities, a subset of {0, 1}^p, a parameter with a simulated data
+set. Populations are records of arrays (:mod:`~ppl_backends.kernels.population`), and nothing here names their fields. How far
+a step goes, when to resample, how to move and what to write down are parts that are handed in.
+
+A run between two stages is a value, :class:`SMCState`, and :func:`smc_step` makes the next one from it. What is saved,
+resumed, interrupted or cut short is always such a value; with the generator's state in it the rest follows to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ppl_backends.kernels.protocol import Density
+from ppl_backends.numerics.weights import normalised_weights
+from ppl_backends.smc.evidence import LineageVariance, log_relative
+from ppl_backends.targets.protocol import Array, Index
+
+__all__ = ["Moved", "Parts", "Path", "Record", "Resampled", "SMCState", "Start", "Step", "begin", "run_smc", "smc_step"]
+
+
+def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
+    """Go on to the last stage, or to where ``watch`` or Ctrl-C ends it; and say which ended it, "" for the first."""
+    while not path.is_last(run.stage):
+        if reason := watch.stops(run):
+            return run, reason
+        try:
+            run = smc_step(run, path, parts)
+            watch.see(run)
+        except KeyboardInterrupt:
+            if not run.stages:
+                raise
+            return run, "interrupted"
+    return run, ""
+
+
+def smc_step(run: SMCState, path: Path, parts: Parts) -> SMCState:
+    """Make one stage; ``run`` itself stays as it is, but for its generator.
+
+    Where the particles that it leads to ask for much shorter steps, it is made again by a shorter one.
+    """
+    schedule = parts.schedule.after(run)
+    while schedule is not None:
+        done = _one_step(run, path, parts, schedule)
+        schedule = schedule.shorter(done, path)
+    return done
+
+
+def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Schedule) -> SMCState:
+    clock, n = time.perf_counter(), len(run.population.x)
+
+    # 1. Weight
+    stage, log_weights = path.next(run.population, run.weights, schedule)
+    weights, log_mean = normalised_weights(log_weights + log_relative(run.weights))
+    lineage = run.lineage.reweighted(weights, run.weights)
+
+    # 2. Resample
+    drawn = parts.resample(weights, path.is_last(stage), run.rng)
+    parents = np.arange(n) if drawn is None else drawn
+    particles = path.extend(run.population.take(parents), stage, run.rng)
+
+    # 3. Move
+    moved = parts.move(Resampled(run.population, weights, parents, particles, stage), path, run.tuning, run.rng)
+
+    done = replace(
+        run,
+        population=moved.population,
+        stage=stage,
+        weights=weights if drawn is None else None,
+        log_evidence=run.log_evidence + log_mean,
+        lineage=lineage.resampled(moved.parents),
+        tuning=moved.tuning,
+        ess=1.0 / float((weights**2).sum()),
+        n_inside=int(np.count_nonzero(log_weights > -np.inf)),
+        seconds=run.seconds + time.perf_counter() - clock,
+    )
+    step = Step(run, done, log_weights, weights, moved)
+    records = {name: record.after(step) for name, record in run.records.items()}
+    return replace(done, stages=(*run.stages, parts.figures(step)), records=records)
+
+
+def begin(
+    start: Start, rng: np.random.Generator, tuning: Any = None, records: Mapping[str, Record] | None = None
+) -> SMCState:
+    """Return a run before its first stage."""
+    lineage = start.lineage or LineageVariance(len(start.population.x))
+    return SMCState(start.population, rng, lineage, start.log_normalizer, start.figures, tuning, records or {})
+
+
+class Start(NamedTuple):
+    """Where a path begins.
+
+    Attributes
+    ----------
+    population : Population
+        Equally weighted.
+    log_normalizer : float
+        Log of the integral of γ₀, or its estimate.
+    lineage : LineageVariance, optional
+        Which particles depend on each other, and the error of ``log_normalizer``; independent ones by default.
+    figures : object
+        What is to be known of it later.
+    """
+
+    population: Any
+    log_normalizer: float = 0.0
+    lineage: LineageVariance | None = None
+    figures: Any = None
+
+
+@dataclass(frozen=True)
+class SMCState:
+    """A run between two stages: all that the next one needs, and what a checkpoint holds.
+
+    Attributes
+    ----------
+    population : Population
+        The particles, siblings adjacent.
+    rng : numpy.random.Generator
+    lineage : LineageVariance
+        Initial particle each descends from, and the variance of the log evidence that follows.
+    log_evidence : float
+    start : object
+        Figures of the start.
+    tuning : object
+        What the moves have learned.
+    records : mapping of str to Record
+        What is written down at every stage.
+    stage : object
+        The one reached, as the path has it; None before the first.
+    stages : tuple
+        Figures of every stage.
+    weights : ndarray (n,) or None
+        Normalised, where the particles were not resampled after the last step; None for equal ones.
+    ess : float or None
+        Effective sample size of the last step's weights; None before the first.
+    n_inside : int
+        Particles to which that step gave a weight above zero.
+    seconds : float
+    """
+
+    population: Any
+    rng: np.random.Generator
+    lineage: LineageVariance
+    log_evidence: float
+    start: Any = None
+    tuning: Any = None
+    records: Mapping[str, Record] = field(default_factory=dict)
+    stage: Any = None
+    stages: tuple[Any, ...] = ()
+    weights: Array | None = None
+    ess: float | None = None
+    n_inside: int = 0
+    seconds: float = 0.0
+
+
+class Resampled(NamedTuple):
+    """Particles that are to be moved, and what they were drawn from.
+
+    Attributes
+    ----------
+    before : Population
+        The ``n`` particles before resampling.
+    weights : ndarray (n,)
+        Normalised.
+    parents : ndarray of int (m,)
+    particles : Population
+        The ``m`` to be moved.
+    stage : object
+    """
+
+    before: Any
+    weights: Array
+    parents: Index
+    particles: Any
+    stage: Any
+
+
+class Moved(NamedTuple):
+    """Particles of a stage.
+
+    Attributes
+    ----------
+    population : Population
+        Of ``n`` particles.
+    parents : ndarray of int (n,)
+        Particle before the resampling that each comes from.
+    tuning : object
+        What the moves have learned.
+    summary : object
+        Figures of the moves; None where none were made.
+    decided : object
+        The moves of a pilot run, for the run that it is the pilot of.
+    """
+
+    population: Any
+    parents: Index
+    tuning: Any = None
+    summary: Any = None
+    decided: Any = None
+
+
+class Step(NamedTuple):
+    """A stage that was made, for those who write it down.
+
+    Attributes
+    ----------
+    before, after : SMCState
+    log_weights : ndarray (n,)
+        Incremental.
+    weights : ndarray (n,)
+        Normalised ones before resampling.
+    moved : Moved
+    """
+
+    before: SMCState
+    after: SMCState
+    log_weights: Array
+    weights: Array
+    moved: Moved
+
+
+class Path(Protocol):
+    """A sequence of distributions."""
+
+    def start(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw ``n`` particles of the first one."""
+        ...
+
+    def next(self, population: Any, weights: Array | None, schedule: Any) -> tuple[Any, Array]:
+        """Return the next stage and its incremental log weights ``(n,)``."""
+        ...
+
+    def is_last(self, stage: Any) -> bool:
+        """Whether the path ends at a stage, or before the first one (None)."""
+        ...
+
+    def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
+        """Return resampled particles as particles of the stage: evaluated there, or with what the space grows by."""
+        ...
+
+    def density(self, stage: Any) -> Density[Any]:
+        """Return the map from points ``(n, dim)`` and a generator to particles of the stage, which kernels move with."""
+        ...
+
+
+class Schedule(Protocol):
+    """How far steps go; the path that reads it knows what else it says."""
+
+    def after(self, run: SMCState) -> Any:
+        """Return the schedule of the step that follows."""
+        ...
+
+    def shorter(self, done: SMCState, path: Any) -> Any:
+        """Return that of a shorter step to be made instead; None where ``done`` can stay."""
+        ...
+
+
+class Record(Protocol):
+    """Something that is written down as a run goes on."""
+
+    def after(self, step: Step) -> Any:
+        """Return it with one more stage."""
+        ...
+
+
+class Watch(Protocol):
+    """Who sees a run between its stages: a clock, a progress bar, a file."""
+
+    def stops(self, run: SMCState) -> str:
+        """Return why no further stage is to be made; empty where one is."""
+        ...
+
+    def see(self, run: SMCState) -> None:
+        """Take note of a stage that is done."""
+        ...
+
+
+class Parts(NamedTuple):
+    """What a run is put together from.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        How far a step goes.
+    resample : callable
+        From normalised weights, whether the stage is the last, and a generator to parents; None for no resampling.
+    move : callable
+        From :class:`Resampled`, the path, what was learned so far, and a generator to :class:`Moved`.
+    figures : callable
+        From :class:`Step` to what is kept in ``stages``.
+    """
+
+    schedule: Any
+    resample: Callable[[Array, bool, np.random.Generator], Index | None]
+    move: Callable[[Resampled, Any, Any, np.random.Generator], Moved]
+    figures: Callable[[Step], Any]

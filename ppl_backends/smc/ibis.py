@@ -1,0 +1,319 @@
+"""``sample_ibis`` and ``update_smc``: posteriors that grow with their data.
+
+What comes back is InferenceData like everywhere else, with what it takes to go on inside: the particles on the unconstrained
+space, which initial particle each descends from and what that one has contributed to the error of the evidence. So a result
+can be written to a file today and updated tomorrow, in another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.table import KERNELS
+from ppl_backends.options import check_memory, checked, choice, instance, integer, none, number
+from ppl_backends.random import spawn_generators
+from ppl_backends.results.inference_data import inference_data
+from ppl_backends.smc.chains import Shows, run_chains
+from ppl_backends.smc.core import Parts, SMCState, run_smc
+from ppl_backends.smc.moves import MoveSettings, UntilMixed
+from ppl_backends.smc.records import SMCResult, stage_figures
+from ppl_backends.smc.routes import choose_kernel, prior_path
+from ppl_backends.smc.rows import Prequential, RowsPath, rows_have_gradients
+from ppl_backends.smc.sampler import Settings, Watcher
+from ppl_backends.smc.schedule import Resampling, make_schedule
+from ppl_backends.smc.updates import before_stages, ibis_inference_data, n_chains, restored
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = ["run_ibis", "sample_ibis", "update_smc"]
+
+
+@checked(
+    draws=integer(2),
+    kernel=choice("auto", *KERNELS),
+    ess_threshold=number(above=0, below=1) | choice("auto"),
+    min_moves=integer(1),
+    max_moves=integer(1),
+)
+def sample_ibis(
+    model: Any = None,
+    *,
+    data: Any = None,
+    draws: int = 2000,
+    chains: int = 4,
+    kernel: str = "auto",
+    ess_threshold: float | str = "auto",
+    min_moves: int = 1,
+    max_moves: int = 100,
+    cores: int | None = None,
+    executor: Executor | None = None,
+    max_time: float | None = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+    log_likelihood: bool = False,
+    log_prior: bool = False,
+    **target_options: Any,
+) -> Any:
+    r"""Posterior and evidence by letting observations in, in their order, each predicted before it is.
+
+    Iterated batch importance sampling: particles of the prior are weighted by the likelihood of as many rows as keep their
+    effective sample size, resampled, and moved by a kernel that looks at the rows so far alone. When there are more rows,
+    :func:`~ppl_backends.update_smc` goes on.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan program or Target, optional
+        The PyMC model on the context stack by default. Its observations must be known one by one, and its prior be proper.
+    data : dict or path, optional
+        Data of a Stan program.
+    draws : int
+        Particles per chain, all of which are kept.
+    chains : int
+        Independent runs; their spread is part of the evidence's standard error.
+    kernel : {"auto", "hmc", "mala", "mixed", "independent", "random_walk"}
+        ``"auto"`` takes HMC where the observations have gradients, else random-walk and independent proposals in turn.
+    ess_threshold : float or "auto"
+        Share of the particles that the ESS of every reweighting keeps.
+    min_moves, max_moves : int
+        Floor and cap of the number of moves per block of rows, which is otherwise automatic.
+    cores : int, optional
+        Threads for evaluating the density; all available by default.
+    executor : concurrent.futures.Executor, optional
+        Runs the chains elsewhere, e.g. in spawned processes; the result is the same.
+    max_time : float, optional
+        Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
+    random_seed : int or Generator, optional
+    progressbar : bool
+    log_likelihood, log_prior : bool
+        Whether to store those groups.
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        As from :func:`~ppl_backends.sample_smc`. Attribute ``n_observations`` is the number of rows let in, variable
+        ``n_observations`` of ``sample_stats`` that at every stage, and ``log_score`` of group ``prequential`` the log
+        predictive density of every row given those before it.
+
+    Raises
+    ------
+    ModelError
+        If the observations are not known one by one, or the prior cannot be sampled.
+
+    References
+    ----------
+    Chopin, N. (2002). A sequential particle filter method for static models. *Biometrika* 89(3), 539–552.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.targets.factors import Logit
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(20, 2)), rng.integers(0, 2, size=20)
+    >>> model = pb.Factors(X, 0.0, Logit(y), prior_mean=0.0, prior_precision=0.25)
+    >>> idata = pb.sample_ibis(model, draws=200, chains=2, random_seed=1, progressbar=False)
+    >>> scores = idata.prequential["log_score"].sum("observation")
+    >>> bool(np.allclose(scores, idata.sample_stats["log_evidence_single_run"]))
+    True
+    """
+    clock = time.perf_counter()
+    target = as_target(model, data, cores=cores, **target_options)
+    check_memory(draws, chains, target.dim)
+    *generators, result_rng, prior_rng = spawn_generators(random_seed, chains + 2)
+    settings = _settings(ess_threshold, min_moves, max_moves, max_time)
+    path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
+    jobs = [partial(run_ibis, path, chosen, draws, rng, None, settings) for rng in generators]
+    runs, interrupted = _run_chains(path, jobs, executor, progressbar)
+    groups = {"log_likelihood": log_likelihood, "log_prior": log_prior}
+    return ibis_inference_data(path, chosen.name, runs, (len(jobs), interrupted), rng=result_rng, clock=clock, **groups)
+
+
+@checked(
+    idata=inference_data("posterior", "sample_stats"),
+    new=none | instance(Mapping, "a mapping of names to new rows"),
+    kernel=choice("auto", *KERNELS),
+    ess_threshold=number(above=0, below=1) | choice("auto"),
+    min_moves=integer(1),
+    max_moves=integer(1),
+)
+def update_smc(
+    idata: Any,
+    model: Any,
+    new: Mapping[str, Any] | None = None,
+    *,
+    data: Any = None,
+    kernel: str = "auto",
+    ess_threshold: float | str = "auto",
+    min_moves: int = 1,
+    max_moves: int = 100,
+    cores: int | None = None,
+    executor: Executor | None = None,
+    max_time: float | None = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+    log_likelihood: bool = False,
+    log_prior: bool = False,
+    **target_options: Any,
+) -> Any:
+    r"""Let new observations into a posterior, without starting again.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        From :func:`~ppl_backends.sample_ibis` or from this function. It is not changed.
+    model : pymc.Model, Stan program or Target
+        The model. Without ``new`` it holds all observations, the new ones after those that ``idata`` has seen.
+    new : mapping, optional
+        The new rows alone, by name: values of ``pm.Data`` containers, or of the data variables that ``rows=`` names for a
+        Stan program. They are put behind the rows of ``model``, along the first axis (in Stan along that of the rows).
+    data : dict or path, optional
+        Data of a Stan program, so far.
+    kernel, ess_threshold, min_moves, max_moves, cores, executor, max_time, random_seed, progressbar
+        As for :func:`~ppl_backends.sample_smc`.
+    log_likelihood, log_prior : bool
+        As for :func:`~ppl_backends.sample_smc`.
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        As from :func:`~ppl_backends.sample_ibis`. ``log_evidence`` is that of all rows; ``log_evidence_new`` and
+        ``log_evidence_new_se`` are of the new ones given the old, log p(new | old).
+
+    Raises
+    ------
+    ModelError
+        If ``idata`` cannot be continued, or its rows are not the first ones of the model.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.targets.factors import Logit
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(30, 2)), rng.integers(0, 2, size=30)
+    >>> def regression(n):
+    ...     return pb.Factors(X[:n], 0.0, Logit(y[:n]), prior_mean=0.0, prior_precision=0.25)
+    >>> options = {"random_seed": 1, "progressbar": False}
+    >>> yesterday = pb.sample_ibis(regression(20), draws=200, chains=2, **options)
+    >>> today = pb.update_smc(yesterday, regression(30), **options)
+    >>> int(today.posterior.attrs["n_observations"])
+    30
+    """
+    clock = time.perf_counter()
+    target = as_target(model, data, cores=cores, **target_options)
+    if new is not None:
+        target = target.append(new)
+    *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
+    settings = _settings(ess_threshold, min_moves, max_moves, max_time)
+    path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
+    then = restored(idata, path, chosen, generators)
+    jobs = [partial(run_ibis, path, chosen, len(run.population.x), run.rng, run, settings) for run in then]
+    runs, interrupted = _run_chains(path, jobs, executor, progressbar)
+    groups = {"log_likelihood": log_likelihood, "log_prior": log_prior}
+    return ibis_inference_data(path, chosen.name, runs, (len(jobs), interrupted), rng=result_rng, clock=clock, **groups)
+
+
+def _settings(ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None) -> Settings:
+    if min_moves > max_moves:
+        raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected min_moves <= max_moves")
+    schedule, moves = make_schedule("ess", ess_threshold), MoveSettings(min_moves, max_moves)
+    return Settings(schedule=schedule, moves=moves, max_time=max_time)
+
+
+def _path_and_kernel(
+    target: BaseTarget, kernel: str, rng: np.random.Generator, settings: Settings
+) -> tuple[RowsPath, Kernel]:
+    """The path over the rows of a target, and the kernel asked for."""
+    chosen = choose_kernel(kernel, target, rows_have_gradients(target))
+    return RowsPath(target, prior_path(target, rng, chosen, settings)).with_gradient(chosen.uses_gradient), chosen
+
+
+def run_ibis(
+    path: RowsPath,
+    kernel: Kernel,
+    draws: int,
+    rng: np.random.Generator,
+    then: SMCState | None,
+    settings: Settings,
+    *,
+    report: Callable[[SMCState], None] | None = None,
+    store: None = None,
+) -> SMCResult:
+    """Let in the rows that a run has not seen.
+
+    Parameters
+    ----------
+    path : RowsPath
+    kernel : Kernel
+    draws : int
+        Number of particles.
+    rng : numpy.random.Generator
+    then : SMCState or None
+        A run to go on with; from the prior by default.
+    settings : Settings
+    report : callable, optional
+        Called after every block.
+    store : None
+        There are no checkpoints on the way: the result itself can go on.
+
+    Notes
+    -----
+    Where time or Ctrl-C ends it, it ends with the last block that is in.
+    """
+    begun = then or before_stages(
+        path, kernel, path.start(draws, rng), rng, Prequential((0.0,), np.empty(0), np.zeros(draws))
+    )
+    parts = Parts(settings.schedule, Resampling(draws), UntilMixed(kernel, settings.moves), stage_figures)
+    watch = _Blocks(begun, settings.max_time, report)
+    _, ended = run_smc(begun, path, parts, watch)
+    if ended == "interrupted" and watch.whole is begun:
+        raise KeyboardInterrupt
+    return SMCResult.of(watch.whole, ended)
+
+
+class _Blocks(Watcher):
+    """Watches over a run between its blocks of rows."""
+
+    def __init__(self, run: SMCState, *others: Any) -> None:
+        super().__init__(run, *others)
+        self.whole = run
+
+    def stops(self, run: SMCState) -> str:
+        """Stop between blocks alone."""
+        return super().stops(run) if run is self.whole else ""
+
+    def see(self, run: SMCState) -> None:
+        """Take note of a block that is in."""
+        if run.stage.beta == 1.0:
+            self.whole = run
+            super().see(run)
+
+
+def _run_chains(
+    path: RowsPath, jobs: Sequence[Callable[..., SMCResult]], executor: Executor | None, progressbar: bool
+) -> tuple[list[SMCResult], bool]:
+    """All chains, and whether Ctrl-C ended them."""
+
+    def figures(run: SMCState) -> tuple[float, dict[str, float | str]]:
+        stage, rows = run.stages[-1], run.stage.rows
+        shown: dict[str, float | str] = {
+            "rows": f"{rows:.0f}",
+            "ESS": f"{stage.ess:.0f}",
+            "log Z": f"{stage.log_evidence:.2f}",
+        }
+        if stage.moves is not None:
+            shown |= {"acceptance": stage.moves.acceptance, "moves": f"{stage.moves.n_moves}"}
+        return rows / max(path.n, 1), shown
+
+    shows = Shows(("rows", "ESS", "acceptance", "moves", "log Z"), figures)
+    return run_chains(jobs, shows=shows, executor=executor, progressbar=progressbar)

@@ -1,0 +1,101 @@
+"""From what a caller asks for to a path and a kernel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.approximations.given import is_poor_start
+from ppl_backends.approximations.modes import with_other_modes
+from ppl_backends.approximations.resolve import resolve_approximation, resolve_start, warn_if_poor
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.importance.tails import with_tails
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.table import make_kernel
+from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
+from ppl_backends.smc.sampler import SampledPriorPath, Settings
+from ppl_backends.targets.protocol import BaseTarget
+
+__all__ = ["choose_kernel", "choose_path", "prior_path"]
+
+
+def choose_path(
+    target: BaseTarget, initial: Any, rng: np.random.Generator, kernel: Kernel, settings: Settings
+) -> TemperingPath:
+    """The path that ``initial`` names; the prior and approximations fall back on one another where one cannot be had.
+
+    ``kernel`` and ``settings`` are for a run that draws the prior.
+    """
+    name = initial if isinstance(initial, str) else "given"
+    if name == "prior":
+        try:
+            return prior_path(target, rng, kernel, settings)
+        except PriorSamplingError as error:
+            warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
+            initial = name = "laplace"
+    if name == "given":
+        approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
+        return BridgePath(target, approximation, with_tails(target, approximation))
+    return _approximation_path(target, name, rng, partial(_prior_path_if_any, target, rng, kernel, settings))
+
+
+def _approximation_path(
+    target: BaseTarget, name: str, rng: np.random.Generator, from_prior: Callable[[], TemperingPath | None]
+) -> TemperingPath:
+    """The path from the approximation of that name; from the prior where it is a poor start, and the prior can be sampled."""
+    try:
+        approximation = resolve_start(target, name, random_seed=rng, argument="initial")
+    except ModelError as error:
+        path = from_prior() if name == "auto" else None
+        if path is None:
+            raise
+        text = f"initial: there is no Laplace approximation to start from ({error}); starting from the prior instead"
+        warnings.warn(text, SamplerWarning, stacklevel=5)
+        return path
+    if name == "laplace":
+        approximation = with_other_modes(target, approximation)
+    path = from_prior() if is_poor_start(approximation) else None
+    warn_if_poor(target, approximation, "initial", "" if path is None else "; starting from the prior instead")
+    return BridgePath(target, approximation, with_tails(target, approximation)) if path is None else path
+
+
+def _prior_path_if_any(
+    target: BaseTarget, rng: np.random.Generator, kernel: Kernel, settings: Settings
+) -> TemperingPath | None:
+    """The path from the prior; None where the prior cannot be sampled."""
+    try:
+        return prior_path(target, rng, kernel, settings)
+    except PriorSamplingError:
+        return None
+
+
+def prior_path(target: BaseTarget, rng: np.random.Generator, kernel: Kernel, settings: Settings) -> PriorPath:
+    """The path from the prior, drawn from directly or, where the target has it as a density only, by a run of its own.
+
+    Raises
+    ------
+    PriorSamplingError
+        If the prior is improper, or not known apart from the likelihood.
+    """
+    try:
+        target.sample_prior(1, rng)
+        return PriorPath(target)
+    except PriorSamplingError:
+        prior = target.prior_target()
+        if prior is None:
+            raise
+        return SampledPriorPath(target, prior, kernel, **settings._asdict())
+
+
+def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
+    """The kernel asked for; ``"auto"`` is HMC where there are gradients, else the mixed one."""
+    if name == "auto":
+        return make_kernel("hmc" if has_gradient else "mixed")
+    chosen = make_kernel(name)
+    if chosen.uses_gradient and not has_gradient:
+        raise ModelError(f"kernel={name!r} needs gradients and {target.label} has none; use kernel='random_walk'")
+    return chosen

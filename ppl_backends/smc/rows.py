@@ -1,0 +1,301 @@
+r"""The path over the data: p(θ | y_{1:t}) for t = 0 … n, block by block (IBIS; Chopin 2002).
+
+Where tempering raises the whole likelihood to a power, this path lets observations in, in their order. Given particles of
+p(θ | y_{1:t}), the weights of the next rows are their likelihoods; rows are let in as long as the effective sample size of
+the weights stays above its threshold, and then the particles are resampled and moved, by a kernel that leaves
+p(θ | y_{1:t+b}) invariant and looks at those t + b rows alone. One row that is too much by itself (the first one under a
+vague prior) is let in by degrees: inside its block the path tempers.
+
+On the way every row is predicted before it is let in: the mean weight that it adds is p(y_i | y_{1:i−1}), and their product
+the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.protocol import Density
+from ppl_backends.smc.core import Start, Step
+from ppl_backends.smc.path import PathState, PriorPath, TemperingPath
+from ppl_backends.smc.schedule import Schedule
+from ppl_backends.targets.integral import PriorIntegral, stated_integral
+from ppl_backends.targets.power import PowerTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Observations, sanitize
+
+__all__ = ["Block", "Prequential", "RowState", "Rows", "RowsPath", "next_block", "rows_have_gradients"]
+
+_CHUNK_ELEMENTS = 1 << 20  # of the table points × rows in which the next rows are looked at
+
+
+@dataclass(frozen=True)
+class RowState(PathState):
+    """Particles of p(θ | y_{1:first}) p(y_{first+1:stop} | θ)^β.
+
+    Attributes
+    ----------
+    first, stop : int
+    """
+
+    first: int
+    stop: int
+
+
+class Block(NamedTuple):
+    """Rows that are let in together.
+
+    Attributes
+    ----------
+    stop : int
+        Where they end.
+    increment : ndarray (n,)
+        Their log likelihood at the particles, with the Potentials where they are the first.
+    log_scores : ndarray (rows,)
+        Log predictive density of each.
+    log_others : float
+        Log mean of what is in the increment beside them.
+    """
+
+    stop: int
+    increment: Array
+    log_scores: Array
+    log_others: float
+
+
+class Rows(NamedTuple):
+    """A stage of the path: the rows before ``first`` are in, those up to ``stop`` with power ``beta``.
+
+    Attributes
+    ----------
+    first, stop : int
+    beta : float
+    step : float
+        Of β, from the stage before it.
+    n : int
+        Of all rows.
+    block : Block or None
+        Where the stage is the first of its block.
+    """
+
+    first: int
+    stop: int
+    beta: float
+    step: float
+    n: int
+    block: Block | None = None
+
+    @property
+    def rows(self) -> float:
+        """How many are in; a fraction inside a block."""
+        return self.first + self.beta * (self.stop - self.first)
+
+    @property
+    def position(self) -> float:
+        """Share of all rows."""
+        return self.rows / max(self.n, 1)
+
+
+class RowsPath(TemperingPath):
+    """The observations of a target in their order, from its prior.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        With ``observations``.
+    prior : PriorPath
+        Draws the particles before any data.
+
+    """
+
+    description = "prior"
+
+    def __init__(self, target: BaseTarget, prior: PriorPath) -> None:
+        super().__init__(target)
+        self.prior, self.n = prior, observations_of(target).n
+        self.integral = stated_integral(target) or PriorIntegral(0.0)
+
+    def start(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw from the prior."""
+        drawn = self.prior.draw(n, rng)
+        return drawn._replace(population=self.seen(drawn.population, 0))
+
+    def seen(self, x: Array, rows: int) -> RowState:
+        """The points as particles of p(θ | y_{1:rows})."""
+        return self._at(x, self.all_of(rows), False)
+
+    def all_of(self, rows: int) -> Rows:
+        """The stage at which so many rows are in."""
+        return Rows(rows, rows, 1.0, 0.0, self.n)
+
+    def next(self, population: RowState, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
+        """Let in the next rows, or more of those that are let in by degrees."""
+        first, stop, increment, block = population.first, population.stop, population.increment, None
+        before = population.beta
+        if before == 1.0:
+            block = next_block(self, population.x, stop, schedule.least_share, max(1, stop - first))
+            first, stop, increment, before, schedule = stop, block.stop, block.increment, 0.0, schedule.within()
+            if not np.any(increment > -np.inf):
+                raise ModelError(
+                    f"{self.target.label}: observation {first} has probability zero at every particle; sample_smc would say "
+                    "the same of all observations together"
+                )
+        beta = schedule.next(increment, before, weights)
+        step = beta - before
+        return Rows(first, stop, beta, step, self.n, block), step * increment
+
+    def is_last(self, stage: Rows) -> bool:
+        """Whether all rows are in."""
+        return stage.stop == self.n and stage.beta == 1.0
+
+    def extend(self, population: RowState, stage: Rows, rng: np.random.Generator) -> RowState:
+        """Return the particles with the rows of a new block evaluated, or read at another power of the same."""
+        if stage.block is None:
+            return replace(population, beta=stage.beta)
+        return self._at(population.x, stage, self.gradient)
+
+    def density(self, stage: Rows) -> Density[PathState]:
+        """Return the map from points to particles of the stage; it looks at the rows before ``stop`` alone."""
+        return lambda x, rng: self._at(x, stage, self.gradient)
+
+    def _at(self, x: Array, stage: Rows, gradient: bool) -> RowState:
+        """Base: prior and rows so far; increment: the rows of the block.
+
+        Before the first row the Potentials, which are no rows, count as part of the increment.
+        """
+        parts = [
+            self.target.evaluate_prior(x, gradient),
+            self._sum(x, 0, stage.first, gradient),
+            self._sum(x, stage.first, stage.stop, gradient),
+        ]
+        parts.insert(2 if stage.first else 3, self.target.evaluate_potentials(x, gradient))
+        split = 3 if stage.first else 2
+        base, increment = _added(parts[:split], 0), _added(parts[split:], 0)
+        slope = _added(parts[:split], 1) if gradient else None
+        increment_slope = _added(parts[split:], 1) if gradient else None
+        return RowState(x, base, increment, slope, increment_slope, stage.beta, stage.first, stage.stop)
+
+    def _sum(self, x: Array, start: int, stop: int, gradient: bool) -> tuple[Array, Array | None]:
+        """Log likelihood of the rows from ``start`` to ``stop`` ``(n,)``, and its gradient ``(n, dim)``."""
+        if start == stop:
+            return np.zeros(len(x)), np.zeros_like(x) if gradient else None
+        rows = np.arange(start, stop)
+        if gradient:
+            return sanitize(*observations_of(self.target).sum(x, rows, gradient=True))
+        return sanitize(observations_of(self.target).sum(x, rows))
+
+
+def _added(parts: Sequence[Any], which: int) -> Array:
+    """Sum of the values (0) or of the gradients (1)."""
+    return np.sum([part[which] for part in parts], axis=0)
+
+
+def observations_of(target: BaseTarget) -> Observations:
+    """Return the observations of a target.
+
+    Raises
+    ------
+    ModelError
+        If it does not know them one by one.
+    """
+    if isinstance(target, PowerTarget):
+        raise ModelError(f"{target.label}: sample_ibis lets observations in whole; power= needs sample_smc")
+    if target.observations is None:
+        raise ModelError(f"{target.label}: sample_ibis needs the observations one by one, and none are known")
+    return target.observations
+
+
+def rows_have_gradients(target: BaseTarget) -> bool:
+    """Return whether sums over the observations of a target have gradients."""
+    observations = observations_of(target)
+    if not target.has_gradient or observations.no_gradient:
+        return False
+    try:
+        observations.sum(np.zeros((1, target.dim)), np.arange(1), gradient=True)
+    except ModelError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Prequential:
+    """Rows let in after every stage, and what was predicted of each before it was.
+
+    Attributes
+    ----------
+    rows : tuple of float
+        A fraction inside a block that took several stages.
+    log_scores : ndarray (seen,)
+        log p(y_i | y_{1:i−1}).
+    contribution : ndarray (n,)
+        Of the lineages to the error of the evidence, when the run was begun or taken up.
+    block : Block or None
+        The last one.
+    log_evidence : float
+        Before it.
+    """
+
+    rows: tuple[float, ...]
+    log_scores: Array
+    contribution: Array
+    block: Block | None = None
+    log_evidence: float = 0.0
+
+    @property
+    def seen(self) -> int:
+        """How many rows have a score."""
+        return len(self.log_scores)
+
+    def after(self, step: Step) -> Prequential:
+        """Add a stage, and the scores of its block where that is let in whole."""
+        stage = step.after.stage
+        block, log_evidence = self.block, self.log_evidence
+        if stage.block is not None:
+            block, log_evidence = stage.block, step.before.log_evidence
+        assert block is not None
+        scores = self.log_scores
+        if stage.beta == 1.0:
+            new = block.log_scores
+            if len(new) == 1:  # a row that took several steps is predicted by all of them
+                new = np.array([step.after.log_evidence - log_evidence - block.log_others])
+            scores = np.append(scores, new)
+        return Prequential((*self.rows, stage.rows), scores, self.contribution, block, log_evidence)
+
+
+def next_block(path: RowsPath, x: Array, seen: int, ess_fraction: float, width: int) -> Block:
+    """The rows up to the last one before the effective sample size of their weights falls below the threshold; at least one.
+
+    Rows are looked at in chunks, the first of ``width``, each twice as long as the one before.
+    """
+    n = len(x)
+    log_weight = path.target.evaluate_potentials(x, False)[0] if seen == 0 else np.zeros(n)
+    start, before, scores = seen, float(_log_sum(log_weight)), list[Array]()
+    increment, log_others = log_weight, before - float(np.log(n))
+    longest = max(1, _CHUNK_ELEMENTS // n)
+    while start < path.n:
+        stop = min(start + min(width, longest), path.n)
+        terms = observations_of(path.target).log_likelihood(x, np.arange(start, stop))
+        defined = np.where(np.isnan(terms) | (terms == np.inf), -np.inf, terms)
+        cumulative = log_weight[:, None] + np.cumsum(defined, axis=1)
+        total = _log_sum(cumulative)
+        with np.errstate(invalid="ignore"):
+            ess = np.exp(2.0 * total - _log_sum(2.0 * cumulative))
+            scores.append(np.diff(total, prepend=before))
+        low = np.flatnonzero(~(ess >= ess_fraction * n))
+        if low.size:
+            kept = max(int(low[0]), seen + 1 - start)
+            start, increment = start + kept, cumulative[:, kept - 1] if kept else log_weight
+            break
+        increment = log_weight = cumulative[:, -1]
+        before, start, width = float(total[-1]), stop, 2 * width
+    return Block(start, increment, np.concatenate(scores)[: start - seen], log_others)
+
+
+def _log_sum(log_weights: Array) -> Array:
+    """Log of the sum over points, ``-inf`` where all are zero."""
+    with np.errstate(divide="ignore"):
+        return logsumexp(log_weights, axis=0)

@@ -1,0 +1,189 @@
+"""Runs over rows as InferenceData that a later run can go on from, and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.tuning import acceptance_tuning
+from ppl_backends.results.inference_data import as_inference_data, group
+from ppl_backends.smc.core import SMCState, Start, begin
+from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, PathSampling, combine_evidence
+from ppl_backends.smc.health import Verdict, distrust, figures_of, split_finished, warn_if_distrusted
+from ppl_backends.smc.records import SMCResult, Stage
+from ppl_backends.smc.results import evidence_of, smc_inference_data, with_prior_error
+from ppl_backends.smc.rows import Prequential, RowsPath
+from ppl_backends.smc.start import StartFigures
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["before_stages", "ibis_inference_data", "n_chains", "restored"]
+
+_CHECKED_POINTS = 8
+_SAME = 1e-6  # relative difference of log densities that should be equal
+
+
+def before_stages(
+    path: RowsPath,
+    kernel: Kernel,
+    start: Start,
+    rng: np.random.Generator,
+    seen: Prequential,
+    scale: float | None = None,
+) -> SMCState:
+    """Return a run with the particles as they are as its first stage, so that every block that follows is moved."""
+    x, n, log_evidence = start.population.x, len(start.population.x), start.log_normalizer
+    lineage = start.lineage or LineageVariance(n)
+    figures = start.figures or StartFigures(log_evidence, lineage.variance, lineage.df)
+    tuning = acceptance_tuning(kernel, kernel.initial_scale(x.shape[1]) if scale is None else scale, x.shape[1])
+    records: dict[str, Any] = {"path_sampling": PathSampling(log_evidence, np.zeros(n)), "rows": seen}
+    with np.errstate(all="ignore"):
+        mean, sd = x.mean(axis=0), x.std(axis=0)
+    reached = path.all_of(seen.seen)
+    stage = Stage(reached.position, log_evidence, float(n), mean, sd, lineage.n_lineages, None, 0.0)
+    begun = begin(start._replace(lineage=lineage, figures=figures), rng, tuning, records)
+    return replace(begun, stage=reached, stages=(stage,))
+
+
+def ibis_inference_data(
+    path: RowsPath,
+    kernel: str,
+    runs: Sequence[SMCResult],
+    asked: tuple[int, bool],
+    *,
+    rng: np.random.Generator,
+    clock: float,
+    log_likelihood: bool,
+    log_prior: bool,
+) -> Any:
+    """InferenceData with the rows seen, their scores, and what it takes to go on.
+
+    ``asked`` is how many chains were to be run, and whether Ctrl-C ended them; ``clock`` when the call began.
+    """
+    runs, unfinished = split_finished(runs, *asked)
+    figures = figures_of(runs, evidence_of(runs))
+    reasons = distrust(figures, names=path.target.names)
+    verdict = Verdict(with_prior_error(figures.evidence, path), "tempering", reasons)
+    warn_if_distrusted(unfinished, verdict.reasons)
+    idata = smc_inference_data(
+        path,
+        kernel,
+        runs,
+        verdict,
+        unfinished,
+        rng=rng,
+        sampling_time=time.perf_counter() - clock,
+        log_likelihood=log_likelihood,
+        log_prior=log_prior,
+    )
+    return _with_state(idata, runs, [run.records["rows"] for run in runs])  # type: ignore[misc]
+
+
+def _with_state(idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> Any:
+    """The same InferenceData with the groups and figures that this path adds."""
+    names = idata.groups() if callable(getattr(idata, "groups", None)) else list(idata.children)
+    groups = {name.strip("/"): group(idata, name.strip("/")) for name in names}
+    stats, new = groups["sample_stats"], _evidence_of_new(runs, rows)
+    groups["posterior"] = groups["posterior"].assign_attrs(
+        path="data",
+        n_observations=min(each.seen for each in rows),
+        log_evidence_new=new.log_evidence,
+        log_evidence_new_se=new.standard_error,
+    )
+    contribution = np.stack([run.lineage.contribution for run in runs])
+    groups["sample_stats"] = stats.assign(
+        n_observations=(("chain", "stage"), _padded([each.rows for each in rows], stats.sizes["stage"])),
+        lineage_contribution=(("chain", "draw"), contribution),
+    )
+    x, seen = np.stack([run.x for run in runs]), max(each.seen for each in rows)
+    coords: dict[str, Any] = {"chain": np.arange(x.shape[0]), "draw": np.arange(x.shape[1])}
+    coords["unconstrained_parameter"] = stats["unconstrained_parameter"]
+    groups["unconstrained_posterior"] = xr.Dataset({"x": (tuple(coords), x)}, coords=coords)
+    groups["prequential"] = xr.Dataset(
+        {"log_score": (("chain", "observation"), _padded([each.log_scores for each in rows], seen))},
+        coords={"chain": np.arange(len(runs)), "observation": np.arange(seen)},
+    )
+    return as_inference_data(groups)
+
+
+def _padded(rows: Sequence[Any], width: int) -> Array:
+    """Rows of different lengths as a table, with NaN where one ends."""
+    table = np.full((len(rows), width), np.nan)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    return table
+
+
+def _evidence_of_new(runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> EvidenceEstimate:
+    """The evidence of what the runs let in since they were made or taken up."""
+    found = []
+    for run, each in zip(runs, rows, strict=True):
+        since = LineageVariance(len(run.x))
+        since.contribution = run.lineage.contribution - each.contribution
+        found.append((run.log_evidence - run.stages[0].log_evidence, since.variance, since.df))
+    return combine_evidence(*np.array(found).T)
+
+
+def n_chains(idata: Any) -> int:
+    """Return the number of chains of a result.
+
+    Raises
+    ------
+    ModelError
+        If it cannot go on.
+    """
+    posterior = group(idata, "posterior")
+    if posterior.attrs.get("path") != "data":
+        raise ModelError("update_smc: this result cannot go on; it takes one of sample_ibis or of update_smc")
+    return posterior.sizes["chain"]
+
+
+def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np.random.Generator]) -> list[SMCState]:
+    """Return the chains as they were when the result was made.
+
+    Raises
+    ------
+    ModelError
+        If the model is another, or the rows seen are not its first ones.
+    """
+    attrs, stats, target = group(idata, "posterior").attrs, group(idata, "sample_stats"), path.target
+    points, scores = group(idata, "unconstrained_posterior"), group(idata, "prequential")["log_score"].values
+    if [str(name) for name in points["unconstrained_parameter"].values] != list(target.names):
+        raise ModelError(f"update_smc: the parameters of {target.label} are not those of the result")
+    seen_by_chain = np.nanmax(stats["n_observations"].values, axis=1).astype(int)
+    if seen_by_chain.max() > path.n:
+        raise ModelError(
+            f"update_smc: the result has seen {seen_by_chain.max()} observations, {target.label} has {path.n}"
+        )
+    runs = []
+    for chain, rng in enumerate(generators):
+        x, seen = np.ascontiguousarray(points["x"].values[chain]), int(seen_by_chain[chain])
+        population = path.seen(x, seen)
+        _check_rows(population.log_density, stats["lp"].values[chain], seen, target.label)
+        lineage = LineageVariance(len(x))
+        lineage.ancestor = stats["ancestor"].values[chain].astype(np.intp)
+        lineage.contribution = stats["lineage_contribution"].values[chain].copy()
+        scales = stats["scale"].values[chain]
+        known = scales[np.isfinite(scales)]
+        log_evidence = float(stats["log_evidence_single_run"].values[chain])
+        figures = StartFigures(float(attrs.get("log_prior_normalizer", 0.0)))
+        start = Start(population, log_evidence, lineage, figures)
+        rows = Prequential((float(seen),), scores[chain, :seen], lineage.contribution)
+        runs.append(before_stages(path, kernel, start, rng, rows, float(known[-1]) if len(known) else None))
+    return runs
+
+
+def _check_rows(now: Array, then: Array, seen: int, label: str) -> None:
+    """The density of the rows seen must be what it was."""
+    now, then = now[:_CHECKED_POINTS], then[:_CHECKED_POINTS]
+    if not np.allclose(now, then, rtol=_SAME, atol=_SAME):
+        raise ModelError(
+            f"update_smc: the first {seen} observations of {label} are not those that the result has seen "
+            f"(log density {now[0]:.6g} there, {then[0]:.6g} in the result)"
+        )
