@@ -21,6 +21,7 @@ from ppl_backends.gibbs.risks import FunctionRisk, LinearRisk, LossObservations
 from ppl_backends.options import instance, number
 from ppl_backends.targets.factors import Factors, SiteFamily
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
+from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["POSTERIOR", "GibbsPosterior", "TuningRecord"]
 
@@ -46,7 +47,7 @@ class TuningRecord(NamedTuple):
     candidates: int | None
 
 
-class GibbsPosterior(BaseTarget):
+class GibbsPosterior(WrappedTarget):
     r"""A posterior with a loss in place of a likelihood, exp{−λ r_n(θ)} π(θ), as a target for every method.
 
     Parameters
@@ -118,8 +119,16 @@ class GibbsPosterior(BaseTarget):
     """
 
     has_split = True
+    has_gradient = True
+    has_potentials = is_prior = False
+    split_problem = log_likelihood_estimate = simulate = None
     label = "Gibbs posterior"
     evidence_note = "pseudo-evidence: the normalising constant of a Gibbs posterior"
+    observed_data: Mapping[str, Array] = {}
+    constant_data: Mapping[str, Array] = {}
+    log_likelihood_names: Mapping[str, str] = {}
+    digests, append, evaluate_potentials = BaseTarget.digests, BaseTarget.append, BaseTarget.evaluate_potentials
+    with_fixed_batch_size = BaseTarget.with_fixed_batch_size
 
     def __init__(
         self,
@@ -146,31 +155,34 @@ class GibbsPosterior(BaseTarget):
 
             _refuse_data(X, y)
             self._risk: Any = ExpressionRisk(prior, loss, n, options)
-            self.prior: BaseTarget = self._risk.target
+            prior = self._risk.target
         elif X is None:
             if not callable(loss) or isinstance(loss, Loss):
                 raise ModelError(f"loss={loss!r} needs X and y; without them the loss is a function or an expression")
             _refuse_data(X, y)
-            self.prior = resolve_prior(prior, None, data, labels, options)
-            point = self.prior.initial_points(1, np.random.default_rng(0))
-            self._risk = FunctionRisk(loss, self.prior.constrain, point, n)
+            prior = resolve_prior(prior, None, data, labels, options)
+            self._risk = FunctionRisk(loss, prior.constrain, prior.initial_points(1, np.random.default_rng(0)), n)
         else:
             if labels is None and hasattr(X, "columns"):
                 labels = [str(column) for column in X.columns]
             self.loss = FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
             self.X, self.y, offset = _checked_data(self.loss, X, y, offset)
-            self.prior = resolve_prior(prior, self.X.shape[1], data, labels, options)
-            if isinstance(self.prior, GaussianPriorTarget):
-                columns: Index = np.arange(self.prior.dim)
+            prior = resolve_prior(prior, self.X.shape[1], data, labels, options)
+            if isinstance(prior, GaussianPriorTarget):
+                columns: Index = np.arange(prior.dim)
             else:
-                columns = coefficient_columns(self.prior, coefficients, self.X.shape[1])
-            self._risk = LinearRisk(self.loss, self.X, self.y, offset, columns, self.prior.dim)
-        self._adopt_prior()
+                columns = coefficient_columns(prior, coefficients, self.X.shape[1])
+            self._risk = LinearRisk(self.loss, self.X, self.y, offset, columns, prior.dim)
+        super().__init__(prior)
+        self._adopt_data()
 
-    def _adopt_prior(self) -> None:
-        """Take over coordinates and names of the prior."""
-        self.dim, self.names = self.prior.dim, self.prior.names
-        self.coords, self.dims = self.prior.coords, self.prior.dims
+    @property
+    def prior(self) -> BaseTarget:
+        """The prior, whose coordinates, names and model space are the posterior's."""
+        return self.target
+
+    def _adopt_data(self) -> None:
+        """Keep the figures and groups of the data."""
         self.constant_data = dict(self.prior.constant_data)
         if self.X is not None and self.y is not None:
             self.constant_data |= {"X": self.X}
@@ -246,7 +258,7 @@ class GibbsPosterior(BaseTarget):
         other.X, other.y = risk.X[rows], risk.y[rows]
         other._risk = LinearRisk(risk.loss, other.X, other.y, risk.offset[rows], risk.columns, self.dim)
         other._gaussian_factors = None
-        other._adopt_prior()
+        other._adopt_data()
         return other.with_learning_rate(self.eta * len(rows))
 
     def with_data(self, new: Mapping[str, Any]) -> GibbsPosterior:
@@ -259,7 +271,7 @@ class GibbsPosterior(BaseTarget):
         other.X, other.y, offset = _checked_data(self.loss, new["X"], new["y"], 0.0)
         other._risk = LinearRisk(risk.loss, other.X, other.y, offset, risk.columns, self.dim)
         other._gaussian_factors = None
-        other._adopt_prior()
+        other._adopt_data()
         return other
 
     def _tuned(self, *tuning: TuningRecord) -> GibbsPosterior:
@@ -275,17 +287,20 @@ class GibbsPosterior(BaseTarget):
 
     # -- the target protocol ---------------------------------------------------------------------------------------
 
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Log prior, the whole density of a prior that is not told apart further, and its gradient."""
+        parts = self.prior.evaluate(as_points(x, self.dim), gradient)
+        if parts.log_prior is None:
+            return parts.log_density, parts.gradient
+        return parts.log_prior, parts.log_prior_gradient
+
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Log prior, and −λ r_n as the log likelihood."""
         x = as_points(x, self.dim)
-        prior = self.prior.evaluate(x, gradient)
-        joint_prior = prior.log_density if prior.log_prior is None else prior.log_prior
+        prior, prior_slope = self.evaluate_prior(x, gradient)
         risk, slope = self._risk.evaluate(x, gradient)
         value, slope = sanitize(-self.learning_rate * risk, None if slope is None else -self.learning_rate * slope)
-        if not gradient:
-            return Evaluation(joint_prior, value)
-        prior_slope = prior.gradient if prior.log_prior is None else prior.log_prior_gradient
-        return Evaluation(joint_prior, value, prior_slope, slope)
+        return Evaluation(prior, value, prior_slope, slope) if gradient else Evaluation(prior, value)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Hessian ``(k, dim, dim)``, for losses that have one."""
@@ -302,7 +317,7 @@ class GibbsPosterior(BaseTarget):
             return both + likelihood
         if not self.has_gradient or self.paired:
             raise ModelError(f"{self._name} has no second derivative; use sample_smc, or fit_ep where it applies")
-        return super().hessian(x, part)
+        return BaseTarget.hessian(self, x, part)
 
     @property
     def _name(self) -> str:
@@ -354,37 +369,6 @@ class GibbsPosterior(BaseTarget):
         if self.observations is None:
             raise ModelError(f"{self._name} is not a sum over observations")
         return {"y": self.observations.log_likelihood(x)}
-
-    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws of the prior on the unconstrained space."""
-        return self.prior.sample_prior(n, rng)
-
-    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """Dispersed points of finite prior density."""
-        return self.prior.initial_points(n, rng)
-
-    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """Points in the model space of the prior."""
-        return self.prior.constrain(x, rng)
-
-    def unconstrain(self, values: Mapping[str, Array]) -> Array:
-        """Inverse of :meth:`constrain` on the parameters."""
-        return self.prior.unconstrain(values)
-
-    @property
-    def log_prior_normalizer(self) -> float | None:
-        """Of the prior; 0 for a normalised one."""
-        return self.prior.log_prior_normalizer
-
-    @property
-    def log_prior_normalizer_se(self) -> float:
-        """Its standard error."""
-        return float(self.prior.log_prior_normalizer_se)
-
-    @property
-    def log_prior_normalizer_df(self) -> float:
-        """Degrees of freedom of that."""
-        return float(self.prior.log_prior_normalizer_df)
 
     def prior_target(self) -> BaseTarget:
         """The prior alone, which is sampled by a run of its own where it cannot be drawn from (Stan)."""

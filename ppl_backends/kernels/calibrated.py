@@ -20,7 +20,6 @@ from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Kernel, KernelParameters
 from ppl_backends.kernels.streams import each
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["Evaluated", "Proposals", "TargetDensity", "calibrated", "independence_sampler"]
@@ -48,7 +47,7 @@ def calibrated(
     Parameters
     ----------
     target : BaseTarget
-        A :class:`ConditionalTarget` for a block.
+        The target of a block, where only that moves.
     kernel : Kernel
     approximation
         Of the full target.
@@ -145,7 +144,7 @@ class Proposals:
     @property
     def _proposal(self) -> Any:
         """q, or q(a | b) given where b is now."""
-        return block_gaussian(self._target, self._q) if isinstance(self._target, ConditionalTarget) else self._q
+        return block_gaussian(self._target, self._q) if len(self._target.others) else self._q
 
     def sample(self, n: int, rng: Any) -> Array:
         """Return ``n`` draws ``(n, dim)``."""
@@ -161,6 +160,6 @@ class Proposals:
 def block_gaussian(target: BaseTarget, approximation: Any) -> Gaussian:
     """Return the Gaussian with q's mean and covariance over all coordinates, or over a block given where the others are."""
     q: Gaussian = approximation.gaussian
-    if isinstance(target, ConditionalTarget):
+    if len(target.others):
         return q.conditional(target.others, target.point[target.others], target.free)
     return q

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.unnormalized import UnnormalizedTarget
 
@@ -18,7 +17,7 @@ class DoublyIntractable:
 
     Parameters
     ----------
-    target : UnnormalizedTarget or ConditionalTarget
+    target : UnnormalizedTarget, or a block of one
         A block needs to hold every coordinate that the unnormalised likelihood sees.
 
     Attributes
@@ -30,8 +29,7 @@ class DoublyIntractable:
     """
 
     def __init__(self, target: BaseTarget) -> None:
-        self._block = target if isinstance(target, ConditionalTarget) else None
-        full = target.full if isinstance(target, ConditionalTarget) else target
+        self._target, self._free, full = target, target.free, target.full
         if not isinstance(full, UnnormalizedTarget):
             raise ModelError(
                 f"{full.label}: no observed variable is pb.Unnormalized; this step is for likelihoods whose normalising "
@@ -40,19 +38,18 @@ class DoublyIntractable:
         self._tractable, self._likelihood = full.tractable, full.likelihood
         self.dim, self.exact = target.dim, bool(self._likelihood.exact)
         self.likelihood_name = self._likelihood.name
-        if self._block is not None:
-            missing = np.setdiff1d(np.flatnonzero(self._likelihood.depends_on), self._block.free)
-            if missing.size:
-                raise ModelError(
-                    f"'{self.likelihood_name}' depends on {', '.join(full.names[j] for j in missing)}: the step needs all "
-                    "variables of an unnormalised likelihood in its block, since other steps do not know its constant"
-                )
+        missing = np.setdiff1d(np.flatnonzero(self._likelihood.depends_on), target.free)
+        if missing.size:
+            raise ModelError(
+                f"'{self.likelihood_name}' depends on {', '.join(full.names[j] for j in missing)}: the step needs all "
+                "variables of an unnormalised likelihood in its block, since other steps do not know its constant"
+            )
 
     def _full(self, x: Array) -> Array:
-        return x if self._block is None else self._block.embed(x[None])[0]
+        return self._target.embed(x[None])[0]
 
     def _mine(self, gradient: Array) -> Array:
-        return gradient if self._block is None else gradient[..., self._block.free]
+        return gradient[..., self._free]
 
     def require_density(self, x: Array) -> None:
         """Refuse a start where the tractable terms have no density."""
@@ -67,7 +64,7 @@ class DoublyIntractable:
 
     def log_prior(self, x: Array) -> Array:
         """Log density ``(n,)`` of all tractable terms at points ``(n, dim)``."""
-        return self._tractable.log_density(x if self._block is None else self._block.embed(x))
+        return self._tractable.log_density(self._target.embed(x))
 
     def log_prior_and_gradient(self, x: Array) -> tuple[float, Array]:
         """The same at one point, with its gradient ``(dim,)``."""

@@ -23,7 +23,6 @@ from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
 from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
 from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, accept, column
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["LikelihoodEstimator", "PseudoMarginal"]
@@ -60,16 +59,14 @@ class LikelihoodEstimator:
     """
 
     def __init__(self, target: BaseTarget, function: Callable | None, n_normals: int | None) -> None:
-        self._target, self._block = target, target if isinstance(target, ConditionalTarget) else None
-        full = target.full if isinstance(target, ConditionalTarget) else target
-        own = full.log_likelihood_estimate
-        if function is None and (own is None or self._block is not None):
+        self._target, full, own = target, target.full, target.log_likelihood_estimate
+        if function is None and own is None:
             raise ModelError(
                 f"{full.label} has no log_likelihood_estimate: give an unbiased estimator of the likelihood, "
                 "PseudoMarginal(log_likelihood_estimate=...)"
             )
         self._function, self._own, self.n_normals = function, own, n_normals
-        self._visible = None if self._block is None else _following(self._block)
+        self._visible = _following(target) if len(target.others) else None
 
     def normals(self, n: int, rng: np.random.Generator) -> Array | None:
         """Fresh numbers ``(n, n_normals)``, or None where the estimator draws its own."""
@@ -91,19 +88,12 @@ class LikelihoodEstimator:
 
     def _values(self, x: Array, n: int) -> _Values:
         """The variables at ``n`` copies of the point."""
-        found = _constrained(self._target, x)
+        found = self._target.constrain(x[None])
         names = found if self._visible is None else self._visible
         return _Values({name: np.repeat(found[name], n, axis=0) for name in names})
 
 
-def _constrained(target: BaseTarget, x: Array) -> dict[str, Array]:
-    """Model space at one point of a target or of a block."""
-    if isinstance(target, ConditionalTarget):
-        return target.full.constrain(target.embed(x))
-    return target.constrain(x[None])
-
-
-def _following(block: ConditionalTarget) -> tuple[str, ...]:
+def _following(block: BaseTarget) -> tuple[str, ...]:
     """Names of the variables whose values stay the same wherever the other coordinates are."""
     rng, points = np.random.default_rng(0), np.tile(block.point, (8, 1))
     points[1:, block.others] += rng.standard_normal((7, len(block.others)))

@@ -19,7 +19,6 @@ from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import map_until_interrupted
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
@@ -147,7 +146,7 @@ def _resolve(
     from ppl_backends.steps import HMC, Step
 
     if hasattr(step, "algorithm") and hasattr(step, "target"):  # built inside of a model context
-        if isinstance(step.target, ConditionalTarget):
+        if len(step.target.others):
             raise ModelError("the step moves some variables only: use it in pm.sample(step=[...]) beside others")
         if power != 1:
             raise ModelError("power= needs a step made outside of a model context: this one holds its target already")

@@ -105,7 +105,6 @@ class PyMCStep(BlockedStep):
         self.tune = True
         self.rng = np.random.default_rng()
         self._layout = dict(layout)
-        self._conditional = target if isinstance(target, ConditionalTarget) else None
         self._default = default
         mine = {variable.name for variable in vars}
         ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for shape in layout.values())])
@@ -148,20 +147,17 @@ class PyMCStep(BlockedStep):
 
     def _ready(self, point: Point) -> Any:
         """The state at ``point``."""
-        moved = self._conditional is not None and self._conditional.set_others(_ravel(point, self._layout))
+        moved = len(self.target.others) > 0 and self.target.set_others(_ravel(point, self._layout))
         state = self._state
         if state is not None and all(
             np.array_equal(point[name].ravel(), state.x.reshape(-1)[begin:end]) for name, _, begin, end in self._pieces
         ):
             return self.algorithm.refresh(state, self.rng) if moved else state
         x = np.concatenate([np.ravel(point[name]) for name, _, _, _ in self._pieces]).astype(np.float64)
-        if state is None and np.array_equal(x, self._mine(self._default)):
+        if state is None and np.array_equal(x, self._default[self.target.free]):
             drawn = self.algorithm.initial_point(self.rng)
             x = x if drawn is None else drawn
         return self.algorithm.start(x, self.rng)
-
-    def _mine(self, full: Array) -> Array:
-        return full if self._conditional is None else full[self._conditional.free]
 
 
 def _value_variables(vars: Any, model: pm.Model) -> list:

@@ -14,7 +14,6 @@ from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation as approximation_option
 from ppl_backends.options import checked, integer, none, number
 from ppl_backends.steps.specification import Step
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["APPROXIMATION", "HMC", "STEPS", "CalibratedStep", "Independent", "RandomWalk", "approximation_of"]
@@ -24,7 +23,7 @@ APPROXIMATION = approximation_option("auto", "laplace", "ep", "vi")
 
 def approximation_of(target: BaseTarget, approximation: Any) -> Any:
     """The approximation asked for, of the full target."""
-    return resolve_approximation(target.full if isinstance(target, ConditionalTarget) else target, approximation)
+    return resolve_approximation(target.full, approximation)
 
 
 class RandomWalk(Step):

@@ -17,7 +17,6 @@ from ppl_backends.kernels.subsampling.sufficient import sufficient_statistics
 from ppl_backends.options import array, checked, choice, function, integer, none, number
 from ppl_backends.steps.calibrated import APPROXIMATION
 from ppl_backends.steps.specification import Step
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = [
@@ -52,7 +51,7 @@ class _SubsamplingStep(Step):
     def rows_of(self, target: BaseTarget) -> Rows:
         """The observations of a target, with a warning where others have to move a part of its variables."""
         rows = make_rows(target, self.approximation)
-        if isinstance(target, ConditionalTarget) and rows.n >= MANY_ROWS:
+        if len(target.others) and rows.n >= MANY_ROWS:
             names = [target.full.names[j] for j in target.others]
             others = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             warnings.warn(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.digest import digest
@@ -14,6 +13,15 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEv
 from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["ConditionalTarget"]
+
+
+def _of_embedded(member: str) -> Any:
+    """Return the method that is the full target's, at the embedded points."""
+
+    def method(self: Any, x: Array, *arguments: Any) -> Any:
+        return getattr(self.full, member)(self.embed(x), *arguments)
+
+    return method
 
 
 class ConditionalTarget(WrappedTarget):
@@ -37,6 +45,8 @@ class ConditionalTarget(WrappedTarget):
 
     full: Any = None
     free: Any = None
+    others: Any = None
+    point: Any = None
     names: tuple[str, ...] = ()
     dim: int = 0
     observations = factors = likelihood_factors = None
@@ -46,8 +56,8 @@ class ConditionalTarget(WrappedTarget):
     def __init__(self, full: BaseTarget, free: Any, values: Any) -> None:
         super().__init__(full)
         self.full, self.free = full, np.asarray(free, dtype=np.intp)
-        self.others: NDArray[np.intp] = np.setdiff1d(np.arange(full.dim), self.free)
-        self.point: Array = np.array(values, dtype=np.float64)
+        self.others = np.setdiff1d(np.arange(full.dim), self.free)
+        self.point = np.array(values, dtype=np.float64)
         self.dim = len(self.free)
         self.names = tuple(full.names[j] for j in self.free)
 
@@ -97,21 +107,8 @@ class ConditionalTarget(WrappedTarget):
         whole: Array = self.full.hessian(self.embed(x), part)
         return whole[:, self.free[:, None], self.free]
 
-    def undefined(self, x: Array) -> NDArray[np.bool_]:
-        """That of the full target."""
-        return self.full.undefined(self.embed(x))
-
-    def explain(self, x: Array) -> str:
-        """What the full target says of the embedded point."""
-        return self.full.explain(self.embed(x)[0])
-
-    def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """That of the full target."""
-        return self.full.pointwise_log_likelihood(self.embed(x))
-
-    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """All variables of the full target."""
-        return self.full.constrain(self.embed(x), rng)
+    undefined, explain = _of_embedded("undefined"), _of_embedded("explain")
+    constrain, pointwise_log_likelihood = _of_embedded("constrain"), _of_embedded("pointwise_log_likelihood")
 
     def unconstrain(self, values: Mapping[str, Array]) -> Array:
         """The block's coordinates of the values of all variables."""

@@ -346,6 +346,20 @@ class BaseTarget:
         """Which coordinates of ``full`` these are ``(dim,)``."""
         return np.arange(self.dim)
 
+    @property
+    def others(self) -> Index:
+        """Coordinates of ``full`` that are held while these move."""
+        return np.empty(0, dtype=np.intp)
+
+    @property
+    def point(self) -> Array:
+        """A point of ``full`` that has the other coordinates where they are held."""
+        return np.zeros(self.dim)
+
+    def set_others(self, point: Array) -> bool:
+        """Hold the other coordinates where a ``point`` of ``full`` has them; whether any of them moved."""
+        return False
+
     def embed(self, x: Array) -> Array:
         """Points ``(n, dim)`` as points of ``full``."""
         return as_points(x, self.dim)

@@ -93,8 +93,8 @@ def test_sites_of_counts_are_found(target, data):
 def test_prior_alone_gives_the_same_precision(target, data):
     """By gradients of the prior where it is known apart, by differences of values where it is not."""
     known = stan_target(target.program, data, predictor="eta")
-    assert known.free_prior_part is not None
-    assert target.free_prior_part is None
+    assert known.program_split.free_prior is not None
+    assert target.program_split.free_prior is None
     np.testing.assert_allclose(known.factors.prior.precision, target.factors.prior.precision, rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(known.factors.prior.precision == 0, target.factors.prior.precision == 0)
 

@@ -20,7 +20,6 @@ from scipy.linalg import cholesky, solve_triangular
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.factors import compiled as sites
 from ppl_backends.targets.factors.sites import CompiledFamily
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -336,10 +335,10 @@ class BlockRows(Rows):
     Parameters
     ----------
     whole : Rows
-    block : ConditionalTarget
+    block : BaseTarget
     """
 
-    def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
+    def __init__(self, whole: Rows, block: BaseTarget) -> None:
         self.whole, self._block = whole, block
         block.set_others(whole.expansion_point.mean)
         self.n, self.dim = whole.n, block.dim
@@ -385,7 +384,7 @@ class BlockRows(Rows):
 class _BlockLogPrior:
     """The log prior as a function of the block."""
 
-    def __init__(self, log_prior: Any, block: ConditionalTarget) -> None:
+    def __init__(self, log_prior: Any, block: BaseTarget) -> None:
         self._log_prior_and_potentials, self._block = log_prior, block
 
     def __call__(self, x: Array) -> float:
@@ -399,7 +398,7 @@ class _BlockLogPrior:
 class _BlockExpansion:
     """Σ qᵢ as a function of the block's distance from its expansion point."""
 
-    def __init__(self, whole: Rows, block: ConditionalTarget) -> None:
+    def __init__(self, whole: Rows, block: BaseTarget) -> None:
         self._whole, self._block = whole, block
 
     def _delta(self, delta: Array) -> Array:
@@ -421,7 +420,7 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     ModelError
         If the target has no independent rows.
     """
-    if isinstance(target, ConditionalTarget):
+    if len(target.others):
         return BlockRows(make_rows(target.full, approximation), target)
     given = None if isinstance(approximation, str) else _point(resolve_approximation(target, approximation))
     observations = target.observations

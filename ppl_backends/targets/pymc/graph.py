@@ -31,13 +31,9 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.pymc.matching import ancestors, io_toposort
 from ppl_backends.targets.pymc.rewrites import replace_checks
 from ppl_backends.targets.unnormalized import refusal
-
-try:
-    from pytensor.graph.traversal import ancestors, io_toposort
-except ImportError:  # PyTensor < 2.34
-    from pytensor.graph.basic import ancestors, io_toposort
 
 __all__ = [
     "PYTHON_MODE",

@@ -15,6 +15,8 @@ from pytensor.scalar.basic import Add, Exp, IsInf, Log, Sub, Switch
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Max, Sum
 
+from ppl_backends.targets.pymc.matching import arguments
+
 __all__ = ["Shift", "register_jax", "shift_without_gradient"]
 
 
@@ -64,15 +66,15 @@ def shift_without_gradient(fgraph, node):
 
 def _stabilised_sum(logarithm: Variable) -> tuple[Variable, Variable, Variable, Variable] | None:
     """The sum in ``log Σ switch(isinf(m), exp(m), exp(x − m))``, the maximum, ``m`` as it is subtracted, and ``x``."""
-    for argument in _arguments(logarithm, Log):
+    for argument in arguments(logarithm, Log):
         total = _without_new_axes(argument)
         if total.owner is None or not isinstance(total.owner.op, Sum):
             continue
-        parts = _arguments(total.owner.inputs[0], Switch)
+        parts = arguments(total.owner.inputs[0], Switch)
         if not parts:
             continue
-        infinite, (first, second) = _arguments(parts[0], IsInf), (_arguments(part, Exp) for part in parts[1:])
-        difference = _arguments(second[0], Sub) if second else []
+        infinite, (first, second) = arguments(parts[0], IsInf), (arguments(part, Exp) for part in parts[1:])
+        difference = arguments(second[0], Sub) if second else []
         if not (infinite and first and difference and infinite[0] is first[0] is difference[1]):
             continue
         guard, largest = first[0], _without_new_axes(first[0])
@@ -80,13 +82,6 @@ def _stabilised_sum(logarithm: Variable) -> tuple[Variable, Variable, Variable, 
         if guard is not largest and node is not None and type(node.op) is Max and node.op.axis == total.owner.op.axis:
             return total, largest, guard, difference[0]
     return None
-
-
-def _arguments(variable: Variable, scalar_op: type) -> list[Variable]:
-    """The arguments of an elementwise operation; none where the variable is another's result."""
-    node = variable.owner
-    applies = node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
-    return list(node.inputs) if applies else []
 
 
 def _without_new_axes(variable: Variable) -> Variable:

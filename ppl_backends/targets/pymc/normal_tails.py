@@ -16,11 +16,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.scalar.basic import Add, Log, Log1p, Mul, Neg, Sub, UnaryScalarOp, upgrade_to_float
 from pytensor.scalar.math import Erf, Erfc
-from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.exceptions import NotScalarConstantError
 from scipy.special import log_ndtr as scipy_log_ndtr
 
+from ppl_backends.targets.pymc.matching import arguments, constant
 from ppl_backends.targets.pymc.numba_scalar import register_numba_scalar
 
 __all__ = ["NORMAL_TAIL_REWRITES", "LogNdtr", "log_ndtr", "register_jax", "register_numba"]
@@ -85,11 +84,11 @@ def half_one_plus_erf(fgraph, node):
     if not isinstance(node.op.scalar_op, Mul):
         return None
     for k, factor in enumerate(node.inputs):
-        summands = _arguments(factor, Add)
-        erf = [v for v in summands if _arguments(v, Erf)]
-        if len(summands) == 2 and len(erf) == 1 and [_value(v) for v in summands if v is not erf[0]] == [1]:
+        summands = arguments(factor, Add)
+        erf = [v for v in summands if arguments(v, Erf)]
+        if len(summands) == 2 and len(erf) == 1 and [constant(v) for v in summands if v is not erf[0]] == [1]:
             rest = [v for j, v in enumerate(node.inputs) if j != k]
-            return [pt.mul(*rest, pt.erfc(-_arguments(erf[0], Erf)[0])).astype(node.outputs[0].dtype)]
+            return [pt.mul(*rest, pt.erfc(-arguments(erf[0], Erf)[0])).astype(node.outputs[0].dtype)]
     return None
 
 
@@ -111,8 +110,8 @@ def log_of_complement(fgraph, node):
     [argument] = node.inputs[:1]
     if isinstance(node.op.scalar_op, Log1p):
         taken, sign = argument, -1.0
-    elif isinstance(node.op.scalar_op, Log) and [_value(v) for v in _arguments(argument, Sub)[:1]] == [1]:
-        taken, sign = _arguments(argument, Sub)[1], 1.0
+    elif isinstance(node.op.scalar_op, Log) and [constant(v) for v in arguments(argument, Sub)[:1]] == [1]:
+        taken, sign = arguments(argument, Sub)[1], 1.0
     else:
         return None
     scale, x = _scaled_erfc(taken)
@@ -127,25 +126,12 @@ NORMAL_TAIL_REWRITES = (half_one_plus_erf, log_of_scaled_erfc, log_of_complement
 def _scaled_erfc(variable: Variable) -> tuple[float, Variable | None]:
     """``(c, x)`` where the variable is c erfc(x)."""
     scale = 1.0
-    if negated := _arguments(variable, Neg):
+    if negated := arguments(variable, Neg):
         scale, variable = -1.0, negated[0]
-    factors = _arguments(variable, Mul) or [variable]
-    numbers = [_value(v) for v in factors]
-    inner = [_arguments(v, Erfc) for v in factors]
+    factors = arguments(variable, Mul) or [variable]
+    numbers = [constant(v) for v in factors]
+    inner = [arguments(v, Erfc) for v in factors]
     found = [x[0] for x in inner if x]
     if len(found) != 1 or any(number is None and not x for number, x in zip(numbers, inner, strict=True)):
         return scale, None
     return scale * float(np.prod([float(number) for number in numbers if number is not None])), found[0]
-
-
-def _arguments(variable: Variable, scalar_op: type) -> list[Variable]:
-    node = variable.owner
-    applies = node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
-    return list(node.inputs) if applies else []
-
-
-def _value(variable: Variable) -> Any:
-    try:
-        return get_underlying_scalar_constant_value(variable)
-    except NotScalarConstantError:
-        return None

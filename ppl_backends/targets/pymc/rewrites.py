@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -15,20 +14,14 @@ from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.scalar.basic import GE, LE, Exp, Log1p, Mul, Neg, Switch
 from pytensor.scalar.math import Sigmoid
-from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import All
 from pytensor.tensor.variable import TensorConstant
 
 from ppl_backends.targets.pymc.log_sum_exp import shift_without_gradient
+from ppl_backends.targets.pymc.matching import ancestors, arguments, constant
 from ppl_backends.targets.pymc.normal_tails import NORMAL_TAIL_REWRITES
 from ppl_backends.targets.pymc.softplus import softplus_to_fast
-
-try:
-    from pytensor.graph.traversal import ancestors
-except ImportError:  # PyTensor < 2.34
-    from pytensor.graph.basic import ancestors
 
 __all__ = ["replace_checks", "simplify"]
 
@@ -60,7 +53,7 @@ def sigmoid_is_a_probability(fgraph, node):
     if node.op.axis is not None or compared is None or not isinstance(compared.op, Elemwise):
         return None
     bound = {GE: 0, LE: 1}.get(type(compared.op.scalar_op))
-    if bound is None or not _is_elemwise(compared.inputs[0], Sigmoid) or _constant(compared.inputs[1]) != bound:
+    if bound is None or not arguments(compared.inputs[0], Sigmoid) or constant(compared.inputs[1]) != bound:
         return None
     return [pt.constant(True, dtype="bool")]
 
@@ -74,11 +67,11 @@ def log1p_minus_sigmoid(fgraph, node):
     if inner is None or not isinstance(inner.op, Elemwise):
         return None
     factors = list(inner.inputs)
-    if isinstance(inner.op.scalar_op, Mul) and len(factors) == 2 and -1 in map(_constant, factors):
-        factors = [factor for factor in factors if _constant(factor) != -1]
+    if isinstance(inner.op.scalar_op, Mul) and len(factors) == 2 and -1 in map(constant, factors):
+        factors = [factor for factor in factors if constant(factor) != -1]
     elif not isinstance(inner.op.scalar_op, Neg):
         return None
-    if not _is_elemwise(factors[0], Sigmoid):
+    if not arguments(factors[0], Sigmoid):
         return None
     return [-pt.softplus(factors[0].owner.inputs[0])]
 
@@ -94,7 +87,7 @@ def switch_inside(fgraph, node):
     condition, one, other = node.inputs
     if one.owner is None or other.owner is None or one.owner.op != other.owner.op or one is other:
         return None
-    if _is_elemwise(
+    if arguments(
         one, Exp
     ):  # the guard of a stabilised log-sum-exp, which PyTensor would stabilise once more without it
         return None
@@ -104,19 +97,6 @@ def switch_inside(fgraph, node):
     if a.dtype != b.dtype:
         return None
     return [one.owner.op(pt.switch(condition, a, b))]
-
-
-def _constant(variable: Variable) -> Any:
-    """The one value of a constant, or None."""
-    try:
-        return get_underlying_scalar_constant_value(variable)
-    except NotScalarConstantError:
-        return None
-
-
-def _is_elemwise(variable: Variable, scalar_op: type) -> bool:
-    node = variable.owner
-    return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
 
 
 def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:

@@ -70,6 +70,10 @@ class CompiledProgram:
         """A recipe: the library comes from the cache of the other process."""
         return CompiledProgram, (self.source, self.data, self.cores, self.rows_option, self.likelihood_data)
 
+    def with_data(self, data: Mapping[str, Any]) -> CompiledProgram:
+        """The same program on other data."""
+        return CompiledProgram(self.source, data, self.cores, self.rows_option, self.likelihood_data)
+
     @property
     def rows_option(self) -> dict[str, list[str]] | None:
         """``rows`` as it was given."""

@@ -85,18 +85,8 @@ def stan_target(
     """
     if prior not in ("auto", None):
         raise ModelError(f"prior={prior!r}: expected 'auto' or None")
-    source = _read_model(model, tuple(include_paths))
-    return StanTarget(
-        source,
-        read_data(data),
-        cores=cores,
-        rows=rows,
-        likelihood_data=likelihood_data,
-        coords=coords,
-        dims=dims,
-        find_prior=prior == "auto",
-        predictor=predictor,
-    )
+    compiled = CompiledProgram(_read_model(model, tuple(include_paths)), read_data(data), cores, rows, likelihood_data)
+    return StanTarget(compiled, coords, dims, prior == "auto", predictor)
 
 
 def _read_model(model: Any, include_paths: tuple[str, ...]) -> StanProgram | Path:
@@ -141,52 +131,39 @@ class StanTarget(BaseTarget):
 
     def __init__(
         self,
-        source: StanProgram | Path,
-        data: Mapping[str, Any],
-        *,
-        cores: int | None = None,
-        rows: Mapping[str, Sequence[str]] | None = None,
-        likelihood_data: Sequence[str] | None = None,
+        compiled: CompiledProgram,
         coords: Mapping[str, Sequence[Any]] | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         find_prior: bool = True,
         predictor: str | None = None,
     ) -> None:
-        self.compiled = compiled = CompiledProgram(source, data, cores, rows, likelihood_data)
+        if not compiled.dim:
+            raise ModelError(f"{compiled.label}: the program has no parameters: there is nothing to infer")
+        self.compiled, self._find_prior, self._predictor = compiled, find_prior, predictor
         self.label, self.data, self.dim, self.names = compiled.label, compiled.data, compiled.dim, compiled.names
         self.program, self.library, self.cores = compiled.program, compiled.library, compiled.cores
-        if not self.dim:
-            raise ModelError(f"{self.label}: the program has no parameters: there is nothing to infer")
-        self._model, self._rows, self._split = compiled.model, compiled.rows, split_program(compiled, find_prior)
-        self._find_prior, self._predictor = find_prior, predictor
+        self._model, self._rows, self.program_split = compiled.model, compiled.rows, split_program(compiled, find_prior)
         self.coords, self.dims = dict(coords or {}), dict(dims or {})
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.compiled.source, self.data, self._options)
+        return StanTarget, (self.compiled, self.coords, self.dims, self._find_prior, self._predictor)
 
     def __repr__(self) -> str:
         return f"StanTarget({self.label!r}, dim={self.dim})"
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {
-            "cores": self.cores,
-            "rows": self.compiled.rows_option,
-            "likelihood_data": self.compiled.likelihood_data,
-            "coords": self.coords,
-            "dims": self.dims,
-            "find_prior": self._find_prior,
-            "predictor": self._predictor,
-        }
-
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
         """The same program on new data, which replace those of the same name; nothing is compiled again."""
-        return StanTarget(self.compiled.source, {**self.data, **read_data(new)}, **self._options)
+        compiled = self.compiled.with_data({**self.data, **read_data(new)})
+        return StanTarget(compiled, self.coords, self.dims, self._find_prior, self._predictor)
 
     def digests(self) -> dict[str, str]:
         """Return digests of the program as compiled, of its data, and of how prior and likelihood are told apart."""
         arrays = to_arrays(self.data)
-        told_apart = {name: self._options[name] for name in ("rows", "likelihood_data", "find_prior")}
+        told_apart = {
+            "rows": self.compiled.rows_option,
+            "likelihood_data": self.compiled.likelihood_data,
+            "find_prior": self._find_prior,
+        }
         return {
             "program": digest(program_key(self.library) if self.program else self.library.read_bytes()),
             "data": digest(*(part for item in sorted(arrays.items()) for part in item)),
@@ -209,7 +186,7 @@ class StanTarget(BaseTarget):
         """One pass over the points ``x`` ``(n, dim)``: prior and likelihood apart where the split is known."""
         x = as_points(x, self.dim)
         joint, slope = self._model.evaluate(x, gradient, self.cores)
-        part = self._split.prior
+        part = self.program_split.prior
         if part is None:
             return JointEvaluation(joint, slope)
         prior, prior_slope = part.model.evaluate(x, gradient, self.cores)
@@ -221,7 +198,7 @@ class StanTarget(BaseTarget):
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, where prior and likelihood are known apart."""
-        part = self._split.prior
+        part = self.program_split.prior
         if part is None:
             raise ModelError(str(self.split_problem))
         return part.model.evaluate(as_points(x, self.dim), gradient, self.cores)
@@ -238,9 +215,9 @@ class StanTarget(BaseTarget):
         x = as_points(x, self.dim)
         if part == "joint":
             return self._model.hessian(x, self.cores)
-        if part != "likelihood" or self._split.prior is None:
+        if part != "likelihood" or self.program_split.prior is None:
             raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' where prior and likelihood are apart")
-        return self._model.hessian(x, self.cores) - self._split.prior.model.hessian(x, self.cores)
+        return self._model.hessian(x, self.cores) - self.program_split.prior.model.hessian(x, self.cores)
 
     def explain(self, x: Array) -> str:
         """Why the program refuses a point ``(dim,)``: its own message."""
@@ -256,27 +233,27 @@ class StanTarget(BaseTarget):
     @property
     def has_split(self) -> bool:  # type: ignore[override]
         """Whether prior and likelihood are known apart; looked into on first use, which may compile a program."""
-        return self._split.prior is not None
+        return self.program_split.prior is not None
 
     @property
     def split(self) -> Split | None:
         """How prior and likelihood are told apart, and what its check found (``split.description``); None if not."""
-        return self._split.prior.split if self._split.prior else None
+        return self.program_split.prior.split if self.program_split.prior else None
 
     @property
     def is_prior(self) -> bool:  # type: ignore[override]
         """Whether the program has no likelihood."""
-        return self._split.is_prior
+        return self.program_split.is_prior
 
     @property
     def split_problem(self) -> str | None:
         """Why prior and likelihood are not known apart, and the way out; None where they are."""
-        return self._split.problem or None
+        return self.program_split.problem or None
 
     @property
     def stated_propriety(self) -> Propriety | None:
         """Whether the prior is proper, where the program's statements say so; they cost no compilation."""
-        return self._split.stated_propriety
+        return self.program_split.stated_propriety
 
     @cached_property
     def factors(self) -> Factors | StanFactors:
@@ -287,7 +264,7 @@ class StanTarget(BaseTarget):
         ModelError
             If the program does not factorise so; names the variable in the way.
         """
-        return find_factors(self.compiled, self._split, self._predictor)
+        return find_factors(self.compiled, self.program_split, self._predictor)
 
     @cached_property
     def likelihood_factors(self) -> Factors | None:
@@ -310,10 +287,10 @@ class StanTarget(BaseTarget):
         stated = self.stated_propriety
         if stated and stated.improper:
             raise PriorSamplingError(f"{self.label}: {stated.improper} has no prior; start from initial='laplace'")
-        part = self._split.prior
+        part = self.program_split.prior
         if part is None:
             raise PriorSamplingError(f"{self.split_problem}; or start from an approximation: initial='laplace'")
-        return StanTarget(part.source, part.data, cores=self.cores, find_prior=False)
+        return StanTarget(CompiledProgram(part.source, part.data, self.cores), find_prior=False)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Stan cannot draw from a prior; a sampler takes :meth:`prior_target` instead."""
@@ -401,7 +378,7 @@ class StanTarget(BaseTarget):
         if self._rows is not None:
             if not isinstance(self._model, BatchedModel):
                 raise ModelError(f"{self.label}: rows= needs a library built by ppl_backends; pass the .stan file")
-            prior = self._split.prior.model if self._split.prior else None
+            prior = self.program_split.prior.model if self.program_split.prior else None
             return RowObservations(self._model, self.data, self._rows, self.cores, self.initial_points, prior)
         if self.compiled.has_log_lik:
             return PointwiseObservations(self.compiled.log_lik, self.dim, self.label)
@@ -421,14 +398,15 @@ class StanTarget(BaseTarget):
     @property
     def observed_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
         """The data that the likelihood is of, where that is known."""
-        return {name: array for name, array in to_arrays(self.data).items() if name in self._split.likelihood_data}
+        return {
+            name: array for name, array in to_arrays(self.data).items() if name in self.program_split.likelihood_data
+        }
 
     @property
     def constant_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
         """All other data."""
-        return {name: array for name, array in to_arrays(self.data).items() if name not in self._split.likelihood_data}
-
-
-def _rebuild(source: StanProgram | Path, data: dict[str, Any], options: dict[str, Any]) -> StanTarget:
-    """A target in another process: the library comes from the cache there."""
-    return StanTarget(source, data, **options)
+        return {
+            name: array
+            for name, array in to_arrays(self.data).items()
+            if name not in self.program_split.likelihood_data
+        }
