@@ -121,7 +121,7 @@ class GibbsPosterior(WrappedTarget):
     has_split = True
     has_gradient = True
     has_potentials = is_prior = False
-    split_problem = log_likelihood_estimate = simulate = None
+    split_problem = log_likelihood_estimate = simulate = likelihood_factors = None
     label = "Gibbs posterior"
     evidence_note = "pseudo-evidence: the normalising constant of a Gibbs posterior"
     observed_data: Mapping[str, Array] = {}

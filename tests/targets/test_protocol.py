@@ -229,6 +229,13 @@ def test_factors_are_the_density(target, x):
         np.testing.assert_allclose(factors.log_density(x), target.log_density(x), rtol=1e-7)
 
 
+def test_sites_of_the_likelihood_are_the_rows(target, x):
+    sites = target.likelihood_factors
+    if sites is not None:
+        found, rows = sites.log_site(sites.predictor(x)), target.observations
+        np.testing.assert_allclose(found.sum(1), rows.log_likelihood(x).sum(1), rtol=1e-7)
+
+
 def test_a_target_tells_itself_from_others(target):
     if has_density(target):
         assert target.digests() == target.digests()
