@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.from_draws import from_draws
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.options import checked, has_moments
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.results.inference_data import group
+from ppl_backends.results.draws import gaussian_of_draws
+from ppl_backends.results.inference_data import group, is_inference_data
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.stan import StanTarget
@@ -58,7 +59,7 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
     """
     (rng,) = spawn_generators(random_seed, 1)
     free = [variable.name for variable in model.free_RVs]
-    if _is_approximation(source):
+    if not is_inference_data(source):
         target = as_target(model)
         _check_dim(source, target)
         values = target.constrain(source.sample(chains, rng), rng)
@@ -89,9 +90,8 @@ def nuts_for_pymc(source: Any, model: Any, **options: Any) -> Any:
     """
     import pymc as pm
 
-    approximation = _as_approximation(source, model)
-    diagonal = getattr(approximation, "representation", "dense") == "diagonal"
-    scaling = approximation.sd**2 if diagonal else approximation.cov
+    q = _gaussian(source, model)
+    scaling = q.sd**2 if q.representation == "diagonal" else q.cov
     return pm.NUTS(scaling=scaling, is_cov=True, model=model, **options)
 
 
@@ -110,7 +110,7 @@ def nutpie_options(source: Any, model: Any) -> dict[str, Any]:
     dict
         ``init_mean`` ``(dim,)``.
     """
-    return {"init_mean": np.asarray(_as_approximation(source, model).mean)}
+    return {"init_mean": np.asarray(_gaussian(source, model).mean)}
 
 
 def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: StanTarget | None = None) -> list[dict]:
@@ -139,7 +139,7 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
         raise ModelError(f"chains={chains}: expected an integer of at least 1")
     (rng,) = spawn_generators(seed, 1)
     target = _stan_target(source, target)
-    if _is_approximation(source):
+    if not is_inference_data(source):
         points = source.sample(chains, rng)
     else:
         draws = _unconstrained(source, target)
@@ -171,7 +171,7 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
     """
     if kind not in ("dense_e", "diag_e"):
         raise ModelError(f"kind={kind!r}: expected 'dense_e' or 'diag_e'")
-    if _is_approximation(source):
+    if not is_inference_data(source):
         cov = np.asarray(source.cov)
     else:
         draws = _unconstrained(source, _stan_target(source, target))
@@ -182,25 +182,25 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
     return {"inv_metric": cov if kind == "dense_e" else np.diag(cov).copy()}
 
 
-def _is_approximation(source: Any) -> bool:
-    return hasattr(source, "cov") and hasattr(source, "sample")
-
-
-def _as_approximation(source: Any, model: Any) -> Any:
-    """The approximation itself, or the Gaussian with the moments of the draws."""
-    if not _is_approximation(source):
-        return from_draws(source, model)
-    _check_dim(source, as_target(model))
-    return source
+def _gaussian(source: Any, model: Any) -> Gaussian:
+    """The Gaussian with the moments of an approximation, or of draws."""
+    target = as_target(model)
+    if is_inference_data(source):
+        return gaussian_of_draws(source, target)[1]
+    _check_dim(source, target)
+    q: Gaussian | None = getattr(source, "gaussian", None)  # an object of another library has its moments alone
+    return Gaussian.from_covariance(np.asarray(source.mean), np.asarray(source.cov)) if q is None else q
 
 
 def _check_dim(approximation: Any, target: BaseTarget) -> None:
+    if not has_moments(approximation):
+        raise ModelError(f"{type(approximation).__name__}: expected an approximation or InferenceData")
     if len(approximation.mean) != target.dim:
         raise ModelError(f"the approximation has {len(approximation.mean)} coordinates, the model has {target.dim}")
 
 
 def _stan_target(source: Any, target: StanTarget | None) -> StanTarget:
-    found = target if target is not None else getattr(source, "target", None)
+    found = source.target if target is None and not is_inference_data(source) else target
     if not isinstance(found, StanTarget):
         raise ModelError("hand-over to CmdStan needs the Stan program: pass target=pb.as_target('model.stan', data)")
     return found

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.errors import ModelError
-from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
 from ppl_backends.options import checked
-from ppl_backends.results.inference_data import group, inference_data
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.results.draws import gaussian_of_draws
+from ppl_backends.results.inference_data import inference_data
 
 __all__ = ["from_draws"]
 
@@ -55,31 +51,5 @@ def from_draws(idata: Any, model: Any = None, *, data: Any = None, **target_opti
         from ppl_backends.targets.convert import as_target
 
         target = as_target(model, data, **target_options)
-    names, x = _unconstrained_draws(idata, target)
-    n, dim = x.shape
-    sd = x.std(axis=0, ddof=1) if n > 1 else np.zeros(dim)
-    if not (np.isfinite(sd) & (sd > 0)).all():
-        stuck = names[int(np.argmin(np.where(np.isfinite(sd), sd, -1.0)))]
-        raise ModelError(f"the {n} draws of {stuck} do not vary or are not finite: no Gaussian can be fitted to them")
-    dense = n > 2 * dim and dim <= MAX_DENSE_DIM
-    return GaussianApproximation(
-        x.mean(axis=0), np.atleast_2d(np.cov(x.T)) if dense else sd**2, names=names, target=target, method="draws"
-    )
-
-
-def _unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str, ...], Array]:
-    """Names and draws ``(n, dim)`` on the unconstrained space."""
-    try:
-        stored = group(idata, "unconstrained_posterior")
-    except KeyError:
-        stored = None
-    if stored is not None and "x" in stored:
-        values = stored["x"].values
-        names = tuple(str(name) for name in stored["unconstrained_parameter"].values)
-        return names, values.reshape(-1, values.shape[-1])
-    if target is None:
-        raise ModelError("the draws are in model space: give model=, which takes them to the unconstrained space")
-    posterior = group(idata, "posterior")
-    variables = {str(name): values.values for name, values in posterior.data_vars.items()}
-    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in variables.items()}
-    return target.names, np.asarray(target.unconstrain(flat), dtype=np.float64)
+    names, q = gaussian_of_draws(idata, target)
+    return GaussianApproximation(q.mean, cholesky=q.factor, names=names, target=target, method="draws")

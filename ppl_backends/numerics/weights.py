@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from ppl_backends.results.inference_data import ARVIZ_MAJOR
-from ppl_backends.targets.protocol import Array
-
 __all__ = [
     "LARGEST_PARETO_K",
     "ImportanceEvidence",
@@ -27,6 +24,8 @@ __all__ = [
     "systematic_resampling",
     "tail_share",
 ]
+
+Array = NDArray[np.float64]
 
 LARGEST_PARETO_K = 0.7
 NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
@@ -94,14 +93,14 @@ def smoothed_weights(log_weights: Array) -> tuple[Array, float]:
 def _psis(log_weights: Array) -> tuple[Array, float]:
     """ArviZ's Pareto-smoothed importance sampling: smoothed log weights, and k."""
     with np.errstate(all="ignore"):  # ArviZ's fit overflows on its way
-        if ARVIZ_MAJOR == 0:
+        try:  # ArviZ 1 takes log likelihoods, the negative log weights of leave-one-out
+            from arviz_stats.base import array_stats
+
+            smoothed, k = array_stats.psislw(-log_weights)
+        except ImportError:
             from arviz import psislw
 
             smoothed, k = psislw(log_weights)
-        else:
-            from arviz_stats.base import array_stats
-
-            smoothed, k = array_stats.psislw(-log_weights)  # takes log likelihoods, the negative log weights of LOO
     return np.asarray(smoothed), float(k)
 
 
