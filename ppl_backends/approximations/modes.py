@@ -49,16 +49,7 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     """
     if not np.isfinite(found.log_evidence) or target.dim > LARGEST_NEWTON_DIM:
         return found
-    modes, climbs, fruitless, complete = [found], 0, 0, False
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        points, height = _dispersed(target, np.random.default_rng(0))
-        while len(points) and climbs < MOST_CLIMBS and not complete:
-            likely = _likeliest_elsewhere(points, height, modes) if fruitless == 0 else []
-            height[likely] = -np.inf
-            in_turn = np.arange(climbs, climbs + CLIMBS - len(likely)) % len(points)
-            new = _new_modes(target, points[[*likely, *in_turn]], modes)
-            modes, climbs, fruitless = modes + new, climbs + CLIMBS, 0 if new else fruitless + CLIMBS
-            complete = fruitless >= FRUITLESS * (1 + len(modes))
+    modes, climbs, complete = _search(target, found, MOST_CLIMBS)
     if len(modes) == 1:
         return found
     evidence = np.array([mode.log_evidence for mode in modes])
@@ -87,14 +78,26 @@ def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApp
     """
     if target.dim > LARGEST_NEWTON_DIM:
         return None
+    modes, _, _ = _search(target, q, CLIMBS)
+    beyond = [mode for mode in modes[1:] if _beyond(mode.mean[None], q)[0]]
+    return max(beyond, key=lambda mode: mode.log_evidence, default=None)
+
+
+def _search(
+    target: BaseTarget, found: GaussianApproximation, most_climbs: int
+) -> tuple[list[GaussianApproximation], int, bool]:
+    """All modes, that ``found`` first, how many climbs led to them, and whether the last ones found nothing new."""
+    modes, climbs, fruitless, complete = [found], 0, 0, False
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
-        if not len(points):
-            return None
-        likely = _likeliest_elsewhere(points, height, [q])
-        new = _new_modes(target, points[[*likely, *range(min(CLIMBS - len(likely), len(points)))]], [q])
-    beyond = [mode for mode in new if _beyond(mode.mean[None], q)[0]]
-    return max(beyond, key=lambda mode: mode.log_evidence, default=None)
+        while len(points) and climbs < most_climbs and not complete:
+            likely = _likeliest_elsewhere(points, height, modes) if fruitless == 0 else []
+            height[likely] = -np.inf
+            in_turn = np.arange(climbs, climbs + CLIMBS - len(likely)) % len(points)
+            new = _new_modes(target, points[[*likely, *in_turn]], modes)
+            modes, climbs, fruitless = modes + new, climbs + CLIMBS, 0 if new else fruitless + CLIMBS
+            complete = fruitless >= FRUITLESS * (1 + len(modes))
+    return modes, climbs, complete
 
 
 def _new_modes(target: BaseTarget, starts: Array, modes: list[GaussianApproximation]) -> list[GaussianApproximation]:

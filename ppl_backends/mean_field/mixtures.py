@@ -234,17 +234,16 @@ class CategoricalMixture(_Mixture):
         return [counts / counts.sum(axis=1, keepdims=True) for counts in self._counts]
 
 
-COMPONENTS = integer(1) | Option("several", lambda numbers: [integer(1).read(k) for k in numbers])
+OPTIONS = {
+    "components": integer(1) | Option("several", lambda numbers: [integer(1).read(k) for k in numbers]),
+    "weight_prior": number(above=0),
+    "restarts": integer(1),
+    "tolerance": number(above=0),
+    "max_sweeps": integer(1),
+}
 
 
-@checked(
-    components=COMPONENTS,
-    weight_prior=number(above=0),
-    mean_precision=number(above=0),
-    restarts=integer(1),
-    tolerance=number(above=0),
-    max_sweeps=integer(1),
-)
+@checked(mean_precision=number(above=0), **OPTIONS)
 def fit_gaussian_mixture(
     x: Any,
     components: int | Iterable[int] = range(1, 9),
@@ -308,14 +307,7 @@ def fit_gaussian_mixture(
     )
 
 
-@checked(
-    components=COMPONENTS,
-    weight_prior=number(above=0),
-    level_prior=number(above=0),
-    restarts=integer(1),
-    tolerance=number(above=0),
-    max_sweeps=integer(1),
-)
+@checked(level_prior=number(above=0), **OPTIONS)
 def fit_categorical_mixture(
     x: Any,
     components: int | Iterable[int] = range(1, 9),
