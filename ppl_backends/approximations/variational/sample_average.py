@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize
 
 from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.approximations.variational.elbo import SampleAverage
 from ppl_backends.approximations.variational.families import Family
+from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["FixedSampleFit", "Maximum", "fit_fixed_samples", "maximise", "moved"]
 
-MEMORY = 20
-ARMIJO, CURVATURE = 1e-4, 0.9
-LARGEST_LINE_SEARCH = 30
+MEMORY, LINE_SEARCH = 20, 30
 LARGEST_OPTIMISM, OPTIMISM_PER_COORDINATE = 0.05, 0.005  # nats
 
 Objective = Callable[[Array], tuple[float, Array]]
@@ -38,8 +38,7 @@ class Maximum(NamedTuple):
     first_value : float
         At the start.
     expected_gain : float
-        What a Newton step would still gain: the larger of ½ gᵀHg with the curvature learned, which is that of the
-        stiffest directions where few have been seen, and with H = 1, which is right in the units of the base.
+        What a Newton step would still gain; see :class:`_Climb`.
     iterations : int
     converged : bool
     """
@@ -52,69 +51,71 @@ class Maximum(NamedTuple):
     converged: bool
 
 
+class _Climb:
+    """A maximisation as ``scipy.optimize.minimize`` sees it: a finite function, and a callback that knows when to stop.
+
+    Where the objective is ``-inf``, a parabola along the step stands for it, whose minimum is a quarter of the way: so far
+    the line search goes back.
+
+    A Newton step would gain ½ gᵀHg. For H stands the larger of the identity, which is right in the units of the base, and the
+    curvature of the last step.
+    """
+
+    def __init__(self, objective: Objective, start: Array, tolerance: float) -> None:
+        self.objective, self.tolerance = objective, tolerance
+        self.x, (self.value, self.gradient) = start, objective(start)
+        self.last = (self.x, self.value, self.gradient)
+        self.gain = 0.5 * float(self.gradient @ self.gradient) if np.isfinite(self.value) else np.inf
+        self.gains: deque[float] = deque(maxlen=10)
+        self.iterations = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether next to nothing is to be gained, or ten steps gained next to nothing together."""
+        if self.gain < self.tolerance and (not self.gains or self.gains[-1] < 10 * self.tolerance):
+            return True
+        return len(self.gains) == 10 and sum(self.gains) < self.tolerance
+
+    def negative(self, x: Array) -> tuple[float, Array]:
+        """Minus the objective and its gradient."""
+        if not np.array_equal(x, self.last[0]):
+            self.last = (x.copy(), *self.objective(x))
+        _, value, gradient = self.last
+        if np.isfinite(value):
+            return -value, -gradient
+        promised = abs(float(self.gradient @ (x - self.x)))
+        return promised - self.value, 3 * self.gradient
+
+    def step(self, x: Array) -> None:
+        """After every step."""
+        self.negative(x)
+        x, value, gradient = self.last
+        moved, change = x - self.x, self.gradient - gradient
+        curvature = float(moved @ change)
+        scale = max(1.0, curvature / float(change @ change)) if curvature > 1e-12 * float(moved @ moved) else 1.0
+        self.gains.append(value - self.value)
+        self.x, self.value, self.gradient = x, value, gradient
+        self.gain = 0.5 * scale * float(gradient @ gradient)
+        self.iterations += 1
+        if self.settled:
+            raise StopIteration
+
+
 def maximise(objective: Objective, start: Array, tolerance: float, max_iterations: int) -> Maximum:
     """Maximum of a smooth function by limited-memory BFGS; ``-inf`` is a value like any other.
 
     Stops where a Newton step is expected to gain less than ``tolerance``, or ten steps gained less than that together.
     """
-    x, (value, gradient) = start, objective(start)
-    pairs: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)
-    gains: deque[float] = deque(maxlen=10)
-    gain, first_value = np.inf, value
-    for iteration in range(max_iterations):
-        direction = _direction(gradient, pairs)
-        gain = 0.5 * max(float(gradient @ direction), float(gradient @ gradient))
-        if not np.isfinite(value) or gain < tolerance or (len(gains) == 10 and sum(gains) < tolerance):
-            return Maximum(x, value, first_value, gain, iteration, bool(np.isfinite(value)))
-        first = 1.0 if pairs else min(1.0, 1.0 / float(np.abs(direction).max()))
-        step, new_value, new_gradient = _line_search(objective, x, direction, value, gradient, first)
-        if step == 0.0:  # no ascent to be had within rounding
-            if not pairs:
-                return Maximum(x, value, first_value, gain, iteration, gain < 1e-6 * (1 + abs(value)))
-            pairs.clear()
-            continue
-        moved, change = step * direction, gradient - new_gradient
-        if (curvature := float(moved @ change)) > 1e-12 * float(moved @ moved):
-            pairs.append((moved, change, 1 / curvature))
-        gains.append(new_value - value)
-        x, value, gradient = x + moved, new_value, new_gradient
-    return Maximum(x, value, first_value, gain, max_iterations, False)
-
-
-def _direction(gradient: Array, pairs: deque[tuple[Array, Array, float]]) -> Array:
-    """H g by the two-loop recursion; H starts from the identity, scaled by the last pair."""
-    q, alphas = gradient.copy(), []
-    for moved, change, rho in reversed(pairs):
-        alphas.append(rho * float(moved @ q))
-        q -= alphas[-1] * change
-    if pairs:
-        _, change, rho = pairs[-1]
-        q /= rho * float(change @ change)
-    for (moved, change, rho), alpha in zip(pairs, reversed(alphas), strict=True):
-        q += (alpha - rho * float(change @ q)) * moved
-    return q
-
-
-def _line_search(
-    objective: Objective, x: Array, direction: Array, value: float, gradient: Array, step: float
-) -> tuple[float, float, Array]:
-    """A step with enough ascent and enough of the slope gone (weak Wolfe conditions), by bisection and doubling."""
-    slope = float(gradient @ direction)
-    low, high = 0.0, np.inf
-    best = (0.0, value, gradient)
-    for _ in range(LARGEST_LINE_SEARCH):
-        new_value, new_gradient = objective(x + step * direction)
-        if not new_value >= value + ARMIJO * step * slope:
-            high = step
-        else:
-            best = (step, new_value, new_gradient)
-            if float(new_gradient @ direction) <= CURVATURE * slope:
-                return best
-            low = step
-        step = 0.5 * (low + high) if np.isfinite(high) else 2 * low
-        if low > 0 and high - low < 0.1 * low:
-            return best
-    return best
+    climb = _Climb(objective, start, tolerance)
+    first_value = climb.value
+    if np.isfinite(first_value) and not climb.settled:
+        options: dict[str, Any] = {"maxiter": max_iterations, "maxfun": LINE_SEARCH * max_iterations, "maxcor": MEMORY}
+        options |= {"ftol": 0.0, "gtol": 0.0, "maxls": LINE_SEARCH}
+        minimize(climb.negative, start, jac=True, method="L-BFGS-B", callback=climb.step, options=options)
+    # Where no ascent is to be had within rounding, the search ends early.
+    stuck = climb.iterations < max_iterations and climb.gain < 1e-6 * (1 + abs(climb.value))
+    converged = np.isfinite(climb.value) and (climb.settled or stuck)
+    return Maximum(climb.x, climb.value, first_value, climb.gain, climb.iterations, bool(converged))
 
 
 class FixedSampleFit(NamedTuple):
@@ -166,7 +167,8 @@ def fit_fixed_samples(
     allowed = LARGEST_OPTIMISM + OPTIMISM_PER_COORDINATE * family.dim
     while True:
         objective = SampleAverage(target, family, standardised_noise(draws, family.dim, rng, qmc, family.factors))
-        found = maximise(objective, family.start(), gain_tolerance, max_iterations)
+        with threads_worth_having(draws * family.dim**2):
+            found = maximise(objective, family.start(), gain_tolerance, max_iterations)
         change = moved(family, found.x)
         optimism = abs(history[-1][1] - found.first_value) if history else np.inf
         history.append((draws, found.value, found.iterations, change))
