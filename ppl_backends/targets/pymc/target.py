@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import FactorSearchError, ModelError, PriorSamplingError
-from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows
+from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows, threads_worth_having
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, gradient_of, sanitize, undefined
@@ -118,11 +119,14 @@ class PyMCTarget(BaseTarget):
         jax = function.backend == "jax"  # keeps its own threads, and compiles for every size of block
         cap = min(function.cap, largest or function.cap)
         n = len(x)
-        if jax and self._compiled.factorises and n > 1:
+        many = jax and self._compiled.factorises and n > 1
+        if many:
             x = pad_rows(x, -(-n // cap) * cap)  # full blocks and single points are all that is compiled
-        outputs = evaluate_in_blocks(
-            lambda block: function(block, self._arguments), x, cap, 1 if jax else self.cores, pad=jax
-        )
+        # A factorisation a point: threads that wait for each other at every one cost more than all their work.
+        with threads_worth_having(0) if many else nullcontext():
+            outputs = evaluate_in_blocks(
+                lambda block: function(block, self._arguments), x, cap, 1 if jax else self.cores, pad=jax
+            )
         return [output[:n] for output in outputs]
 
     def with_fixed_batch_size(self) -> PyMCTarget:
