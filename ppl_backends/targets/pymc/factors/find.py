@@ -9,7 +9,8 @@ import pymc as pm
 from scipy import sparse
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal, ScaledSites, SiteFamily
+from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal
+from ppl_backends.targets.factors.finder import ConditionalFactors, SiteGroup, assemble
 from ppl_backends.targets.factors.recognise import Recognised, recognise
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
@@ -27,10 +28,8 @@ MANY_SITES = 10_000
 PROOF_SCALES = (0.3, 3.0, 30.0)
 
 
-class PyMCFactors:
-    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ) for a PyMC model.
-
-    φ are the coordinates of the variables that have to be given, often none; θ are all others.
+class PyMCFactors(ConditionalFactors):
+    """The factors of a PyMC model, as a function of the hyper-parameters that it needs.
 
     Parameters
     ----------
@@ -42,15 +41,6 @@ class PyMCFactors:
         What compiles the sites that belong to no known family; ``"python"`` interprets them.
     likelihood_only : bool
         The sites of the observed variables alone, as functions of all coordinates, under a flat prior.
-
-    Attributes
-    ----------
-    hyper_names, names : tuple of str
-        Of φ and of θ, among the unconstrained names.
-    hyper_coordinates, coordinates : ndarray of int
-        Where φ and θ are in the unconstrained point.
-    start : ndarray
-        A φ to start from.
 
     Raises
     ------
@@ -70,55 +60,22 @@ class PyMCFactors:
         self._graph = TermGraph(model, data, shapes, likelihood_only)
         self._structure = find_structure(self._graph, rng, 0 if likelihood_only else MAX_HYPER)
         held = self._structure.held
-        names = np.array(flat_names(shapes.value))
-        self.hyper_coordinates = self._graph.coordinates(held)
-        self.coordinates = np.setdiff1d(np.arange(self._graph.dim), self.hyper_coordinates)
-        self.hyper_names = tuple(map(str, names[self.hyper_coordinates]))
-        self.names = tuple(map(str, names[self.coordinates]))
-        self.start: Array = self._graph.start[self.hyper_coordinates]
+        hyper = self._graph.coordinates(held)
+        super().__init__(flat_names(shapes.value), hyper, self._graph.start[hyper])
         self._gaussian = QuadraticTerms(self._graph, self._structure.gaussian, held)
         self._constants, self._hyper_priors = _constant_functions(self._graph, self._structure)
         self._backend, self._compiled = backend, dict[int, SiteGraph]()
-        self._latest: tuple[Array, Factors] | None = None
         self._families: dict[int, tuple[list[Array], Recognised | None]] = {}
         self._prove(rng)
 
-    def at(self, phi: Any = ()) -> Factors:
-        """The factors of θ given φ ``(len(hyper_names),)``."""
-        x = self._point(phi)
-        if self._latest is None or not np.array_equal(self._latest[0], x):
-            self._latest = x, self._factors(x)
-        return self._latest[1]
-
-    def _factors(self, x: Array) -> Factors:
-        gaussian = self._gaussian.at(x)
+    def _given(self, x: Array) -> Factors:
+        gaussian, groups = self._gaussian.at(x), []
         log_constant = gaussian.log_constant + self._sum(self._constants, x)
-        designs, offsets, families, observed = [], [], [], []
         for term in self._structure.sites:
             geometry = term.geometry(x)
-            family, scale, shift = self._family(term, x, geometry)
-            designs.append(_scaled(geometry.design, scale))
-            offsets.append(geometry.offset * scale + shift)
-            families.append(family)
-            observed.append(np.full(term.n_sites, term.term.prior_of is None))
+            groups.append(self._group(term, x, geometry))
             log_constant += term.constant(x, geometry)
-        if gaussian.tilt is not None or not designs:
-            row = np.zeros(len(self.coordinates)) if gaussian.tilt is None else gaussian.tilt
-            designs.append(row[None])
-            offsets.append(np.zeros(1))
-            families.append(FunctionSites(_identity, 1, derivatives=_identity_derivatives))
-            observed.append(np.zeros(1, dtype=bool))
-        return Factors(
-            designs,
-            np.concatenate(offsets),
-            families,
-            gaussian.mean,
-            gaussian.precision,
-            log_constant=log_constant,
-            observed=np.concatenate(observed),
-            names=self.names,
-            normal_rows=self._normal_rows(x),
-        )
+        return assemble(gaussian, groups, log_constant=log_constant, names=self.names, normal_rows=self._normal_rows(x))
 
     def _normal_rows(self, x: Array) -> tuple[Any, Array, Normal, Array] | None:
         """Designs, offsets, data and scales of the normal observations in the Gaussian part; None where there are none."""
@@ -143,14 +100,6 @@ class PyMCFactors:
         """Log prior density of φ, with the Jacobians of its transforms."""
         return self._sum(self._hyper_priors, self._point(phi))
 
-    def _point(self, phi: Any) -> Array:
-        phi = np.asarray(phi, dtype=np.float64).ravel()
-        if len(phi) != len(self.hyper_coordinates):
-            raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_coordinates)}: {self.hyper_names}")
-        x = np.zeros(self._graph.dim)
-        x[self.hyper_coordinates] = phi
-        return x
-
     def _sum(self, function: PointFunction | None, x: Array) -> float:
         """Sum of constant terms, ``-inf`` where it is not a number."""
         if function is None:
@@ -158,16 +107,16 @@ class PyMCFactors:
         total = sum(float(value.sum()) for value in function(x[None]))
         return total if np.isfinite(total) else -np.inf
 
-    def _family(self, term: SiteTerm, x: Array, geometry: Geometry) -> tuple[SiteFamily, Any, Any]:
-        """The sites of a term given φ, and the scale and shift that take its scalars to the family's."""
+    def _group(self, term: SiteTerm, x: Array, geometry: Geometry) -> SiteGroup:
+        """The sites of a term given φ, of a known family or compiled."""
+        observed = term.term.prior_of is None
         known = self._recognised(term, x, geometry)
         if known is not None:
-            scaled = np.any(known.constant)
-            return (ScaledSites(known.family, known.constant) if scaled else known.family), known.scale, known.shift
+            return SiteGroup.of_known(known, geometry.design, geometry.offset, observed)
         if id(term) not in self._compiled:
             self._compiled[id(term)] = SiteGraph(term, self._backend)
         function = CompiledSites(self._compiled[id(term)], geometry, term.hyper(x))
-        return FunctionSites(function, term.n_sites), 1.0, 0.0
+        return SiteGroup(geometry.design, geometry.offset, FunctionSites(function, term.n_sites), observed)
 
     def _recognised(self, term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
         """The known family of a term; that of the latest φ where nothing that its sites read has changed."""
@@ -214,13 +163,6 @@ def _recognise(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | Non
     return recognise(lambda s: term.log_site(s, x, geometry), term.n_sites, like)
 
 
-def _scaled(design: Any, scale: Any) -> Any:
-    """The rows of a design, dense or sparse, times their scales."""
-    if np.all(np.equal(scale, 1.0)):
-        return design
-    return sparse.diags(scale) @ design if sparse.issparse(design) else design * np.reshape(scale, (-1, 1))
-
-
 def _apply(precision: Array, rows: Array) -> Array:
     return rows * precision if precision.ndim == 1 else rows @ precision
 
@@ -238,11 +180,3 @@ def _constant_functions(graph: TermGraph, structure: Structure) -> tuple[PointFu
     priors = [term.value for term in structure.constant if term.prior_of in structure.held]
     others = [term.value for term in structure.constant if term.prior_of not in structure.held]
     return tuple(PointFunction(graph, set(), terms) if terms else None for terms in (others, priors))  # type: ignore[return-value]
-
-
-def _identity(s: Array) -> Array:
-    return s
-
-
-def _identity_derivatives(s: Array) -> tuple[Array, Array]:
-    return np.ones_like(s), np.zeros_like(s)

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from ppl_backends.targets.factors import GaussianPrior
+from ppl_backends.targets.factors.finder import GaussianPart, complete_gaussian
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.graph import no_c_compiler
 
-__all__ = ["GaussianPart", "QuadraticTerms"]
-
-
-class GaussianPart(NamedTuple):
-    """exp(``log_constant`` + ``tilt``ᵀθ) · N(θ; mean, precision⁻¹), the Gaussian normalised on the range of its precision.
-
-    Attributes
-    ----------
-    mean : ndarray (d,)
-    precision : ndarray (d,) or (d, d)
-    tilt : ndarray (d,) or None
-        A slope in directions that the precision does not cover, where there is one.
-    log_constant : float
-    """
-
-    mean: Array
-    precision: Array
-    tilt: Array | None
-    log_constant: float
+__all__ = ["QuadraticTerms"]
 
 
 class QuadraticTerms:
@@ -73,34 +53,7 @@ class QuadraticTerms:
         value, gradient = self._function(points)
         slope, hessian = gradient[0], gradient[0] - gradient[1:]
         precision = 0.5 * (hessian + hessian.T)
-        part = _complete(float(value[0]), slope, precision)
+        part = complete_gaussian(float(value[0]), slope, precision)
         if not self._depends_on_hyper:
             self._fixed = part
         return part
-
-
-def _complete(value: float, slope: Array, precision: Array) -> GaussianPart:
-    """From value, slope and curvature at the origin to mean and normaliser."""
-    d = len(slope)
-    diagonal = np.diagonal(precision).copy()
-    if not np.any(precision - np.diag(diagonal)):
-        precision = diagonal
-        covered = diagonal > 0
-        mean = np.where(covered, slope / np.where(covered, diagonal, 1.0), 0.0)
-        remainder = np.where(covered, 0.0, slope)
-    else:
-        mean = _solve(precision, slope)
-        remainder = slope - precision @ mean
-    tilt = remainder if np.abs(remainder).max(initial=0.0) > 1e-9 * (1 + np.abs(slope).max(initial=0.0)) else None
-    gaussian = GaussianPrior(mean, precision, d)
-    log_constant = value - float(gaussian.log_density(np.zeros((1, d)))[0])
-    return GaussianPart(mean, precision, tilt, log_constant)
-
-
-def _solve(precision: Array, slope: Array) -> Array:
-    try:
-        return cho_solve(cho_factor(precision), slope)
-    except LinAlgError:
-        values, vectors = np.linalg.eigh(precision)
-        kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
-        return vectors[:, kept] @ ((vectors[:, kept].T @ slope) / values[kept])

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.factors import Factors, GaussianPrior, ScaledSites, SiteFamily
+from ppl_backends.targets.factors import Factors, ScaledSites, SiteFamily
+from ppl_backends.targets.factors.finder import ConditionalFactors, SiteGroup, assemble
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.stan.compiled import CompiledProgram
 from ppl_backends.targets.stan.factors.predictor import Predictor, find_predictor
@@ -72,78 +73,46 @@ def find_factors(target: CompiledProgram, split: ProgramSplit, predictor: str | 
             return factors if held else given
 
 
-class StanFactors:
-    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ) for a Stan program.
-
-    Attributes
-    ----------
-    hyper_names, names : tuple of str
-        Of φ and of θ, among the unconstrained names.
-    hyper_coordinates, coordinates : ndarray of int
-        Where φ and θ are in the unconstrained point.
-    start : ndarray
-        A φ to start from.
-    """
+class StanFactors(ConditionalFactors):
+    """The factors of a Stan program given the coordinates ``held``; their constant holds the prior density of those."""
 
     def __init__(self, target: CompiledProgram, split: ProgramSplit, predictor: str | None, held: Any) -> None:
+        super().__init__(target.names, np.sort(held), np.zeros(len(held)))
         self._target, self._split, self._predictor = target, split, predictor
-        self.hyper_coordinates = np.sort(held)
-        self.coordinates = np.setdiff1d(np.arange(target.dim), held)
-        self.hyper_names = tuple(target.names[j] for j in self.hyper_coordinates)
-        self.names = tuple(target.names[j] for j in self.coordinates)
-        self.start: Array = np.zeros(len(held))
-        self._latest: tuple[SiteFamily, Array, Array, Array] | None = None
+        self._likelihood: tuple[SiteFamily, Array, Array, Array] | None = None
 
     def __repr__(self) -> str:
         return f"StanFactors({self._target.label!r}, given {', '.join(self.hyper_names)})"
 
-    def at(self, phi: Any = ()) -> Factors:
-        """The factors of θ given φ ``(len(hyper_names),)``; their constant holds the prior density of φ."""
-        phi = np.asarray(phi, dtype=np.float64).ravel()
-        if len(phi) != len(self.hyper_names):
-            raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_names)}: {self.hyper_names}")
-        program = Quantities(self._target, self._split, self.hyper_coordinates, phi)
-        found = find_predictor(program, self._predictor)
-        family, design, offset = self._sites_at(program, found)
-        families, designs, offsets = [family], [design], [offset]
-        mean, precision, prior_sites = read_prior(program)
-        for coordinate, family, slope, intercept in prior_sites:
-            designs.append(slope * np.eye(program.dim)[None, coordinate])
-            offsets.append(np.atleast_1d(intercept))
-            families.append(family)
-        observed = np.arange(program.n + len(prior_sites)) < program.n
-        rows, shifts = np.concatenate(designs), np.concatenate(offsets)
-        return _proved(
-            program, Factors(rows, shifts, families, mean, precision, observed=observed, names=program.names)
-        )
+    def _given(self, x: Array) -> Factors:
+        program = Quantities(self._target, self._split, self.hyper_coordinates, x[self.hyper_coordinates])
+        likelihood = self._sites_at(program, find_predictor(program, self._predictor))
+        gaussian, prior_sites = read_prior(program)
+        return _proved(program, assemble(gaussian, [likelihood, *prior_sites], names=program.names))
 
-    def _sites_at(self, program: Quantities, found: Predictor) -> tuple[SiteFamily, Array, Array]:
-        """The sites of the likelihood, with design and offset: those of another φ where they still hold."""
-        if self._latest is not None:
-            family, scale, shift, offset = self._latest
+    def _sites_at(self, program: Quantities, found: Predictor) -> SiteGroup:
+        """The sites of the likelihood: those of another φ where they still hold."""
+        if self._likelihood is not None:
+            family, scale, shift, offset = self._likelihood
             moved = found.design * scale[:, None], shift + scale * (found.offset - offset)
             try:
                 prove_sites(program, found, family, *moved)
             except ModelError:
                 pass
             else:
-                return family, *moved
+                return SiteGroup(moved[0], moved[1], family, True)
         sites, scale, shift, constant = likelihood_sites(program, found)
         family, scale = ScaledSites(sites, constant) if np.any(constant) else sites, np.broadcast_to(scale, program.n)
         design = found.design * scale[:, None]
         prove_sites(program, found, family, design, shift)
-        self._latest = family, scale, shift, found.offset
-        return family, design, shift
-
-    def log_hyper_prior(self, phi: Any = ()) -> float:
-        """Zero: the prior density of φ is in the constant of the factors."""
-        return 0.0
+        self._likelihood = family, scale, shift, found.offset
+        return SiteGroup(design, shift, family, True)
 
 
 def _proved(program: Quantities, factors: Factors) -> Factors:
     """The factors with their constant, if they equal the program's log density at random points."""
     points, gaussian = random_points(program.dim, 2), factors.prior
-    if isinstance(gaussian, GaussianPrior) and gaussian.proper:
+    if gaussian.proper:
         points = np.concatenate([points, gaussian.sample(2 * POINTS, np.random.default_rng(2))])
     truth, found = program.log_density(points), factors.log_density(points)
     usable = np.isfinite(truth)

@@ -5,28 +5,33 @@ from __future__ import annotations
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.factors import ScaledSites, SiteFamily
+from ppl_backends.targets.factors.finder import GaussianPart, SiteGroup, complete_gaussian
 from ppl_backends.targets.factors.recognise import recognise
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.stan.factors.quantities import TOLERANCE, Quantities
 
 __all__ = ["read_prior"]
 
+ROUNDING = 1e-11  # of differences, relative to the values
 
-def read_prior(program: Quantities) -> tuple[Array, Array, list[tuple[int, SiteFamily, float, Array]]]:
-    """Mean and precision of the Gaussian part, and sites along coordinates: number, family, slope and intercept."""
+
+def read_prior(program: Quantities) -> tuple[GaussianPart, list[SiteGroup]]:
+    """Return the Gaussian part, and sites along coordinates."""
     dim, origin = program.dim, program.log_prior(np.zeros((1, program.dim)))[0]
     if not np.isfinite(origin):
         raise ModelError(f"{program.label}: the prior is not finite at the origin of the unconstrained parameters")
-    precision, slope, sites = np.zeros((dim, dim)), np.zeros(dim), []
+    precision, slope = np.zeros((dim, dim)), np.zeros(dim)
+    sites: dict[int, SiteGroup] = {}
     steps = np.array([_step(program, j, origin) for j in range(dim)])
     for j in range(dim):
         s = steps[j] * np.array([-2.0, -1.0, 1.0, 2.0])
         line = program.log_prior(s[:, None] * np.eye(dim)[j]) - origin
         second = (line[1] + line[2]) / steps[j] ** 2
         first = (line[2] - line[1]) / (2 * steps[j])
-        if (np.abs(first * s + 0.5 * second * s**2 - line) <= TOLERANCE * (1 + np.abs(line) + abs(origin))).all():
-            precision[j, j], slope[j] = -second, first
+        size = 1 + np.abs(line) + abs(origin)
+        if (np.abs(first * s + 0.5 * second * s**2 - line) <= TOLERANCE * size).all():
+            flat = abs(second) * steps[j] ** 2 <= ROUNDING * size.max()
+            precision[j, j], slope[j] = 0.0 if flat else -second, first
             continue
         known = recognise(lambda s, j=j: program.log_prior(s * np.eye(dim)[j])[:, None] - origin, 1)  # type: ignore[misc]
         if known is None:
@@ -34,16 +39,9 @@ def read_prior(program: Quantities) -> tuple[Array, Array, list[tuple[int, SiteF
                 f"the prior of {program.names[j]} is neither Gaussian nor of another known family along its coordinate"
             )
             raise program.refuse(said, j)
-        family: SiteFamily = ScaledSites(known.family, known.constant) if np.any(known.constant) else known.family
-        sites.append((j, family, float(np.ravel(known.scale)[0]), np.ravel(known.shift)))
-    _couple(program, precision, steps, origin, {j for j, *_ in sites})
-    off_diagonal = precision - np.diag(np.diag(precision))
-    mean = np.linalg.lstsq(precision, slope, rcond=None)[0]
-    if not np.allclose(precision @ mean, slope, atol=1e-8 * (1 + np.abs(slope).max())):
-        raise ModelError(
-            f"{program.label}: the prior is an exponential along some direction, so EP does not apply to it"
-        )
-    return np.asarray(mean, dtype=np.float64), precision if np.any(off_diagonal) else np.diag(precision).copy(), sites
+        sites[j] = SiteGroup.of_known(known, np.eye(dim)[j : j + 1], np.zeros(1), False)
+    _couple(program, precision, steps, origin, set(sites))
+    return complete_gaussian(origin, slope, precision), list(sites.values())
 
 
 def _step(program: Quantities, j: int, origin: float) -> float:
@@ -76,7 +74,7 @@ def _mixed_by_gradients(program: Quantities, steps: Array) -> Array:
     """Cycle second derivatives ``(dim, dim)`` from one gradient a coordinate; zero within rounding."""
     at_zero, moved = np.split(program.prior_gradient(np.concatenate([np.zeros((1, program.dim)), np.diag(steps)])), [1])
     mixed = (moved - at_zero) / steps[:, None]
-    size = 1e-11 * (1 + np.abs(moved).max(axis=1) + np.abs(at_zero).max()) / steps
+    size = ROUNDING * (1 + np.abs(moved).max(axis=1) + np.abs(at_zero).max()) / steps
     return np.where(np.abs(mixed) + np.abs(mixed.T) <= size[:, None] + size, 0.0, 0.5 * (mixed + mixed.T))
 
 
@@ -91,6 +89,6 @@ def _mixed_by_values(program: Quantities, steps: Array, origin: float) -> Array:
         points[:, j] = steps[j]
         both = program.log_prior(points)
         found = both - single[others] - single[j] + origin
-        found = np.where(np.abs(found) <= 1e-11 * (1 + np.abs(both) + abs(origin)), 0.0, found)
+        found = np.where(np.abs(found) <= ROUNDING * (1 + np.abs(both) + abs(origin)), 0.0, found)
         mixed[j, others] = mixed[others, j] = found / (steps[j] * steps[others])
     return mixed

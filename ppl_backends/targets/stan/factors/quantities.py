@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
@@ -47,7 +48,7 @@ class Quantities:
         Their values.
     """
 
-    def __init__(self, target: CompiledProgram, split: ProgramSplit, held: Array, at: Array) -> None:
+    def __init__(self, target: CompiledProgram, split: ProgramSplit, held: NDArray[np.integer], at: Array) -> None:
         self.target, self.split, self.label = target, split, target.label
         self._base = np.zeros(target.dim)
         self._base[held] = at
