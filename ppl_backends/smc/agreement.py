@@ -27,16 +27,7 @@ _LARGE = 0.3  # standard deviations of the draws, below which a disagreement doe
 
 
 class Apart(NamedTuple):
-    """A coordinate in which a chain is elsewhere than the others.
-
-    Attributes
-    ----------
-    coordinate : int
-    distance : float
-        Of the chain's mean from that of all, in standard deviations of the draws.
-    errors : float
-        The same in standard errors.
-    """
+    """A coordinate in which a chain is elsewhere than all: by how many standard deviations of the draws, and errors."""
 
     coordinate: int
     distance: float

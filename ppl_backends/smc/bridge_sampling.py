@@ -35,15 +35,9 @@ _MOST_DRAWS = 1000  # of the density fitted, for each chain
 
 
 class Sample(NamedTuple):
-    """Equally weighted points of the density whose integral is wanted.
+    """Equally weighted points of the density whose integral is wanted, with its logarithm, not normalised.
 
-    Attributes
-    ----------
-    x : ndarray (n, dim)
-    log_density : ndarray (n,)
-        Not normalised.
-    ancestor : ndarray (n,)
-        Label below n: points with different ones are independent.
+    Points whose ``ancestor``, a label below n, is not the same are independent.
     """
 
     x: Array
@@ -108,13 +102,7 @@ def _bridge_to(
 
 
 def _fitted(x: Array) -> MixtureApproximation | StudentMixture:
-    """Fit a Gaussian to every separated mode of the points, or to a single one with tails a mixture with Student t's.
-
-    Raises
-    ------
-    ModelError
-        If the points of a mode do not vary.
-    """
+    """Fit a Gaussian to every separated mode of the points, or to a single one with tails a mixture with Student t's."""
     labels = modes(x)
     parts = [x[labels == label] for label in range(labels.max() + 1)]
     covs = [np.atleast_2d(np.cov(part.T)) for part in parts]

@@ -27,15 +27,7 @@ def run_chains(
 ) -> tuple[list[SMCResult], bool]:
     """All chains in order, or after Ctrl-C those there are; and whether there was one.
 
-    Parameters
-    ----------
-    chains : sequence of callable
-        Each runs a chain, complete, so that it can be sent elsewhere, with ``report=`` and ``store=``.
-    shows : Shows
-        What is shown of a run.
-    executor : Executor or None
-    checkpoint : Checkpoint or None
-    progressbar : bool
+    Each of ``chains`` runs one of them, complete, so that it can be sent elsewhere, and takes ``report=`` and ``store=``.
 
     Raises
     ------
@@ -65,15 +57,7 @@ def run_chains(
 
 
 class Shows(NamedTuple):
-    """What is shown of a run beside its bar.
-
-    Attributes
-    ----------
-    fields : tuple of str
-        Names of the figures.
-    figures : callable
-        From a run to how far it is, from 0 to 1, and its figures.
-    """
+    """What is shown of a run: names of figures; and from a run how far it is, from 0 to 1, with these figures."""
 
     fields: tuple[str, ...]
     figures: Callable[[SMCState], tuple[float, dict[str, float | str]]]

@@ -70,15 +70,7 @@ _TYPES: tuple[type, ...] = (
 
 @dataclass(frozen=True)
 class ChainStore:
-    """The file of one chain.
-
-    Attributes
-    ----------
-    path : Path
-    run : str
-        Checksum of the file of the call that the chain belongs to.
-    chain : int
-    """
+    """The file of one chain; ``run`` is the checksum of the file of the call that it belongs to."""
 
     path: Path
     run: str
@@ -87,10 +79,7 @@ class ChainStore:
     def load(self) -> SMCState | None:
         """Return the chain as last saved; None where it never was.
 
-        Raises
-        ------
-        ModelError
-            If the file is damaged, or is of another chain or another call.
+        A file that is damaged, or is of another chain or another call, is refused.
         """
         if not self.path.exists():
             return None
@@ -129,9 +118,7 @@ class Checkpoint:
     seed : tuple of int
         Entropy that every generator of the call derives from.
     initial : object
-        What the path starts from: as given, or as fitted the first time.
-    named : bool
-        Whether ``initial`` was a name.
+        What the path starts from: as given (``named`` where by a name), or as fitted the first time.
     start : tuple of str
         What tells one start from another: the digest of an approximation that was given, and the shares of the Student t's
         that a pilot added.
@@ -153,15 +140,8 @@ class Checkpoint:
     ) -> Checkpoint:
         """Return the checkpoint of that name, or a new one.
 
-        Parameters
-        ----------
-        path : path-like
-        target : BaseTarget
-        settings : mapping
-            Options that a call must have in common with the one that began it; ``chains`` is one of them.
-        initial : object
-        random_seed : int, SeedSequence, Generator or None
-            None takes up the seed of a checkpoint that exists.
+        ``settings`` are options that a call must have in common with the one that began it, ``chains`` among them. A seed of
+        None takes up that of a checkpoint that exists.
 
         Raises
         ------
@@ -193,17 +173,9 @@ class Checkpoint:
         return found
 
     def begin(self, route: TemperingPath) -> Checkpoint:
-        """Return the checkpoint with its file written, unless it is there.
+        """Return the checkpoint with its file written, unless it is there; one that was begun from another start is refused.
 
-        Parameters
-        ----------
-        route : TemperingPath
-            Where it starts from an approximation that was fitted, and that is of a kind known here, the file holds that.
-
-        Raises
-        ------
-        ModelError
-            If the checkpoint was begun from another start.
+        Where ``route`` starts from an approximation that was fitted, and is of a kind known here, the file holds that.
         """
         approximation = route.approximation
         stored = _portable(approximation) if self.named else None

@@ -30,7 +30,7 @@ from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.smc.evidence import LineageVariance, log_relative
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["Moved", "Parts", "Path", "Record", "Resampled", "SMCState", "Start", "Step", "begin", "run_smc", "smc_step"]
+__all__ = ["Moved", "Parts", "Path", "Resampled", "SMCState", "Start", "Step", "begin", "run_smc", "smc_step"]
 
 
 def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
@@ -60,7 +60,7 @@ def smc_step(run: SMCState, path: Path, parts: Parts) -> SMCState:
     return done
 
 
-def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Schedule) -> SMCState:
+def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Any) -> SMCState:
     clock, n = time.perf_counter(), len(run.population.x)
 
     # 1. Weight
@@ -94,7 +94,7 @@ def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Schedule) -> SM
 
 
 def begin(
-    start: Start, rng: np.random.Generator, tuning: Any = None, records: Mapping[str, Record] | None = None
+    start: Start, rng: np.random.Generator, tuning: Any = None, records: Mapping[str, Any] | None = None
 ) -> SMCState:
     """Return a run before its first stage."""
     lineage = start.lineage or LineageVariance(len(start.population.x))
@@ -102,18 +102,10 @@ def begin(
 
 
 class Start(NamedTuple):
-    """Where a path begins.
+    """Where a path begins: equally weighted particles, and the log of the integral of γ₀ or its estimate.
 
-    Attributes
-    ----------
-    population : Population
-        Equally weighted.
-    log_normalizer : float
-        Log of the integral of γ₀, or its estimate.
-    lineage : LineageVariance, optional
-        Which particles depend on each other, and the error of ``log_normalizer``; independent ones by default.
-    figures : object
-        What is to be known of it later.
+    ``lineage`` says which particles depend on each other, and how far that log is off; independent ones by default.
+    ``figures`` is what is to be known of the start later.
     """
 
     population: Any
@@ -138,8 +130,8 @@ class SMCState:
         Figures of the start.
     tuning : object
         What the moves have learned.
-    records : mapping of str to Record
-        What is written down at every stage.
+    records : mapping
+        What is written down: name → object whose ``after(step)`` is the same with one more stage.
     stage : object
         The one reached, as the path has it; None before the first.
     stages : tuple
@@ -159,7 +151,7 @@ class SMCState:
     log_evidence: float
     start: Any = None
     tuning: Any = None
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, Any] = field(default_factory=dict)
     stage: Any = None
     stages: tuple[Any, ...] = ()
     weights: Array | None = None
@@ -169,19 +161,7 @@ class SMCState:
 
 
 class Resampled(NamedTuple):
-    """Particles that are to be moved, and what they were drawn from.
-
-    Attributes
-    ----------
-    before : Population
-        The ``n`` particles before resampling.
-    weights : ndarray (n,)
-        Normalised.
-    parents : ndarray of int (m,)
-    particles : Population
-        The ``m`` to be moved.
-    stage : object
-    """
+    """The ``particles`` to be moved at a stage, their ``parents`` before resampling, and the weights these had."""
 
     before: Any
     weights: Array
@@ -191,20 +171,10 @@ class Resampled(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Particles of a stage.
+    """The ``n`` particles of a stage, and the particle before resampling that each comes from.
 
-    Attributes
-    ----------
-    population : Population
-        Of ``n`` particles.
-    parents : ndarray of int (n,)
-        Particle before the resampling that each comes from.
-    tuning : object
-        What the moves have learned.
-    summary : object
-        Figures of the moves; None where none were made.
-    decided : object
-        The moves of a pilot run, for the run that it is the pilot of.
+    ``tuning`` is what the moves have learned, ``summary`` their figures (None where none were made), and ``decided`` what a
+    run that is to repeat them needs to know.
     """
 
     population: Any
@@ -215,17 +185,7 @@ class Moved(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A stage that was made, for those who write it down.
-
-    Attributes
-    ----------
-    before, after : SMCState
-    log_weights : ndarray (n,)
-        Incremental.
-    weights : ndarray (n,)
-        Normalised ones before resampling.
-    moved : Moved
-    """
+    """A stage that was made: incremental log weights, and normalised ones before resampling, for those who write it down."""
 
     before: SMCState
     after: SMCState
@@ -258,26 +218,6 @@ class Path(Protocol):
         ...
 
 
-class Schedule(Protocol):
-    """How far steps go; the path that reads it knows what else it says."""
-
-    def after(self, run: SMCState) -> Any:
-        """Return the schedule of the step that follows."""
-        ...
-
-    def shorter(self, done: SMCState, path: Any) -> Any:
-        """Return that of a shorter step to be made instead; None where ``done`` can stay."""
-        ...
-
-
-class Record(Protocol):
-    """Something that is written down as a run goes on."""
-
-    def after(self, step: Step) -> Any:
-        """Return it with one more stage."""
-        ...
-
-
 class Watch(Protocol):
     """Who sees a run between its stages: a clock, a progress bar, a file."""
 
@@ -295,8 +235,9 @@ class Parts(NamedTuple):
 
     Attributes
     ----------
-    schedule : Schedule
-        How far a step goes.
+    schedule : object
+        How far a step goes, for the path to read. ``after(run)`` is the schedule of the step that follows a run, and
+        ``shorter(done, path)`` that of a shorter one to be made instead; None where ``done`` can stay.
     resample : callable
         From normalised weights, whether the stage is the last, and a generator to parents; None for no resampling.
     move : callable

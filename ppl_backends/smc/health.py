@@ -33,9 +33,8 @@ __all__ = [
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
 _FORGOTTEN = 0.1
-_DIVERGENT = (
-    0.005  # share of the last trajectories that diverged, above which it is a reason where no shorter ones were tried
-)
+# Share of the last trajectories that diverged, above which it is a reason where no shorter ones were tried.
+_DIVERGENT = 0.005
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
 # are left, in a neck that narrows further on an eighth to a half.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
@@ -51,24 +50,15 @@ _FEW_DISTINCT = 0.05  # of the draws
 _FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
-_LARGEST_REPAIR = (
-    1.0  # nats: a ladder that lost more than that leaves last particles that are not to be believed either
-)
+# Nats; a ladder that lost more than that leaves last particles that are not to be believed either.
+_LARGEST_REPAIR = 1.0
 
 
 class ShortSteps(NamedTuple):
     """What moves with a quarter of the step did to the last particles.
 
-    Attributes
-    ----------
-    divergent : float
-        Share of their trajectories that diverged.
-    shift : float
-        How much further particles went to where the energy error is large, in standard errors.
-    coordinate : int
-        Along which they did.
-    upwards : bool
-        Whether that is where the coordinate is large.
+    ``divergent`` is the share of their trajectories that diverged; ``shift`` how much further particles went to where the
+    energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards.
     """
 
     divergent: float
@@ -279,17 +269,9 @@ def _remembers(move: MoveSummary) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What is reported of the evidence.
+    """What is reported of the evidence, by which method, and the reasons against that of tempering.
 
-    Attributes
-    ----------
-    evidence : EvidenceEstimate
-    method : {"tempering", "bridge sampling"}
-        Whose it is.
-    reasons : list of str
-        Against the evidence of tempering.
-    replaced : str
-        Where that of tempering is not to be trusted: what was reported in its place.
+    Where that is not to be trusted, ``replaced`` says what was reported in its place.
     """
 
     evidence: EvidenceEstimate
@@ -319,24 +301,13 @@ def judge(
 ) -> Verdict:
     """The evidence to report.
 
-    That of bridge sampling, if the last particles are healthy, in one mode, the bridges are precise and agree, and there is
-    reason to distrust that of tempering or a larger error: what was made on the way is not in the bridges. More than one nat
-    is not made good: particles that came by such a way may all have missed a part.
+    That of bridge sampling, if it may be reported (``replaceable``), the last particles are healthy, in one mode, the
+    bridges are precise and agree, and there is reason to distrust that of tempering or a larger error: what was made on the
+    way is not in the bridges. More than one nat is not made good: particles that came by such a way may all have missed a
+    part.
 
-    Parameters
-    ----------
-    figures : Figures
-    bridge : EvidenceEstimate or None
-        Of bridge sampling from the last particles.
-    chains_kept : bool
-        Whether the moves were waste-free.
-    replaceable : bool
-        Whether that of bridge sampling may be reported.
-    prior_error : float
-        Standard error of the log integral of the prior, where runs start from the prior. It is in the evidence of
-        tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
-    names : sequence of str
-        Of the coordinates.
+    ``prior_error`` is that of the log integral of the prior, where runs start from the prior. It is in the evidence of
+    tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
     """
     evidence, reasons = figures.evidence, distrust(figures, chains_kept, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:

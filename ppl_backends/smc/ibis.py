@@ -84,16 +84,10 @@ def sample_ibis(
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
         Floor and cap of the number of moves per block of rows, which is otherwise automatic.
-    cores : int, optional
-        Threads for evaluating the density; all available by default.
-    executor : concurrent.futures.Executor, optional
-        Runs the chains elsewhere, e.g. in spawned processes; the result is the same.
     max_time : float, optional
         Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
-    random_seed : int or Generator, optional
-    progressbar : bool
-    log_likelihood, log_prior : bool
-        Whether to store those groups.
+    cores, executor, random_seed, progressbar, log_likelihood, log_prior
+        As for :func:`~ppl_backends.sample_smc`.
     **target_options
         Passed on to :func:`~ppl_backends.as_target`.
 
@@ -177,9 +171,9 @@ def update_smc(
         Stan program. They are put behind the rows of ``model``, along the first axis (in Stan along that of the rows).
     data : dict or path, optional
         Data of a Stan program, so far.
-    kernel, ess_threshold, min_moves, max_moves, cores, executor, max_time, random_seed, progressbar
-        As for :func:`~ppl_backends.sample_smc`.
-    log_likelihood, log_prior : bool
+    kernel, ess_threshold, min_moves, max_moves, max_time
+        As for :func:`~ppl_backends.sample_ibis`.
+    cores, executor, random_seed, progressbar, log_likelihood, log_prior
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
         Passed on to :func:`~ppl_backends.as_target`.
@@ -249,26 +243,10 @@ def run_ibis(
     report: Callable[[SMCState], None] | None = None,
     store: None = None,
 ) -> SMCResult:
-    """Let in the rows that a run has not seen.
+    """Let in the rows that a run, by default one from the prior, has not seen.
 
-    Parameters
-    ----------
-    path : RowsPath
-    kernel : Kernel
-    draws : int
-        Number of particles.
-    rng : numpy.random.Generator
-    then : SMCState or None
-        A run to go on with; from the prior by default.
-    settings : Settings
-    report : callable, optional
-        Called after every block.
-    store : None
-        There are no checkpoints on the way: the result itself can go on.
-
-    Notes
-    -----
-    Where time or Ctrl-C ends it, it ends with the last block that is in.
+    There are no checkpoints on the way: the result itself can go on. Where time or Ctrl-C ends it, it ends with the last
+    block that is in.
     """
     begun = then or before_stages(
         path, kernel, path.start(draws, rng), rng, Prequential((0.0,), np.empty(0), np.zeros(draws))

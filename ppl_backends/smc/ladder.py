@@ -32,18 +32,9 @@ _UNRELIABLE_K = 0.7
 
 
 class StageParticles(NamedTuple):
-    """Particles at one beta.
+    """Particles at one beta, with log γ_β and its derivative in β, the increment.
 
-    Attributes
-    ----------
-    beta : float
-    log_evidence : float
-        Running log evidence there.
-    x : ndarray (n, dim)
-    log_density, increment : ndarray (n,)
-        log γ_β, and its derivative in β.
-    log_weight : ndarray (n,)
-        Normalised to mean one: 0 for particles of equal weight.
+    ``log_evidence`` is the running one there; ``log_weight`` is normalised to mean one, 0 for particles of equal weight.
     """
 
     beta: float

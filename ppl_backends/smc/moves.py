@@ -106,14 +106,7 @@ class MoveSummary:
 
 @dataclass(frozen=True)
 class PlannedMoves:
-    """The moves of one temperature, decided beforehand.
-
-    Attributes
-    ----------
-    metric : Gaussian or SplitMetric
-    scales : tuple of float, StepParameters, CycleParameters or Uneven
-        One per move.
-    """
+    """The moves of one temperature, decided beforehand: a metric, and the parameters of every move."""
 
     metric: AnyMetric
     scales: tuple[Parameters, ...]
@@ -185,13 +178,7 @@ class Pilot:
 class Planned:
     """The moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves.
 
-    Attributes
-    ----------
-    kernel : Kernel
-    plan : mapping of float to PlannedMoves
-        By beta.
-    length : int
-        States kept of every chain.
+    The plan has them by beta; ``length`` is the number of states kept of every chain.
     """
 
     kernel: Kernel

@@ -63,14 +63,7 @@ class PathState(Population):
 
 
 class Power(NamedTuple):
-    """A stage of tempering.
-
-    Attributes
-    ----------
-    beta : float
-    step : float
-        From the stage before it.
-    """
+    """A stage of tempering: β, and the step from the stage before it."""
 
     beta: float
     step: float
@@ -196,15 +189,7 @@ class PriorPath(TemperingPath):
 
 
 class BridgePath(TemperingPath):
-    """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation, or of a density q made from it.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    approximation : approximation
-    tails : StudentMixture, optional
-        q, where it is not the approximation itself.
-    """
+    """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation; q is that itself, or ``tails`` made from it."""
 
     def __init__(self, target: BaseTarget, approximation: Any, tails: StudentMixture | None = None) -> None:
         if approximation.dim != target.dim:

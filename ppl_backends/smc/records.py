@@ -62,14 +62,9 @@ def stage_figures(step: Step) -> Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pilot run decides, stage by stage, for the run that it is the pilot of.
+    """What a pilot run decides, stage by stage, for the run that it is the pilot of: betas, and the moves there.
 
-    Attributes
-    ----------
-    stages : tuple of (beta, PlannedMoves or None)
-        None where the pilot made no moves.
-    pilot : bool
-        Whether the run is the pilot, whose evidence is not the one reported.
+    Moves are None where the pilot made none; ``pilot`` says that the run is the pilot, whose evidence is not reported.
     """
 
     stages: tuple[tuple[float, PlannedMoves | None], ...] = ()
@@ -113,13 +108,7 @@ class WeightedPoints:
 
 @dataclass(frozen=True)
 class SMCResult(SMCState):
-    """What one run leaves.
-
-    Attributes
-    ----------
-    ended : str
-        What ended it; empty for the end of its path.
-    """
+    """What one run leaves; ``ended`` says what ended it, empty for the end of its path."""
 
     ended: str = ""
 
@@ -153,17 +142,17 @@ class SMCResult(SMCState):
     @property
     def path_sampling(self) -> PathSampling:
         """The log evidence by path sampling."""
-        return self.records["path_sampling"]  # type: ignore[return-value]
+        return self.records["path_sampling"]
 
     @property
     def weighted(self) -> tuple[Array, Array] | None:
         """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step."""
-        return self.records["weighted"].points if "weighted" in self.records else None  # type: ignore[attr-defined]
+        return self.records["weighted"].points if "weighted" in self.records else None
 
     @property
     def ladder(self) -> tuple[StageParticles, ...] | None:
         """The particles at every beta, where they were kept."""
-        return self.records["ladder"].stages if "ladder" in self.records else None  # type: ignore[attr-defined]
+        return self.records["ladder"].stages if "ladder" in self.records else None
 
     @property
     def scale(self) -> float:

@@ -47,18 +47,10 @@ class RowState(PathState):
 
 
 class Block(NamedTuple):
-    """Rows that are let in together.
+    """Rows that are let in together, up to ``stop``.
 
-    Attributes
-    ----------
-    stop : int
-        Where they end.
-    increment : ndarray (n,)
-        Their log likelihood at the particles, with the Potentials where they are the first.
-    log_scores : ndarray (rows,)
-        Log predictive density of each.
-    log_others : float
-        Log mean of what is in the increment beside them.
+    ``increment`` is their log likelihood at the particles, with the Potentials where they are the first, and ``log_others``
+    the log mean of what is in it beside them; ``log_scores`` are log predictive densities of each row.
     """
 
     stop: int
@@ -70,16 +62,7 @@ class Block(NamedTuple):
 class Rows(NamedTuple):
     """A stage of the path: the rows before ``first`` are in, those up to ``stop`` with power ``beta``.
 
-    Attributes
-    ----------
-    first, stop : int
-    beta : float
-    step : float
-        Of β, from the stage before it.
-    n : int
-        Of all rows.
-    block : Block or None
-        Where the stage is the first of its block.
+    ``step`` is from the stage before it, ``n`` the number of all rows, and ``block`` given at the first stage of each.
     """
 
     first: int
@@ -195,13 +178,7 @@ def _added(parts: Sequence[Any], which: int) -> Array:
 
 
 def observations_of(target: BaseTarget) -> Observations:
-    """Return the observations of a target.
-
-    Raises
-    ------
-    ModelError
-        If it does not know them one by one.
-    """
+    """Return the observations of a target, or refuse one that does not know them one by one."""
     if isinstance(target, PowerTarget):
         raise ModelError(f"{target.label}: sample_ibis lets observations in whole; power= needs sample_smc")
     if target.observations is None:
@@ -223,20 +200,10 @@ def rows_have_gradients(target: BaseTarget) -> bool:
 
 @dataclass(frozen=True)
 class Prequential:
-    """Rows let in after every stage, and what was predicted of each before it was.
+    """Rows let in after every stage (a fraction inside a block that took several), and what was predicted of each.
 
-    Attributes
-    ----------
-    rows : tuple of float
-        A fraction inside a block that took several stages.
-    log_scores : ndarray (seen,)
-        log p(y_i | y_{1:i−1}).
-    contribution : ndarray (n,)
-        Of the lineages to the error of the evidence, when the run was begun or taken up.
-    block : Block or None
-        The last one.
-    log_evidence : float
-        Before it.
+    ``log_scores`` are log p(y_i | y_{1:i−1}), and ``contribution`` those of the lineages to the error of the evidence when
+    the run was begun or taken up. The last ``block`` is kept with the ``log_evidence`` before it.
     """
 
     rows: tuple[float, ...]

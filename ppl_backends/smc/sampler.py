@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import make_tuning
 from ppl_backends.numerics.weights import normalised_weights, pareto_k, tail_share
+from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import StageParticles
@@ -26,11 +27,10 @@ from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, Was
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.records import Ladder, Plan, SMCResult, WeightedPoints, stage_figures
 from ppl_backends.smc.schedule import RESAMPLE_BELOW, Resampling, Schedule
-from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper
-from ppl_backends.smc.support import start_inside
+from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, start_inside
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["SMCResult", "SampledPriorPath", "Settings", "Store", "Watcher", "run_tempering"]
+__all__ = ["SMCResult", "SampledPriorPath", "Settings", "Watcher", "run_tempering"]
 
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a variance
@@ -67,18 +67,6 @@ class Settings(NamedTuple):
     max_time: float | None = None
 
 
-class Store(Protocol):
-    """Where a run is kept between temperatures."""
-
-    def load(self) -> SMCState | None:
-        """The run as last saved, if it ever was."""
-        ...
-
-    def save(self, run: SMCState) -> None:
-        """Keep the run."""
-        ...
-
-
 def run_tempering(
     path: TemperingPath,
     kernel: Kernel,
@@ -86,28 +74,13 @@ def run_tempering(
     rng: np.random.Generator,
     *,
     report: Callable[[SMCState], None] | None = None,
-    store: Store | None = None,
+    store: ChainStore | None = None,
     **settings: Any,
 ) -> SMCResult:
-    """Run ``n`` particles along ``path``.
+    """Run ``n`` particles along ``path``, with fields of :class:`Settings` as ``settings``.
 
-    Parameters
-    ----------
-    path : TemperingPath
-    kernel : Kernel
-    n : int
-        Number of particles.
-    rng : numpy.random.Generator
-    report : callable, optional
-        Called after every stage.
-    store : Store, optional
-        Where the run is saved after every stage; one found there is continued.
-    **settings
-        Fields of :class:`Settings`.
-
-    Notes
-    -----
-    Ctrl-C after the first stage ends the run at the last finished one.
+    ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued. Ctrl-C after the
+    first stage ends the run at the last finished one.
     """
     how, path = Settings(**settings), path.with_gradient(kernel.uses_gradient)
     run = store.load() if store else None
@@ -140,7 +113,7 @@ def _begin(
         "weighted": WeightedPoints(),
     }
     if how.unbiased:
-        records["plan"] = Plan() if pilot is None else replace(pilot.records["plan"], pilot=False)  # type: ignore[type-var]
+        records["plan"] = Plan() if pilot is None else replace(pilot.records["plan"], pilot=False)
     if how.keep_ladder and (pilot is not None or not how.unbiased):
         records["ladder"] = Ladder((StageParticles.of(start.population, start.log_normalizer),))
     return begin(start, rng, tuning, records)
@@ -180,24 +153,14 @@ def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
 
 
 class Watcher:
-    """Watches over a run: its time, its number of stages, and who is told of it.
-
-    Parameters
-    ----------
-    run : SMCState
-        As it is now.
-    max_time : float, optional
-        Seconds from now.
-    report : callable, optional
-    store : Store, optional
-    """
+    """Watches over a run from now on: its time, its number of stages, and who is told of it."""
 
     def __init__(
         self,
         run: SMCState,
         max_time: float | None,
         report: Callable[[SMCState], None] | None = None,
-        store: Store | None = None,
+        store: ChainStore | None = None,
     ) -> None:
         self._start, self._already = time.perf_counter(), len(run.stages)
         self._most, self._report, self._store = max_time, report, store
@@ -224,13 +187,7 @@ class Watcher:
 class SampledPriorPath(PriorPath):
     """p(θ) L(θ)^β where the prior is only a density: a run of its own, from Cauchy variables, draws it.
 
-    Parameters
-    ----------
-    target, prior : BaseTarget
-    kernel : Kernel
-        Of that run.
-    **settings
-        As for :func:`run_tempering`. Chains are not waste-free, and betas that were given are not meant for it.
+    Its settings are those of :func:`run_tempering`, but chains are not waste-free, and given betas are not meant for it.
     """
 
     def __init__(self, target: BaseTarget, prior: BaseTarget, kernel: Kernel, **settings: Any) -> None:

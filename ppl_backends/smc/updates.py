@@ -82,7 +82,7 @@ def ibis_inference_data(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
-    return _with_state(idata, runs, [run.records["rows"] for run in runs])  # type: ignore[misc]
+    return _with_state(idata, runs, [run.records["rows"] for run in runs])
 
 
 def _with_state(idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> Any:
@@ -131,13 +131,7 @@ def _evidence_of_new(runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> 
 
 
 def n_chains(idata: Any) -> int:
-    """Return the number of chains of a result.
-
-    Raises
-    ------
-    ModelError
-        If it cannot go on.
-    """
+    """Return the number of chains of a result, or refuse one that cannot go on."""
     posterior = group(idata, "posterior")
     if posterior.attrs.get("path") != "data":
         raise ModelError("update_smc: this result cannot go on; it takes one of sample_ibis or of update_smc")
@@ -145,13 +139,7 @@ def n_chains(idata: Any) -> int:
 
 
 def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np.random.Generator]) -> list[SMCState]:
-    """Return the chains as they were when the result was made.
-
-    Raises
-    ------
-    ModelError
-        If the model is another, or the rows seen are not its first ones.
-    """
+    """Return the chains as they were when the result was made; another model, or other rows, are refused."""
     attrs, stats, target = group(idata, "posterior").attrs, group(idata, "sample_stats"), path.target
     points, scores = group(idata, "unconstrained_posterior"), group(idata, "prequential")["log_score"].values
     if [str(name) for name in points["unconstrained_parameter"].values] != list(target.names):
