@@ -125,6 +125,10 @@ def _model_prior(prior: Any, data: Any, options: Any) -> BaseTarget:
     if target.observed_data:
         names = ", ".join(map(repr, target.observed_data))
         raise ModelError(f"the prior has a likelihood, of {names}: a Gibbs posterior has a loss in its place")
+    if target.has_potentials:
+        raise ModelError(
+            "the prior has Potentials, which its draws ignore: a Gibbs posterior has a loss in their place"
+        )
     return target
 
 

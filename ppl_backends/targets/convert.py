@@ -70,15 +70,7 @@ def as_target(
     1
     """
     if _is_stan(model):
-        from ppl_backends.targets.stan import stan_target
-
-        if backend != "auto":
-            raise ModelError(f"backend={backend!r} is for PyMC models; Stan programs are compiled with C++")
-        known = [name for name in inspect.signature(stan_target).parameters if name not in ("model", "data", "cores")]
-        for name in options:
-            if name not in known:
-                raise ModelError(f"unknown option {name!r} for a Stan program; known are cores, {', '.join(known)}")
-        return stan_target(model, data=data, cores=cores, **options)
+        return _stan_target(model, data, backend, cores, options)
     pymc_model = _context_model() if model is None else _pymc_model(model)
     if pymc_model is not None:
         return _pymc_target(pymc_model, data, backend, cores, options)
@@ -136,6 +128,18 @@ def _pymc_model(model: Any) -> Any:
             model.build()
         return model.backend.model
     return None
+
+
+def _stan_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:
+    from ppl_backends.targets.stan import stan_target
+
+    if backend != "auto":
+        raise ModelError(f"backend={backend!r} is for PyMC models; Stan programs are compiled with C++")
+    known = [name for name in inspect.signature(stan_target).parameters if name not in ("model", "data", "cores")]
+    for name in options:
+        if name not in known:
+            raise ModelError(f"unknown option {name!r} for a Stan program; known are cores, {', '.join(known)}")
+    return stan_target(model, data=data, cores=cores, **options)
 
 
 def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:

@@ -230,6 +230,15 @@ class Observations:
             hessian += central_differences(lambda points: self.sum(points, block, gradient=True)[1], x)[0]  # noqa: B023
         return scores, 0.5 * (hessian + hessian.T)
 
+    def checked(self, index: Any, n_points: int) -> Index:
+        """Row numbers, all by default, once it is checked that they are integers ``(m,)`` or ``(n_points, m)`` in range."""
+        index = np.arange(self.n) if index is None else np.ascontiguousarray(index)
+        if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points) or index.dtype.kind not in "iu":
+            raise ModelError(f"index has shape {index.shape}; expected integers (m,) or ({n_points}, m)")
+        if index.size and (index.min() < 0 or index.max() >= self.n):
+            raise ModelError(f"index runs from {index.min()} to {index.max()}; there are {self.n} observations")
+        return index.astype(np.intp, copy=False)
+
     def check(self) -> None:
         """Refuse rows that depend on each other, where that takes a look.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
+from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["CallableLikelihood", "UnnormalizedLikelihood", "UnnormalizedTarget", "checked_draws", "refusal"]
 
@@ -60,7 +61,7 @@ class UnnormalizedLikelihood:
         raise NotImplementedError
 
 
-class UnnormalizedTarget(BaseTarget):
+class UnnormalizedTarget(WrappedTarget):
     """A target that holds an unnormalised likelihood: everything but a log density.
 
     Parameters
@@ -70,14 +71,24 @@ class UnnormalizedTarget(BaseTarget):
     likelihood : UnnormalizedLikelihood
     """
 
-    has_split = True
+    has_split, is_prior, split_problem = True, False, None
+    observed_data: Mapping[str, NDArray] = {}
+    observations = likelihood_factors = log_likelihood_estimate = None
+    hessian, undefined, explain = BaseTarget.hessian, BaseTarget.undefined, BaseTarget.explain
+    digests, tempered = BaseTarget.digests, BaseTarget.tempered
+    pointwise_log_likelihood = BaseTarget.pointwise_log_likelihood
+    with_fixed_batch_size = BaseTarget.with_fixed_batch_size
+    with_data, append = BaseTarget.with_data, BaseTarget.append
 
     def __init__(self, tractable: BaseTarget, likelihood: UnnormalizedLikelihood) -> None:
-        self.tractable, self.likelihood = tractable, likelihood
-        self.dim, self.names, self.label = tractable.dim, tractable.names, tractable.label
-        self.coords, self.dims = tractable.coords, tractable.dims
+        super().__init__(tractable)
+        self.likelihood = likelihood
         self.observed_data = {**tractable.observed_data, likelihood.name: likelihood.observed[0]}
-        self.constant_data = tractable.constant_data
+
+    @property
+    def tractable(self) -> BaseTarget:
+        """All terms but the unnormalised likelihood."""
+        return self.target
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """Refused: Z(θ) is not known."""
@@ -87,22 +98,6 @@ class UnnormalizedTarget(BaseTarget):
     def factors(self) -> Any:
         """Refused."""
         raise ModelError(refusal(self.likelihood.name))
-
-    def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws of the prior."""
-        return self.tractable.sample_prior(n, rng)
-
-    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """Points of finite density of all other terms."""
-        return self.tractable.initial_points(n, rng)
-
-    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """Points in model space."""
-        return self.tractable.constrain(x, rng)
-
-    def unconstrain(self, values: Mapping[str, Array]) -> Array:
-        """Inverse of :meth:`constrain`."""
-        return self.tractable.unconstrain(values)
 
     def simulate(self, x: Array, rng: np.random.Generator) -> NDArray:
         """One data set ``(n, ...)`` per point ``(n, dim)``."""

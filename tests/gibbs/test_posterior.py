@@ -236,3 +236,13 @@ def test_differences_of_rows_are_the_design_of_pairs():
     np.testing.assert_allclose(pairs.gram(weights), dense.T @ (dense * weights[:, None]), atol=1e-12)
     np.testing.assert_allclose(pairs.row_variances(root.T), ((dense @ root.T) ** 2).sum(axis=1), atol=1e-12)
     assert pairs.row_variances(root.T)[2 * 6 + 1] == 0
+
+
+def test_a_prior_with_potentials_is_refused(data):
+    import pymc as pm
+
+    with pm.Model() as prior:
+        theta = pm.Normal("theta", 0, 1, shape=2)
+        pm.Potential("penalty", -(theta**2).sum())
+    with pytest.raises(ModelError, match="the prior has Potentials"):
+        GibbsPosterior(prior, "hinge", *data, learning_rate=30.0)

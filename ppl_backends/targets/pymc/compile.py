@@ -193,7 +193,7 @@ class CompiledGraph:
         graph = self._static if static else self._dynamic
         point = graph.constrained_point if kind == "unconstrain" else graph.point
         with no_c_compiler():
-            outputs = simplify(_outputs(graph, kind))
+            outputs = simplify(_OUTPUTS[kind](graph))
         if kind.startswith("hessian"):
             return compilers.compile_hessian(point, graph.data, outputs[0])
         compile_kind = (
@@ -238,27 +238,20 @@ def _check_gradient(function: Callable, block: Array, outputs: Sequence[Array]) 
             raise ArithmeticError(f"gradients differ from differences of the log density by {error:.2g} of their size")
 
 
-def _outputs(graph: ModelGraph, kind: str) -> list[Variable]:
-    """The graphs that a function computes."""
-    if kind in ("value", "gradient"):
-        return [graph.log_prior, graph.log_likelihood]
-    if kind == "prior":
-        return [graph.log_prior]
-    if kind == "potentials":
-        return [graph.log_potentials]
-    if kind == "hessian of the joint":
-        return [graph.log_prior + graph.log_likelihood]
-    if kind == "hessian of the likelihood":
-        return [graph.log_likelihood]
-    if kind == "pointwise":
-        return list(graph.observed.values())
-    if kind == "terms":
-        return [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()]
-    if kind == "free terms":
-        return list(graph.free.values())
-    if kind == "constrain":
-        return list(graph.constrained.values())
-    return [graph.unconstrained]
+_OUTPUTS: dict[str, Callable[[ModelGraph], list[Variable]]] = {
+    "value": lambda graph: [graph.log_prior, graph.log_likelihood],
+    "gradient": lambda graph: [graph.log_prior, graph.log_likelihood],
+    "prior": lambda graph: [graph.log_prior],
+    "potentials": lambda graph: [graph.log_potentials],
+    "hessian of the joint": lambda graph: [graph.log_prior + graph.log_likelihood],
+    "hessian of the likelihood": lambda graph: [graph.log_likelihood],
+    "pointwise": lambda graph: list(graph.observed.values()),
+    "terms": lambda graph: [*graph.free.values(), *graph.observed.values(), *graph.potentials.values()],
+    "free terms": lambda graph: list(graph.free.values()),
+    "constrain": lambda graph: list(graph.constrained.values()),
+    "unconstrain": lambda graph: [graph.unconstrained],
+}
+"""The graphs that a function of each kind computes."""
 
 
 def _compilers(backend: str) -> Any:

@@ -96,7 +96,7 @@ class PyMCObservations(Observations):
             values = self._target.pointwise_log_likelihood(x).values()
             return np.concatenate([value.reshape(len(value), -1) for value in values], axis=1)
         terms = self.terms()
-        index = self._checked(index, len(x))
+        index = self.checked(index, len(x))
         if index.ndim == 2:
             return np.concatenate([self.log_likelihood(x[k : k + 1], index[k]) for k in range(len(x))])
         if len(terms) == 1 and terms[0].columns == 1:
@@ -124,7 +124,7 @@ class PyMCObservations(Observations):
             value = self.log_likelihood(x, index)
             return value.sum(axis=1) if weights is None else (value * weights).sum(axis=1)
         self.terms()
-        index = np.arange(self.n) if index is None else self._checked(index, len(x))
+        index = self.checked(index, len(x))
         weights = np.ones(index.shape) if weights is None else np.broadcast_to(weights, index.shape).astype(np.float64)
         if index.ndim == 2:
             each = [self.sum(x[k : k + 1], index[k], weights[k], True) for k in range(len(x))]
@@ -160,14 +160,6 @@ class PyMCObservations(Observations):
         which = np.searchsorted(ends, index, side="right") - 1
         places = [np.flatnonzero(which == k) for k in range(len(terms))]
         return [(term, p, index[p] - ends[k]) for k, (term, p) in enumerate(zip(terms, places, strict=True)) if len(p)]
-
-    def _checked(self, index: Index, n_points: int) -> Index:
-        index = np.ascontiguousarray(index, dtype=np.int64)
-        if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points):
-            raise ModelError(f"index has shape {index.shape}; expected (m,) or ({n_points}, m)")
-        if index.size and (index.min() < 0 or index.max() >= self.n):
-            raise ModelError(f"index runs from {index.min()} to {index.max()}; there are {self.n} observations")
-        return index
 
 
 class RowTerm:

@@ -142,7 +142,7 @@ class RowObservations(Observations):
         ``index`` is ``(m,)``, shared, or ``(n_points, m)``, one set for each point.
         """
         x = as_points(x, self._model.dim)
-        index = self._checked(index, len(x))
+        index = self.checked(index, len(x))
         prior = self._prior.evaluate(x, False, self._cores)[0]
         each_row = np.arange(index.size + 1)
         if index.ndim == 2:
@@ -168,7 +168,7 @@ class RowObservations(Observations):
         gradient : bool
         """
         x = as_points(x, self._model.dim)
-        index = self._checked(index, len(x))
+        index = self.checked(index, len(x))
         prior, prior_slope = self._prior.evaluate(x, gradient, self._cores)
         if index.ndim == 1 and weights is None:
             everything = len(index) == self.n and bool((index == np.arange(self.n)).all())
@@ -214,9 +214,6 @@ class RowObservations(Observations):
         hessian = self._model.hessian(x, self._cores) - self._prior.hessian(x, self._cores)
         return scores, hessian[0]
 
-    def _checked(self, index: Index | None, n_points: int) -> Index:
-        return _checked_index(index, n_points, self.n, self._label)
-
 
 def _groups_of_equal_weight(index: Index, weights: Array) -> tuple[Index, Index, Index, Array]:
     """Rows of each point grouped by weight, in data order; weight 0 is left out.
@@ -239,17 +236,6 @@ def _likelihood(joint: Array, prior: Array) -> Array:
     """Joint minus prior; -inf where either is."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(prior), joint - prior, -np.inf)
-
-
-def _checked_index(index: Index | None, n_points: int, n: int, label: str) -> Index:
-    if index is None:
-        return np.arange(n)
-    index = np.asarray(index)
-    if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points) or index.dtype.kind not in "iu":
-        raise ModelError(f"{label}: index has shape {index.shape}; expected integers (m,) or ({n_points}, m)")
-    if index.size and (index.min() < 0 or index.max() >= n):
-        raise ModelError(f"{label}: index runs from {index.min()} to {index.max()}; there are {n} observations")
-    return index
 
 
 class PointwiseObservations(Observations):
@@ -276,6 +262,6 @@ class PointwiseObservations(Observations):
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
         """Pointwise log likelihood ``(n_points, m)``; ``index`` as in :meth:`RowObservations.log_likelihood`."""
         x = as_points(x, self._dim)
-        index = _checked_index(index, len(x), self.n, self._label)
+        index = self.checked(index, len(x))
         values = self._log_lik(x).reshape(len(x), self.n)
         return values[:, index] if index.ndim == 1 else np.take_along_axis(values, index, axis=1)
