@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from threading import Event
 from typing import Any, TypeVar
 
-__all__ = ["map_independent", "map_until_interrupted"]
+__all__ = ["map_independent", "run_jobs"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,27 +46,33 @@ def map_independent(
         raise
 
 
-def map_until_interrupted(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
+def run_jobs(
+    jobs: Sequence[Callable[[], Result]],
     executor: Executor | None,
     is_partial: Callable[[Result], bool],
+    threads: int = 1,
+    stop: Event | None = None,
 ) -> tuple[list[Result | None], bool]:
-    """Apply ``function`` to every item, as :func:`map_independent` does, and keep what there is after Ctrl-C.
+    """Run independent jobs (the chains of a call), and keep what there is after Ctrl-C.
 
     Parameters
     ----------
-    function : callable
-        It may catch KeyboardInterrupt itself and return a part of its result.
-    items : sequence
+    jobs : sequence of callable
+        Each may catch KeyboardInterrupt itself and return a part of its result. Picklable where the executor runs other
+        processes.
     executor : concurrent.futures.Executor or None
+        One after the other in this process where there is none.
     is_partial : callable
-        Whether a result is such a part.
+        Whether a result is a part.
+    threads : int
+        Of this process, in the place of an executor.
+    stop : threading.Event, optional
+        Set on Ctrl-C; jobs in threads look at it.
 
     Returns
     -------
     results : list
-        In order; None for an item that has no result.
+        In order; None for a job that has no result.
     interrupted : bool
 
     Notes
@@ -73,32 +80,45 @@ def map_until_interrupted(
     A terminal sends Ctrl-C to the workers as well. Those that are at work hand in what they have; the pool may be broken
     afterwards, since an idle worker dies of it.
     """
-    if executor is None:
-        return _map_here(function, items, is_partial)
-    futures = [executor.submit(function, item) for item in items]
+    if executor is not None:
+        return _run_over(executor, jobs, is_partial, None, _GRACE)
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            return _run_over(pool, jobs, is_partial, stop, None)
+    return _run_here(jobs, is_partial)
+
+
+def _run_over(
+    executor: Executor,
+    jobs: Sequence[Callable[[], Result]],
+    is_partial: Callable[[Result], bool],
+    stop: Event | None,
+    grace: float | None,
+) -> tuple[list[Result | None], bool]:
+    futures = [executor.submit(job) for job in jobs]
     try:
         results: list[Result | None] = [future.result() for future in futures]
         return results, any(is_partial(result) for result in results if result is not None)
-    except KeyboardInterrupt:
+    except BaseException as error:
         for future in futures:
             future.cancel()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        if stop is not None:
+            stop.set()
         with contextlib.suppress(KeyboardInterrupt):
-            wait_for([future for future in futures if not future.cancelled()], timeout=_GRACE)
+            wait_for([future for future in futures if not future.cancelled()], timeout=grace)
         return [_result_of(future) for future in futures], True
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
 
 
-def _map_here(
-    function: Callable[[Item], Result], items: Sequence[Item], is_partial: Callable[[Result], bool]
+def _run_here(
+    jobs: Sequence[Callable[[], Result]], is_partial: Callable[[Result], bool]
 ) -> tuple[list[Result | None], bool]:
-    """Go through the items in this process until one is interrupted."""
-    results: list[Result | None] = [None] * len(items)
+    """Go through the jobs in this process until one is interrupted."""
+    results: list[Result | None] = [None] * len(jobs)
     try:
-        for place, item in enumerate(items):
-            result = results[place] = function(item)
+        for place, job in enumerate(jobs):
+            result = results[place] = job()
             if is_partial(result):
                 return results, True
     except KeyboardInterrupt:

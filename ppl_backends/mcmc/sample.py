@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.streams import Generators
 from ppl_backends.options import array, check_memory, checked, integer
-from ppl_backends.parallel import map_until_interrupted
+from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.targets.convert import as_target
@@ -38,18 +38,6 @@ class ChainDraws(NamedTuple):
         """Return the draws of each chain."""
         rows = [slice(k, k + 1) for k in range(len(self.x))]
         return [ChainDraws(self.x[k], {name: values[k] for name, values in self.stats.items()}) for k in rows]
-
-
-class _Job(NamedTuple):
-    """A chain, or all chains as one batch, complete, so that it can be sent elsewhere."""
-
-    algorithm: Algorithm
-    start: Array
-    draws: int
-    tune: int
-    rng: Any
-    report: Any
-    stop: Any
 
 
 @checked(tune=integer(0))
@@ -192,29 +180,31 @@ def _drawn_starts(target: BaseTarget, algorithm: Algorithm, chains: int, rng: np
     return np.array(drawn)
 
 
-def _run(job: _Job) -> ChainDraws:
-    """Run the chains; what they have so far where they are interrupted."""
-    algorithm, rng, total = job.algorithm, job.rng, job.tune + job.draws
-    x = np.empty((len(job.start), job.draws, algorithm.dim))
+def _run(
+    algorithm: Algorithm, start: Array, draws: int, tune: int, rng: Any, report: Any = None, stop: Any = None
+) -> ChainDraws:
+    """Run a chain, or all chains as one batch; what they have so far where they are interrupted."""
+    total = tune + draws
+    x = np.empty((len(start), draws, algorithm.dim))
     stats: dict[str, Any] = {name: np.zeros(x.shape[:2], dtype=kind) for name, kind in algorithm.stats.items()}
     kept = 0
     try:
-        state = algorithm.start(job.start if algorithm.batched else job.start[0], rng)
+        state = algorithm.start(start if algorithm.batched else start[0], rng)
         every = max(1, total // REPORTS)
         for iteration in range(total):
-            if job.stop is not None and job.stop.is_set():
+            if stop is not None and stop.is_set():
                 break
-            state, figures = algorithm.step(state, rng, iteration < job.tune)
-            if iteration >= job.tune:
+            state, figures = algorithm.step(state, rng, iteration < tune)
+            if iteration >= tune:
                 x[:, kept] = state.x
                 for name, value in figures.items():
                     stats[name][:, kept] = value
                 kept += 1
-            if job.report is not None and iteration % every == every - 1:
-                job.report((iteration + 1) / total, figures["accept"])
+            if report is not None and iteration % every == every - 1:
+                report((iteration + 1) / total, figures["accept"])
     except KeyboardInterrupt:
-        if job.stop is not None:
-            job.stop.set()
+        if stop is not None:
+            stop.set()
     return ChainDraws(x[:, :kept], {name: values[:, :kept] for name, values in stats.items()})
 
 
@@ -241,18 +231,10 @@ def _run_chains(
         for group in groups:
             rng = generators[group[0]] if len(group) == 1 else Generators([generators[k] for k in group])
             told = (partial(report, group), stop) if local else (None, None)
-            jobs.append(_Job(algorithm, starts[group], draws, tune, rng, *told))
+            jobs.append(partial(_run, algorithm, starts[group], draws, tune, rng, *told))
         workers = min(len(jobs), cores or len(jobs))
-        if not local or workers == 1:
-            found, _ = map_until_interrupted(_run, jobs, executor, lambda run: run.x.shape[1] < draws)
-            return [run for run in found if run is not None]
-        with ThreadPoolExecutor(workers) as threads:
-            futures = [threads.submit(_run, job) for job in jobs]
-            try:
-                return [future.result() for future in futures]
-            except KeyboardInterrupt:
-                stop.set()
-                return [future.result() for future in futures]
+        found, _ = run_jobs(jobs, executor, lambda run: run.x.shape[1] < draws, workers, stop)
+        return [run for run in found if run is not None]
 
 
 def _inference_data(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ppl_backends.errors import WorkerError
-from ppl_backends.parallel import map_until_interrupted
+from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.core import SMCState
@@ -68,7 +68,7 @@ def _run_all(
 ) -> tuple[list[SMCResult | None], bool]:
     """Return the runs of all chains, None for those that an interrupt left without a temperature."""
     try:
-        found, interrupted = map_until_interrupted(_call, jobs, executor, lambda run: run.interrupted)
+        found, interrupted = run_jobs(jobs, executor, lambda run: run.interrupted)
     except Exception as error:
         if not _says_that_a_worker_died(error):
             raise
@@ -79,10 +79,6 @@ def _run_all(
         )
         raise WorkerError(f"a worker process died (killed, or out of memory?); {onward}") from error
     return [_result(job, run) if interrupted else run for job, run in zip(jobs, found, strict=True)], interrupted
-
-
-def _call(job: partial[SMCResult]) -> SMCResult:
-    return job()
 
 
 def _result(job: partial[SMCResult], run: SMCResult | None) -> SMCResult | None:

@@ -27,6 +27,7 @@ from ppl_backends.approximations.ep.shards import (
 )
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.newton import Expansion, climb_concave
 from ppl_backends.parallel import map_independent
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
@@ -37,6 +38,7 @@ MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
 START_PRECISION = 0.01
 START_GAIN = 0.01  # nats
+HOPELESS = 1e3  # nats that the next step promises: nowhere near a mode
 
 
 class Options(NamedTuple):
@@ -202,32 +204,15 @@ def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GA
     The search stops when a step is worth less than ``gain`` in log density; for a start, that need not be little. None
     where it fails.
     """
-    prior, point = sites.prior, np.zeros(sites.prior.dim)
-    here = sites.linearise(point)
+    prior = sites.prior
 
-    def objective(value: float, at: Array) -> float:
-        return value - 0.5 * float(at @ prior.apply(at[None])[0])
+    def expand(point: Array) -> Expansion:
+        found, pull = sites.linearise(point), prior.apply(point[None])[0]
+        value = found.value - 0.5 * float(point @ pull)
+        return Expansion(value, found.gradient - pull, prior.add_to(found.precision.copy()), found)
 
-    current = objective(here.value, point)
-    if not np.isfinite(current):
+    top = climb_concave(expand, np.zeros(prior.dim), gain, max_iterations)
+    if top is None or (not top.settled and top.gain > HOPELESS):
         return None
-    for _ in range(max_iterations):
-        gradient = here.gradient - prior.apply(point[None])[0]
-        newton = Gaussian.from_natural(prior.add_to(here.precision.copy()), gradient)
-        if newton is None:
-            return None
-        worth = 0.5 * float(gradient @ newton.mean)
-        if worth < gain:
-            break
-        for halving in range(30):
-            trial = point + newton.mean * 0.5**halving
-            there = sites.linearise(trial)
-            if objective(there.value, trial) >= current:
-                break
-        else:
-            break
-        point, here, current = trial, there, objective(there.value, trial)
-    else:
-        if worth > 1e3:  # nowhere near a mode
-            return None
-    return SiteState(here.tau, here.nu, np.zeros(sites.n_sites, dtype=np.int8))
+    found = top.expansion.source
+    return SiteState(found.tau, found.nu, np.zeros(sites.n_sites, dtype=np.int8))

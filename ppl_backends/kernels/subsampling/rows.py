@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg import solve_triangular
 
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics import newton
+from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors import compiled as sites
 from ppl_backends.targets.factors.sites import CompiledFamily
@@ -38,7 +40,7 @@ Index = NDArray[np.int64]
 LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
 BLOCK = 1 << 16
 LARGEST_DESIGN = 2**31  # bytes
-NEWTON_STEPS = 50
+NEWTON_GAIN = 1e-14  # nats
 NO_BOUNDS = (
     "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor a row, of a logit, probit or "
     "normal family; use SubsampledMetropolis"
@@ -75,6 +77,10 @@ class QuadraticLogPrior:
         """Gradient ``(d,)``."""
         return self.gradient + self.hessian @ x
 
+    def curvature(self, x: Array) -> Array:
+        """Hessian ``(d, d)``."""
+        return self.hessian
+
 
 class FunctionLogPrior:
     """Whatever the log density holds beside its rows, as the target evaluates it."""
@@ -89,6 +95,10 @@ class FunctionLogPrior:
     def slope(self, x: Array) -> Array:
         """Gradient ``(d,)``."""
         return np.asarray(self._function(x[None], True)[1])[0]
+
+    def curvature(self, x: Array) -> Array:
+        """Hessian ``(d, d)``, by differences of the gradient."""
+        return difference_hessian(lambda points: self._function(points, True)[1], x[None])[0]
 
 
 class Rows:
@@ -197,30 +207,19 @@ class SiteRows(Rows):
         return Expansion(value, slope, hessian)
 
     def _newton(self) -> Gaussian:
-        """The mode, by Newton's method with halving; the families are log-concave."""
-        x = np.zeros(self.dim)
-        here = self._totals(x)
-        value = here.value + self.log_prior_and_potentials(x)
-        own_hessian = getattr(self.log_prior_and_potentials, "hessian", None)
-        for _ in range(NEWTON_STEPS):
-            slope = here.gradient + self.log_prior_and_potentials.slope(x)
-            if own_hessian is None:
-                curvature = here.hessian + _differences(self.log_prior_and_potentials, x)
-            else:
-                curvature = here.hessian + own_hessian
-            root = cholesky(-curvature, lower=True)
-            step = solve_triangular(root.T, solve_triangular(root, slope, lower=True))
-            if float(step @ slope) < 1e-16 * max(1.0, abs(value)):
-                break
-            for _ in range(30):
-                there = self._totals(x + step)
-                new = there.value + self.log_prior_and_potentials(x + step)
-                if new >= value - 1e-10 * abs(value):
-                    break
-                step = 0.5 * step
-            x, here, value = x + step, there, new
-        inverse = solve_triangular(root, np.eye(self.dim), lower=True)
-        return Gaussian(x, cholesky(inverse.T @ inverse, lower=True))
+        """The mode and the curvature there, by Newton's method; the families are log-concave."""
+        prior = self.log_prior_and_potentials
+
+        def expand(x: Array) -> newton.Expansion:
+            here = self._totals(x)
+            return newton.Expansion(
+                here.value + prior(x), here.gradient + prior.slope(x), -(here.hessian + prior.curvature(x))
+            )
+
+        top = newton.climb_concave(expand, np.zeros(self.dim), NEWTON_GAIN, rounding=1e-10)
+        if top is None:
+            raise ModelError("the log density is not concave where its mode is looked for; give another approximation=")
+        return Gaussian.from_covariance(top.x, top.step.cov)
 
     def _expand(self, mode: Array) -> None:
         self.expansion = self._totals(mode)
@@ -458,13 +457,3 @@ def quadratic_where_exact(log_prior: Callable[..., Any], dim: int) -> Any:
     quadratic = QuadraticLogPrior(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
     wanted = [quadratic(x) for x in probes]
     return quadratic if np.allclose(wanted, value, rtol=1e-9, atol=1e-9) else FunctionLogPrior(log_prior)
-
-
-def _differences(log_prior: Any, x: Array) -> Array:
-    """Hessian of the log prior by differences of its gradient."""
-    step = 1e-5 * np.maximum(1.0, np.abs(x))
-    columns = [
-        (log_prior.slope(x + h * e) - log_prior.slope(x - h * e)) / (2 * h)
-        for h, e in zip(step, np.eye(len(x)), strict=True)
-    ]
-    return 0.5 * (np.array(columns) + np.array(columns).T)

@@ -1,0 +1,91 @@
+"""Newton's method for a concave function, with steps halved until they do not lose ground."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.numerics.gaussian import Gaussian
+
+__all__ = ["Expansion", "Summit", "climb_concave"]
+
+Array = NDArray[np.float64]
+
+HALVINGS = 30
+
+
+class Expansion(NamedTuple):
+    """Value, gradient ``(dim,)`` and minus the Hessian ``(dim, dim)`` at a point, and what they were computed from."""
+
+    value: float
+    gradient: Array
+    precision: Array
+    source: Any = None
+
+
+class Summit(NamedTuple):
+    """Where a climb ended.
+
+    Attributes
+    ----------
+    x : ndarray (dim,)
+    expansion : Expansion
+    step : Gaussian
+        N(H⁻¹g, H⁻¹): the Newton step, and the covariance of the Laplace approximation.
+    gain : float
+        ½ gᵀH⁻¹g, what the step promises.
+    settled : bool
+        Whether the climb ended before its iterations did.
+    """
+
+    x: Array
+    expansion: Expansion
+    step: Gaussian
+    gain: float
+    settled: bool
+
+
+def climb_concave(
+    expand: Callable[[Array], Expansion], start: Array, gain: float, max_iterations: int = 50, rounding: float = 0.0
+) -> Summit | None:
+    """Return the maximum; None where the start has no finite value, or a Hessian is not negative definite.
+
+    Parameters
+    ----------
+    expand : callable
+        Point ``(dim,)`` → :class:`Expansion`.
+    start : ndarray (dim,)
+    gain : float
+        The search stops where a step promises less.
+    max_iterations : int
+    rounding : float
+        Share of the value by which a step may lose ground.
+
+    Examples
+    --------
+    >>> def log_gamma(x):  # of the logarithm of a gamma variable with shape 3
+    ...     return Expansion(float(3 * x[0] - np.exp(x[0])), 3 - np.exp(x), np.exp(x)[:, None])
+    >>> climb_concave(log_gamma, np.zeros(1), 1e-12).x.round(6)
+    array([1.098612])
+    """
+    x, here = start, expand(start)
+    if not np.isfinite(here.value):
+        return None
+    while True:
+        step = Gaussian.from_natural(here.precision, here.gradient)
+        if step is None:
+            return None
+        promised = 0.5 * float(here.gradient @ step.mean)
+        if promised < gain or max_iterations == 0:
+            return Summit(x, here, step, promised, promised < gain)
+        max_iterations -= 1
+        for halving in range(HALVINGS):
+            there = expand(x + step.mean * 0.5**halving)
+            if there.value >= here.value - rounding * abs(here.value):
+                break
+        else:
+            return Summit(x, here, step, promised, True)
+        x, here = x + step.mean * 0.5**halving, there
