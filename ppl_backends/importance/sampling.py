@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,11 +188,7 @@ def sample_importance(
     approximation = resolve_start(target, approximation, random_seed=fit_rng)
     if not given:
         warn_if_poor(target, approximation, "approximation")
-    tails = with_tails(target, approximation) if proposal == "auto" else None
-    if proposal == "auto":
-        proposal = _choose_proposal(target, approximation, fit_rng) if tails is None else "tails"
-    source = tails or make_proposal(proposal, approximation)
-
+    source, proposal = _proposal(target, approximation, proposal, fit_rng)
     results: list[_Chain] = []
     with ChainProgress("Importance sampling", chains, ("EF", "log evidence"), enabled=progressbar) as progress:
         for generator in generators:
@@ -199,19 +196,13 @@ def sample_importance(
             figures: dict[str, Any] = {"EF": chain.efficiency, "log evidence": f"{chain.log_evidence:.3f}"}
             progress.update(len(results), 1.0, **figures)
             results.append(chain)
-
-    log_weights = np.stack([chain.log_weights for chain in results])
-    evidence = estimate_evidence(log_weights, scrambled=qmc)
-    efficiency = effective_sample_size(log_weights.ravel()) / log_weights.size
-    k = pareto_k(log_weights.ravel())
-    tail = tail_share(log_weights.ravel())
-    integral = stated_integral(target)
-    missed = _missed_share(target, source, results, evidence.log_evidence, prior_rng)
-    undefined = float(np.mean([chain.undefined for chain in results]))
-    trouble = _distrust(efficiency, k, tail, missed, undefined, approximation.diagnostics)
+    evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)
+    weights = _figures(target, source, results, evidence.log_evidence, prior_rng)
+    trouble = _distrust(weights, approximation.diagnostics)
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
+    integral = stated_integral(target)
     return build_inference_data(
         target,
         np.stack([chain.x[chain.ancestor] for chain in results]),
@@ -224,11 +215,7 @@ def sample_importance(
             **({} if integral is None else integral.attrs(evidence.log_evidence)),
             "approximation": approximation.method,
             "proposal": proposal,
-            "efficiency_factor": efficiency,
-            "pareto_k": k,
-            "tail_share": tail,
-            "missed_share": missed,
-            "undefined_share": undefined,
+            **weights,
             "log_evidence_note": improper_note(target),
             "draw_order": "order of the points, siblings adjacent; not a time series",
         },
@@ -239,10 +226,33 @@ def sample_importance(
     )
 
 
-def _choose_proposal(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> str:
-    """The approximation itself, unless a pilot set of its points has weights without a fourth moment."""
-    _, log_weights = _weigh(target, make_proposal("gaussian", approximation), PILOT_POINTS, True, rng)
-    return "defensive" if pareto_k(log_weights) > LARGEST_PILOT_K else "gaussian"
+def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.Generator) -> tuple[Proposal, str]:
+    """The proposal of that name, and its name.
+
+    ``"auto"`` is the mixture with tails where these are needed, else the approximation itself, unless a pilot set of its
+    points has weights without a fourth moment.
+    """
+    if name == "auto":
+        tails = with_tails(target, approximation)
+        if tails is not None:
+            return tails, "tails"
+        _, log_weights = _weigh(target, make_proposal("gaussian", approximation), PILOT_POINTS, True, rng)
+        name = "defensive" if pareto_k(log_weights) > LARGEST_PILOT_K else "gaussian"
+    return make_proposal(name, approximation), name
+
+
+def _figures(
+    target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
+) -> dict[str, Any]:
+    """What the weights of all chains say of the proposal."""
+    log_weights = np.concatenate([chain.log_weights for chain in chains])
+    return {
+        "efficiency_factor": effective_sample_size(log_weights) / log_weights.size,
+        "pareto_k": pareto_k(log_weights),
+        "tail_share": tail_share(log_weights),
+        "missed_share": _missed_share(target, proposal, chains, log_evidence, rng),
+        "undefined_share": float(np.mean([chain.undefined for chain in chains])),
+    }
 
 
 def _weigh(
@@ -314,14 +324,14 @@ def _missed_share(
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
-def _distrust(
-    efficiency: float, k: float, tail: float, missed: float | None, undefined: float, figures: dict[str, float]
-) -> str:
-    """What is wrong with the weights, with the figure; empty where nothing is."""
+def _distrust(weights: Mapping[str, Any], figures: Mapping[str, float]) -> str:
+    """What is wrong with the weights, with the figure; empty where nothing is. ``figures`` are the approximation's."""
+    efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
+    undefined = weights["undefined_share"]
     reasons = []
     if efficiency < SMALLEST_EFFICIENCY:
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
-    if heavy_tail(k, tail):
+    if heavy_tail(k, weights["tail_share"]):
         reasons.append(f"Pareto k {k:.2f} > {LARGEST_PARETO_K}")
     if missed is not None and missed > LARGEST_MISSED_SHARE:
         reasons.append(

@@ -19,6 +19,13 @@ __all__ = ["plot_ladder", "plot_smc_run"]
 _COVERAGE = 0.95
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_PANELS = 6  # parameters that plot_ladder draws by default
+_PANELS = {
+    "beta": "inverse temperature β",
+    "ess": "effective sample size",
+    "accept_rate": "acceptance rate",
+    "scale": "scale of the kernel",
+    "log_marginal_likelihood": "running log evidence",
+}
 
 
 @checked(idata=inference_data("posterior", "sample_stats"))
@@ -58,37 +65,21 @@ def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     """
     stats = _stages(idata)
     axes = _axes(axes, 6)
-    for axis, (name, title) in zip(axes, _panels(stats), strict=False):
+    for axis, (name, title) in zip(axes, _PANELS.items(), strict=False):
         _per_chain(axis, stats[name], title)
     axes[0].set_yscale("log")
     axes[1].set_ylim(bottom=0)
     axes[2].set_ylim(0, 1)
-    if "n_steps" in stats:
-        _per_chain(axes[3].twinx(), stats["n_steps"], "", linestyle=":")
-        axes[3].set_title("step size ε (solid) and steps L (dotted)")
     _evidences(axes[5], idata)
     return axes
 
 
-def _panels(stats: xr.Dataset) -> list[tuple[str, str]]:
-    """Variable and title of every panel that has a line per chain."""
-    kernel = ("step_size", "step size ε") if "step_size" in stats else ("scale", "scale of the kernel")
-    return [
-        ("beta", "inverse temperature β"),
-        ("ess", "effective sample size"),
-        ("accept_rate", "acceptance rate"),
-        kernel,
-        ("log_marginal_likelihood", "running log evidence"),
-    ]
-
-
-def _per_chain(axis: Any, values: xr.DataArray, title: str, linestyle: str = "-") -> None:
+def _per_chain(axis: Any, values: xr.DataArray, title: str) -> None:
     """One line a chain over the stages."""
     stages = np.arange(1, values.sizes["stage"] + 1)
     for chain, line in enumerate(values.transpose("chain", "stage").values):
-        axis.plot(stages, line, linestyle=linestyle, marker="o", markersize=3, color=f"C{chain % 10}", alpha=0.8)
-    if title:
-        axis.set(title=title, xlabel="stage")
+        axis.plot(stages, line, marker="o", markersize=3, color=f"C{chain % 10}", alpha=0.8)
+    axis.set(title=title, xlabel="stage")
     axis.xaxis.get_major_locator().set_params(integer=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -20,11 +20,10 @@ from ppl_backends.numerics.weights import effective_sample_size, normalised_weig
 from ppl_backends.options import checked, none, number
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.smc.evidence import log_relative
+from ppl_backends.smc.path import PathState
+from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array
-
-if TYPE_CHECKING:
-    from ppl_backends.smc.path import PathState
 
 __all__ = ["Reweighted", "StageParticles", "ladder_group", "reweight", "thermodynamic_integration"]
 
@@ -155,8 +154,6 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
             raise ModelError("reweight: power= alone needs a run from the prior; give the model as well (model=)")
         new = None
     else:
-        from ppl_backends.targets.convert import as_target
-
         new = with_power(as_target(model, data), 1.0 if power is None else power)
         if new.dim != ladder.sizes["unconstrained_parameter"]:
             raise ModelError(
