@@ -36,7 +36,7 @@ FEW = np.array([-3.0, -0.75, 1.25, 0.0])
 FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
 FAR = np.concatenate([-FAR[::-1], FAR])
 TOLERANCE = 1e-9
-WIDE = np.array([-2000.0, -1000.0, 1000.0, 2000.0, -1e6, 1e6, -1e8, 1e8])
+WIDE, WIDEST = np.array([-2000.0, -1000.0, 1000.0, 2000.0]), np.array([-1e6, 1e6, -1e8, 1e8])
 
 
 def rounding(log_value: Array) -> Array:
@@ -143,7 +143,7 @@ def _softplus(s: Array) -> Array:
 
 def _normal(written: Written) -> Recognised | None:
     """−(s − y)²/2σ², from values far out, where they differ most."""
-    left, nearer_left, nearer_right, right = written.wide[:4]
+    left, nearer_left, nearer_right, right = written.wide
     square = (left - nearer_left + right - nearer_right) / (2 * (WIDE[3] ** 2 - WIDE[2] ** 2))
     linear = (right - left) / (WIDE[3] - WIDE[0])
     if not np.all(square < 0):
@@ -207,8 +207,8 @@ def _laplace(written: Written) -> Recognised | None:
 
 def _student(written: Written) -> Recognised | None:
     """−(ν + 1)/2 log(1 + (s − y)²/νσ²): ν from the tails, then exp(−2 log t/(ν + 1)) is a parabola."""
-    wide, near = written.wide, written.near
-    nu = (wide[4] + wide[5] - wide[6] - wide[7]) / (2 * np.log(WIDE[7] / WIDE[5])) - 1
+    wide, near = written.at(WIDEST), written.near
+    nu = (wide[0] + wide[1] - wide[2] - wide[3]) / (2 * np.log(WIDEST[3] / WIDEST[1])) - 1
     nu = np.where(np.abs(nu - np.round(nu, 3)) < 1e-7, np.round(nu, 3), nu)
     if not np.all((nu > 0.05) & (nu < 1e3)):
         return None

@@ -124,7 +124,7 @@ class TermGraph:
         A term whose rows do not stand alone stays as it is: the sample's values have to be rows of its own.
         """
         terms, whole = list(self.terms), {}
-        points = self.start + 0.5 * rng.normal(size=(2, self.dim))
+        point = (self.start + 0.5 * rng.normal(size=self.dim))[None]
         for k, term in enumerate(self.terms):
             n = term.value.type.shape[0] if term.value.type.ndim else None
             if term.prior_of is not None or n is None or n < MANY_ROWS:
@@ -134,7 +134,7 @@ class TermGraph:
             try:
                 new = on_index(term.value, leaves, values, pt.constant(rows), n)
                 value = new.get(term.value, term.value)
-                [few], [all_rows] = (PointFunction(self, set(), [v])(points) for v in (value, term.value))
+                [few], [all_rows] = (PointFunction(self, set(), [v])(point) for v in (value, term.value))
                 alike = np.allclose(few, all_rows[:, rows], rtol=1e-8, atol=1e-8, equal_nan=True)
             except Exception:  # an operation that knows the number of rows
                 continue

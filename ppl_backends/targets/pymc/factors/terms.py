@@ -86,14 +86,14 @@ class SiteTerm:
         moving = np.setdiff1d(np.arange(graph.dim), self.held_coordinates)
         self._affine = AffineFunction(self.flat_cut, moving)
         self._fixed_geometry: Geometry | None = None
-        point = self._valid_point(rng)
+        known = sample is not None and sample.one_to_one
+        point = graph.start[None] if known else self._valid_point(rng)
         self.shapes = [value.shape[1:] for value in self._cut_of(point)]
-        single = self.hyper(point[0])
-        base = [value[0] for value in self._cut_of(point)]
-        n = int(np.prod(term.value.type.shape)) if sample is not None else 0
-        if sample is not None and sample.one_to_one and self.sizes == [n]:
+        n = int(np.prod(term.value.type.shape)) if known else 0
+        if known and self.sizes == [n]:
             self.grouping: Grouping | None = Grouping(n, np.arange(n), np.arange(n))
         else:
+            single, base = self.hyper(point[0]), [value[0] for value in self._cut_of(point)]
             self.grouping = group(lambda settings: self._elements(settings, single), base, rng)
 
     def hyper(self, x: Array) -> list[Array]:
