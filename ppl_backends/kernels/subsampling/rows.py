@@ -190,20 +190,21 @@ class SiteRows(Rows):
         self.offset, self.y, self.extra = fill
         self.family, self.log_prior_and_potentials = family, log_prior
         self.expansion_point = self._newton() if expansion_point is None else expansion_point
-        self._expand(self.expansion_point.mean)
+        self._at_mode = np.empty((self.n, 4))
+        self.expansion = self._totals(self.expansion_point.mean, self._at_mode)
 
-    def _derivatives(self, x: Array, block: Index) -> Array:
-        return sites.values(self.design, self.offset, self.y, self.extra, self.family, block, x)
-
-    def _totals(self, x: Array) -> Expansion:
-        """Value, gradient and Hessian of the log likelihood."""
+    def _totals(self, x: Array, each: Array | None = None) -> Expansion:
+        """Value, gradient and Hessian of the log likelihood; ``each`` is filled with s, φ, φ′ and φ″ of the rows."""
         value, slope, hessian = 0.0, np.zeros(self.dim), np.zeros((self.dim, self.dim))
         for start in range(0, self.n, BLOCK):
             block = np.arange(start, min(self.n, start + BLOCK))
-            found, rows = self._derivatives(x, block), self.design[start : start + BLOCK]
+            rows = self.design[start : start + BLOCK]
+            found = sites.values(self.design, self.offset, self.y, self.extra, self.family, block, x)
             value += float(found[:, 0].sum())
             slope += found[:, 1] @ rows
             hessian += rows.T @ (rows * found[:, 2:])
+            if each is not None:
+                each[block, 0], each[block, 1:] = rows @ x + self.offset[block], found
         return Expansion(value, slope, hessian)
 
     def _newton(self) -> Gaussian:
@@ -220,14 +221,6 @@ class SiteRows(Rows):
         if top is None:
             raise ModelError("the log density is not concave where its mode is looked for; give another approximation=")
         return Gaussian.from_covariance(top.x, top.step.cov)
-
-    def _expand(self, mode: Array) -> None:
-        self.expansion = self._totals(mode)
-        self._at_mode = np.empty((self.n, 4))
-        for start in range(0, self.n, BLOCK):
-            block = np.arange(start, min(self.n, start + BLOCK))
-            self._at_mode[start : start + BLOCK, 0] = self.design[start : start + BLOCK] @ mode + self.offset[block]
-            self._at_mode[start : start + BLOCK, 1:] = self._derivatives(mode, block)
 
     def residuals(self, x: Array, index: Index) -> Array:
         """ℓᵢ − qᵢ ``(m,)``."""
