@@ -23,8 +23,9 @@ from scipy.stats import qmc
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, SiteRows, make_rows
+from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, SiteRows
 from ppl_backends.steps.adapter import forkable_target
+from ppl_backends.steps.subsampling import rows_of
 from ppl_backends.targets.factors import compiled as sites
 
 DIM = 20
@@ -76,7 +77,7 @@ HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the refe
 
 def laplace() -> pb.GaussianApproximation:
     """Laplace's approximation of the model on the context stack, by a few passes over its rows."""
-    pilot = make_rows(forkable_target(pm.modelcontext(None), prior_alone=True)).expansion_point
+    pilot = rows_of(forkable_target(pm.modelcontext(None), prior_alone=True)).expansion_point
     return pb.GaussianApproximation(pilot.mode, pilot.factor @ pilot.factor.T)
 
 

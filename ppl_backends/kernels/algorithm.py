@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.targets.protocol import Array
 
@@ -123,6 +124,16 @@ class Algorithm:
         """Return the state at the same point after the target's other coordinates moved."""
         return state._replace(population=self.density.refresh(state.population, rng))
 
+    def acceptance_pairs(self, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return the acceptance ``(k,)`` of moves from ``points`` ``(k, dim)``, as estimated and (nearly) exact.
+
+        Raises
+        ------
+        ModelError
+            If the acceptance is no estimate.
+        """
+        raise ModelError(f"{self.name} has no estimated acceptance probability to check")
+
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
         """Return the next state, and :attr:`stats`, scalars or ``(n,)``; adaptation happens only while ``tune``."""
         return self._step(self.kernel, state, rng, tune)
@@ -134,6 +145,5 @@ class Algorithm:
         if tune:
             parameters = self.kernel.adapt(parameters, info, moved)
         common = {"accept": info.acceptance, "accepted": info.accepted, "approximate": self.approximate, "tune": tune}
-        return state._replace(population=moved, parameters=parameters, n_steps=state.n_steps + 1), common | dict(
-            self.kernel.statistics(population, used, info)
-        )
+        stats = self.kernel.statistics(population, moved, used, info)
+        return state._replace(population=moved, parameters=parameters, n_steps=state.n_steps + 1), {**common, **stats}

@@ -72,11 +72,11 @@ class Independent(Kernel):
         log_ratio = self.log_ratio(population, proposal) + back
         return accept(rng, population, proposal, log_ratio, ((proposed - y) ** 2).sum(axis=1))
 
-    def statistics(self, population: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
         """Return the log weights of the proposals, where they come from a reference."""
         if self.reference is None:
-            return super().statistics(population, parameters, info)
-        return {"log_weight": population.log_density - population.log_reference + info.log_ratio}
+            return super().statistics(before, after, parameters, info)
+        return {"log_weight": before.log_density - before.log_reference + info.log_ratio}
 
     def _from_reference(self, rng: np.random.Generator, population: Any, density: Any) -> tuple[Any, KernelInfo]:
         """Propose draws of the reference."""

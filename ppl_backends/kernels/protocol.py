@@ -137,7 +137,7 @@ class KernelInfo(NamedTuple):
 @register_jitable
 def acceptance_probability(log_ratio: Any) -> Any:
     """Return min{1, exp(``log_ratio``)}, and 0 where that is not a number; for arrays, floats, and in compiled code."""
-    return np.where(log_ratio == log_ratio, np.exp(np.minimum(log_ratio, 0.0)), 0.0)
+    return np.exp(np.minimum(np.fmax(log_ratio, -np.inf), 0.0))  # fmax(NaN, −inf) is −inf
 
 
 def accept(
@@ -245,8 +245,8 @@ class Kernel:
         metric = parameters.metric if adaptation.metric is None else adaptation.metric
         return parameters._replace(adaptation=adaptation, scale=adaptation.scale, metric=metric)
 
-    def statistics(self, population: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return :attr:`stats` of a step from ``population``, scalars or ``(n,)``."""
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return :attr:`stats` of a step between two populations, scalars or ``(n,)``."""
         return {"scaling": parameters.scale, "n_steps": info.evaluations}
 
     def _normals(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:

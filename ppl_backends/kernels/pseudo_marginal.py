@@ -267,12 +267,12 @@ class PseudoMarginalKernel(Kernel):
         proposal = density.beside(population, population.x + parameters.metric.colour(jump), rng)
         return accept(rng, population, proposal, self.log_ratio(population, proposal), (jump**2).sum(axis=1))
 
-    def statistics(self, population: Any, parameters: KernelParameters, info: KernelInfo) -> Mapping[str, Any]:
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
         """Return the scale, and what the estimates are made of."""
         return {
             "scaling": parameters.scale,
-            "n_estimates": population.n_estimates,
-            "estimate_variance": population.variance,
+            "n_estimates": before.n_estimates,
+            "estimate_variance": before.variance,
         }
 
 

@@ -1,7 +1,7 @@
 """Step methods for ``pm.sample(step=...)`` and :func:`ppl_backends.sample_mcmc`."""
 
-from ppl_backends.kernels.subsampling.check import check_acceptance, check_subsets
 from ppl_backends.steps.calibrated import HMC, STEPS, Independent, RandomWalk
+from ppl_backends.steps.check import check_acceptance, check_subsets
 from ppl_backends.steps.exchange import Exchange, MALAExchange, NoisyExchange, NoisyLangevin, NoisyMALAExchange
 from ppl_backends.steps.pseudo_marginal import PseudoMarginal
 from ppl_backends.steps.specification import Step

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.subsampling import control
-from ppl_backends.kernels.subsampling.check import mean_error
 from ppl_backends.kernels.subsampling.exact import Scalable, Tuna
 from ppl_backends.kernels.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
+from ppl_backends.kernels.subsampling.kernel import RowsAlgorithm, RowsKernel
 from ppl_backends.kernels.subsampling.rows import Rows, make_rows
 from ppl_backends.kernels.subsampling.sufficient import sufficient_statistics
 from ppl_backends.options import array, checked, choice, function, integer, none, number
@@ -37,6 +39,12 @@ MANY_ROWS = 10_000  # above which passes over all of them are what a step on a s
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
+def rows_of(target: BaseTarget, approximation: Any = "laplace") -> Rows:
+    """Return the rows of a target, or of a block, about the mode of an approximation."""
+    own_mode = isinstance(approximation, str) and approximation == "laplace"
+    return make_rows(target, partial(resolve_approximation, approximation=approximation), own_mode)
+
+
 class _SubsamplingStep(Step):
     """A step that never evaluates all data at once."""
 
@@ -50,7 +58,7 @@ class _SubsamplingStep(Step):
 
     def rows_of(self, target: BaseTarget) -> Rows:
         """The observations of a target, with a warning where others have to move a part of its variables."""
-        rows = make_rows(target, self.approximation)
+        rows = rows_of(target, self.approximation)
         if len(target.others) and rows.n >= MANY_ROWS:
             names = [target.full.names[j] for j in target.others]
             others = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -115,22 +123,21 @@ class SubsampledMetropolis(_SubsamplingStep):
         self.subset, self.estimator, self.proposal = subset, estimator, proposal
         self.steps, self.tolerance, self.approximation = steps, tolerance, approximation
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> RowsAlgorithm:
         """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
-        algorithm: Any
+        kernel: RowsKernel
         if self.estimator == "uniform":
-            algorithm = control.UniformMetropolis(rows, min(rows.n, self.subset or 1000))
+            kernel = control.UniformMetropolis(rows, min(rows.n, self.subset or 1000))
         elif self.estimator == "sequential":
-            algorithm = control.SequentialMetropolis(rows, max(subset, 50), tolerance=self.tolerance)
+            kernel = control.SequentialMetropolis(rows, max(subset, 50), tolerance=self.tolerance)
         else:
             independent = self.proposal == "independent"
             _warn_of_variance(subset, variance)
-            algorithm = control.ControlVariateMetropolis(rows, subset, independent=independent, steps=self.steps)
-        algorithm.attributes["single_row_variance"] = variance
-        _announce(algorithm, rng)
-        return algorithm
+            kernel = control.ControlVariateMetropolis(rows, subset, independent=independent, steps=self.steps)
+        kernel.attributes["single_row_variance"] = variance
+        return _announced(RowsAlgorithm(kernel), rng)
 
 
 class SubsampledHMC(_SubsamplingStep):
@@ -158,15 +165,14 @@ class SubsampledHMC(_SubsamplingStep):
     ) -> None:
         self.subset, self.path_length, self.approximation = subset, path_length, approximation
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> RowsAlgorithm:
         """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
         _warn_of_variance(subset, variance)
-        algorithm = control.ControlVariateHmc(rows, subset, self.path_length)
-        algorithm.attributes["single_row_variance"] = variance
-        _announce(algorithm, rng)
-        return algorithm
+        kernel = control.ControlVariateHmc(rows, subset, self.path_length)
+        kernel.attributes["single_row_variance"] = variance
+        return _announced(RowsAlgorithm(kernel), rng)
 
 
 class ScalableMetropolis(_SubsamplingStep):
@@ -208,10 +214,10 @@ class ScalableMetropolis(_SubsamplingStep):
     ) -> None:
         self.proposal, self.steps, self.approximation = proposal, steps, approximation
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> RowsAlgorithm:
         """The algorithm on ``target``."""
         independent = self.proposal == "independent"
-        return _compiled(Scalable(self.rows_of(target), independent=independent, steps=self.steps))
+        return _compiled(RowsAlgorithm(Scalable(self.rows_of(target), independent=independent, steps=self.steps)))
 
 
 class TunaMetropolis(_SubsamplingStep):
@@ -243,9 +249,9 @@ class TunaMetropolis(_SubsamplingStep):
     ) -> None:
         self.chi, self.scale, self.approximation = chi, scale, approximation
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> RowsAlgorithm:
         """The algorithm on ``target``."""
-        return _compiled(Tuna(self.rows_of(target), self.chi, self.scale))
+        return _compiled(RowsAlgorithm(Tuna(self.rows_of(target), self.chi, self.scale)))
 
 
 class InformedSubsampling(_SubsamplingStep):
@@ -323,7 +329,7 @@ class InformedSubsampling(_SubsamplingStep):
         self.subset, self.spread, self.correction = subset, spread, correction
         self.swaps, self.summary, self.approximation = swaps, summary, approximation
 
-    def bind(self, target: BaseTarget) -> Any:
+    def bind(self, target: BaseTarget) -> RowsAlgorithm:
         """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         summaries, attributes = self._summaries(target, rows)
@@ -337,11 +343,11 @@ class InformedSubsampling(_SubsamplingStep):
             correction = "curvature" if small else None
         if correction is not None and self.spread is None:
             spread = np.inf  # nothing is left for weights to do
-        algorithm = Informed(
+        kernel = Informed(
             rows, subset, spread=spread, rng=rng, swaps=self.swaps, correction=correction, summaries=summaries
         )
-        algorithm.attributes |= attributes
-        moves = algorithm.swaps * algorithm.swap_rate
+        kernel.attributes |= attributes
+        moves = kernel.swaps * kernel.swap_rate
         if small and correction is None and moves < FEWEST_SWAPS:
             warnings.warn(
                 f"subsets of {subset} rows hardly move: {moves:.2g} accepted swaps a step, below the healthy size of "
@@ -349,8 +355,7 @@ class InformedSubsampling(_SubsamplingStep):
                 SamplerWarning,
                 stacklevel=3,
             )
-        _announce(algorithm, rng)
-        return algorithm
+        return _announced(RowsAlgorithm(kernel), rng)
 
     def _summaries(self, target: BaseTarget, rows: Rows) -> tuple[Any, dict[str, Any]]:
         """Summary statistics in place of the scores, None for these, and what a run says of them."""
@@ -366,7 +371,7 @@ class InformedSubsampling(_SubsamplingStep):
             if self.summary == "sufficient":
                 raise
             return None, {}
-        if self.summary == "auto" and found.rank <= getattr(rows, "whole", rows).dim:
+        if self.summary == "auto" and found.rank <= rows.whole.dim:
             return None, {}  # the scores are as many combinations of them
         attributes = {"sufficient_statistics": found.rank, "family_residual": found.residual}
         return _whitened(found.statistics, rows.n), attributes
@@ -399,7 +404,7 @@ def _whitened(values: Any, n: int) -> Any:
 
 
 def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple[int, float]:
-    subset, variance = control.choose_subset_size(getattr(rows, "whole", rows), rng)
+    subset, variance = control.choose_subset_size(rows.whole, rng)
     return (subset if asked is None else min(asked, rows.n)), variance
 
 
@@ -414,36 +419,40 @@ def _warn_of_variance(subset: int, variance: float) -> None:
         )
 
 
-def _compiled(algorithm: Any) -> Any:
-    """The algorithm after one step, so that forked workers find everything compiled."""
+def _compiled(algorithm: RowsAlgorithm) -> RowsAlgorithm:
+    """Return the algorithm after one step, so that forked workers find everything compiled."""
     rng = np.random.default_rng(0)
-    algorithm.step(algorithm.start(algorithm.initial_point(rng), rng), rng, False)
+    start = algorithm.initial_point(rng)
+    assert start is not None
+    algorithm.step(algorithm.start(start, rng), rng, False)
     return algorithm
 
 
-def _announce(algorithm: Any, rng: np.random.Generator) -> None:
-    """The warning that an approximate step gives, with its figure."""
+def _announced(algorithm: RowsAlgorithm, rng: np.random.Generator) -> RowsAlgorithm:
+    """Return the algorithm, with the warning that an approximate step gives, and its figure."""
     _compiled(algorithm)
-    points = np.array([algorithm.rows.expansion_point.sample(1, rng)[0] for _ in range(PAIRS)])
-    estimated, exact = mean_error(algorithm, points, rng)
+    estimated, exact = algorithm.acceptance_pairs(algorithm.rows.expansion_point.sample(PAIRS, rng), rng)
     error = float(np.abs(estimated - exact).mean())
     algorithm.attributes["acceptance_error_at_start"] = error
     warnings.warn(
         f"{algorithm.name} is approximate: E|a − â| is about {error:.2g} over {PAIRS} moves about the mode; for a chain that "
-        f"mixes, the error in total variation is at most a multiple of it{_predicted(algorithm)}",
+        f"mixes, the error in total variation is at most a multiple of it{_predicted(algorithm.kernel)}",
         SamplerWarning,
         stacklevel=4,
     )
+    return algorithm
 
 
-def _predicted(algorithm: Any) -> str:
-    """What theory says of informed subsets."""
-    if not isinstance(algorithm, Informed):
+def _predicted(kernel: RowsKernel) -> str:
+    """Return what theory says of informed subsets."""
+    if not isinstance(kernel, Informed):
         return ""
-    error = algorithm.attributes["hessian_error"]
-    if algorithm.correction == "curvature":
-        noise = algorithm.attributes["log_likelihood_spread"]
+    error = kernel.attributes["hessian_error"]
+    if kernel.correction == "curvature":
+        noise = kernel.attributes["log_likelihood_spread"]
         return f"; the log surrogate varies by {noise:.2g} over subsets"
-    if algorithm.correction == "gradient":
+    if kernel.correction == "gradient":
         return f"; sds are right to about {100 * error:.2g} %"
-    return f"; sds are too wide by a factor of about {algorithm.inflation:.3g}, and right to {100 * error:.2g} % beside that"
+    return (
+        f"; sds are too wide by a factor of about {kernel.inflation:.3g}, and right to {100 * error:.2g} % beside that"
+    )

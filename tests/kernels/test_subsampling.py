@@ -1,6 +1,7 @@
 """Sub-sampling algorithms: exact ones leave the posterior invariant, approximate ones' error shrinks with their precision."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -9,7 +10,6 @@ import scipy.stats
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.kernels.subsampling.check import check_acceptance, mean_error
 from ppl_backends.kernels.subsampling.control import (
     ControlVariateMetropolis,
     SequentialMetropolis,
@@ -18,6 +18,7 @@ from ppl_backends.kernels.subsampling.control import (
 )
 from ppl_backends.kernels.subsampling.exact import RowSampler, Scalable, Tuna
 from ppl_backends.kernels.subsampling.informed import Informed, curvature_variance
+from ppl_backends.kernels.subsampling.kernel import RowsAlgorithm
 from ppl_backends.kernels.subsampling.rows import (
     FunctionLogPrior,
     QuadraticLogPrior,
@@ -26,6 +27,7 @@ from ppl_backends.kernels.subsampling.rows import (
 )
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.results.inference_data import group
+from ppl_backends.steps import check_acceptance
 from ppl_backends.targets.factors import Factors, FactorsTarget, Logit, Normal, Poisson, Probit
 from ppl_backends.targets.factors import compiled as sites
 
@@ -68,15 +70,15 @@ def grid_moments(rows):
     return mean, np.sqrt(p @ (points - mean) ** 2)
 
 
-def chain(algorithm, draws, seed=0, start=None):
-    rng = np.random.default_rng(seed)
+def chain(kernel, draws, seed=0, start=None):
+    rng, algorithm = np.random.default_rng(seed), RowsAlgorithm(kernel)
     state = algorithm.start(algorithm.initial_point(rng) if start is None else start, rng)
     x, accept = np.empty((draws, algorithm.dim)), 0.0
     for k in range(draws):
         state, stats = algorithm.step(state, rng, False)
         assert stats.keys() == algorithm.stats.keys()
-        x[k] = state.x
-        accept += stats["accept"] / draws
+        x[k] = state.x[0]
+        accept += stats["accept"][0] / draws
     return x, accept
 
 
@@ -91,11 +93,11 @@ def after_steps(make, replicates, steps):
         theta = PRIOR_SD * rng.normal(size=2)
         design = np.c_[np.ones(12), 2 * rng.normal(size=12)]
         y = (rng.random(12) < 1 / (1 + np.exp(-design @ theta))).astype(float)
-        algorithm = make(rows_of(design, y))
+        algorithm = RowsAlgorithm(make(rows_of(design, y)))
         state = algorithm.start(theta, rng)
         for _ in range(steps):
             state, _ = algorithm.step(state, rng, False)
-        found[k] = state.x
+        found[k] = state.x[0]
     return found
 
 
@@ -115,8 +117,8 @@ class WithoutRows(Scalable):
 class WithoutPrior(Tuna):
     """Broken: forgets the prior."""
 
-    def _at(self, x):
-        return super()._at(x)._replace(known=0.0)
+    def at(self, x):
+        return replace(super().at(x), known=np.zeros(1))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,29 @@ class WithoutPrior(Tuna):
 def test_exact_steps_leave_prior_times_likelihood_invariant_and_broken_twins_do_not(make, broken):
     assert p_values(after_steps(make, 1500, 4)) > FALSE_FAILURE
     assert p_values(after_steps(broken, 1500, 8)) < FALSE_FAILURE
+
+
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [lambda rows, **options: ControlVariateMetropolis(rows, 60, **options), Scalable],
+    ids=["control variates", "scalable"],
+)
+def test_a_compiled_run_equals_single_steps_and_leaves_nothing_stale(make, independent):
+    """The same random numbers in the same order: points, subsets and estimates agree up to rounding."""
+    rows = rows_of(*logistic(400, seed=4))
+    kernel = make(rows, independent=independent, steps=30)
+    first, second = np.random.default_rng(1), np.random.default_rng(1)
+    x = rows.expansion_point.sample(1, np.random.default_rng(2))
+    together, alone = kernel.start(x, first), kernel.start(x, second)
+    together, info = kernel.run(first, together)
+    for _ in range(30):
+        alone = kernel.single(second, alone)[0]
+    assert info.accepted[0]
+    for name, value in vars(alone).items():
+        if value is not None:
+            np.testing.assert_allclose(getattr(together, name), value, rtol=1e-6, atol=1e-8)
+    assert first.random() == second.random()
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -185,8 +210,8 @@ def test_errors_shrink_with_the_size_of_subsets():
     rows, rng = rows_of(*logistic(3000, seed=6)), np.random.default_rng(0)
     points = np.array([rows.expansion_point.sample(1, rng)[0] for _ in range(60)])
 
-    def error(algorithm):
-        estimated, exact = mean_error(algorithm, points, np.random.default_rng(1))
+    def error(kernel):
+        estimated, exact = RowsAlgorithm(kernel).acceptance_pairs(points, np.random.default_rng(1))
         return float(np.abs(estimated - exact).mean())
 
     for make in (
@@ -210,9 +235,9 @@ def test_posteriors_of_uniform_and_informed_subsets_are_as_wide_as_theory_says()
         "informed": {"spread": 0.3, "swaps": 20},
         "corrected": {"spread": np.inf, "swaps": 20, "correction": "gradient"},
     }.items():
-        algorithm = Informed(rows, 400, rng=rng, **options)
-        x, _ = chain(algorithm, 8000)
-        ratios[name] = float((x.std(axis=0) / sd).mean()), algorithm.inflation
+        kernel = Informed(rows, 400, rng=rng, **options)
+        x, _ = chain(kernel, 8000)
+        ratios[name] = float((x.std(axis=0) / sd).mean()), kernel.inflation
     assert 1.5 < ratios["uniform"][0] < 1.2 * ratios["uniform"][1]  # less than √(1 + N/n): subsets move under θ
     assert abs(ratios["informed"][0] - ratios["informed"][1]) < 0.12
     assert abs(ratios["corrected"][0] - 1) < 0.1
@@ -222,15 +247,17 @@ def test_subset_size_follows_the_difficulty_and_swaps_keep_their_books():
     rng = np.random.default_rng(0)
     hard, easy = rows_of(*logistic(100, seed=8, scale=3.0)), rows_of(*logistic(10_000, seed=8))
     assert choose_subset_size(hard, rng)[1] > choose_subset_size(easy, rng)[1]
-    algorithm = Informed(easy, 200, spread=0.3, rng=rng)
+    kernel = Informed(easy, 200, spread=0.3, rng=rng)
+    algorithm = RowsAlgorithm(kernel)
     state = algorithm.start(easy.expansion_point.mean, rng)
     for _ in range(50):
         state, stats = algorithm.step(state, rng, False)
-    assert len(set(state.subset)) == 200
-    assert state.member.sum() == 200
-    assert state.member[state.subset].all()
-    np.testing.assert_allclose(state.z, algorithm._summaries[state.subset].mean(axis=0, dtype=float), atol=1e-8)
-    assert stats["distinct_rows"] == state.seen.sum()
+    [subset], [member], [z] = state.population.subset, state.population.member, state.population.z
+    assert len(set(subset)) == 200
+    assert member.sum() == 200
+    assert member[subset].all()
+    np.testing.assert_allclose(z, kernel._summaries[subset].mean(axis=0, dtype=float), atol=1e-8)
+    assert stats["distinct_rows"] == state.population.seen.sum()
     assert stats["z_norm"] < 0.1 * algorithm.attributes["z_norm_uniform"]
 
 

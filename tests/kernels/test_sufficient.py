@@ -143,7 +143,7 @@ def test_steps_take_any_number_of_statistics():
     twice = np.c_[counts, counts.sum(axis=1)]  # a redundant one
     with pytest.warns(SamplerWarning, match="is approximate"):
         algorithm = pb.steps.InformedSubsampling(summary=twice, **options).bind(target)
-    assert algorithm._summaries.shape == (3000, 5)
+    assert algorithm.kernel._summaries.shape == (3000, 5)
     with pytest.raises(ModelError, match="constant"):
         pb.steps.InformedSubsampling(summary=design, **options).bind(target)
     with pytest.raises(ModelError, match="expected 'auto', 'scores' or 'sufficient'"):
@@ -170,13 +170,13 @@ def test_a_row_far_out_does_not_leave_the_surrogate_without_a_maximum():
     y = (rng.random(20_000) < 1 / (1 + np.exp(-design @ [0.0, 0.0]))).astype(int)
     y[0], y[1] = 1, 1
     rows = SiteRows(design, 0.0, y, 1.0, sites.LOGIT, QuadraticLogPrior(0.0, np.zeros(2), -np.eye(2)))
-    algorithm = Informed(rows, 200, spread=np.inf, rng=rng, correction="curvature")
+    kernel = Informed(rows, 200, spread=np.inf, rng=rng, correction="curvature")
     line = np.linspace(0, 60, 121)[:, None] * rows.expansion_point.factor[:, 1]
     index = np.arange(200)
     escapes = []
     for sign in (-1, 1):
         points = rows.expansion_point.mean + sign * line
-        values = np.array([algorithm._surrogate(x, index, np.zeros(2)) for x in points])
+        values = np.array([kernel._surrogate(x, index, np.zeros(2)) for x in points])
         assert values.max() < values[0] + 1.0
         plain = [
             rows.log_prior_and_potentials(x) + rows.expansion.at(x - points[0]) + 100 * rows.residuals(x, index).sum()

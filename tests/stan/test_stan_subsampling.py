@@ -5,15 +5,16 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
-from ppl_backends.kernels.subsampling.rows import ObservedRows, make_rows
+from ppl_backends.kernels.subsampling.rows import ObservedRows
 from ppl_backends.results.inference_data import group
+from ppl_backends.steps.subsampling import rows_of
 
 pytest.importorskip("httpstan", reason="needs the stan extra")
 pytestmark = [pytest.mark.stan, pytest.mark.slow]
 
 
 def test_control_variates_on_a_program_s_rows(regression):
-    rows = make_rows(regression)
+    rows = rows_of(regression)
     assert isinstance(rows, ObservedRows)
     x, index = rows.expansion_point.sample(1, np.random.default_rng(0))[0], np.arange(rows.n)
     delta = x - rows.expansion_point.mean

@@ -10,14 +10,19 @@ estimates at both ends of a move correlated.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import t as student
 
 from ppl_backends.kernels.adaptation import DualAveraging
-from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
-from ppl_backends.kernels.subsampling.compiled_kernels import control_variate_walk
+from ppl_backends.kernels.hmc import FixedLength, Hmc
+from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import KernelInfo, KernelParameters, accept, acceptance_probability
+from ppl_backends.kernels.subsampling.compiled_kernels import Proposals, control_variate_walk
+from ppl_backends.kernels.subsampling.kernel import RowsKernel, known_difference, one_step
 from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.targets.protocol import Array
 
@@ -25,14 +30,13 @@ __all__ = [
     "ControlVariateHmc",
     "ControlVariateMetropolis",
     "SequentialMetropolis",
+    "SubsetPoints",
     "UniformMetropolis",
     "choose_subset_size",
+    "estimate_of",
 ]
 
-CHECK_EVERY = (
-    400  # steps between estimates of E|a − â|, with CHECK_FACTOR times the rows at both ends: 10 % of the cost
-)
-CHECK_FACTOR = 20
+CHECK_EVERY = 400  # steps between estimates of E|a − â|, with 20 times the rows at both ends: 10 % of the cost
 SMALLEST_SUBSET = 20
 BLOCKS = 10
 
@@ -47,52 +51,39 @@ def choose_subset_size(rows: Rows, rng: np.random.Generator, draws: int = 20, pr
     return int(np.clip(np.ceil(variance), SMALLEST_SUBSET, max(SMALLEST_SUBSET, rows.n))), variance
 
 
-class Estimate(NamedTuple):
-    """Log density at a point as a subset estimates it."""
+@dataclass(frozen=True)
+class SubsetPoints(Population):
+    """Points, each with its subset of the rows and the log density that these estimate.
 
-    value: float
-    variance: float
+    Attributes
+    ----------
+    subset : ndarray (n, m) of int
+    residuals : ndarray (n, m)
+        ℓᵢ − qᵢ of the subset at the point.
+    log_density : ndarray (n,)
+        ℓ̂ plus the log prior and Potentials, less σ̂²/2.
+    variance : ndarray (n,)
+        σ̂².
+    gradient : ndarray (n, dim) or None
+        Of the log density, given the subset.
+    """
 
-
-class SubsetState(NamedTuple):
-    """One chain: point, subset, residuals there, and the estimate that they give."""
-
-    x: Array
     subset: Index
     residuals: Array
-    estimate: Estimate
-    step: int
-    adaptation: DualAveraging
+    log_density: Array
+    variance: Array
+    gradient: Array | None = None
 
 
-def estimate_of(rows: Rows, x: Array, residuals: Array, corrected: bool = True) -> Estimate:
-    """Return ℓ̂ plus the log prior and Potentials, less σ̂²/2."""
-    m = len(residuals)
-    variance = rows.n**2 / m * float(residuals.var())
-    value = (
-        rows.expansion.at(x - rows.expansion_point.mean)
-        + rows.log_prior_and_potentials(x)
-        + rows.n * float(residuals.mean())
-    )
-    return Estimate(value - 0.5 * variance if corrected else value, variance)
+def estimate_of(rows: Rows, x: Array, residuals: Array) -> tuple[float, float]:
+    """Return ℓ̂ plus the log prior and Potentials, less σ̂²/2, at one point; and σ̂²."""
+    variance = rows.n**2 / len(residuals) * float(residuals.var())
+    known = rows.expansion.at(x - rows.expansion_point.mean) + rows.log_prior_and_potentials(x)
+    return known + rows.n * float(residuals.mean()) - 0.5 * variance, variance
 
 
-def acceptance_error(rows: Rows, x: Array, new: Array, m: int, accept: float, rng: np.random.Generator) -> float:
-    """|a − â| with a from ``CHECK_FACTOR`` times as many rows at both ends."""
-    index = rng.integers(0, rows.n, size=min(CHECK_FACTOR * m, rows.n))
-    mode = rows.expansion_point.mean
-    change = (
-        rows.log_prior_and_potentials(new)
-        - rows.log_prior_and_potentials(x)
-        + rows.expansion.at(new - mode)
-        - rows.expansion.at(x - mode)
-    )
-    change += rows.n * float((rows.residuals(new, index) - rows.residuals(x, index)).mean())
-    return abs(accept - float(np.exp(min(change, 0.0))))
-
-
-class _Subsampled:
-    """What the algorithms on a subset share.
+class _Subsampled(RowsKernel):
+    """What the kernels on a subset share.
 
     Parameters
     ----------
@@ -103,73 +94,54 @@ class _Subsampled:
         Of proposals in whitened coordinates, 2.38/√d by default.
     """
 
-    batched = False
-    approximate = True
-    name: str
-    stats: ClassVar[dict[str, type]] = {
-        **COMMON_STATS,
-        "accepted": bool,
-        "log_likelihood_variance": float,
-        "subset_size": int,
-        "acceptance_error": float,
-    }
-    target_acceptance = 0.234
+    exact = False
+    stats: Mapping[str, type] = {"log_likelihood_variance": float, "subset_size": int}
+    check_every = CHECK_EVERY
 
     def __init__(self, rows: Rows, subset: int, scale: float | None = None) -> None:
-        self.rows, self.dim, self.subset = rows, rows.dim, subset
-        self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
-        self.attributes: dict[str, Any] = {"subset_size": subset}
+        super().__init__(rows, scale)
+        self.subset, self.attributes = subset, {"subset_size": subset}
 
-    def initial_point(self, rng: np.random.Generator) -> Array:
-        """A draw of the Laplace approximation at the expansion point."""
-        return self.rows.expansion_point.sample(1, rng)[0]
+    def begin(self, x: Array, rng: np.random.Generator) -> SubsetPoints:
+        """Return the record of a point with a fresh subset."""
+        return self.at(x, rng.integers(0, self.rows.n, size=self.subset))
 
-    def start(self, x: Array, rng: np.random.Generator) -> SubsetState:
-        """The state at ``x`` with a fresh subset."""
-        subset = rng.integers(0, self.rows.n, size=self.subset)
+    def at(self, x: Array, subset: Index, gradient: bool = False) -> SubsetPoints:
+        """Return the record of a point ``(dim,)`` with a subset."""
         residuals = self.rows.residuals(x, subset)
-        adaptation = DualAveraging.begin(self.scale, self.target_acceptance)
-        return SubsetState(x, subset, residuals, estimate_of(self.rows, x, residuals), 0, adaptation)
+        value, variance = estimate_of(self.rows, x, residuals)
+        slope = self.slope(x, subset, residuals)[None] if gradient else None
+        return SubsetPoints(x[None], subset[None], residuals[None], np.array([value]), np.array([variance]), slope)
 
-    def refresh(self, state: SubsetState, rng: np.random.Generator) -> SubsetState:
-        """The same subset where the other coordinates of a block have moved."""
-        residuals = self.rows.residuals(state.x, state.subset)
-        return state._replace(residuals=residuals, estimate=estimate_of(self.rows, state.x, residuals))
+    def slope(self, x: Array, subset: Index, residuals: Array) -> Array:
+        """Return ∇(ℓ̂ − σ̂²/2 + log prior): a sum of residual gradients with weights N/m − (N/m)²(rᵢ − r̄)."""
+        ratio = self.rows.n / len(subset)
+        weights = ratio - ratio**2 * (residuals - residuals.mean())
+        known = self.rows.expansion.slope(x - self.rows.expansion_point.mean)
+        return self.rows.residual_gradient(x, subset, weights) + known + self.rows.log_prior_and_potentials.slope(x)
 
-    def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """An estimate of the log ratio of a symmetric move, on a fresh subset."""
+    def refresh(self, population: SubsetPoints, rng: np.random.Generator) -> SubsetPoints:
+        """Return the same subsets where the other coordinates of a block have moved."""
+        [x], [subset] = population.x, population.subset
+        return self.at(x, subset, population.gradient is not None)
+
+    def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
+        """Return an estimate of the log ratio of a symmetric move, on a fresh subset."""
         subset = rng.integers(0, self.rows.n, size=self.subset)
         here, there = (estimate_of(self.rows, point, self.rows.residuals(point, subset)) for point in (x, new))
-        return there.value - here.value
+        return there[0] - here[0]
 
-    def _statistics(self, state: SubsetState, accept: float, accepted: bool, tune: bool) -> Statistics:
-        return {
-            "accept": accept,
-            "approximate": int(self.approximate),
-            "tune": tune,
-            "accepted": accepted,
-            "log_likelihood_variance": state.estimate.variance,
-            "subset_size": self.subset,
-            "acceptance_error": float("nan"),
-        }
+    def statistics(self, before: Any, after: SubsetPoints, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return the variance of the estimate, and how many rows it took."""
+        return {"log_likelihood_variance": after.variance, "subset_size": self.subset}
 
-    def _error(self, state: SubsetState, new: Array, accept: float, rng: np.random.Generator) -> float:
-        """|a − â| now and then, NaN otherwise."""
-        if state.step % CHECK_EVERY:
-            return float("nan")
-        return acceptance_error(self.rows, state.x, new, self.subset, accept, rng)
-
-    def _renewed(self, state: SubsetState, rng: np.random.Generator) -> tuple[Index, slice]:
-        """The subset with one block drawn anew."""
+    def renewed(self, subset: Index, rng: np.random.Generator) -> tuple[Index, slice]:
+        """Return the subset with one block drawn anew."""
         size = max(1, self.subset // BLOCKS)
-        first = int(rng.integers(0, max(1, self.subset - size + 1)))
-        subset = state.subset.copy()
-        subset[first : first + size] = rng.integers(0, self.rows.n, size=size)
-        return subset, slice(first, first + size)
-
-
-def _probability(log_ratio: float) -> float:
-    return float(np.exp(min(log_ratio, 0.0))) if log_ratio == log_ratio else 0.0
+        first = int(rng.random() * (self.subset - size + 1))
+        subset, block = subset.copy(), slice(first, first + size)
+        subset[block] = (rng.random(size) * self.rows.n).astype(np.int64)
+        return subset, block
 
 
 class ControlVariateMetropolis(_Subsampled):
@@ -188,118 +160,101 @@ class ControlVariateMetropolis(_Subsampled):
         self, rows: Rows, subset: int, scale: float | None = None, independent: bool = False, steps: int = 1
     ) -> None:
         super().__init__(rows, subset, scale)
-        self._independent, self._steps, self._compiled = independent, steps, rows.compiled()
+        self._proposals, self._steps, self._compiled = Proposals(self.scale, independent), steps, rows.compiled()
+        mode = rows.expansion_point.mean
+        self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
+        self.check_every = max(1, CHECK_EVERY // steps)
         self.attributes["steps_per_draw"] = steps
 
-    def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
-        """Proposals of θ together with one block of U."""
+    def move(self, rng: np.random.Generator, point: SubsetPoints, parameters: Any) -> tuple[SubsetPoints, KernelInfo]:
+        """Make proposals of θ, each together with one block of U."""
         if self._compiled is not None:
-            return self._compiled_steps(state, rng, tune)
-        accepts = []
+            return self.run(rng, point)
+        accepts, accepted = [], False
         for _ in range(self._steps):
-            state, accept, accepted = self._one(state, rng)
-            accepts.append(accept)
-        stats = self._statistics(state, float(np.mean(accepts)), accepted, tune)
-        return self._checked(state, stats, rng)
+            point, info = self.single(rng, point)
+            accepts.append(float(info.acceptance[0]))
+            accepted |= bool(info.accepted[0])
+        return point, one_step(float(np.mean(accepts)), accepted, self._steps)
 
-    def _one(self, state: SubsetState, rng: np.random.Generator) -> tuple[SubsetState, float, bool]:
-        expansion_point, proposals = self.rows.expansion_point, 0.0
+    def single(self, rng: np.random.Generator, point: SubsetPoints) -> tuple[SubsetPoints, KernelInfo]:
+        """Make one step."""
+        q, x, correction = self.rows.expansion_point, point.x[0], 0.0
         z = rng.standard_normal(self.dim)
-        if self._independent:
-            new, old = (
-                expansion_point.mean + expansion_point.factor @ z,
-                expansion_point.whiten(state.x),
-            )
-            proposals = 0.5 * float(z @ z - old @ old)
+        if self._proposals.independent:
+            new, old = q.mean + q.factor @ z, q.whiten(x)
+            correction = 0.5 * float(z @ z - old @ old)
         else:
-            new = state.x + self.scale * (expansion_point.factor @ z)
-        subset, _ = self._renewed(state, rng)
-        residuals = self.rows.residuals(new, subset)
-        estimate = estimate_of(self.rows, new, residuals)
-        accept = _probability(estimate.value - state.estimate.value + proposals)
-        accepted = bool(rng.random() < accept)
-        if accepted:
-            state = state._replace(x=new, subset=subset, residuals=residuals, estimate=estimate)
-        return state, accept, accepted
+            new = x + self.scale * (q.factor @ z)
+        proposal = self.at(new, self.renewed(point.subset[0], rng)[0])
+        log_ratio = self.log_ratio(point, proposal) + correction
+        return accept(rng, point, proposal, log_ratio, np.zeros(1))
 
-    def _compiled_steps(
-        self, state: SubsetState, rng: np.random.Generator, tune: bool
-    ) -> tuple[SubsetState, Statistics]:
-        assert self._compiled is not None
-        delta, subset, residuals = state.x - self.rows.expansion_point.mean, state.subset.copy(), state.residuals.copy()
-        accept, moves, variance = control_variate_walk(
-            rng, self._steps, *self._compiled, self.scale, self._independent, delta, subset, residuals
-        )
-        estimate = Estimate(float("nan"), variance)
-        state = state._replace(
-            x=self.rows.expansion_point.mean + delta, subset=subset, residuals=residuals, estimate=estimate
-        )
-        return self._checked(state, self._statistics(state, accept, moves > 0, tune), rng)
-
-    def _checked(
-        self, state: SubsetState, stats: Statistics, rng: np.random.Generator
-    ) -> tuple[SubsetState, Statistics]:
-        """With E|a − â| of a random-walk move now and then."""
-        if state.step % max(1, CHECK_EVERY // self._steps) == 0:
-            new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
-            accept = _probability(self.log_ratio(state.x, new, rng))
-            stats["acceptance_error"] = acceptance_error(self.rows, state.x, new, self.subset, accept, rng)
-        return state._replace(step=state.step + 1), stats
+    def run(self, rng: np.random.Generator, point: SubsetPoints) -> tuple[SubsetPoints, KernelInfo]:
+        """Make all steps of a draw in one compiled call."""
+        mode, subset, residuals = self.rows.expansion_point.mean, point.subset.copy(), point.residuals.copy()
+        delta = point.x[0] - mode
+        walked = control_variate_walk(rng, self._steps, self._compiled, self._proposals, delta, subset[0], residuals[0])
+        accept, moves, value, variance = walked
+        value, variance = np.array([value + self._at_mode]), np.array([variance])
+        moved = SubsetPoints((mode + delta)[None], subset, residuals, value, variance)
+        return moved, one_step(accept, moves > 0, self._steps)
 
 
 class ControlVariateHmc(_Subsampled):
-    """Energy-conserving HMC: U is renewed given θ, then a trajectory moves θ given U, both exactly for the same law.
+    """Energy-conserving HMC: U is renewed given θ, then a trajectory moves θ given U, both exactly for the same law."""
 
-    The gradient of ℓ̂ − σ̂²/2 is a weighted sum of the subset's residual gradients, with wᵢ = N/m − (N/m)²(rᵢ − r̄).
-    """
-
-    name, target_acceptance = "subsampled_hmc", 0.65
+    name, uses_gradient, check_every = "subsampled_hmc", True, 0
+    stats: Mapping[str, type] = {**_Subsampled.stats, "acceptance_error": float}
 
     def __init__(self, rows: Rows, subset: int, length: float = 1.0) -> None:
-        super().__init__(rows, subset, min(1.2 / rows.dim**0.25, length))
-        self._length = length
+        self._hmc = Hmc(FixedLength(length), balanced=False)
+        super().__init__(rows, subset, self._hmc.initial_scale(rows.dim))
+        self.target_acceptance, self.largest_scale = self._hmc.target_acceptance, self._hmc.largest_scale
 
-    def _slope(self, x: Array, subset: Index, residuals: Array) -> Array:
-        ratio = self.rows.n / len(subset)
-        weights = ratio - ratio**2 * (residuals - residuals.mean())
-        slope = self.rows.residual_gradient(x, subset, weights)
-        return (
-            slope
-            + self.rows.expansion.slope(x - self.rows.expansion_point.mean)
-            + self.rows.log_prior_and_potentials.slope(x)
-        )
+    def parameters(self) -> KernelParameters:
+        """Return the expansion point's metric, and a step that is adapted while tuning."""
+        adaptation = DualAveraging.begin(self.scale, self.target_acceptance, self.largest_scale)
+        return KernelParameters(self.rows.expansion_point, self.scale, adaptation=adaptation)
 
-    def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
-        """One renewal of a block of U and one trajectory."""
-        state = self._renew(state, rng)
-        rows, factor, adaptation = self.rows, self.rows.expansion_point.factor, state.adaptation
-        scale = adaptation.scale if tune else adaptation.average
-        h, n_steps = scale * rng.uniform(0.8, 1.2), int(np.clip(np.ceil(self._length / scale), 1, 100))
-        p = rng.standard_normal(self.dim)
-        energy = 0.5 * float(p @ p) - state.estimate.value
-        x, residuals = state.x, state.residuals
-        p = p + 0.5 * h * (factor.T @ self._slope(x, state.subset, residuals))
-        for k in range(n_steps):
-            x = x + h * (factor @ p)
-            residuals = rows.residuals(x, state.subset)
-            p = p + (h if k < n_steps - 1 else 0.5 * h) * (factor.T @ self._slope(x, state.subset, residuals))
-        estimate = estimate_of(rows, x, residuals)
-        accept = _probability(energy - 0.5 * float(p @ p) + estimate.value)
-        accepted = bool(rng.random() < accept)
-        stats = self._statistics(state, accept, accepted, tune)
-        if tune:
-            adaptation = adaptation.update(accept)
-        state = state._replace(step=state.step + 1, adaptation=adaptation)
-        return (state._replace(x=x, residuals=residuals, estimate=estimate) if accepted else state), stats
+    def begin(self, x: Array, rng: np.random.Generator) -> SubsetPoints:
+        """Return the record of a point with a fresh subset, and the gradient."""
+        return self.at(x, rng.integers(0, self.rows.n, size=self.subset), True)
 
-    def _renew(self, state: SubsetState, rng: np.random.Generator) -> SubsetState:
-        subset, block = self._renewed(state, rng)
-        residuals = state.residuals.copy()
-        residuals[block] = self.rows.residuals(state.x, subset[block])
-        estimate = estimate_of(self.rows, state.x, residuals)
-        if rng.random() < _probability(estimate.value - state.estimate.value):
-            return state._replace(subset=subset, residuals=residuals, estimate=estimate)
-        return state
+    def move(self, rng: np.random.Generator, point: SubsetPoints, parameters: Any) -> tuple[SubsetPoints, KernelInfo]:
+        """Renew a block of U, and make one trajectory."""
+        point = self._renew(point, rng)
+        subset = point.subset[0]
+        return self._hmc.step(rng, point, lambda x, rng: self.at(x[0], subset, True), parameters)
+
+    def _renew(self, point: SubsetPoints, rng: np.random.Generator) -> SubsetPoints:
+        subset, block = self.renewed(point.subset[0], rng)
+        x, residuals = point.x[0], point.residuals[0].copy()
+        residuals[block] = self.rows.residuals(x, subset[block])
+        value, variance = estimate_of(self.rows, x, residuals)
+        if rng.random() < acceptance_probability(value - point.log_density[0]):
+            found = np.array([value]), np.array([variance]), self.slope(x, subset, residuals)[None]
+            return SubsetPoints(point.x, subset[None], residuals[None], *found)
+        return point
+
+    def statistics(self, before: Any, after: SubsetPoints, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return the variance of the estimate, and how many rows it took."""
+        return {**super().statistics(before, after, parameters, info), "acceptance_error": float("nan")}
+
+
+@dataclass(frozen=True)
+class MovedPoints(Population):
+    """Points with what the last decision took.
+
+    Attributes
+    ----------
+    variance : ndarray (n,)
+        Of the log ratio that decided.
+    subset_size : ndarray (n,) of int
+    """
+
+    variance: Array
+    subset_size: Index
 
 
 class UniformMetropolis(_Subsampled):
@@ -307,31 +262,32 @@ class UniformMetropolis(_Subsampled):
 
     name = "uniform_noisy_metropolis"
 
-    def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """An estimate of the log ratio of a symmetric move, on a fresh subset."""
+    def begin(self, x: Array, rng: np.random.Generator) -> Any:
+        """Return the record of a point: nothing belongs to it."""
+        return MovedPoints(x[None], np.full(1, np.nan), np.array([self.subset]))
+
+    def refresh(self, population: Any, rng: np.random.Generator) -> Any:
+        """Return it as it is."""
+        return population
+
+    def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
+        """Return an estimate of the log ratio of a symmetric move, on a fresh subset."""
         return self._ratio(x, new, rng)[0]
 
     def _ratio(self, x: Array, new: Array, rng: np.random.Generator) -> tuple[float, float]:
         change = self.rows.differences(x, new, rng.integers(0, self.rows.n, size=self.subset))
-        ratio = (
-            self.rows.n * float(change.mean())
-            + self.rows.log_prior_and_potentials(new)
-            - self.rows.log_prior_and_potentials(x)
-        )
-        return ratio, self.rows.n**2 * float(change.var()) / len(change)
+        prior = self.rows.log_prior_and_potentials(new) - self.rows.log_prior_and_potentials(x)
+        return self.rows.n * float(change.mean()) + prior, self.rows.n**2 * float(change.var()) / len(change)
 
-    def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
-        """One random-walk proposal."""
-        new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
-        ratio, variance = self._ratio(state.x, new, rng)
-        accept = _probability(ratio)
-        accepted = bool(rng.random() < accept)
-        stats = self._statistics(state, accept, accepted, tune)
-        stats |= {"log_likelihood_variance": variance, "acceptance_error": self._error(state, new, accept, rng)}
-        return state._replace(x=new if accepted else state.x, step=state.step + 1), stats
+    def move(self, rng: np.random.Generator, point: Any, parameters: Any) -> tuple[Any, KernelInfo]:
+        """Make one random-walk proposal."""
+        new = self.walk(point.x[0], rng)
+        ratio, variance = self._ratio(point.x[0], new, rng)
+        point = replace(point, variance=np.array([variance]))
+        return accept(rng, point, replace(point, x=new[None]), np.array([ratio]), np.zeros(1))
 
 
-class SequentialMetropolis(_Subsampled):
+class SequentialMetropolis(UniformMetropolis):
     """Metropolis whose decision is a sequential t test on growing subsets (Korattikara, Chen & Welling 2014).
 
     The subset doubles until the decision's probability of error is below ``tolerance``, or all rows are in. The control
@@ -348,20 +304,14 @@ class SequentialMetropolis(_Subsampled):
         super().__init__(rows, subset, scale)
         self._tolerance = tolerance
 
-    def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """The estimate of the log ratio on which a test decides."""
+    def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
+        """Return the estimate of the log ratio on which a test decides."""
         known, drawn, _ = self._test(x, new, np.log(rng.random()), rng)
         return known + self.rows.n * float(drawn.mean())
 
     def _test(self, x: Array, new: Array, log_u: float, rng: np.random.Generator) -> tuple[float, Array, float]:
-        """The known part of the log ratio, the changes of residuals drawn, and the standard error of their mean."""
-        rows, mode = self.rows, self.rows.expansion_point.mean
-        known = (
-            rows.log_prior_and_potentials(new)
-            - rows.log_prior_and_potentials(x)
-            + rows.expansion.at(new - mode)
-            - rows.expansion.at(x - mode)
-        )
+        """Return the known part of the log ratio, the changes of residuals drawn, and the standard error of their mean."""
+        rows, known = self.rows, known_difference(self.rows, x, new)
         threshold = (log_u - known) / rows.n  # accept where the mean of the changes exceeds it
         size, drawn = min(self.subset, rows.n), np.empty(0)
         while True:
@@ -374,14 +324,17 @@ class SequentialMetropolis(_Subsampled):
                 return known, drawn, error
             size = min(2 * size, rows.n)
 
-    def step(self, state: SubsetState, rng: np.random.Generator, tune: bool) -> tuple[SubsetState, Statistics]:
-        """One random-walk proposal."""
-        new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
+    def move(self, rng: np.random.Generator, point: Any, parameters: Any) -> tuple[Any, KernelInfo]:
+        """Make one random-walk proposal."""
+        x, new = point.x[0], self.walk(point.x[0], rng)
         log_u = float(np.log(rng.random()))
-        known, drawn, error = self._test(state.x, new, log_u, rng)
+        known, drawn, error = self._test(x, new, log_u, rng)
         ratio = known + self.rows.n * float(drawn.mean())
-        accept, accepted = _probability(ratio), ratio > log_u
-        stats = self._statistics(state, accept, accepted, tune)
-        stats |= {"subset_size": len(drawn), "log_likelihood_variance": (self.rows.n * error) ** 2}
-        stats["acceptance_error"] = self._error(state, new, accept, rng)
-        return state._replace(x=new if accepted else state.x, step=state.step + 1), stats
+        accepted = ratio > log_u
+        found = np.array([(self.rows.n * error) ** 2]), np.array([len(drawn)])
+        moved = MovedPoints((new if accepted else x)[None], *found)
+        return moved, one_step(float(acceptance_probability(ratio)), accepted)
+
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return what the last decision took."""
+        return {"log_likelihood_variance": after.variance, "subset_size": after.subset_size}

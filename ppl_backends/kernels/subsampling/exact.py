@@ -12,24 +12,36 @@ Dᵢ = ℓᵢ(θ) − ℓᵢ(θ'), and the log ratio is 2 Σ artanh(−Dᵢ / (c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
-from ppl_backends.kernels.subsampling.compiled_kernels import scalable_walk
+from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import KernelInfo, acceptance_probability
+from ppl_backends.kernels.subsampling.compiled_kernels import Bounds, Proposals, scalable_walk
+from ppl_backends.kernels.subsampling.kernel import RowsKernel, one_step
 from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Scalable", "Tuna"]
+__all__ = ["ExactPoints", "Scalable", "Tuna"]
 
 
-class ExactState(NamedTuple):
-    """One chain: point, its whitened distance from the mode, and the part of the log density that needs no rows."""
+@dataclass(frozen=True)
+class ExactPoints(Population):
+    """Points with what is known of them without a look at the rows.
 
-    x: Array
+    Attributes
+    ----------
+    z : ndarray (n, whole dim)
+        Whitened distance from the mode.
+    known : ndarray (n,)
+        The part of the log density that needs no rows.
+    """
+
     z: Array
-    known: float
+    known: Array
 
 
 NEAR = 4.0  # beyond √d
@@ -47,41 +59,26 @@ class RowSampler:
         return np.searchsorted(self.ends, rng.random(n) * self.total, side="right")
 
 
-class _Exact:
+class _Exact(RowsKernel):
     """What both share."""
 
-    batched = False
-    approximate = False
-    name: str
-    stats: ClassVar[dict[str, type]] = {**COMMON_STATS, "accepted": bool, "rows": int}
+    stats: Mapping[str, type] = {"rows": int}
 
-    def __init__(self, rows: Rows, scale: float | None) -> None:
-        self.rows, self.dim = rows, rows.dim
-        self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
-        self.attributes: dict[str, Any] = {}
+    def begin(self, x: Array, rng: np.random.Generator) -> ExactPoints:
+        """Return the record of a point."""
+        return self.at(x)
 
-    def initial_point(self, rng: np.random.Generator) -> Array:
-        """A draw of the Laplace approximation at the expansion point."""
-        return self.rows.expansion_point.sample(1, rng)[0]
+    def refresh(self, population: ExactPoints, rng: np.random.Generator) -> ExactPoints:
+        """Return the densities anew where the other coordinates of a block have moved."""
+        return self.at(population.x[0])
 
-    def start(self, x: Array, rng: np.random.Generator) -> ExactState:
-        """The state at ``x``."""
-        return self._at(x)
-
-    def refresh(self, state: ExactState, rng: np.random.Generator) -> ExactState:
-        """The densities anew where the other coordinates of a block have moved."""
-        return self._at(state.x)
-
-    def _at(self, x: Array) -> ExactState:
+    def at(self, x: Array) -> ExactPoints:
+        """Return the record of a point ``(dim,)``."""
         raise NotImplementedError
 
-    def _walk(self, state: ExactState, rng: np.random.Generator) -> Array:
-        x: Array = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
-        return x
-
-    @staticmethod
-    def _statistics(accept: float, accepted: bool, tune: bool, rows: int) -> Statistics:
-        return {"accept": accept, "approximate": 0, "tune": tune, "accepted": accepted, "rows": rows}
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return how many rows were looked at."""
+        return {"rows": info.evaluations}
 
 
 class Scalable(_Exact):
@@ -101,51 +98,59 @@ class Scalable(_Exact):
 
     def __init__(self, rows: Rows, scale: float | None = None, independent: bool = False, steps: int = 1) -> None:
         super().__init__(rows, scale)
-        self._radius = np.sqrt(getattr(rows, "whole", rows).dim) + NEAR
+        self._radius = float(np.sqrt(rows.whole.dim) + NEAR)
         self.near, self.far = (RowSampler(rows.third_order_bounds(radius)) for radius in (self._radius, np.inf))
-        self._independent, self._steps, self._compiled = independent, steps, rows.compiled()
+        self._proposals, self._steps, self._compiled = Proposals(self.scale, independent), steps, rows.compiled()
+        mode = rows.expansion_point.mean
+        self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
         self.attributes["steps_per_draw"] = steps
 
-    def _at(self, x: Array) -> ExactState:
-        delta = x - self.rows.expansion_point.mean
-        return ExactState(
-            x, self.rows.standardise(x), self.rows.expansion.at(delta) + self.rows.log_prior_and_potentials(x)
-        )
+    def at(self, x: Array) -> ExactPoints:
+        """Return the record of a point: its distance from the mode, and prior and Σ qᵢ there."""
+        known = self.rows.expansion.at(x - self.rows.expansion_point.mean) + self.rows.log_prior_and_potentials(x)
+        return ExactPoints(x[None], self.rows.standardise(x)[None], np.array([known]))
 
-    def step(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
-        """Proposals; rows are looked at only where the known part accepts."""
+    def move(self, rng: np.random.Generator, point: ExactPoints, parameters: Any) -> tuple[ExactPoints, KernelInfo]:
+        """Make proposals; rows are looked at only where the known part accepts."""
         if self._compiled is not None:
-            delta = state.x - self.rows.expansion_point.mean
-            tables = (self.near.bounds, self.near.ends, self.far.bounds, self.far.ends, self._radius)
-            accept, moves, looked = scalable_walk(
-                rng, self._steps, *self._compiled, self.scale, self._independent, *tables, delta
-            )
-            x = self.rows.expansion_point.mean + delta
-            return state._replace(x=x), self._statistics(accept, moves > 0, tune, looked)
+            return self.run(rng, point)
+        accept, accepted, looked = 0.0, False, 0
         for _ in range(self._steps):
-            state, stats = self._one(state, rng, tune)
-        return state, stats
+            point, probability, moved, rows = self.single(rng, point)
+            accept, accepted, looked = accept + probability / self._steps, accepted or moved, looked + rows
+        return point, one_step(accept, accepted, looked)
 
-    def _one(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
-        expansion_point, proposals = self.rows.expansion_point, 0.0
-        if self._independent:
-            z, old = rng.standard_normal(self.dim), expansion_point.whiten(state.x)
-            new = self._at(expansion_point.mean + expansion_point.factor @ z)
-            proposals = 0.5 * float(z @ z - old @ old)
+    def run(self, rng: np.random.Generator, point: ExactPoints) -> tuple[ExactPoints, KernelInfo]:
+        """Make all steps of a draw in one compiled call."""
+        mode, z = self.rows.expansion_point.mean, point.z.copy()
+        delta = point.x[0] - mode
+        limits = Bounds(self.near.bounds, self.near.ends, self.far.bounds, self.far.ends, self._radius)
+        walked = scalable_walk(rng, self._steps, self._compiled, self._proposals, limits, delta, z[0])
+        accept, moves, looked, value = walked
+        moved = ExactPoints((mode + delta)[None], z, np.array([value + self._at_mode]))
+        return moved, one_step(accept, moves > 0, looked)
+
+    def single(self, rng: np.random.Generator, point: ExactPoints) -> tuple[ExactPoints, float, bool, int]:
+        """Make one step: its acceptance by the known part, whether it was made, and how many rows it took."""
+        q, x, correction = self.rows.expansion_point, point.x[0], 0.0
+        if self._proposals.independent:
+            z, old = rng.standard_normal(self.dim), q.whiten(x)
+            new = self.at(q.mean + q.factor @ z)
+            correction = 0.5 * float(z @ z - old @ old)
         else:
-            new = self._at(self._walk(state, rng))
-        accept = float(np.exp(min(new.known - state.known + proposals, 0.0)))
+            new = self.at(self.walk(x, rng))
+        accept = float(acceptance_probability(new.known[0] - point.known[0] + correction))
         accepted, looked = bool(rng.random() < accept), 0
         if accepted:
-            here, there = float(state.z @ state.z), float(new.z @ new.z)
+            here, there = float(point.z[0] @ point.z[0]), float(new.z[0] @ new.z[0])
             sampler = self.near if max(here, there) <= self._radius**2 else self.far
             reach = here**1.5 + there**1.5
             looked = int(rng.poisson(sampler.total * reach))
             if looked:
                 index = sampler.draw(looked, rng)
-                drop = self.rows.residuals(state.x, index) - self.rows.residuals(new.x, index)
+                drop = self.rows.residuals(x, index) - self.rows.residuals(new.x[0], index)
                 accepted = not bool((rng.random(looked) * sampler.bounds[index] * reach < drop).any())
-        return (new if accepted else state), self._statistics(accept, accepted, tune, looked)
+        return (new if accepted else point), accept, accepted, looked
 
 
 class Tuna(_Exact):
@@ -165,20 +170,22 @@ class Tuna(_Exact):
         super().__init__(rows, 0.5 * 2.38 / np.sqrt(rows.dim) if scale is None else scale)
         self._sampler, self._chi = RowSampler(rows.lipschitz()), chi
 
-    def _at(self, x: Array) -> ExactState:
-        return ExactState(x, x, self.rows.log_prior_and_potentials(x))
+    def at(self, x: Array) -> ExactPoints:
+        """Return the record of a point, with the prior."""
+        return ExactPoints(x[None], x[None], np.array([self.rows.log_prior_and_potentials(x)]))
 
-    def step(self, state: ExactState, rng: np.random.Generator, tune: bool) -> tuple[ExactState, Statistics]:
-        """One random-walk proposal."""
-        new = self._at(self._walk(state, rng))
-        total, distance = self._sampler.total, float(np.linalg.norm(new.x - state.x))
+    def move(self, rng: np.random.Generator, point: ExactPoints, parameters: Any) -> tuple[ExactPoints, KernelInfo]:
+        """Make one random-walk proposal."""
+        x, new = point.x[0], self.at(self.walk(point.x[0], rng))
+        total, distance = self._sampler.total, float(np.linalg.norm(new.x[0] - x))
         pull = self._chi * total * distance**2  # χCM², per unit of cᵢ
         looked = int(rng.poisson(total * (pull + distance)))
         index = self._sampler.draw(looked, rng)
-        drop = -self.rows.differences(state.x, new.x, index)
+        drop = -self.rows.differences(x, new.x[0], index)
         bounds = self._sampler.bounds[index]
         kept = rng.random(looked) * bounds * (pull + distance) < pull * bounds + 0.5 * (drop + bounds * distance)
         ratio = -drop[kept] / (bounds[kept] * (distance + 2 * pull))
-        accept = float(np.exp(min(2 * float(np.arctanh(ratio).sum()) + new.known - state.known, 0.0)))
+        log_ratio = 2 * float(np.arctanh(ratio).sum()) + float(new.known[0] - point.known[0])
+        accept = float(acceptance_probability(log_ratio))
         accepted = bool(rng.random() < accept)
-        return (new if accepted else state), self._statistics(accept, accepted, tune, looked)
+        return (new if accepted else point), one_step(accept, accepted, looked)

@@ -17,14 +17,18 @@ grows like (N/n) times half the row's curvature, which can exceed that of all da
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.kernels.algorithm import COMMON_STATS, Statistics
+from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.protocol import KernelInfo, accept
 from ppl_backends.kernels.subsampling.control import estimate_of
+from ppl_backends.kernels.subsampling.kernel import RowsKernel
 from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
 from ppl_backends.targets.protocol import Array
 
@@ -91,32 +95,34 @@ def curvature_variance(rows: Rows, rng: np.random.Generator) -> float:
     return float(np.mean(found))
 
 
-class InformedState(NamedTuple):
-    """One chain. The arrays of the subset are its own and change in place.
+@dataclass(frozen=True)
+class InformedPoints(Population):
+    """Points, each with its subset, whose arrays are its own and change in place.
 
     Attributes
     ----------
-    x : ndarray (d,)
-    subset : ndarray (n,) of int
-    member, seen : ndarray (N,) of bool
+    subset : ndarray (k, n) of int
+    member, seen : ndarray (k, N) of bool
         Rows in the subset, and rows that ever were.
-    z : ndarray (d,)
-    value : float
-        Log of the surrogate at ``x``, up to a constant.
-    distinct : int
+    z : ndarray (k, d)
+    log_density : ndarray (k,)
+        Log of the surrogate at the point, up to a constant.
+    distinct : ndarray (k,) of int
         Rows seen.
+    swapped : ndarray (k,)
+        Share of the last swaps that were accepted.
     """
 
-    x: Array
     subset: Index
     member: NDArray[np.bool_]
     seen: NDArray[np.bool_]
     z: Array
-    value: float
-    distinct: int
+    log_density: Array
+    distinct: Index
+    swapped: Array
 
 
-class Informed:
+class Informed(RowsKernel):
     """Informed sub-sampling on rows.
 
     Parameters
@@ -144,11 +150,8 @@ class Informed:
         ``log_likelihood_spread_uniform``, standard deviations of the log surrogate over subsets.
     """
 
-    batched = False
-    name, approximate = "informed_subsampling", True
-    stats: ClassVar[dict[str, type]] = {
-        **COMMON_STATS,
-        "accepted": bool,
+    name, exact = "informed_subsampling", False
+    stats: Mapping[str, type] = {
         "z_norm": float,
         "z_first": float,
         "swap_accept": float,
@@ -168,18 +171,18 @@ class Informed:
         summaries: Array | None = None,
         scale: float | None = None,
     ) -> None:
-        self.rows, self.dim, self.subset, self.spread, self.correction = rows, rows.dim, subset, spread, correction
+        super().__init__(rows, scale)
+        self.subset, self.spread, self.correction = subset, spread, correction
         self._scores = whitened_scores(rows) if summaries is None or correction == "gradient" else None
         chosen = self._scores if summaries is None else summaries
         self._summaries: NDArray[np.float32] = np.asarray(chosen, dtype=np.float32)
         self._inverse = 0.0 if np.isinf(spread) else spread**-2
-        self.scale = 2.38 / np.sqrt(rows.dim) if scale is None else float(scale)
         self._prepared = self._annealed(rng)
         rate = self._swap_rate(rng)
         needed = SWAPS_NEEDED / max(rate, 1e-9) if self._inverse else subset / RENEWAL
         automatic = int(np.clip(np.ceil(needed), 1, MOST_SWAPS))
         self.swaps, self.swap_rate = (automatic if swaps is None else int(swaps)), rate
-        self.attributes: dict[str, Any] = {
+        self.attributes = {
             "subset_size": subset,
             "spread": float(spread) if np.isfinite(spread) else float(np.sqrt(rows.n / subset)),
             "swaps": self.swaps,
@@ -249,31 +252,28 @@ class Informed:
         seen = np.ones(self.rows.n, dtype=np.bool_)
         return swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))[0] / CHUNK
 
-    def log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """Log ratio of a symmetric move under the surrogate of a subset from its law."""
+    def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
+        """Return the log ratio of a symmetric move under the surrogate of a subset from its law."""
         subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
         seen = np.ones(self.rows.n, dtype=np.bool_)
         swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))
         return self._surrogate(new, subset, z) - self._surrogate(x, subset, z)
 
-    def initial_point(self, rng: np.random.Generator) -> Array:
-        """A draw of the Laplace approximation at the expansion point."""
-        return self.rows.expansion_point.sample(1, rng)[0]
-
-    def start(self, x: Array, rng: np.random.Generator) -> InformedState:
-        """The state at ``x`` with a subset of its own."""
+    def begin(self, x: Array, rng: np.random.Generator) -> InformedPoints:
+        """Return the record of a point with a subset of its own."""
         subset, member, z = self._annealed(rng)
-        seen = member.copy()
-        return InformedState(x, subset, member, seen, z, self._surrogate(x, subset, z), self.subset)
+        own, value = (subset[None], member[None], member[None].copy()), np.array([self._surrogate(x, subset, z)])
+        return InformedPoints(x[None], *own, z[None], value, np.array([self.subset]), np.full(1, np.nan))
 
-    def refresh(self, state: InformedState, rng: np.random.Generator) -> InformedState:
-        """The same subset where the other coordinates of a block have moved."""
-        return state._replace(value=self._surrogate(state.x, state.subset, state.z))
+    def refresh(self, population: InformedPoints, rng: np.random.Generator) -> InformedPoints:
+        """Return the same subset where the other coordinates of a block have moved."""
+        value = self._surrogate(population.x[0], population.subset[0], population.z[0])
+        return replace(population, log_density=np.array([value]))
 
     def _surrogate(self, x: Array, subset: Index, z: Array) -> float:
         mode, ratio = self.rows.expansion_point.mean, self.rows.n / len(subset)
         if self.correction == "curvature":
-            return estimate_of(self.rows, x, self.rows.residuals(x, subset)).value
+            return estimate_of(self.rows, x, self.rows.residuals(x, subset))[0]
         value = self.rows.log_prior_and_potentials(x) + ratio * float(self.rows.differences(mode, x, subset).sum())
         if self.correction == "gradient":
             assert self._scores is not None
@@ -281,35 +281,37 @@ class Informed:
             value -= float(shift @ self.rows.expansion_point.whiten(x))
         return value
 
-    def _first_order_error(self, state: InformedState) -> float:
-        """Of the log surrogate at the state, where z is the shift of its mode."""
-        if self.correction is not None:
-            return 0.0
-        if self._scores is not self._summaries:
-            return float("nan")
-        return float(state.z @ self.rows.expansion_point.whiten(state.x))
+    def move(self, rng: np.random.Generator, point: InformedPoints, parameters: Any) -> tuple[Any, KernelInfo]:
+        """Make swaps, then a random-walk proposal of θ."""
+        [subset], [z], uniforms = point.subset, point.z, rng.random((self.swaps, 3))
+        moved, fresh = swap(self._summaries, subset, point.member[0], point.seen[0], z, self._inverse, uniforms)
+        value = np.array([self._surrogate(point.x[0], subset, z)]) if moved else point.log_density
+        new = self.walk(point.x[0], rng)
+        proposed, count = np.array([self._surrogate(new, subset, z)]), np.array([moved / self.swaps])
+        ends = Ends(point.x, value), Ends(new[None], proposed)
+        after, info = accept(rng, *ends, self.log_ratio(*ends), np.zeros(1))
+        kept = {"x": after.x, "log_density": after.log_density}
+        return replace(point, **kept, distinct=point.distinct + fresh, swapped=count), info
 
-    def step(self, state: InformedState, rng: np.random.Generator, tune: bool) -> tuple[InformedState, Statistics]:
-        """Swaps, then a random-walk proposal of θ."""
-        uniforms = rng.random((self.swaps, 3))
-        moved, fresh = swap(self._summaries, state.subset, state.member, state.seen, state.z, self._inverse, uniforms)
-        value = self._surrogate(state.x, state.subset, state.z) if moved else state.value
-        new = state.x + self.scale * (self.rows.expansion_point.factor @ rng.standard_normal(self.dim))
-        proposed = self._surrogate(new, state.subset, state.z)
-        log_ratio = proposed - value
-        accept = float(np.exp(min(log_ratio, 0.0))) if log_ratio == log_ratio else 0.0
-        accepted = bool(rng.random() < accept)
-        distinct = state.distinct + fresh
-        stats = {
-            "accept": accept,
-            "approximate": 1,
-            "tune": tune,
-            "accepted": accepted,
-            "z_norm": float(np.sqrt(state.z @ state.z)),
-            "z_first": float(state.z[0]),
-            "swap_accept": moved / self.swaps,
-            "distinct_rows": distinct,
-            "log_likelihood_error": self._first_order_error(state),
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
+        """Return where the subset is, and how it moves."""
+        [z], [x] = after.z, after.x
+        error = 0.0
+        if self.correction is None:  # z is the shift of the surrogate's mode
+            own = self._scores is self._summaries
+            error = float(z @ self.rows.expansion_point.whiten(x)) if own else float("nan")
+        return {
+            "z_norm": float(np.sqrt(z @ z)),
+            "z_first": float(z[0]),
+            "swap_accept": after.swapped,
+            "distinct_rows": after.distinct,
+            "log_likelihood_error": error,
         }
-        x, value = (new, proposed) if accepted else (state.x, value)
-        return state._replace(x=x, value=value, distinct=distinct), stats
+
+
+@dataclass(frozen=True)
+class Ends(Population):
+    """A point with its log density."""
+
+    log_density: Array
+    gradient = None

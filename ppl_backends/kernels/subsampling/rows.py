@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import solve_triangular
 
-from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
+from ppl_backends.kernels.subsampling.compiled_kernels import CompiledRows
 from ppl_backends.numerics import newton
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaussian import Gaussian
@@ -119,8 +119,13 @@ class Rows:
     expansion_point: Gaussian
     expansion: Expansion
 
-    def compiled(self) -> tuple[Any, ...] | None:
-        """Arguments of the compiled walks, None where there are none."""
+    @property
+    def whole(self) -> Rows:
+        """Those of all coordinates, of which a block may see a part."""
+        return self
+
+    def compiled(self) -> CompiledRows | None:
+        """What compiled steps take, None where there are none."""
         return None
 
     def residuals(self, x: Array, index: Index) -> Array:
@@ -241,15 +246,16 @@ class SiteRows(Rows):
         """∇ℓᵢ at the mode ``(n, d)``."""
         return self._at_mode[:, 2:3] * self.design
 
-    def compiled(self) -> tuple[Any, ...] | None:
-        """What the compiled walks take, from the design to the inverse factor; None where the log prior is not quadratic."""
+    def compiled(self) -> CompiledRows | None:
+        """What compiled steps take; None where the log prior is not quadratic."""
         if not isinstance(self.log_prior_and_potentials, QuadraticLogPrior):
             return None
         slope = self.expansion.gradient + self.log_prior_and_potentials.slope(self.expansion_point.mean)
         hessian = np.ascontiguousarray(self.expansion.hessian + self.log_prior_and_potentials.hessian)
         factor = np.ascontiguousarray(self.expansion_point.factor)
         inverse = np.ascontiguousarray(solve_triangular(factor, np.eye(self.dim), lower=True))
-        return self.design, self.y, self.extra, self.family, self._at_mode, slope, hessian, factor, inverse
+        rows = (self.design, self.y, self.extra, self.family, self._at_mode)
+        return CompiledRows(*rows, slope, hessian, factor, inverse)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
         """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``.
@@ -331,7 +337,7 @@ class BlockRows(Rows):
     """
 
     def __init__(self, whole: Rows, block: BaseTarget) -> None:
-        self.whole, self._block = whole, block
+        self._whole, self._block = whole, block
         block.set_others(whole.expansion_point.mean)
         self.n, self.dim = whole.n, block.dim
         inverse = solve_triangular(whole.expansion_point.factor, np.eye(whole.dim), lower=True)
@@ -340,6 +346,11 @@ class BlockRows(Rows):
         self.expansion_point = Gaussian(mode, np.linalg.cholesky(covariance))
         self.log_prior_and_potentials: Any = _BlockLogPrior(whole.log_prior_and_potentials, block)
         self.expansion: Any = _BlockExpansion(whole, block)
+
+    @property
+    def whole(self) -> Rows:
+        """Those of all coordinates."""
+        return self._whole
 
     def _all(self, x: Array) -> Array:
         return self._block.embed(x[None])[0]
@@ -404,8 +415,16 @@ class _BlockExpansion:
         return self._whole.expansion.slope(self._delta(delta))[self._block.free]
 
 
-def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
-    """The rows of a target about the mode of an approximation; of a conditional target as its block sees them.
+def make_rows(target: BaseTarget, approximate: Callable[[BaseTarget], Any], own_mode: bool = True) -> Rows:
+    """Return the rows of a target about the mode of an approximation; of a conditional target as its block sees them.
+
+    Parameters
+    ----------
+    target : BaseTarget
+    approximate : callable
+        Finds an approximation of a target.
+    own_mode : bool
+        Whether rows with known linear predictors find their mode themselves.
 
     Raises
     ------
@@ -413,20 +432,18 @@ def make_rows(target: BaseTarget, approximation: Any = "laplace") -> Rows:
         If the target has no independent rows.
     """
     if len(target.others):
-        return BlockRows(make_rows(target.full, approximation), target)
-    given = None if isinstance(approximation, str) else _point(resolve_approximation(target, approximation))
+        return BlockRows(make_rows(target.full, approximate, own_mode), target)
     observations = target.observations
     if observations is None or observations.no_gradient or observations.n == 0:
         raise ModelError(f"{target.label} has no rows of observations to take subsets of")
     log_prior = quadratic_where_exact(observations.log_prior_and_potentials, target.dim)
-    found = None if given is None and approximation != "laplace" else _sites_of(target, observations.n)
+    found = _sites_of(target, observations.n)
     if found is not None:
         design, offset, (family, y, extra) = found
-        return SiteRows(design, offset, y, extra, family, log_prior, given)
+        mode = None if own_mode else _point(approximate(target))
+        return SiteRows(design, offset, y, extra, family, log_prior, mode)
     observations.check()
-    if given is None:
-        given = _point(resolve_approximation(target, approximation))
-    return ObservedRows(target, log_prior, given)
+    return ObservedRows(target, log_prior, _point(approximate(target)))
 
 
 def _point(approximation: Any) -> Gaussian:

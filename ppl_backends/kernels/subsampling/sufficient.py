@@ -78,7 +78,7 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
     >>> sufficient_statistics(rows, rng).rank
     6
     """
-    rows = getattr(rows, "whole", rows)
+    rows = rows.whole
     most = min(MOST, rows.dim * (rows.dim + 3) // 2)
     index = np.sort(rng.choice(rows.n, size=min(rows.n, ROWS), replace=False))
     points, values = _spread_points(rows, most + SPARE + 1, index, rng)

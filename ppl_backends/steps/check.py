@@ -11,25 +11,12 @@ from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.options import checked, integer
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import group, inference_data
+from ppl_backends.steps.specification import Step
 from ppl_backends.targets.convert import as_target
-from ppl_backends.targets.protocol import Array
 
-__all__ = ["check_acceptance", "check_subsets", "mean_error"]
+__all__ = ["check_acceptance", "check_subsets"]
 
 FEWEST_SUBSETS = 50
-
-
-def mean_error(algorithm: Any, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Estimated and exact acceptance probability ``(k,)`` of a random-walk move from each of ``points`` ``(k, dim)``."""
-    if hasattr(algorithm, "acceptance_pairs"):
-        return algorithm.acceptance_pairs(points, rng)
-    rows, estimated, exact = algorithm.rows, [], []
-    for x in points:
-        new = x + algorithm.scale * (rows.expansion_point.factor @ rng.standard_normal(rows.dim))
-        estimated.append(np.exp(min(algorithm.log_ratio(x, new, rng), 0.0)))
-        full = rows.full_difference(x, new) + rows.log_prior_and_potentials(new) - rows.log_prior_and_potentials(x)
-        exact.append(np.exp(min(full, 0.0)))
-    return np.array(estimated), np.array(exact)
 
 
 @checked(idata=inference_data("posterior"), states=integer(1))
@@ -67,11 +54,11 @@ def check_acceptance(
     """
     if idata is None:
         raise ModelError("idata is missing: pass the run to check")
-    bound = step if hasattr(step, "target") else None
-    target = bound.target if bound is not None else as_target(model, data, **target_options)
-    algorithm = bound.algorithm if bound is not None else step.bind(target)
-    if not (hasattr(algorithm, "log_ratio") or hasattr(algorithm, "acceptance_pairs")):
-        raise ModelError(f"{algorithm.name} has no estimated acceptance probability to check")
+    if isinstance(step, Step):
+        target = as_target(model, data, **target_options)
+        algorithm = step.bind(target)
+    else:  # built inside of a model context
+        target, algorithm = step.target, step.algorithm
     [rng] = spawn_generators(random_seed, 1)
     posterior = group(idata, "posterior")
     total = posterior.sizes["chain"] * posterior.sizes["draw"]
@@ -79,7 +66,7 @@ def check_acceptance(
     values = {
         str(name): np.asarray(v.values).reshape(total, *v.shape[2:])[picked] for name, v in posterior.data_vars.items()
     }
-    estimated, exact = mean_error(algorithm, target.unconstrain(values), rng)
+    estimated, exact = algorithm.acceptance_pairs(target.unconstrain(values), rng)
     gap = np.abs(estimated - exact)
     return {
         "mean_absolute_error": float(gap.mean()),
