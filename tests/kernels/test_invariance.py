@@ -27,6 +27,9 @@ from ppl_backends.kernels.metric import SplitMetric
 from ppl_backends.kernels.protocol import accept, column
 from ppl_backends.kernels.pseudo_marginal import EstimatedPoints, PseudoMarginal
 from ppl_backends.kernels.random_walk import RandomWalk
+from ppl_backends.kernels.subsampling.exact import RowSampler, Scalable, Tuna
+from ppl_backends.kernels.subsampling.kernel import RowsAlgorithm
+from ppl_backends.kernels.subsampling.rows import QuadraticLogPrior, SiteRows
 from ppl_backends.kernels.table import KERNELS, make_kernel
 from ppl_backends.kernels.tuning import StepParameters, Uneven, with_metric
 from ppl_backends.numerics.gaussian import Gaussian
@@ -34,6 +37,7 @@ from ppl_backends.results.inference_data import group
 from ppl_backends.simulators import Ising
 from ppl_backends.steps import Step
 from ppl_backends.steps.adapter import PyMCStep
+from ppl_backends.targets.factors.compiled import LOGIT
 from tests.statistics import FALSE_FAILURE
 
 # Kolmogorov–Smirnov level: all figures of this file together fail at the stated rate.
@@ -290,7 +294,42 @@ def normal_cdf(x):
     return stats.norm.cdf(x, OBSERVED / 3, np.sqrt(2 / 3))
 
 
-POSTERIOR = ising_posterior()
+def logistic_rows():
+    """Twelve outcomes on one covariate, with a prior N(0, 1.5²)."""
+    rng = np.random.default_rng(5)
+    design, y = 2 * rng.normal(size=(12, 1)), rng.integers(0, 2, 12)
+    return SiteRows(design, 0.0, y, 1.0, LOGIT, QuadraticLogPrior(0.0, np.zeros(1), -np.eye(1) / 1.5**2))
+
+
+def logistic_posterior():
+    grid, rows = np.linspace(-6.0, 6.0, 4001), logistic_rows()
+    s = grid[:, None] * rows.design[:, 0]
+    return OnGrid(grid, (s * rows.y - np.logaddexp(0, s)).sum(axis=1) - 0.5 * grid**2 / 1.5**2)
+
+
+class TrustsItsControlVariates(Scalable):
+    """As if the bounds on what they leave were zero, and prior and expansion flatter than they are."""
+
+    def __init__(self, rows, **options):
+        super().__init__(rows, **options)
+        self.near = self.far = RowSampler(1e-12 * self.far.bounds)
+        if self._compiled is not None:
+            self._compiled = self._compiled._replace(hessian=0.3 * self._compiled.hessian)
+
+
+class TunaOfAnotherPrior(Tuna):
+    """The prior outside of the minibatch is another one."""
+
+    def at(self, x):
+        return replace(super().at(x), known=np.full(1, 4.0 * x[0]))
+
+
+def on_rows(kernel, **options):
+    return lambda: RowsAlgorithm(kernel(logistic_rows(), **options))
+
+
+POSTERIOR, LOGISTIC = ising_posterior(), logistic_posterior()
+ON_ROWS = {"draws": LOGISTIC.draws, "cdf": LOGISTIC.cdf, "n_population": 5000}
 ON_LATTICE = {"draws": POSTERIOR.draws, "cdf": POSTERIOR.cdf, "n": 1000, "n_population": 1500}
 
 CASES = {
@@ -316,6 +355,13 @@ CASES = {
     "pseudo-marginal": Case(
         pseudo_marginal, lambda: pseudo_marginal(broken=True), normal_draws, normal_cdf, n_population=5000
     ),
+    "scalable": Case(on_rows(Scalable, steps=3), on_rows(TrustsItsControlVariates, steps=3), **ON_ROWS),
+    "scalable, independent": Case(
+        on_rows(Scalable, independent=True, steps=3),
+        on_rows(TrustsItsControlVariates, independent=True, steps=3),
+        **ON_ROWS,
+    ),
+    "tuna": Case(on_rows(Tuna, chi=0.1, scale=1.5), on_rows(TunaOfAnotherPrior, chi=0.1, scale=1.5), **ON_ROWS),
 }
 
 
