@@ -111,7 +111,7 @@ class FixedLength:
 
     target_acceptance = 0.65
 
-    def __init__(self, length: float = 1.0, max_steps: int = 100) -> None:
+    def __init__(self, length: float = 1.5, max_steps: int = 100) -> None:
         self.length, self.max_steps, self.largest_scale = length, max_steps, length
 
     def first_scale(self, scale: float) -> float:
@@ -180,7 +180,7 @@ class Hmc(Kernel):
         shortens them.
         """
         n, metric, outer = len(population.x), parameters.metric, drawn.outer
-        lengths, h = np.broadcast_to(drawn.n_steps, n), np.broadcast_to(drawn.h, (n, 1))
+        lengths, h = drawn.n_steps + np.zeros(n, np.intp), drawn.h + np.zeros((n, 1))
         start = self._normals(rng, population.x.shape)
         p = start + outer * h * cut(metric.whiten_gradient(population.gradient), h)
         jump, turned = np.zeros_like(start), np.zeros(n)
@@ -209,6 +209,6 @@ class Hmc(Kernel):
                 metric = parameters.metric.take(rows, n)
         kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
         log_ratio = self.log_ratio(population, ends) + kinetic
-        evaluations = np.broadcast_to(drawn.n_steps, n).astype(np.float64)
+        evaluations = drawn.n_steps + np.zeros(n)
         moved, info = accept(rng, population, ends, log_ratio, (whole_jump**2).sum(axis=1), evaluations)
         return moved, info._replace(acceptance=info.acceptance * (1.0 - turns / evaluations))

@@ -153,7 +153,9 @@ def accept(
     accepted = np.log(rng.random(len(log_ratio))) < log_ratio
     evaluations = np.ones(len(log_ratio)) if evaluations is None else evaluations
     info = KernelInfo(acceptance_probability(log_ratio), accepted, squared_jump, evaluations, log_ratio)
-    return population.where(accepted, proposal), info
+    if not accepted.any():
+        return population, info
+    return proposal if accepted.all() else population.where(accepted, proposal), info
 
 
 def log_density_ratio(population: Points, proposal: Points) -> Array:
@@ -270,8 +272,10 @@ def column(scale: float | Array) -> Array:
 
 
 def cut(gradient: Array, h: Array) -> Array:
-    """Return whitened gradients, shortened so that the drift (h²/2)|g| is at most the length h√d of the noise."""
-    longest = 2.0 * np.sqrt(gradient.shape[1]) / h
-    with np.errstate(over="ignore"):  # of a length that overflows nothing is left
-        length = np.sqrt(np.einsum("ij,ij->i", gradient, gradient))[:, None]
+    """Return whitened gradients, shortened so that the drift (h²/2)|g| is at most the length h√d of the noise.
+
+    Of a gradient whose length overflows nothing is left.
+    """
+    longest = 2.0 * gradient.shape[1] ** 0.5 / h
+    length = np.sqrt(np.einsum("ij,ij->i", gradient, gradient))[:, None]
     return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))

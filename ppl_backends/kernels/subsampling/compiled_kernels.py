@@ -65,21 +65,20 @@ class Bounds(NamedTuple):
 
 
 @jit
-def _residual(rows, i, delta):
+def _residual(row, y, extra, family, at_mode, delta):
     u = 0.0
     for j in range(len(delta)):
-        u += rows.design[i, j] * delta[j]
-    at = rows.at_mode[i]
-    return site(rows.family, at[0] + u, rows.y[i], rows.extra[i])[0] - at[1] - u * (at[2] + 0.5 * u * at[3])
+        u += row[j] * delta[j]
+    return site(family, at_mode[0] + u, y, extra)[0] - at_mode[1] - u * (at_mode[2] + 0.5 * u * at_mode[3])
 
 
 @jit
-def _quadratic(rows, delta):
+def _quadratic(slope, hessian, delta):
     total = 0.0
     for j in range(len(delta)):
-        inner = rows.slope[j]
+        inner = slope[j]
         for k in range(len(delta)):
-            inner += 0.5 * rows.hessian[j, k] * delta[k]
+            inner += 0.5 * hessian[j, k] * delta[k]
         total += delta[j] * inner
     return total
 
@@ -103,14 +102,14 @@ def _square(z):
 
 
 @jit
-def _propose(rng, rows, proposals, delta):
+def _propose(rng, factor, inverse, proposals, delta):
     """A point about ``delta`` or of the Laplace approximation, and the log ratio of the proposals back and there."""
     z = np.empty(len(delta))
     for j in range(len(delta)):
         z[j] = rng.standard_normal()
-    move = _times(rows.factor, z)
+    move = _times(factor, z)
     if proposals.independent:
-        return move, 0.5 * (_square(z) - _square(_times(rows.inverse, delta)))
+        return move, 0.5 * (_square(z) - _square(_times(inverse, delta)))
     return delta + proposals.scale * move, 0.0
 
 
@@ -120,22 +119,24 @@ def control_variate_walk(rng, steps, rows, proposals, delta, subset, residuals):
 
     Returns the mean acceptance probability, how many proposals were accepted, and value and variance of the last estimate.
     """
-    n, m = len(rows.design), len(subset)
+    design, y, extra, family, at_mode, slope, hessian, factor, inverse = rows
+    n, m = len(design), len(subset)
     block = max(1, m // 10)
     accepts, moves = 0.0, 0
     variance = n * n / m * residuals.var()
-    value = _quadratic(rows, delta) + n * residuals.mean() - 0.5 * variance
+    value = _quadratic(slope, hessian, delta) + n * residuals.mean() - 0.5 * variance
     new_subset, new_residuals = subset.copy(), residuals.copy()
     for _ in range(steps):
-        new, correction = _propose(rng, rows, proposals, delta)
+        new, correction = _propose(rng, factor, inverse, proposals, delta)
         first = int(rng.random() * (m - block + 1))
         new_subset[:] = subset
         for k in range(first, first + block):
             new_subset[k] = int(rng.random() * n)
         for k in range(m):
-            new_residuals[k] = _residual(rows, new_subset[k], new)
+            i = new_subset[k]
+            new_residuals[k] = _residual(design[i], y[i], extra[i], family, at_mode[i], new)
         new_variance = n * n / m * new_residuals.var()
-        new_value = _quadratic(rows, new) + n * new_residuals.mean() - 0.5 * new_variance
+        new_value = _quadratic(slope, hessian, new) + n * new_residuals.mean() - 0.5 * new_variance
         accept = acceptance_probability(new_value - value + correction)
         accepts += accept
         if rng.random() < accept:
@@ -151,14 +152,15 @@ def scalable_walk(rng, steps, rows, proposals, limits, delta, z):
 
     Returns the mean acceptance probability, moves, rows looked at, and the quadratic part of the log density at the end.
     """
+    design, y, extra, family, at_mode, slope, hessian, factor, inverse = rows
     accepts, moves, looked = 0.0, 0, 0
     z_square = _square(z)
-    value = _quadratic(rows, delta)
+    value = _quadratic(slope, hessian, delta)
     for _ in range(steps):
-        new, correction = _propose(rng, rows, proposals, delta)
-        new_z = _times(rows.inverse, new)
+        new, correction = _propose(rng, factor, inverse, proposals, delta)
+        new_z = _times(inverse, new)
         new_square = _square(new_z)
-        new_value = _quadratic(rows, new)
+        new_value = _quadratic(slope, hessian, new)
         accept = acceptance_probability(new_value - value + correction)
         accepts += accept
         accepted = rng.random() < accept
@@ -171,7 +173,8 @@ def scalable_walk(rng, steps, rows, proposals, limits, delta, z):
             looked += events
             for _k in range(events):
                 i = min(np.searchsorted(ends, rng.random() * total, side="right"), len(ends) - 1)
-                drop = _residual(rows, i, delta) - _residual(rows, i, new)
+                drop = _residual(design[i], y[i], extra[i], family, at_mode[i], delta)
+                drop -= _residual(design[i], y[i], extra[i], family, at_mode[i], new)
                 if rng.random() * bounds[i] * reach < drop:
                     accepted = False
                     break

@@ -77,9 +77,11 @@ class SubsetPoints(Population):
 
 def estimate_of(rows: Rows, x: Array, residuals: Array) -> tuple[float, float]:
     """Return ℓ̂ plus the log prior and Potentials, less σ̂²/2, at one point; and σ̂²."""
-    variance = rows.n**2 / len(residuals) * float(residuals.var())
+    mean = float(residuals.sum()) / len(residuals)
+    centred = residuals - mean
+    variance = (rows.n / len(residuals)) ** 2 * float(centred @ centred)
     known = rows.expansion.at(x - rows.expansion_point.mean) + rows.log_prior_and_potentials(x)
-    return known + rows.n * float(residuals.mean()) - 0.5 * variance, variance
+    return known + rows.n * mean - 0.5 * variance, variance
 
 
 class _Subsampled(RowsKernel):
@@ -116,7 +118,7 @@ class _Subsampled(RowsKernel):
     def slope(self, x: Array, subset: Index, residuals: Array) -> Array:
         """Return ∇(ℓ̂ − σ̂²/2 + log prior): a sum of residual gradients with weights N/m − (N/m)²(rᵢ − r̄)."""
         ratio = self.rows.n / len(subset)
-        weights = ratio - ratio**2 * (residuals - residuals.mean())
+        weights = ratio - ratio**2 * (residuals - residuals.sum() / len(residuals))
         known = self.rows.expansion.slope(x - self.rows.expansion_point.mean)
         return self.rows.residual_gradient(x, subset, weights) + known + self.rows.log_prior_and_potentials.slope(x)
 
@@ -207,7 +209,7 @@ class ControlVariateHmc(_Subsampled):
     name, uses_gradient, check_every = "subsampled_hmc", True, 0
     stats: Mapping[str, type] = {**_Subsampled.stats, "acceptance_error": float}
 
-    def __init__(self, rows: Rows, subset: int, length: float = 1.0) -> None:
+    def __init__(self, rows: Rows, subset: int, length: float = 1.5) -> None:
         self._hmc = Hmc(FixedLength(length), balanced=False)
         super().__init__(rows, subset, self._hmc.initial_scale(rows.dim))
         self.target_acceptance, self.largest_scale = self._hmc.target_acceptance, self._hmc.largest_scale
