@@ -111,7 +111,7 @@ class FixedLength:
 
     target_acceptance = 0.65
 
-    def __init__(self, length: float = 1.5, max_steps: int = 100) -> None:
+    def __init__(self, length: float = 1.3, max_steps: int = 100) -> None:
         self.length, self.max_steps, self.largest_scale = length, max_steps, length
 
     def first_scale(self, scale: float) -> float:
@@ -120,10 +120,10 @@ class FixedLength:
 
     def draw(self, rng: np.random.Generator, scale: float | Array) -> Trajectory:
         """Return leapfrog steps, every point its own."""
-        scale = np.atleast_1d(scale)
+        scale = np.reshape(scale, -1)
         h = scale * rng.uniform(0.8, 1.2, len(scale))
-        n_steps = np.floor(self.length / scale + rng.random(len(scale))).astype(np.intp)
-        return Trajectory(h[:, None], np.clip(n_steps, 1, self.max_steps), LEAPFROG)
+        n_steps = (self.length / scale + rng.random(len(scale))).astype(np.intp)
+        return Trajectory(h[:, None], np.minimum(np.maximum(n_steps, 1), self.max_steps), LEAPFROG)
 
 
 class Hmc(Kernel):
@@ -187,11 +187,12 @@ class Hmc(Kernel):
         rows, ends, here = np.arange(n), population, population
         momentum, whole_jump, turns = np.empty_like(start), np.empty_like(start), np.empty(n)
         stops = set(lengths.tolist())
-        for k in range(1, max(stops) + 1):
+        longest = max(stops)
+        for k in range(1, longest + 1):
             move = h * p
             ahead = density(here.x + metric.colour(move), rng)
             outside = ahead.log_density == -np.inf
-            if outside.any():
+            if np.count_nonzero(outside):
                 ahead, turned = ahead.where(outside, here), turned + outside
                 move[outside], p[outside] = 0.0, -p[outside]
             here, jump = ahead, jump + move
@@ -199,10 +200,13 @@ class Hmc(Kernel):
             p = p + share * h * cut(metric.whiten_gradient(here.gradient), h)
             if k not in stops:
                 continue
+            if k == longest and len(lengths) == n:  # all of one length
+                momentum, whole_jump, turns, ends = p, jump, turned, here
+                break
             last = lengths == k
             done, going = rows[last], ~last
             momentum[done], whole_jump[done], turns[done] = p[last], jump[last], turned[last]
-            ends = here if len(done) == n else ends.scatter(done, here.take(last))
+            ends = ends.scatter(done, here.take(last))
             if going.any():
                 rows, here, p, h = rows[going], here.take(going), p[going], h[going]
                 jump, turned, lengths = jump[going], turned[going], lengths[going]
