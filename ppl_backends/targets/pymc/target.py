@@ -425,16 +425,16 @@ class PyMCTarget(BaseTarget):
 
     def __reduce__(self):
         """A recipe: the model, the data and the options; functions are compiled anew."""
-        return _rebuild, (cloudpickle.dumps((self.model, self._data)), self.backend, self._cores_asked)
+        return _rebuild, (type(self), cloudpickle.dumps((self.model, self._data)), self.backend, self._cores_asked)
 
     def __deepcopy__(self, memo: dict) -> PyMCTarget:
         """Targets do not change: a copy is the target itself."""
         return self
 
 
-def _rebuild(recipe: bytes, backend: str, cores: int | None) -> PyMCTarget:
+def _rebuild(kind: type[PyMCTarget], recipe: bytes, backend: str, cores: int | None) -> PyMCTarget:
     model, data = pickle.loads(recipe)
-    return PyMCTarget(model, backend=backend, cores=cores, data=data)
+    return kind(model, backend=backend, cores=cores, data=data)
 
 
 def _checked(name: str, shared: Variable, value: Any) -> np.ndarray:

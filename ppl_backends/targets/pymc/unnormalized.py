@@ -194,15 +194,6 @@ class TractablePart(PyMCTarget):
 
     accepts_unnormalized = True
 
-    def __reduce__(self):
-        """Made anew from the model by :func:`unnormalized_target`."""
-        return _rebuild_part, (cloudpickle.dumps((self.model, self._data)), self.backend)
-
-
-def _rebuild_part(recipe: bytes, backend: str) -> TractablePart:
-    model, data = cloudpickle.loads(recipe)
-    return TractablePart(model, backend=backend, cores=1, data=data)
-
 
 class PyMCUnnormalizedTarget(UnnormalizedTarget):
     """Pickles as the model."""
