@@ -20,7 +20,7 @@ from scipy.special import expit, gammaln, ndtri
 
 import ppl_backends as pb
 from ppl_backends.approximations.noise import normal_noise, standardised_noise
-from ppl_backends.approximations.variational.families import Location, MeanField
+from ppl_backends.approximations.variational.families import Diagonal, Location
 from ppl_backends.datasets import load_binary_regression
 
 LOG_2PI = np.log(2 * np.pi)
@@ -172,7 +172,7 @@ def family_at(target):
     """Independent normals around small random numbers, a place to start from."""
     mean = 0.1 * np.random.default_rng(0).standard_normal(target.dim)
     scales = np.full(target.dim, 0.2)
-    return MeanField(Location(mean, np.ones(target.dim)), scales)
+    return Diagonal(Location(mean, np.ones(target.dim)), scales)
 
 
 def gradient(target, family, p, z):

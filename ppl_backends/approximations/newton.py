@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.numerics.differences import central_differences
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.progress import ChainProgress
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -141,19 +142,12 @@ def _quasi_newton(target: BaseTarget, start: Array, max_iterations: int, polishe
 
 def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
     """−∂²ⱼⱼ log p ``(dim,)`` by central differences of gradients, a block of coordinates a call."""
-    dim = target.dim
-    step = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x))
-    block = max(1, int(BLOCK_BYTES / (2 * 8 * dim)))
-    curvature = np.empty(dim)
-    for first in range(0, dim, block):
-        columns = np.arange(first, min(first + block, dim))
-        rows = np.arange(len(columns))
-        shift = np.zeros((len(columns), dim))
-        shift[rows, columns] = step[columns]
-        _, gradient = target.log_density_and_gradient(np.concatenate([x + shift, x - shift]))
-        up, down = gradient[rows, columns], gradient[len(rows) + rows, columns]
-        curvature[columns] = (down - up) / (2 * step[columns])
-    return curvature
+    block = max(1, int(BLOCK_BYTES / (2 * 8 * target.dim)))
+    curvature = []
+    for columns in np.split(np.arange(target.dim), range(block, target.dim, block)):
+        slopes = central_differences(lambda points: target.log_density_and_gradient(points)[1], x[None], columns)[0]
+        curvature.append(-np.diagonal(slopes[:, columns]))
+    return np.concatenate(curvature)
 
 
 def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:

@@ -28,6 +28,7 @@ from ppl_backends.approximations.ep.marginals import Marginals, chosen, mixed_ma
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -135,12 +136,15 @@ class _Posterior:
         """Gradient of the log posterior at a node; None where EP did not converge."""
         if not node.fit.converged:
             return None
-        steps = 1e-4 * np.eye(len(node.phi))
-        prior = [
-            self._factors.log_hyper_prior(node.phi + s) - self._factors.log_hyper_prior(node.phi - s) for s in steps
-        ]
+
+        def log_prior(points: Array) -> list[float]:
+            return [self._factors.log_hyper_prior(phi) for phi in points]
+
         try:
-            return evidence_gradient(self._factors.at, node.phi, node.fit) + np.array(prior) / 2e-4
+            return (
+                evidence_gradient(self._factors.at, node.phi, node.fit)
+                + central_differences(log_prior, node.phi[None])[0]
+            )
         except (ModelError, LinAlgError):
             return None
 

@@ -19,7 +19,7 @@ from scipy.linalg import solve_triangular
 from ppl_backends.numerics.gaussian import LOG_2PI, widen_inverse
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Family", "FullRank", "Location", "LowRank", "MeanField", "make_family"]
+__all__ = ["Diagonal", "Family", "FullRank", "Location", "make_family"]
 
 
 class Family(Protocol):
@@ -77,64 +77,8 @@ class Location:
         return self.whitener.T @ slope if self.whitener.ndim == 2 else self.whitener * slope
 
 
-class MeanField:
-    """Independent coordinates.
-
-    Parameters
-    ----------
-    location : Location
-    scales : ndarray (dim,)
-        s₀.
-    """
-
-    name = "mean_field"
-    factors = 0
-
-    def __init__(self, location: Location, scales: Array) -> None:
-        self.location, self.scales, self.dim = location, scales, len(scales)
-
-    def start(self) -> Array:
-        """Parameters of the base."""
-        return np.zeros(2 * self.dim)
-
-    def _parts(self, p: Array) -> tuple[Array, Array]:
-        return self.location.at(p[: self.dim]), self.scales * np.exp(p[self.dim :])
-
-    def points(self, p: Array, z: Array) -> Array:
-        """X = m + s z."""
-        mean, scales = self._parts(p)
-        return mean + scales * z
-
-    def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
-        """Gradient of a mean over points."""
-        _, scales = self._parts(p)
-        return np.concatenate([self.location.pull_back(slopes.mean(axis=0)), scales * (slopes * z).mean(axis=0)])
-
-    def score(self, p: Array, z: Array) -> Array:
-        """−z / s."""
-        return -z / self._parts(p)[1]
-
-    def entropy(self, p: Array) -> tuple[float, Array]:
-        """Σ log s + (d/2)(1 + log 2π)."""
-        value = float(np.log(self.scales).sum() + p[self.dim :].sum())
-        return value + 0.5 * self.dim * (1 + LOG_2PI), np.repeat([0.0, 1.0], self.dim)
-
-    def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
-        """Mean and standard deviations."""
-        return self._parts(p)
-
-    def factor(self, p: Array) -> tuple[Array, Array | None]:
-        """The scales."""
-        return self._parts(p)[1], None
-
-    def rebased(self, p: Array) -> MeanField:
-        """Measured from another member; the whitening of the mean stays."""
-        mean, scales = self._parts(p)
-        return MeanField(Location(mean, self.location.whitener), scales)
-
-
-class LowRank:
-    """Independent coordinates plus r common factors: x = m + s (z + B u), with noise (u, z) of r + dim columns.
+class Diagonal:
+    """Independent coordinates, plus r common factors: x = m + s (z + B u), with noise (u, z) of r + dim columns.
 
     The factors have noise of their own. With the square root I + B Bᵀ of dim columns, directions orthogonal to all points
     of a sample smaller than dim could widen at no cost, and the bound of the sample would have no maximum.
@@ -144,15 +88,15 @@ class LowRank:
     location : Location
     scales : ndarray (dim,)
         s₀.
-    directions : ndarray (dim, r)
-        B₀. Zero is a saddle point of the bound, so it should not be.
+    directions : ndarray (dim, r), optional
+        B₀. Zero is a saddle point of the bound, so it should not be. Without it the family is mean-field.
     """
 
-    name = "low_rank"
-
-    def __init__(self, location: Location, scales: Array, directions: Array) -> None:
-        self.location, self.scales, self.directions, self.dim = location, scales, directions, len(scales)
-        self.factors = directions.shape[1]
+    def __init__(self, location: Location, scales: Array, directions: Array | None = None) -> None:
+        self.location, self.scales, self.dim = location, scales, len(scales)
+        self.directions = np.zeros((self.dim, 0)) if directions is None else directions
+        self.factors = self.directions.shape[1]
+        self.name = "low_rank" if self.factors else "mean_field"
 
     def start(self) -> Array:
         """Parameters of the base."""
@@ -165,7 +109,7 @@ class LowRank:
 
     def _white(self, z: Array, b: Array) -> Array:
         """Z + B u ``(n, dim)``."""
-        return z[:, self.factors :] + z[:, : self.factors] @ b.T
+        return z[:, self.factors :] + z[:, : self.factors] @ b.T if self.factors else z
 
     def points(self, p: Array, z: Array) -> Array:
         """X = m + s (z + B u)."""
@@ -201,13 +145,15 @@ class LowRank:
     def factor(self, p: Array) -> tuple[Array, Array | None]:
         """The scales, and C of the square factor diag(s)(I + C Cᵀ) of the same covariance."""
         _, scales, b = self._parts(p)
+        if not self.factors:
+            return scales, None
         vectors, singular, _ = np.linalg.svd(b, full_matrices=False)
         return scales, vectors * np.sqrt(np.sqrt(1 + singular**2) - 1)
 
-    def rebased(self, p: Array) -> LowRank:
+    def rebased(self, p: Array) -> Diagonal:
         """Measured from another member; the whitening of the mean stays."""
         mean, scales, b = self._parts(p)
-        return LowRank(Location(mean, self.location.whitener), scales, b)
+        return Diagonal(Location(mean, self.location.whitener), scales, b)
 
 
 class FullRank:
@@ -299,9 +245,7 @@ def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.rand
         scales = 1 / np.sqrt((inverse**2).sum(axis=0))
         location = Location(mean, cholesky)
         directions = _widest(cholesky / scales[:, None], rank) if name == "low_rank" else np.zeros((dim, 0))
-    if name == "mean_field":
-        return MeanField(location, scales)
-    return LowRank(location, scales, directions)
+    return Diagonal(location, scales, directions if name == "low_rank" else None)
 
 
 def _widest(root: Array, rank: int) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.linalg import cholesky, lstsq
 
 from ppl_backends.approximations.noise import standardised_noise
-from ppl_backends.approximations.variational.families import FullRank, Location, MeanField
+from ppl_backends.approximations.variational.families import Diagonal, FullRank, Location
 from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.approximations.variational.schedules import StochasticFit
 from ppl_backends.errors import ModelError
@@ -30,7 +30,7 @@ POINTS_PER_COEFFICIENT = 4
 
 def fit_by_scores(
     target: BaseTarget,
-    family: FullRank | MeanField,
+    family: FullRank | Diagonal,
     draws: int,
     max_draws: int,
     tolerance: float,
@@ -79,8 +79,8 @@ def fit_by_scores(
 
 
 def _step(
-    target: BaseTarget, family: FullRank | MeanField, z: Array, length: float
-) -> tuple[FullRank | MeanField, float, float]:
+    target: BaseTarget, family: FullRank | Diagonal, z: Array, length: float
+) -> tuple[FullRank | Diagonal, float, float]:
     """One natural-gradient step, the bound at its start, and the standard error of that."""
     p = family.start()
     with np.errstate(all="ignore"):
@@ -93,10 +93,10 @@ def _step(
     noise = float(residual.std() / np.sqrt(len(z)))
     linear, curvature = (length * part for part in _regression(residual, z, family.name == "mean_field"))
     mean, factor = family.mean_and_sd(p)[0], family.factor(p)[0]
-    if isinstance(family, MeanField):
+    if isinstance(family, Diagonal):
         precision = 1 - np.clip(curvature, -1 / LARGEST_CURVATURE, LARGEST_CURVATURE)
         shift = _shortened(linear / precision)
-        return MeanField(Location(mean + factor * shift, factor), factor / np.sqrt(precision)), bound, noise
+        return Diagonal(Location(mean + factor * shift, factor), factor / np.sqrt(precision)), bound, noise
     eigenvalues, axes = np.linalg.eigh(curvature)
     precision = 1 - np.clip(eigenvalues, -1 / LARGEST_CURVATURE, LARGEST_CURVATURE)
     shift = _shortened(axes @ ((axes.T @ linear) / precision))
@@ -122,11 +122,11 @@ def _shortened(shift: Array) -> Array:
     return shift / max(1.0, float(np.sqrt(np.mean(shift**2))) / LONGEST_STEP)
 
 
-def _difference(old: FullRank | MeanField, new: FullRank | MeanField) -> Array:
+def _difference(old: FullRank | Diagonal, new: FullRank | Diagonal) -> Array:
     """Parameters of ``new`` measured from ``old``, for :func:`moved`."""
     (old_mean, _), (mean, _) = old.mean_and_sd(old.start()), new.mean_and_sd(new.start())
     old_factor, factor = old.factor(old.start())[0], new.factor(new.start())[0]
-    if isinstance(old, MeanField):
+    if isinstance(old, Diagonal):
         location = old.location.whitener
         shift = np.linalg.solve(location, mean - old_mean) if location.ndim == 2 else (mean - old_mean) / location
         return np.concatenate([shift, np.log(factor / old_factor)])
