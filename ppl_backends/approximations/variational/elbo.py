@@ -11,7 +11,7 @@ from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.verdict import figures_of_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["BoundEstimate", "SampleAverage", "estimate_bound"]
+__all__ = ["BoundEstimate", "SampleAverage", "VariationalFit", "estimate_bound"]
 
 REPLICATES = 8
 
@@ -43,6 +43,35 @@ class SampleAverage:
             if not np.isfinite(bound):
                 return -np.inf, np.zeros_like(p)
             return bound, self.family.gradient(p, self.z, slopes) + entropy_gradient
+
+
+class VariationalFit(NamedTuple):
+    """Where an optimiser ended.
+
+    Attributes
+    ----------
+    family : Family
+        Based at the fit: its parameters are zero.
+    change : float
+        Root mean square change of means (in standard deviations) or of log scales, since the sample of half the size or
+        between the averages of the last two phases.
+    draws : int
+        Points of the last sample or step.
+    converged : bool
+    history : list of tuple
+        Per sample or phase: points, bound, iterations, change.
+    """
+
+    family: Family
+    change: float
+    draws: int
+    converged: bool
+    history: list[tuple[int, float, int, float]]
+
+    @property
+    def value(self) -> float:
+        """The bound on the last sample, or its mean over the last phase."""
+        return self.history[-1][1]
 
 
 class BoundEstimate(NamedTuple):

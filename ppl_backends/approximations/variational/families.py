@@ -11,7 +11,7 @@ bound would be the identity, up to a factor 2 on log scales; so quasi-Newton and
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -20,46 +20,6 @@ from ppl_backends.numerics.gaussian import LOG_2PI, widen_inverse
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["Diagonal", "Family", "FullRank", "Location", "make_family"]
-
-
-class Family(Protocol):
-    """What the optimisers ask of a family; ``p`` is its flat parameter vector, zero at the base."""
-
-    name: str
-    dim: int
-    factors: int  # columns of noise that come before the dim of the coordinates
-
-    def start(self) -> Array:
-        """Parameters of the base."""
-        ...
-
-    def points(self, p: Array, z: Array) -> Array:
-        """X = m + F z, ``(n, dim)``, of noise ``(n, factors + dim)``."""
-        ...
-
-    def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
-        """Gradient in ``p`` of the mean over n points of f(x(z)), given the slopes ∇f ``(n, dim)``."""
-        ...
-
-    def score(self, p: Array, z: Array) -> Array:
-        """∇ₓ log q at the points, ``(n, dim)``."""
-        ...
-
-    def entropy(self, p: Array) -> tuple[float, Array]:
-        """Entropy of q and its gradient in ``p``."""
-        ...
-
-    def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
-        """Mean and marginal standard deviations ``(dim,)``."""
-        ...
-
-    def factor(self, p: Array) -> tuple[Array, Array | None]:
-        """A square F as ``(scales (dim,) or triangle (dim, dim), C (dim, r) or None)``."""
-        ...
-
-    def rebased(self, p: Array) -> Family:
-        """The same family measured from its member ``p``."""
-        ...
 
 
 class Location:
@@ -226,6 +186,11 @@ class FullRank:
     def rebased(self, p: Array) -> FullRank:
         """Measured from another member."""
         return FullRank(*self._parts(p))
+
+
+Family = Diagonal | FullRank
+"""``p`` is the flat parameter vector of a member, zero at the base; ``factors`` counts the columns of noise that come before
+those of the coordinates."""
 
 
 def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.random.Generator) -> Any:

@@ -15,12 +15,12 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.noise import standardised_noise
-from ppl_backends.approximations.variational.elbo import SampleAverage
+from ppl_backends.approximations.variational.elbo import SampleAverage, VariationalFit
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["FixedSampleFit", "Maximum", "fit_fixed_samples", "maximise", "moved"]
+__all__ = ["Maximum", "fit_fixed_samples", "maximise", "moved"]
 
 MEMORY, LINE_SEARCH = 20, 30
 LARGEST_OPTIMISM, OPTIMISM_PER_COORDINATE = 0.05, 0.005  # nats
@@ -118,34 +118,6 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
     return Maximum(climb.x, climb.value, first_value, climb.gain, climb.iterations, bool(converged))
 
 
-class FixedSampleFit(NamedTuple):
-    """The fit on the last sample.
-
-    Attributes
-    ----------
-    family : Family
-        Based at the fit: its parameters are zero.
-    value : float
-        Bound on the sample it was fitted to.
-    change : float
-        Root mean square change of means (in standard deviations) or of log scales since the sample of half the size.
-    optimism : float
-        By how much the bound of the sample of half the size exceeded that of its fit on the last sample.
-    draws : int
-    converged : bool
-    history : list of tuple
-        Per sample: size, value, iterations, change.
-    """
-
-    family: Family
-    value: float
-    change: float
-    optimism: float
-    draws: int
-    converged: bool
-    history: list[tuple[int, float, int, float]]
-
-
 def fit_fixed_samples(
     target: BaseTarget,
     family: Family,
@@ -156,7 +128,7 @@ def fit_fixed_samples(
     rng: np.random.Generator,
     qmc: bool = True,
     report: Callable[[int, float, float], None] | None = None,
-) -> FixedSampleFit:
+) -> VariationalFit:
     """Maximise the bound on samples of ``draws``, 2 ``draws``, … points until the fit settles.
 
     It has when means and log scales moved by less than ``tolerance``, and the last sample but one, seen from the last, was
@@ -173,13 +145,13 @@ def fit_fixed_samples(
         optimism = abs(history[-1][1] - found.first_value) if history else np.inf
         history.append((draws, found.value, found.iterations, change))
         if not np.isfinite(found.value):
-            return FixedSampleFit(family, found.value, change, optimism, draws, False, history)
+            return VariationalFit(family, change, draws, False, history)
         family = family.rebased(found.x)
         if report is not None:
             report(draws, found.value, change)
         settled = found.converged and len(history) > 1 and change < tolerance and optimism < allowed
         if settled or 2 * draws > max_draws:
-            return FixedSampleFit(family, found.value, change, optimism, draws, settled, history)
+            return VariationalFit(family, change, draws, settled, history)
         draws *= 2
 
 

@@ -12,18 +12,19 @@ minibatches the gradient at an anchor, known for all data (Johnson & Zhang 2013)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ppl_backends.approximations.noise import normal_noise, standardised_noise
+from ppl_backends.approximations.variational.elbo import VariationalFit
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, Observations
 from ppl_backends.targets.wrapped import WrappedTarget
 
-__all__ = ["Minibatches", "StochasticFit", "SubsetTarget", "check_minibatch", "fit_stochastic", "growing_sizes"]
+__all__ = ["Minibatches", "SubsetTarget", "check_minibatch", "fit_stochastic", "growing_sizes"]
 
 STEP = 0.25  # the Hessian of the bound is about 1, and 2 on log scales, in the base's units
 GROWTH = 1.02
@@ -119,29 +120,6 @@ class Minibatches:
         return value, np.asarray(prior_slope) + slope[:-1] - slope[-1] + self._slope
 
 
-class StochasticFit(NamedTuple):
-    """Where stochastic ascent ended.
-
-    Attributes
-    ----------
-    family : Family
-        Based at the averaged iterates.
-    change : float
-        Between the averages of the last two phases, as in :func:`moved`.
-    draws : int
-        Points of the last step.
-    converged : bool
-    history : list of tuple
-        Per phase: draws, mean bound, iterations, change.
-    """
-
-    family: Family
-    change: float
-    draws: int
-    converged: bool
-    history: list[tuple[int, float, int, float]]
-
-
 def fit_stochastic(
     target: BaseTarget,
     family: Family,
@@ -153,7 +131,7 @@ def fit_stochastic(
     qmc: bool = True,
     minibatch: int | None = None,
     report: Callable[[int, float, float], None] | None = None,
-) -> StochasticFit:
+) -> VariationalFit:
     """Gradient ascent with constant steps in phases of doubling length, until the phases' averages agree."""
     batches = None if minibatch is None else Minibatches(target, minibatch)
     sizes = growing_sizes(draws, GROWTH if batches is None else 1.0, max_draws)
@@ -177,7 +155,7 @@ def fit_stochastic(
             length *= 2
         settled = not lost and change < tolerance
         if settled or done + length > max_iterations:
-            return StochasticFit(family, change, size, settled, history)
+            return VariationalFit(family, change, size, settled, history)
 
 
 def _phase(

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.linalg import cholesky, lstsq
 
 from ppl_backends.approximations.noise import standardised_noise
+from ppl_backends.approximations.variational.elbo import VariationalFit
 from ppl_backends.approximations.variational.families import Diagonal, FullRank, Location
 from ppl_backends.approximations.variational.sample_average import moved
-from ppl_backends.approximations.variational.schedules import StochasticFit
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -38,7 +38,7 @@ def fit_by_scores(
     rng: np.random.Generator,
     qmc: bool = True,
     report: Callable[[int, float, float], None] | None = None,
-) -> StochasticFit:
+) -> VariationalFit:
     """Natural-gradient steps from values of the log density alone; the sample doubles when they stop shrinking.
 
     Raises
@@ -71,11 +71,11 @@ def fit_by_scores(
             report(draws, bound, change)
         quiet = quiet + 1 if change < tolerance else 0
         if quiet == 2:
-            return StochasticFit(family, change, draws, bool(np.isfinite(bound)), history)
+            return VariationalFit(family, change, draws, bool(np.isfinite(bound)), history)
         if change > 0.5 * last and change < 0.5 and 2 * draws <= max_draws:
             draws *= 2
         last = change
-    return StochasticFit(family, last, draws, False, history)
+    return VariationalFit(family, last, draws, False, history)
 
 
 def _step(
