@@ -110,3 +110,13 @@ def test_bad_input_raises_one_line(arguments, message):
     with pytest.raises(ModelError, match=message) as caught:
         GaussianApproximation(MEAN, **arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_a_gaussian_made_by_hand_says_so_and_is_not_changed():
+    q = gaussians()["cov"]
+    assert q.method == "given"
+    for name in ("mean", "converged", "target", "elbo"):
+        with pytest.raises(AttributeError, match=f"cannot assign to {name}"):
+            setattr(q, name, None)
+    other = q.replaced(converged=False)
+    assert (q.converged, other.converged) == (True, False)
