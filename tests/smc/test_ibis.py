@@ -1,5 +1,7 @@
 """The path over the data: evidence and posterior agree with exact ones, blocks look at their rows alone, updates go on."""
 
+import pickle
+from functools import partial
 from pathlib import Path
 
 import arviz as az
@@ -9,9 +11,12 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.ibis import run_ibis
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.rows import RowsPath, next_block
+from ppl_backends.smc.sampler import Settings
 from ppl_backends.targets.factors import FactorsTarget, Logit, Normal
 from tests.toys import LOG_2PI
 
@@ -165,6 +170,38 @@ def test_likelihood_is_evaluated_on_the_rows_so_far_only():
     assert set(asked) <= ends | {0}
     assert max(sizes, default=0) < 1000
     assert abs(group(idata, "posterior").attrs["log_evidence"] - exact()[0]) < 1.0
+
+
+def test_a_chain_can_be_sent_elsewhere():
+    path = RowsPath(gaussian(), PriorPath(gaussian())).with_gradient(True)
+    chain = partial(run_ibis, path, make_kernel("hmc"), 200, np.random.default_rng(4), None, Settings())
+    here, there = (run() for run in (pickle.loads(pickle.dumps(chain)), pickle.loads(pickle.dumps(chain))))
+    assert here.complete
+    assert here.stage.rows == 40
+    np.testing.assert_array_equal(here.x, there.x)
+
+
+def test_ctrl_c_inside_a_block_leaves_the_blocks_before_it():
+    target = gaussian()
+    original, calls = target.observations.sum, []
+
+    def interrupted(x, index, **options):
+        calls.append(len(calls))
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return original(x, index, **options)
+
+    stop, target.observations.sum = 0, interrupted
+    whole = smc(target, chains=1, draws=200)
+    stop, seen = len(calls) * 2 // 3, group(whole, "sample_stats")["n_observations"].values[0]
+    calls.clear()
+    with pytest.warns(pb.errors.SamplerWarning, match="interrupted"):
+        idata = smc(target, chains=1, draws=200)
+    reached = group(idata, "posterior").attrs["n_observations"]
+    assert 0 < reached < 40
+    assert reached in seen
+    stop = 0
+    assert group(pb.update_smc(idata, target, random_seed=2, progressbar=False), "posterior").attrs["complete"] == 1
 
 
 def test_blocks_do_not_depend_on_how_rows_are_looked_at():
