@@ -19,6 +19,8 @@ from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
+from ppl_backends.steps.calibrated import HMC
+from ppl_backends.steps.specification import Step, is_bound
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
@@ -131,9 +133,7 @@ def _resolve(
     model: Any, data: Any, step: Any, power: float, power_potentials: bool, options: Mapping[str, Any]
 ) -> tuple[BaseTarget, Callable[[BaseTarget], Algorithm]]:
     """Return the target, and what makes the algorithm on it."""
-    from ppl_backends.steps import HMC, Step
-
-    if hasattr(step, "algorithm") and hasattr(step, "target"):  # built inside of a model context
+    if is_bound(step):
         if len(step.target.others):
             raise ModelError("the step moves some variables only: use it in pm.sample(step=[...]) beside others")
         if power != 1:

@@ -113,7 +113,7 @@ def sample_smc(
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−β}{p(θ)L(θ)}^β. ``"laplace"`` is Laplace
         at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
         needs, else the former. Where Laplace is a poor start, without a mode or far off, both fall back to the prior.
-    kernel : {"auto", "hmc", "mala", "mixed", "independent", "random_walk"}
+    kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
         ``"auto"`` takes HMC where the target has gradients, else random-walk and independent proposals in turn
         (``"mixed"``). Attribute ``kernel`` says which it was.
     tuning : {"auto", "acceptance", "ft", "pr"}

@@ -8,7 +8,7 @@ from typing import Any
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["Step"]
+__all__ = ["Step", "is_bound"]
 
 
 class Step:
@@ -49,6 +49,12 @@ class Step:
     def __reduce__(self) -> tuple[Any, ...]:
         """Options alone, also where a model is on the context stack."""
         return _restore, (type(self), self.__dict__)
+
+
+def is_bound(step: Any) -> bool:
+    """Return whether it is a step method that was made inside of a model context, and has its target."""
+    adapter = sys.modules.get("ppl_backends.steps.adapter")  # imports PyMC; without it there is no such step
+    return adapter is not None and isinstance(step, adapter.PyMCStep)
 
 
 def _restore(kind: type[Step], options: dict[str, Any]) -> Step:

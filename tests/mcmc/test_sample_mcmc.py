@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from ppl_backends import FunctionTarget, sample_mcmc
+from ppl_backends import FunctionTarget, GaussianApproximation, sample_mcmc, steps
 from ppl_backends.errors import SamplerWarning
+from ppl_backends.kernels.streams import Generators
+from ppl_backends.mcmc.sample import _run
 from ppl_backends.results.convergence import why_not_converged
 from ppl_backends.results.inference_data import group
 
@@ -29,3 +31,16 @@ def test_chains_that_never_move_are_named():
 @pytest.mark.parametrize("seed", range(5))
 def test_independent_chains_are_not_held_to_differ(seed):
     assert why_not_converged(np.random.default_rng(seed).standard_normal((4, 500, 10)), list("abcdefghij")) == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
+@pytest.mark.parametrize("step", [steps.RandomWalk, steps.MALA, steps.Barker, steps.HMC, steps.Independent])
+def test_chains_of_a_batch_are_the_chains_that_each_would_be_alone(step):
+    """Each draws from its own generator and adapts its own step; evaluations go by rows here."""
+    target = FunctionTarget(2, lambda x: (-0.5 * (x**4).sum(1), -2 * x**3))
+    bound = step(approximation=GaussianApproximation(np.zeros(2), np.eye(2))).bind(target)
+    starts = np.random.default_rng(1).standard_normal((3, 2))
+    together = _run(bound, starts, 20, 20, Generators([np.random.default_rng(k) for k in range(3)]), None, None)
+    for k in range(3):
+        alone = _run(bound, starts[k : k + 1], 20, 20, np.random.default_rng(k), None, None)
+        np.testing.assert_allclose(together.x[k], alone.x[0], rtol=1e-6)
