@@ -368,3 +368,18 @@ def test_rows_of_a_model_are_the_sites_of_its_likelihood_whatever_its_prior(name
     x, new = point.mean, point.mean + 0.05 * np.random.default_rng(1).normal(size=10)
     here, there = target.observations.log_likelihood(np.array([x, new]))
     np.testing.assert_allclose(rows.differences(x, new, np.arange(300)), there - here, atol=1e-13, rtol=1e-8)
+    family = _sites_of(pb.with_power(target, 0.5), 300)
+    assert (family is None) == (name == "probit")  # a power of Φ is no Φ of other data
+    if family is not None:
+        half = SiteRows(
+            design,
+            offset,
+            family[2].y,
+            family[2].extra,
+            family[2].family,
+            QuadraticLogPrior(0.0, np.zeros(10), -np.eye(10)),
+            point,
+        )
+        np.testing.assert_allclose(
+            half.differences(x, new, np.arange(300)), 0.5 * (there - here), atol=1e-13, rtol=1e-8
+        )
