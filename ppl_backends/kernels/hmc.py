@@ -109,9 +109,9 @@ class FixedLength:
     max_steps : int
     """
 
-    target_acceptance = 0.65
+    target_acceptance = 0.8
 
-    def __init__(self, length: float = 1.3, max_steps: int = 100) -> None:
+    def __init__(self, length: float = 1.5, max_steps: int = 100) -> None:
         self.length, self.max_steps, self.largest_scale = length, max_steps, length
 
     def first_scale(self, scale: float) -> float:

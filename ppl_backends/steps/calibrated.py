@@ -133,8 +133,8 @@ class HMC(Step):
         vars: Any = None,
         *,
         approximation: Any = "laplace",
-        path_length: float = 1.3,
-        target_accept: float = 0.65,
+        path_length: float = 1.5,
+        target_accept: float = 0.8,
         max_steps: int = 100,
         model: Any = None,
     ) -> None:

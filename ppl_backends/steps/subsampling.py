@@ -159,7 +159,7 @@ class SubsampledHMC(_SubsamplingStep):
         vars: Any = None,
         *,
         subset: int | None = None,
-        path_length: float = 1.3,
+        path_length: float = 1.5,
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:

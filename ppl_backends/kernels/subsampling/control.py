@@ -209,7 +209,7 @@ class ControlVariateHmc(_Subsampled):
     name, uses_gradient, check_every = "subsampled_hmc", True, 0
     stats: Mapping[str, type] = {**_Subsampled.stats, "acceptance_error": float}
 
-    def __init__(self, rows: Rows, subset: int, length: float = 1.3) -> None:
+    def __init__(self, rows: Rows, subset: int, length: float = 1.5) -> None:
         self._hmc = Hmc(FixedLength(length), balanced=False)
         super().__init__(rows, subset, self._hmc.initial_scale(rows.dim))
         self.target_acceptance, self.largest_scale = self._hmc.target_acceptance, self._hmc.largest_scale
