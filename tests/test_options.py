@@ -230,8 +230,8 @@ def test_starting_values_have_the_names_of_the_model():
     ]:
         with pytest.raises(ModelError, match=message):
             pb.sample_mcmc(target, initvals=initvals, draws=5, tune=0, chains=2, progressbar=False)
-    with pytest.raises(ModelError, match="start: 'y' is no variable"):
-        pb.fit_laplace(target, start=right | {"y": 1.0}, progressbar=False)
+    with pytest.raises(ModelError, match="initvals: 'y' is no variable"):
+        pb.fit_laplace(target, initvals=right | {"y": 1.0}, progressbar=False)
 
 
 @pytest.mark.parametrize(

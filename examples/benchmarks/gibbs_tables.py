@@ -107,9 +107,9 @@ def logit_auc(name, seed, folder):
 TABLES = {
     "errors": {
         "0-1 F2": gibbs("zero_one", "diagonal"),
-        "0-1 F3": gibbs("zero_one", "full"),
-        "0-1 SMC": gibbs("zero_one", "full", smc=True),
-        "hinge F3": gibbs("hinge", "full"),
+        "0-1 F3": gibbs("zero_one", "dense"),
+        "0-1 SMC": gibbs("zero_one", "dense", smc=True),
+        "hinge F3": gibbs("hinge", "dense"),
         "SVM linear": svm("linear"),
         "SVM radial": svm("rbf"),
     },
@@ -212,7 +212,7 @@ def annealing(out, starts=20):
         reached = []
         for _ in range(starts):
             start = pb.GaussianApproximation(rng.normal(size=8) * 10**0.5, np.eye(8) * rng.uniform(0.01, 1.0))
-            reached.append(certify(posterior, fit_gibbs_vi(posterior, start=start)).bound)
+            reached.append(certify(posterior, fit_gibbs_vi(posterior, initial=start)).bound)
         record(
             out,
             table="annealing",

@@ -119,7 +119,7 @@ def fit_extras(model, seed, method, compiled=False):
 METHODS = {
     "fit_vi": fit_package,
     "fit_vi of a target": lambda model, seed: fit_package(target_of(model), seed),
-    "fit_vi, mean field": lambda model, seed: fit_package(model, seed, family="mean_field"),
+    "fit_vi, mean field": lambda model, seed: fit_package(model, seed, family="diagonal"),
     "PyMC ADVI": fit_advi,
     "PyMC full-rank ADVI": lambda model, seed: fit_advi(model, seed, "fullrank_advi"),
     "Pathfinder": lambda model, seed: fit_extras(model, seed, "pathfinder"),

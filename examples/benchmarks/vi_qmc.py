@@ -208,7 +208,7 @@ def traces(out, steps=600):
             seconds = time.perf_counter() - started
             record(out, table="traces", model=name, sampler=label, trace=trace, final=trace[-1][1], seconds=seconds)
         started = time.perf_counter()
-        q = pb.fit_vi(target, family="mean_field", random_seed=1, progressbar=False)
+        q = pb.fit_vi(target, family="diagonal", random_seed=1, progressbar=False)
         seconds = time.perf_counter() - started
         record(out, table="traces", model=name, sampler="fit_vi", final=q.elbo, se=q.elbo_se, seconds=seconds)
 
@@ -258,7 +258,7 @@ def evidence(out):
             return value, expit(-s) @ signed - theta
 
         target = pb.FunctionTarget(signed.shape[1], density)
-        for family in ("mean_field", "low_rank", "full_rank"):
+        for family in ("diagonal", "low_rank", "dense"):
             started = time.perf_counter()
             q = pb.fit_vi(target, family=family, random_seed=1, progressbar=False)
             seconds = time.perf_counter() - started

@@ -25,7 +25,7 @@ def log_density(theta):
 
 
 target = pb.FunctionTarget(signed.shape[1], log_density)
-q = pb.fit_vi(target, family="full_rank", random_seed=1, progressbar=False)
+q = pb.fit_vi(target, family="dense", random_seed=1, progressbar=False)
 
 # %%
 # Left: the variance of the gradient in the means at the fit, from 50 draws each. Right: steps of constant length towards

@@ -33,7 +33,7 @@ NEGLIGIBLE_SHARE = 0.01  # of the mass of two modes, that the other may have
 
 
 @checked(
-    start=none | instance(Mapping, "a dict of values by name") | array("an array (dim,)"),
+    initvals=none | instance(Mapping, "a dict of values by name") | array("an array (dim,)"),
     representation=choice("auto", "dense", "diagonal"),
     max_iterations=integer(1),
 )
@@ -41,7 +41,7 @@ def fit_laplace(
     model: Any = None,
     *,
     data: Any = None,
-    start: Any = None,
+    initvals: Any = None,
     representation: str = "auto",
     max_iterations: int = 100,
     power: float = 1.0,
@@ -58,7 +58,7 @@ def fit_laplace(
         The PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan model.
-    start : array (dim,) or (n_starts, dim), or dict, optional
+    initvals : array (dim,) or (n_starts, dim), or dict, optional
         Where to start, on the unconstrained space, or in model space as a dict. By default the origin of the
         unconstrained space, and if that fails eight dispersed points at once.
     representation : {"auto", "dense", "diagonal"}
@@ -110,7 +110,7 @@ def fit_laplace(
 
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
     dense = representation == "dense" or (representation == "auto" and target.dim <= LARGEST_DENSE_DIM)
-    q = gaussian_at_mode(target, start, dense, max_iterations, random_seed, progressbar)
+    q = gaussian_at_mode(target, initvals, dense, max_iterations, random_seed, progressbar)
     if q.converged and dense:
         q = _against_another_mode(target, q)
     if q.trouble:
@@ -194,7 +194,7 @@ def _judged(q: GaussianApproximation, trouble: str, figures: Mapping[str, float]
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
     """Batches of starts of finite density ``(n, dim)``: what was asked for or the origin, then dispersed points."""
     if isinstance(start, Mapping):
-        start = named_point(target, start, "start")
+        start = named_point(target, start, "initvals")
     first = np.zeros((1, target.dim)) if start is None else as_points(start, target.dim)
     for points in (lambda: first, lambda: target.initial_points(FALLBACK_STARTS, rng)):
         candidates = points()
@@ -207,4 +207,4 @@ def _nowhere_finite(target: BaseTarget, start: Any) -> str:
     """The error message when every start has density zero."""
     origin = np.zeros(target.dim) if start is None else start
     reason = "" if isinstance(origin, Mapping) else target.explain(np.ravel(origin))
-    return f"{target.label}: the log density is not finite at any start; {reason or 'give start= or check the data'}"
+    return f"{target.label}: the log density is not finite at any start; {reason or 'give initvals= or check the data'}"

@@ -33,19 +33,19 @@ FAMILY = choice(*FAMILIES, *ALIASES)
     sample_pairs=none | flag,
     batch_size=integer(1),
     n_iterations=integer(1),
-    start=none | approximation(),
+    initial=none | approximation(),
     tolerance=number(above=0),
     max_iterations=integer(1),
 )
 def fit_gibbs_vi(
     posterior: GibbsPosterior,
     *,
-    family: str = "full",
+    family: str = "dense",
     ladder: Sequence[float] | None = None,
     sample_pairs: bool | None = None,
     batch_size: int = 50,
     n_iterations: int = 4000,
-    start: Any = None,
+    initial: Any = None,
     tolerance: float = 1e-4,
     max_iterations: int = 500,
     random_seed: SeedLike = None,
@@ -56,7 +56,7 @@ def fit_gibbs_vi(
     ----------
     posterior : GibbsPosterior
         With a Gaussian prior and a loss of scores Xθ.
-    family : {"full", "diagonal", "isotropic"}, or "F3", "F2", "F1"
+    family : {"dense", "diagonal", "isotropic"}, or "F3", "F2", "F1"
         Of covariances.
     ladder : sequence of float, optional
         Learning rates to pass through before that of the posterior. By default 12 in geometric steps for losses that are not
@@ -66,7 +66,7 @@ def fit_gibbs_vi(
         pairs.
     batch_size, n_iterations : int
         For sampled pairs.
-    start : approximation, optional
+    initial : approximation, optional
         Instead of the prior; then without a ladder, unless one is given.
     tolerance : float
         In nats; see ``optimality_gap``.
@@ -105,7 +105,7 @@ def fit_gibbs_vi(
         from ppl_backends.gibbs.pair_sampling import fit_by_pairs
 
         return fit_by_pairs(posterior, family, batch_size, n_iterations, random_seed)
-    return _fit_along(posterior, family, ladder, start, tolerance, max_iterations)[-1]
+    return _fit_along(posterior, family, ladder, initial, tolerance, max_iterations)[-1]
 
 
 @checked(
@@ -119,7 +119,7 @@ def fit_gibbs_vi_path(
     posterior: GibbsPosterior,
     learning_rates: Sequence[float],
     *,
-    family: str = "full",
+    family: str = "dense",
     tolerance: float = 1e-4,
     max_iterations: int = 500,
 ) -> list[GibbsVI]:
@@ -167,7 +167,7 @@ def _fit_along(
 def _start(family: str, start: Any) -> Gaussian:
     """A Gaussian, brought to the family."""
     q = as_approximation(start).gaussian
-    if family == "full":
+    if family == "dense":
         return Gaussian.from_covariance(q.mean, q.cov)
     variance = q.sd**2
     return Gaussian(q.mean, np.sqrt(variance if family == "diagonal" else np.full(q.dim, variance.mean())))

@@ -9,7 +9,7 @@ family          Σ                solver
 ==============  ===============  =====================================================================================
 ``isotropic``   σ² I  (F1)       L-BFGS in (m, σ)
 ``diagonal``    diag(s²)  (F2)   L-BFGS in (m, s)
-``full``        any  (F3)        natural gradient: Σ⁻¹ → Q₀ + Σᵢ cᵢ xᵢxᵢᵀ, m by a Newton step, with a line search
+``dense``       any  (F3)        natural gradient: Σ⁻¹ → Q₀ + Σᵢ cᵢ xᵢxᵢᵀ, m by a Newton step, with a line search
 ==============  ===============  =====================================================================================
 
 For a convex loss the objective is convex in m and a lower triangular factor C of Σ = CCᵀ, and *strongly* so, because of
@@ -38,8 +38,8 @@ from ppl_backends.targets.factors.sites import Array
 
 __all__ = ["FAMILIES", "GibbsVI", "ScoreProblem", "expected_risk", "solve"]
 
-FAMILIES = ("isotropic", "diagonal", "full")
-ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "full"}
+FAMILIES = ("isotropic", "diagonal", "dense")
+ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "dense"}
 PAIR_BLOCK = 2**17
 MAX_PAIRS = 200_000
 """Pairs up to which the objective is computed on all of them; above it pairs are sampled."""
@@ -87,7 +87,7 @@ class ScoreProblem:
 
     def start(self, family: str) -> Gaussian:
         """The prior, or the member of the family that is nearest to it."""
-        if family == "full":
+        if family == "dense":
             return Gaussian(self.prior_mean.copy(), self.root.copy())
         scale = np.diag(self.precision) ** -0.5
         even = np.full(self.dim, np.mean(scale**-2.0) ** -0.5)
@@ -166,7 +166,7 @@ def solve(
         In nats: of the optimality gap where the loss is convex, else of the decrease that a step promises.
     """
     q = problem.start(family) if start is None else start
-    if family == "full":
+    if family == "dense":
         return _natural_gradient(problem, q, tolerance, max_iterations)
     return _quasi_newton(problem, q, tolerance, max_iterations, family == "diagonal")
 

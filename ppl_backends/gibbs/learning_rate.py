@@ -105,7 +105,7 @@ def choose_learning_rate(
     method: str = "cross-validation",
     fit: str = "vi",
     folds: int = 5,
-    family: str = "full",
+    family: str = "dense",
     random_seed: SeedLike = None,
     draws: int = 1000,
     **certificate: Any,
@@ -194,7 +194,7 @@ def choose_learning_rate(
 
 @checked(posterior=POSTERIOR, scales=none | array(), fit=choice("ep", "vi"), family=FAMILY)
 def choose_prior_scale(
-    posterior: GibbsPosterior, scales: Sequence[float] | None = None, *, fit: str = "ep", family: str = "full"
+    posterior: GibbsPosterior, scales: Sequence[float] | None = None, *, fit: str = "ep", family: str = "dense"
 ) -> PriorScaleChoice:
     """The scale of a Gaussian prior that maximises the pseudo-evidence.
 

@@ -36,7 +36,7 @@ class _Coordinates:
     def start(self) -> Array:
         """The prior, or nearest to it."""
         scale = np.sqrt((self.root**2).sum(axis=1))
-        if self.family == "full":
+        if self.family == "dense":
             entries = self.root[self.lower]
             return np.concatenate([self.origin, np.where(self.on_diagonal, np.log(np.abs(entries) + 1e-300), entries)])
         return np.concatenate([self.origin, np.log(scale) if self.family == "diagonal" else [np.log(scale).mean()]])
@@ -44,7 +44,7 @@ class _Coordinates:
     def gaussian(self, z: Array) -> Gaussian:
         """The Gaussian at coordinates ``z``."""
         rest = z[self.d :]
-        if self.family == "full":
+        if self.family == "dense":
             factor = np.zeros((self.d, self.d))
             factor[self.lower] = np.where(self.on_diagonal, np.exp(np.where(self.on_diagonal, rest, 0.0)), rest)
             return Gaussian(z[: self.d], factor)
@@ -52,7 +52,7 @@ class _Coordinates:
 
     def chain(self, q: Gaussian, in_mean: Array, in_factor: Array) -> Array:
         """From the gradient in m and in C (or s ``(d,)``) to that in ``z``."""
-        if self.family == "full":
+        if self.family == "dense":
             entries = in_factor[self.lower]
             rest = np.where(self.on_diagonal, entries * q.factor[self.lower], entries)
         else:
@@ -88,7 +88,7 @@ def fit_by_pairs(
         found = inner.expectation(design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread), np.ones(1))
         in_mean = share * (found.slope @ design) / batch_size + precision @ (q.mean - prior.gaussian.mean) / rate
         pull = share * found.curvature / batch_size
-        if family == "full":
+        if family == "dense":
             in_factor = design.T @ (pull[:, None] * spread)
             in_factor += (precision @ q.factor - np.diag(1 / np.diagonal(q.factor))) / rate
         else:

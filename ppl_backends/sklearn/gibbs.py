@@ -187,7 +187,7 @@ class GibbsClassifier(_LinearGibbs):
         λ; None is λ = n, a weight of one for every observation. ``"cv"`` chooses by cross-validation, ``"bound"`` by the
         PAC-Bayes bound (bounded losses only).
     method : {"vi", "ep", "smc"}
-    family : {"full", "diagonal", "isotropic"}
+    family : {"dense", "diagonal", "isotropic"}
         Of covariances, for VI.
     fit_intercept, standardize : bool
     random_state : int, optional
@@ -221,7 +221,7 @@ class GibbsClassifier(_LinearGibbs):
         prior_scale: float = 1.0,
         learning_rate: Any = None,
         method: str = "vi",
-        family: str = "full",
+        family: str = "dense",
         fit_intercept: bool = True,
         standardize: bool = True,
         random_state: Any = None,
@@ -267,7 +267,7 @@ class GibbsRanker(_LinearGibbs):
     learning_rate : float, None, "cv" or "bound"
         λ of the mean over all ordered pairs; None is λ = n.
     method : {"vi", "ep", "smc"}
-    family : {"diagonal", "full", "isotropic"}
+    family : {"diagonal", "dense", "isotropic"}
         Of covariances, for VI.
     standardize : bool
     random_state : int, optional

@@ -7,7 +7,7 @@ forked by default and share the compiled functions and the data with their paren
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,6 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from ppl_backends.errors import CompilationError, ModelError
 from ppl_backends.kernels.algorithm import Algorithm
-from ppl_backends.steps.specification import Step
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.pymc import PyMCTarget
@@ -30,11 +29,13 @@ __all__ = ["PyMCStep", "forkable_target", "pymc_step"]
 Point = Mapping[str, NDArray]
 
 
-def pymc_step(specification: Step, vars: Any, model: pm.Model) -> PyMCStep:
-    """A PyMC step method that runs ``specification`` on the variables ``vars`` of ``model`` (all by default)."""
+def pymc_step(
+    make_target: Callable[[pm.Model], BaseTarget], bind: Callable[[BaseTarget], Algorithm], vars: Any, model: pm.Model
+) -> PyMCStep:
+    """Return a PyMC step method that runs the algorithm of ``bind`` on some variables of a model, by default all."""
     value_names = [model.rvs_to_values[rv].name for rv in free_variables(model)]
     chosen = _value_variables(vars, model)
-    target = specification.make_target(model)
+    target = make_target(model)
     start = {name: np.asarray(value) for name, value in model.initial_point(random_seed=0).items()}
     layout = {name: start[name].shape for name in value_names}
     x = _ravel(start, layout)
@@ -44,7 +45,7 @@ def pymc_step(specification: Step, vars: Any, model: pm.Model) -> PyMCStep:
         ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for shape in layout.values())])
         pieces = [np.arange(a, b) for name, a, b in zip(layout, ends, ends[1:], strict=False) if name in names]
         block = ConditionalTarget(target, np.concatenate(pieces), x)
-    return PyMCStep(specification.bind(block), block, chosen, layout, x)
+    return PyMCStep(bind(block), block, chosen, layout, x)
 
 
 def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:

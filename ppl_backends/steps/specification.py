@@ -30,7 +30,7 @@ class Step:
         from ppl_backends.steps.adapter import pymc_step
 
         specification.__init__(vars, model=model, **options)  # type: ignore[misc]
-        return pymc_step(specification, vars, model)
+        return pymc_step(specification.make_target, specification.bind, vars, model)
 
     def bind(self, target: BaseTarget) -> Algorithm:
         """The algorithm on ``target``, which may be a conditional one."""

@@ -62,7 +62,7 @@ def test_skewed_target_matches_stirling():
 
 @pytest.mark.parametrize("start", [[30.0], [-30.0]])
 def test_bad_starts_are_recovered_from(start):
-    assert quiet(log_gamma_target(), start=start).mean[0] == pytest.approx(np.log(3.5), abs=1e-6)
+    assert quiet(log_gamma_target(), initvals=start).mean[0] == pytest.approx(np.log(3.5), abs=1e-6)
 
 
 def test_climbs_out_of_a_region_of_positive_curvature():
@@ -71,7 +71,7 @@ def test_climbs_out_of_a_region_of_positive_curvature():
         return -2 * np.log1p(x**2).sum(1), -4 * x / (1 + x**2)
 
     with pytest.warns(ApproximationWarning, match="the standard deviation of"):
-        q = quiet(FunctionTarget(3, student), start=[50.0, -20.0, 3.0])
+        q = quiet(FunctionTarget(3, student), initvals=[50.0, -20.0, 3.0])
     np.testing.assert_allclose(q.mean, 0, atol=1e-6)
     np.testing.assert_allclose(q.cov, np.eye(3) / 4, atol=1e-8)
 
@@ -149,7 +149,7 @@ def test_a_density_without_a_mode_is_reported():
 
 def test_too_few_iterations_are_reported_with_the_decrement():
     with pytest.warns(ApproximationWarning, match="Newton decrement"):
-        assert not quiet(log_gamma_target(), start=[3.0], max_iterations=1, random_seed=2).converged
+        assert not quiet(log_gamma_target(), initvals=[3.0], max_iterations=1, random_seed=2).converged
 
 
 def test_several_hundred_dimensions_dense_and_diagonal():
@@ -202,7 +202,7 @@ def two_modes(share):
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_a_gaussian_at_one_mode_of_two_has_not_converged(share):
     with pytest.warns(ApproximationWarning, match=f"another mode, where a Gaussian has {1 - share:.0%} of the mass"):
-        q = fit_laplace(two_modes(share), start=[5.0], progressbar=False)
+        q = fit_laplace(two_modes(share), initvals=[5.0], progressbar=False)
     assert not q.converged
     assert q.diagnostics["other_mode_share"] == pytest.approx(1 - share, abs=1e-4)
 
@@ -215,14 +215,14 @@ def test_a_mode_where_no_draw_of_the_prior_is_inside_the_support():
         return -0.5 * (x**2).sum(axis=1), -x
 
     target = FunctionTarget(1, log_likelihood, log_prior, lambda n, rng: rng.standard_normal((n, 1)))
-    q = quiet(target, start=[6.4])
+    q = quiet(target, initvals=[6.4])
     assert q.converged
     assert q.mean == pytest.approx([2600 / 401])
     assert with_other_modes(target, q) is q
 
 
 def test_a_negligible_mode_is_not_held_against_a_gaussian():
-    assert quiet(two_modes(0.999), start=[5.0]).converged
+    assert quiet(two_modes(0.999), initvals=[5.0]).converged
 
 
 def test_other_modes_are_found_from_dispersed_points_and_weighted_by_their_evidences():
@@ -243,4 +243,4 @@ def test_bad_input():
     with pytest.raises(ModelError, match="max_iterations=0"):
         quiet(log_gamma_target(), max_iterations=0)
     with pytest.raises(ModelError, match="expected \\(n_points, 1\\)"):
-        quiet(log_gamma_target(), start=[1.0, 2.0])
+        quiet(log_gamma_target(), initvals=[1.0, 2.0])

@@ -22,7 +22,7 @@ from ppl_backends.targets.factors import Factors, Logit
 from tests.toys import bimodal, conjugate_gaussian, gamma_poisson
 
 QUIET = {"random_seed": 1, "progressbar": False}
-FAMILIES = ("mean_field", "low_rank", "full_rank")
+FAMILIES = ("diagonal", "low_rank", "dense")
 
 
 def _member(name, dim=4, seed=0):
@@ -120,7 +120,7 @@ def test_maximise_survives_points_outside_the_support():
 )
 def test_full_rank_is_exact_on_a_gaussian(options):
     known = conjugate_gaussian()
-    q = pb.fit_vi(known.target, family="full_rank", **options, **QUIET)
+    q = pb.fit_vi(known.target, family="dense", **options, **QUIET)
     assert q.converged
     np.testing.assert_allclose(q.mean, known.mean, atol=0.02 * known.sd.min())
     np.testing.assert_allclose(q.sd, known.sd, rtol=0.02)
@@ -133,7 +133,7 @@ def test_full_rank_is_exact_on_a_gaussian(options):
 def test_mean_field_finds_conditional_sds_of_a_gaussian():
     known = conjugate_gaussian()
     precision = -known.target.hessian(np.zeros((1, 5)))[0]
-    q = pb.fit_vi(known.target, family="mean_field", draws=512, **QUIET)
+    q = pb.fit_vi(known.target, family="diagonal", draws=512, **QUIET)
     np.testing.assert_allclose(q.sd, np.diag(precision) ** -0.5, rtol=0.03)
     np.testing.assert_allclose(q.mean, known.mean, atol=0.01)
     exact = known.log_evidence + 0.5 * np.log(np.linalg.det(precision) / np.diag(precision).prod())
@@ -166,7 +166,7 @@ def test_low_rank_bound_has_a_maximum_on_fewer_points_than_coordinates():
         slope = -(white - (white @ b) @ inner @ b.T)
         return 0.5 * (white * slope).sum(1), slope / scales
 
-    q = pb.fit_vi(FunctionTarget(400, density), family="low_rank", rank=3, start=np.zeros(400), **QUIET)
+    q = pb.fit_vi(FunctionTarget(400, density), family="low_rank", rank=3, initial=np.zeros(400), **QUIET)
     assert q.converged
     exact = 200 * np.log(2 * np.pi) + np.log(scales).sum() - 0.5 * np.linalg.slogdet(inner)[1]
     assert exact - 1.5 < q.elbo < exact + 4 * q.elbo_se
@@ -197,7 +197,7 @@ def test_bound_lies_below_the_evidence_of_the_breast_cancer_data():
 
     target = FunctionTarget(X.shape[1], log_likelihood, log_prior)
     q = pb.fit_vi(target, **QUIET)
-    assert q.family == "full_rank"
+    assert q.family == "dense"
     assert -57.2 < q.elbo < -55.22 + 3 * q.elbo_se  # iterated importance sampling: -55.22
     x = q.place(normal_noise(2048, q.dim, np.random.default_rng(0)))
     with pytest.warns(ApproximationWarning, match="the Gaussian there is not the posterior"):
@@ -207,7 +207,7 @@ def test_bound_lies_below_the_evidence_of_the_breast_cancer_data():
     weights.append(effective_sample_size(target.log_density(x) - laplace.log_density(x)))
     assert weights[0] > weights[1]
     # q is the Gaussian of highest bound: Laplace's is lower
-    mean_field = pb.fit_vi(target, family="mean_field", **QUIET)
+    mean_field = pb.fit_vi(target, family="diagonal", **QUIET)
     assert mean_field.elbo < q.elbo
 
 
@@ -294,7 +294,7 @@ def test_a_density_with_holes_has_no_bound():
 def test_far_from_the_posterior_is_said():
     known = conjugate_gaussian(20)
     with pytest.warns(ApproximationWarning, match="Pareto k"):
-        pb.fit_vi(known.target, family="mean_field", draws=512, **QUIET)
+        pb.fit_vi(known.target, family="diagonal", draws=512, **QUIET)
 
 
 def test_result_goes_to_inference_data_and_to_importance_sampling(tmp_path):
@@ -329,7 +329,7 @@ def test_the_seed_decides():
         ({"minibatch": 10, "method": "fixed"}, "method='fixed'"),
         ({"annealing": [0.5, 0.2]}, "increasing numbers"),
         ({"start": np.zeros(3)}, "start has shape"),
-        ({"start": "mode"}, "start='mode'"),
+        ({"initial": "mode"}, "initial='mode'"),
         ({"tolerance": -1}, "tolerance=-1"),
     ],
 )
@@ -365,8 +365,8 @@ def test_many_coordinates_without_a_mode():
     target = FunctionTarget(groups + 2, density)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ApproximationWarning)  # the funnel is far from a Gaussian
-        q = pb.fit_vi(target, family="mean_field", random_seed=1, progressbar=False)
-        tight = pb.fit_vi(target, family="mean_field", random_seed=2, tolerance=0.002, progressbar=False)
+        q = pb.fit_vi(target, family="diagonal", random_seed=1, progressbar=False)
+        tight = pb.fit_vi(target, family="diagonal", random_seed=2, tolerance=0.002, progressbar=False)
     assert q.converged
     assert abs(q.elbo - tight.elbo) < 0.3 + 4 * np.hypot(q.elbo_se, tight.elbo_se)
     assert np.all(np.abs(q.mean[:2] - tight.mean[:2]) < 1.0 * tight.sd[:2])

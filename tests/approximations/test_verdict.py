@@ -100,7 +100,7 @@ def test_heavy_tails_are_flagged(df, dim):
 @pytest.mark.parametrize("start", [[0.0, 0.0], [1.0, 2.0], [-6.0, 0.5]])
 def test_a_ring_is_flagged_from_any_start(start):
     with pytest.warns(ApproximationWarning, match=r"no mode there|flat along|curved along"):
-        q = pb.fit_laplace(FunctionTarget(2, ring), start=start, progressbar=False)
+        q = pb.fit_laplace(FunctionTarget(2, ring), initvals=start, progressbar=False)
     assert not q.converged
     assert np.all(q.sd < 11)
 

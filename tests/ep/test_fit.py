@@ -50,7 +50,7 @@ def test_gaussian_sites_are_exact(schedule, power):
     X, eta, rng = regression()
     y, sd, offset = eta + rng.normal(size=60), 0.7, 0.3
     prior_mean, prior_sd = np.array([1.0, 0.0, -2.0]), np.array([1.0, 2.0, 0.5])
-    q = fit_ep(Factors(X, offset, Normal(y, sd), prior_mean, 1 / prior_sd**2), schedule=schedule, power=power)
+    q = fit_ep(Factors(X, offset, Normal(y, sd), prior_mean, 1 / prior_sd**2), schedule=schedule, fraction=power)
     precision = np.diag(1 / prior_sd**2) + X.T @ X / sd**2
     mean = np.linalg.solve(precision, prior_mean / prior_sd**2 + X.T @ (y - offset) / sd**2)
     spread = sd**2 * np.eye(60) + (X * prior_sd**2) @ X.T
@@ -128,9 +128,9 @@ def test_schedules_and_shards_agree(power):
     factors = Factors(
         [X, np.eye(3)], None, [Logit(rng.random(60) < 1 / (1 + np.exp(-eta))), StudentT(np.zeros(3))], 0.0, 0.0
     )
-    q = fit_ep(factors, power=power, tolerance=1e-9)
-    for other in (fit_ep(factors, power=power, tolerance=1e-9, schedule="sequential"),
-                  fit_ep(factors, power=power, tolerance=1e-9, n_shards=4)):  # fmt: skip
+    q = fit_ep(factors, fraction=power, tolerance=1e-9)
+    for other in (fit_ep(factors, fraction=power, tolerance=1e-9, schedule="sequential"),
+                  fit_ep(factors, fraction=power, tolerance=1e-9, n_shards=4)):  # fmt: skip
         np.testing.assert_allclose(other.mean, q.mean, atol=1e-6)
         np.testing.assert_allclose(other.cov, q.cov, atol=1e-6)
         assert other.log_evidence == pytest.approx(q.log_evidence, abs=1e-6)
@@ -232,7 +232,7 @@ def test_leave_one_out_against_refitting():
     # p(yᵢ | y₋ᵢ) = p(y)/p(y₋ᵢ), both by EP
     np.testing.assert_allclose(q.loo.log_density, q.log_evidence - np.array(refitted), atol=0.05)
     assert q.loo.elpd == pytest.approx(q.loo.log_density.sum())
-    assert fit_ep(factors, power=0.5).loo.elpd == pytest.approx(q.loo.elpd, abs=0.05)
+    assert fit_ep(factors, fraction=0.5).loo.elpd == pytest.approx(q.loo.elpd, abs=0.05)
 
 
 def test_evidence_gradient_against_refitting():
@@ -314,13 +314,13 @@ def test_a_target_without_factors_is_refused():
 @pytest.mark.parametrize(
     "option",
     [
-        {"power": 0.0},
-        {"power": "half"},
+        {"fraction": 0.0},
+        {"fraction": "half"},
         {"damping": 2.0},
         {"schedule": "random"},
         {"tolerance": 0.0},
         {"max_sweeps": 0},
-        {"start": "prior"},
+        {"initial": "prior"},
         {"n_shards": 0},
     ],
 )
@@ -335,7 +335,7 @@ def test_start_from_another_fit():
     y = rng.random(60) < 0.5
     near = fit_ep(Factors(X, None, Logit(y), 0.0, 0.3))
     factors = Factors(X, None, Logit(y), 0.0, 0.31)
-    cold, warm = fit_ep(factors), fit_ep(factors, start=near)
+    cold, warm = fit_ep(factors), fit_ep(factors, initial=near)
     assert warm.diagnostics["sweeps"] <= cold.diagnostics["sweeps"]
     np.testing.assert_allclose(warm.mean, cold.mean, atol=1e-5)
 

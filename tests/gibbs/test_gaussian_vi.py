@@ -8,7 +8,7 @@ import ppl_backends as pb
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs import FunctionLoss, GibbsPosterior, PairLoss, expected_risk, fit_gibbs_vi, fit_gibbs_vi_path
 
-FAMILIES = ["isotropic", "diagonal", "full"]
+FAMILIES = ["isotropic", "diagonal", "dense"]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_gap_bounds_the_distance_from_the_minimum(data, loss, family):
     with pytest.warns(pb.errors.ApproximationWarning):
         early = fit_gibbs_vi(posterior, family=family, tolerance=1e-12, max_iterations=2)
     assert 0 < best.elbo - early.elbo <= early.optimality_gap
-    if family == "full":
-        again = fit_gibbs_vi(posterior, start=pb.GaussianApproximation(np.ones(3), 4 * np.eye(3)), tolerance=1e-7)
+    if family == "dense":
+        again = fit_gibbs_vi(posterior, initial=pb.GaussianApproximation(np.ones(3), 4 * np.eye(3)), tolerance=1e-7)
         assert again.elbo == pytest.approx(best.elbo, abs=1e-6)
         np.testing.assert_allclose(again.cov, best.cov, atol=1e-3)
 
@@ -74,7 +74,7 @@ def test_annealing_beats_the_mean_of_random_starts(data):
     annealed = fit_gibbs_vi(posterior)
     rng = np.random.default_rng(1)
     starts = [pb.GaussianApproximation(2 * rng.normal(size=3), 0.2 * np.eye(3)) for _ in range(10)]
-    elbos = [fit_gibbs_vi(posterior, start=start).elbo for start in starts]
+    elbos = [fit_gibbs_vi(posterior, initial=start).elbo for start in starts]
     assert annealed.elbo >= np.mean(elbos)
     assert len(annealed.trace) == 12
     np.testing.assert_allclose(annealed.trace[-1], [200.0, annealed.expected_risk, annealed.kl])
@@ -143,7 +143,7 @@ def test_the_optimum_agrees_with_a_direct_search(data):
 
 
 def test_what_does_not_apply_is_refused(data):
-    with pytest.raises(ModelError, match=r"family=.*: expected .*'full'"):
+    with pytest.raises(ModelError, match=r"family=.*: expected .*'dense'"):
         fit_gibbs_vi(GibbsPosterior((0.0, 1.0), "hinge", *data, learning_rate=1.0), family="F4")
     function = GibbsPosterior((np.zeros(2), 1.0), lambda values: values["theta"] ** 2, learning_rate=1.0)
     with pytest.raises(ModelError, match="needs a Gaussian prior and a loss of linear scores"):

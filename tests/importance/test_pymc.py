@@ -45,7 +45,7 @@ def test_a_conjugate_model_is_exact_and_labelled(model):
 
 
 def test_a_start_in_model_space(model):
-    q = fit_laplace(model, start={"mu": np.array([50.0, -50.0])}, progressbar=False)
+    q = fit_laplace(model, initvals={"mu": np.array([50.0, -50.0])}, progressbar=False)
     precision = np.array([3, 2]) + PRIOR_SD**-2.0
     np.testing.assert_allclose(q.mean, np.array([Y[:3].sum(), Y[3:].sum()]) / precision, atol=1e-8)
 

@@ -34,24 +34,24 @@ SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
 @checked(
-    power=number(above=0),
+    fraction=number(above=0),
     schedule=choice(*SCHEDULES),
     damping=number(above=0, at_most=1),
     tolerance=number(above=0),
     max_sweeps=integer(1),
-    start=none | instance(EPApproximation, "the EPApproximation that fit_ep returned"),
+    initial=none | instance(EPApproximation, "the EPApproximation that fit_ep returned"),
     n_shards=integer(1),
 )
 def fit_ep(
     model: Any = None,
     *,
     data: Any = None,
-    power: float = 1.0,
+    fraction: float = 1.0,
     schedule: str = "parallel",
     damping: float = 1.0,
     tolerance: float = 1e-6,
     max_sweeps: int = 200,
-    start: EPApproximation | None = None,
+    initial: EPApproximation | None = None,
     executor: Executor | None = None,
     n_shards: int = 1,
     random_seed: SeedLike = None,
@@ -70,7 +70,7 @@ def fit_ep(
         The PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan model.
-    power : float
+    fraction : float
         η of power (fractional) EP; smaller values are gentler on sites that are not log-concave and tend to variational
         Bayes as η → 0.
     schedule : {"parallel", "sequential"}
@@ -80,7 +80,7 @@ def fit_ep(
     tolerance : float
         Relative change of the site parameters at which to stop.
     max_sweeps : int
-    start : EPApproximation, optional
+    initial : EPApproximation, optional
         A fit of the same sites, e.g. at neighbouring hyper-parameters. The curvature near the mode otherwise.
     executor : concurrent.futures.Executor, optional
         Where the shards of a sweep are worked on; in this process by default.
@@ -123,7 +123,7 @@ def fit_ep(
     >>> q.converged, round(q.log_evidence, 3)
     (True, -2.115)
     """
-    options = Options(power, damping, tolerance, max_sweeps)
+    options = Options(fraction, damping, tolerance, max_sweeps)
     factors, target = _factors_of(model, data, target_options)
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
@@ -134,7 +134,7 @@ def fit_ep(
             return _approximation(run, sites, reduction, factors, target or FactorsTarget(factors), options)
 
     if isinstance(factors, Factors):
-        given = fit(factors, start, target)
+        given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
             _check_possible(target)
         _warn(given)
@@ -147,7 +147,7 @@ def fit_ep(
 @checked(
     dim=integer(1),
     log_constant=number(),
-    power=number(above=0),
+    fraction=number(above=0),
     damping=number(above=0, at_most=1),
     tolerance=number(above=0),
     max_sweeps=integer(1),
@@ -160,7 +160,7 @@ def fit_ep_sharded(
     dim: int,
     log_constant: float = 0.0,
     executor: Executor | None = None,
-    power: float = 1.0,
+    fraction: float = 1.0,
     damping: float = 1.0,
     tolerance: float = 1e-6,
     max_sweeps: int = 200,
@@ -176,7 +176,7 @@ def fit_ep_sharded(
         Columns of the design.
     executor : concurrent.futures.Executor, optional
         Processes, or Dask's executor; one shard at a time in this process by default.
-    log_constant, power, damping, tolerance, max_sweeps, names
+    log_constant, fraction, damping, tolerance, max_sweeps, names
         As for :func:`fit_ep` and :class:`Factors`.
 
     Returns
@@ -184,7 +184,7 @@ def fit_ep_sharded(
     EPApproximation
         Its ``factors`` is None; all sites count as observations.
     """
-    options = Options(power, damping, tolerance, max_sweeps)
+    options = Options(fraction, damping, tolerance, max_sweeps)
     prior = GaussianPrior(prior_mean, prior_precision, dim)
     sites = Sites(shards, prior, executor)
     run = run_parallel(sites, options)
@@ -347,7 +347,7 @@ def _warn_mixture(result: EPMixture) -> None:
     if not result.converged:
         warnings.warn(
             f"{result.hyper.summary}; {100 * result.diagnostics['unconverged_share']:.2g} % of the weight is on EP runs that "
-            "did not converge; try power=0.5, or sample_smc",
+            "did not converge; try fraction=0.5, or sample_smc",
             ApproximationWarning,
             stacklevel=4,
         )
@@ -358,7 +358,7 @@ def _warn(result: EPApproximation) -> None:
         figures = result.diagnostics
         warnings.warn(
             f"EP did not converge in {int(figures['sweeps'])} sweeps: relative change {figures['change']:.2g}, "
-            f"{int(figures['failed_sites'])} failed sites; try power=0.5 or schedule='sequential', or sample_smc",
+            f"{int(figures['failed_sites'])} failed sites; try fraction=0.5 or schedule='sequential', or sample_smc",
             ApproximationWarning,
             stacklevel=4,
         )

@@ -56,7 +56,7 @@ class Diagonal:
         self.location, self.scales, self.dim = location, scales, len(scales)
         self.directions = np.zeros((self.dim, 0)) if directions is None else directions
         self.factors = self.directions.shape[1]
-        self.name = "low_rank" if self.factors else "mean_field"
+        self.name = "low_rank" if self.factors else "diagonal"
 
     def start(self) -> Array:
         """Parameters of the base."""
@@ -127,7 +127,7 @@ class FullRank:
         L₀, which whitens the mean too.
     """
 
-    name = "full_rank"
+    name = "dense"
     factors = 0
 
     def __init__(self, mean: Array, cholesky: Array) -> None:
@@ -200,7 +200,7 @@ def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.rand
     rank from the same and the widest directions of what is left.
     """
     dim = len(mean)
-    if name == "full_rank":
+    if name == "dense":
         return FullRank(mean, cholesky if cholesky.ndim == 2 else np.diag(cholesky))
     if cholesky.ndim == 1:
         location, scales = Location(mean, cholesky), cholesky

@@ -50,7 +50,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 __all__ = ["fit_vi"]
 
-FAMILIES = ("auto", "mean_field", "low_rank", "full_rank")
+FAMILIES = ("auto", "diagonal", "low_rank", "dense")
 AUTO_FULL_RANK_DIM = 150
 AUTO_LOW_RANK_DIM = 2000  # Laplace's Gaussian is dense up to here, and gives the directions to start from
 DEFAULT_RANK = 10
@@ -67,7 +67,7 @@ SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed fr
     rank=none | integer(1),
     method=choice("auto", "fixed", "stochastic"),
     gradient=choice("auto", "reparameterised", "score"),
-    start=approximation("auto", "laplace", "prior") | array("an array (dim,)"),
+    initial=approximation("auto", "laplace", "prior") | array("an array (dim,)"),
     annealing=none | integer(1) | increasing(above=0, at_most=1),
     minibatch=none | integer(1),
     draws=none | integer(1),
@@ -85,7 +85,7 @@ def fit_vi(
     rank: int | None = None,
     method: str = "auto",
     gradient: str = "auto",
-    start: Any = "auto",
+    initial: Any = "auto",
     annealing: int | Sequence[float] | None = None,
     minibatch: int | None = None,
     draws: int | None = None,
@@ -108,7 +108,7 @@ def fit_vi(
         The PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan model.
-    family : {"auto", "mean_field", "low_rank", "full_rank"}
+    family : {"auto", "diagonal", "low_rank", "dense"}
         Covariance: diagonal, diagonal widened along ``rank`` directions, or any. ``"auto"`` is full rank up to 150
         coordinates, low rank up to 2,000 and mean-field above. A mean-field fit has standard deviations near the
         *conditional* ones, too small wherever coordinates are correlated.
@@ -119,7 +119,7 @@ def fit_vi(
         noise. ``"auto"`` is fixed, unless ``minibatch`` is given.
     gradient : {"auto", "reparameterised", "score"}
         ``"score"`` needs values of the log density only; ``"auto"`` chooses it where the target has no gradient.
-    start : {"auto", "laplace", "prior"}, approximation or array (dim,)
+    initial : {"auto", "laplace", "prior"}, approximation or array (dim,)
         Where the fit begins, and the units it is measured in. ``"auto"`` is Laplace (the prior with ``annealing``, and
         for score gradients a standard normal around the mean of ``initial_points``).
     annealing : int or sequence of float, optional
@@ -190,7 +190,7 @@ def fit_vi(
     largest_rank = min(DEFAULT_RANK if rank is None else rank, target.dim)
 
     with ChainProgress("Variational inference", 1, ("draws", "ELBO", "change"), enabled=progressbar) as progress:
-        bases = _bases(target, start, annealing, gradient, minibatch, fit_rng)
+        bases = _bases(target, initial, annealing, gradient, minibatch, fit_rng)
         members = [make_family(family, base.mean, base.factor, largest_rank, fit_rng) for base in bases]
         member = _best(target, members, tolerance, fit_rng)
         first = draws or _first_draws(method, gradient, family, target.dim)
@@ -226,9 +226,9 @@ def _choices(
         method = "fixed" if minibatch is None else "stochastic"
     if family == "auto":
         dense = LARGEST_FULL_RANK_DIM if gradient == "score" else AUTO_FULL_RANK_DIM
-        family = "full_rank" if target.dim <= dense else "low_rank" if target.dim <= AUTO_LOW_RANK_DIM else "mean_field"
+        family = "dense" if target.dim <= dense else "low_rank" if target.dim <= AUTO_LOW_RANK_DIM else "diagonal"
         if gradient == "score" and family == "low_rank":
-            family = "mean_field"
+            family = "diagonal"
     return family, method, gradient
 
 
@@ -242,7 +242,7 @@ def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
     """A full-rank factor needs more points than coordinates: else the bound of the sample has no maximum."""
     if method == "stochastic":
         return 8
-    least = 8 * dim if family == "full_rank" and gradient != "score" else 256 if family == "low_rank" else 64
+    least = 8 * dim if family == "dense" and gradient != "score" else 256 if family == "low_rank" else 64
     return 2 ** int(np.ceil(np.log2(max(64, least))))
 
 
@@ -295,11 +295,11 @@ def _bases(
     else:
         mean = np.asarray(start, dtype=np.float64)
         if mean.shape != (target.dim,):
-            raise ModelError(f"start has shape {mean.shape}; expected ({target.dim},)")
+            raise ModelError(f"initial has shape {mean.shape}; expected ({target.dim},)")
         found = [Gaussian(mean, np.ones(target.dim))]
     usable = [base for base in (_usable(target, base, rng) for base in found) if base is not None]
     if not usable:
-        reason = target.explain(found[0].mean) or "give another start="
+        reason = target.explain(found[0].mean) or "give another initial="
         raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")
     return usable
 

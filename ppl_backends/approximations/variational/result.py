@@ -10,7 +10,7 @@ from ppl_backends.targets.protocol import Array
 
 __all__ = ["VariationalApproximation"]
 
-_FAMILIES = {"diagonal": "mean_field", "low_rank": "low_rank", "dense": "full_rank"}
+_FAMILIES = {"diagonal": "diagonal", "low_rank": "low_rank", "dense": "dense"}
 
 
 class VariationalApproximation(GaussianApproximation):
@@ -18,7 +18,7 @@ class VariationalApproximation(GaussianApproximation):
 
     Attributes
     ----------
-    family : {"mean_field", "low_rank", "full_rank"}
+    family : {"diagonal", "low_rank", "dense"}
     elbo, elbo_se : float
         Lower bound of the log evidence, on points that the fit has not seen, and its standard error.
     pareto_k : float

@@ -46,12 +46,12 @@ def fit_by_scores(
     ModelError
         If the family is low rank, or full rank above 50 coordinates.
     """
-    if family.name == "low_rank" or (family.name == "full_rank" and family.dim > LARGEST_FULL_RANK_DIM):
+    if family.name == "low_rank" or (family.name == "dense" and family.dim > LARGEST_FULL_RANK_DIM):
         raise ModelError(
-            f"gradient='score' fits family='mean_field', or 'full_rank' up to {LARGEST_FULL_RANK_DIM} coordinates; "
+            f"gradient='score' fits family='diagonal', or 'dense' up to {LARGEST_FULL_RANK_DIM} coordinates; "
             f"not {family.name!r} with {family.dim}"
         )
-    coefficients = 1 + family.dim * (2 if family.name == "mean_field" else (family.dim + 3) / 2)
+    coefficients = 1 + family.dim * (2 if family.name == "diagonal" else (family.dim + 3) / 2)
     draws = max(draws, 2 ** int(np.ceil(np.log2(POINTS_PER_COEFFICIENT * coefficients))))
     max_draws = max(max_draws, 4 * draws)
     history: list[tuple[int, float, int, float]] = []
@@ -91,7 +91,7 @@ def _step(
         raise ModelError(f"{target.label}: the log density is not finite at any of {len(z)} points of the start")
     residual = np.where(finite, value, value[finite].min()) + 0.5 * (z**2).sum(axis=1)
     noise = float(residual.std() / np.sqrt(len(z)))
-    linear, curvature = (length * part for part in _regression(residual, z, family.name == "mean_field"))
+    linear, curvature = (length * part for part in _regression(residual, z, family.name == "diagonal"))
     mean, factor = family.mean_and_sd(p)[0], family.factor(p)[0]
     if isinstance(family, Diagonal):
         precision = 1 - np.clip(curvature, -1 / LARGEST_CURVATURE, LARGEST_CURVATURE)

@@ -1,0 +1,70 @@
+"""The shape of the package: sizes of files, functions and signatures, and capabilities that are declared, not probed."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ppl_backends as pb
+
+PACKAGE = Path(pb.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+LONGEST_FILE, LONGEST_FUNCTION, MOST_PARAMETERS, MOST_PROBES = 500, 60, 12, 10
+
+# Where objects of others are met, whose members differ between versions and kinds.
+FOREIGN = {
+    "targets/pymc/": "operations and variables of PyTensor and PyMC",
+    "targets/convert.py": "a target that a user wrote",
+    "targets/stan/library.py": "a compiled library, and a handle that may not have been made",
+    "targets/blocks.py": "os on platforms without affinities",
+    "targets/stan/target.py": "a model of CmdStanPy",
+    "steps/adapter.py": "variables of PyMC",
+    "simulators/abc/": "operations and simulators of PyMC",
+}
+
+PUBLIC = {
+    *(name for name in pb.__all__ if callable(getattr(pb, name, None))),
+    *(name for room in (pb.steps, pb.gibbs, pb.mean_field, pb.simulators, pb.sklearn) for name in room.__all__),
+}
+
+
+def functions(tree):
+    """Name of the function, or of the class for an ``__init__``, and its node."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from ((node.name, child) for child in node.body if getattr(child, "name", "") == "__init__")
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            yield node.name, node
+
+
+def n_lines(function):
+    """Lines of a function's body without its docstring."""
+    first = function.body[0]
+    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    start = first.end_lineno + 1 if documented else first.lineno
+    return function.end_lineno - start + 1
+
+
+def probes(tree):
+    """Calls of ``hasattr``, and of ``getattr`` with a default."""
+    for node in ast.walk(tree):
+        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if called == "hasattr" or (called == "getattr" and len(node.args) == 3):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_files_functions_and_signatures_are_of_a_readable_size(file):
+    source = file.read_text()
+    assert len(source.splitlines()) <= LONGEST_FILE
+    for name, function in functions(ast.parse(source)):
+        assert n_lines(function) <= LONGEST_FUNCTION, name
+        if name not in PUBLIC:
+            given = function.args.args + function.args.kwonlyargs
+            assert len([each for each in given if each.arg != "self"]) <= MOST_PARAMETERS, name
+
+
+def test_capabilities_are_declared_not_probed():
+    found = [f"{file.relative_to(PACKAGE)}:{line}" for file in FILES for line in probes(ast.parse(file.read_text()))]
+    ours = [place for place in found if not place.startswith(tuple(FOREIGN))]
+    assert len(ours) <= MOST_PROBES, ours
