@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln
+from scipy import stats
+from scipy.special import gammaln, logsumexp
 
 from ppl_backends.targets import FunctionTarget
 
@@ -95,3 +96,51 @@ def bimodal(dim: int = 2, separation: float = 4.0) -> Known:
     target = FunctionTarget(dim, log_likelihood, log_prior, lambda n, rng: prior_sd * rng.normal(size=(n, dim)))
     sd = np.sqrt(second - mean**2)
     return Known(target, float(np.logaddexp(*masses)), np.full(dim, mean), np.full(dim, sd))
+
+
+def funnel(dim):
+    """Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v)); normalised, so its log evidence is 0."""
+
+    def density(points):
+        v, x = points[:, 0], points[:, 1:]
+        shrunk = (x**2).sum(axis=1) * np.exp(-v)
+        value = -0.5 * v**2 / 9 - np.log(3) - 0.5 * LOG_2PI - 0.5 * shrunk - 0.5 * dim * (v + LOG_2PI)
+        slope_v = -v / 9 + 0.5 * shrunk - 0.5 * dim
+        return value, np.concatenate([slope_v[:, None], -x * np.exp(-v)[:, None]], axis=1)
+
+    return FunctionTarget(dim + 1, density)
+
+
+def wide_regression(n=100, dim=5, prior_sd=10.0):
+    """A linear regression with wide priors, half-normal on the noise: the path from the prior leads through a funnel.
+
+    Given the noise the evidence is that of a Gaussian; over log σ it is integrated on a grid.
+    """
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, dim))
+    y = X @ np.ones(dim) + rng.normal(size=n)
+
+    def log_prior(x):
+        beta, log_sd = x[:, :dim], x[:, dim]
+        value = -0.5 * ((beta**2).sum(axis=1) + np.exp(2 * log_sd)) / prior_sd**2 + log_sd
+        value += np.log(2) - (dim + 1) * (np.log(prior_sd) + 0.5 * LOG_2PI)
+        slope = 1 - np.exp(2 * log_sd) / prior_sd**2
+        return value, np.concatenate([-beta / prior_sd**2, slope[:, None]], axis=1)
+
+    def log_likelihood(x):
+        residual, weight = y - x[:, :dim] @ X.T, np.exp(-2 * x[:, dim])
+        square = (residual**2).sum(axis=1) * weight
+        slopes = [(residual @ X) * weight[:, None], (square - n)[:, None]]
+        return -0.5 * square - n * (x[:, dim] + 0.5 * LOG_2PI), np.concatenate(slopes, axis=1)
+
+    def sample_prior(size, rng):
+        z = prior_sd * rng.standard_normal((size, dim + 1))
+        return np.concatenate([z[:, :dim], np.log(np.abs(z[:, dim:]))], axis=1)
+
+    values, vectors = np.linalg.eigh(X @ X.T)
+    log_sd = np.linspace(-2, 4, 4001)
+    variances = np.exp(2 * log_sd)[:, None] + prior_sd**2 * np.maximum(values, 0)
+    logs = -0.5 * ((vectors.T @ y) ** 2 / variances + np.log(variances) + LOG_2PI).sum(axis=1)
+    logs += stats.halfnorm(scale=prior_sd).logpdf(np.exp(log_sd)) + log_sd
+    target = FunctionTarget(dim + 1, log_likelihood, log_prior, sample_prior)
+    return target, float(logsumexp(logs) + np.log(log_sd[1] - log_sd[0]))

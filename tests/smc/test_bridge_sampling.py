@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
@@ -18,9 +17,7 @@ from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.results import evidence_of
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.targets import FunctionTarget
-from tests.smc.test_calibration import funnel
-from tests.toys import LOG_2PI, bimodal, conjugate_gaussian, gamma_poisson
+from tests.toys import bimodal, conjugate_gaussian, funnel, gamma_poisson, wide_regression
 
 
 def test_errors_of_a_bridge_between_independent_points_are_honest():
@@ -107,41 +104,6 @@ def test_intervals_cover_over_100_seeds(known):
         inside.append(abs(errors[-1]) < found.standard_error * stats.t.ppf(0.975, found.df))
     assert np.mean(inside) >= 0.885
     assert np.mean(sizes) / np.std(errors) < 1.6
-
-
-def wide_regression(n=100, dim=5, prior_sd=10.0):
-    """A linear regression with wide priors, half-normal on the noise: the path from the prior leads through a funnel.
-
-    Given the noise the evidence is that of a Gaussian; over log σ it is integrated on a grid.
-    """
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(n, dim))
-    y = X @ np.ones(dim) + rng.normal(size=n)
-
-    def log_prior(x):
-        beta, log_sd = x[:, :dim], x[:, dim]
-        value = -0.5 * ((beta**2).sum(axis=1) + np.exp(2 * log_sd)) / prior_sd**2 + log_sd
-        value += np.log(2) - (dim + 1) * (np.log(prior_sd) + 0.5 * LOG_2PI)
-        slope = 1 - np.exp(2 * log_sd) / prior_sd**2
-        return value, np.concatenate([-beta / prior_sd**2, slope[:, None]], axis=1)
-
-    def log_likelihood(x):
-        residual, weight = y - x[:, :dim] @ X.T, np.exp(-2 * x[:, dim])
-        square = (residual**2).sum(axis=1) * weight
-        slopes = [(residual @ X) * weight[:, None], (square - n)[:, None]]
-        return -0.5 * square - n * (x[:, dim] + 0.5 * LOG_2PI), np.concatenate(slopes, axis=1)
-
-    def sample_prior(size, rng):
-        z = prior_sd * rng.standard_normal((size, dim + 1))
-        return np.concatenate([z[:, :dim], np.log(np.abs(z[:, dim:]))], axis=1)
-
-    values, vectors = np.linalg.eigh(X @ X.T)
-    log_sd = np.linspace(-2, 4, 4001)
-    variances = np.exp(2 * log_sd)[:, None] + prior_sd**2 * np.maximum(values, 0)
-    logs = -0.5 * ((vectors.T @ y) ** 2 / variances + np.log(variances) + LOG_2PI).sum(axis=1)
-    logs += stats.halfnorm(scale=prior_sd).logpdf(np.exp(log_sd)) + log_sd
-    target = FunctionTarget(dim + 1, log_likelihood, log_prior, sample_prior)
-    return target, float(logsumexp(logs) + np.log(log_sd[1] - log_sd[0]))
 
 
 def sampled(target, **options):

@@ -10,8 +10,7 @@ from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.targets import FunctionTarget
-from tests.toys import LOG_2PI, bimodal, gamma_poisson
+from tests.toys import bimodal, funnel, gamma_poisson
 
 FALSE_FAILURE = 1e-5
 
@@ -30,19 +29,6 @@ def test_simulation_based_calibration(kernel):
     counts = np.bincount(ranks, minlength=bins)
     assert stats.chisquare(counts).pvalue > FALSE_FAILURE
     assert abs(np.mean(ranks) - draws / 2) < 4.5 * np.std(ranks) / np.sqrt(len(ranks))
-
-
-def funnel(dim):
-    """Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v)); normalised, so its log evidence is 0."""
-
-    def density(points):
-        v, x = points[:, 0], points[:, 1:]
-        shrunk = (x**2).sum(axis=1) * np.exp(-v)
-        value = -0.5 * v**2 / 9 - np.log(3) - 0.5 * LOG_2PI - 0.5 * shrunk - 0.5 * dim * (v + LOG_2PI)
-        slope_v = -v / 9 + 0.5 * shrunk - 0.5 * dim
-        return value, np.concatenate([slope_v[:, None], -x * np.exp(-v)[:, None]], axis=1)
-
-    return FunctionTarget(dim + 1, density)
 
 
 def test_a_funnel_is_not_trusted():

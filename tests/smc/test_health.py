@@ -15,8 +15,7 @@ from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
-from tests.smc.test_calibration import funnel
-from tests.toys import bimodal, conjugate_gaussian
+from tests.toys import bimodal, conjugate_gaussian, funnel
 
 GAUSSIAN = conjugate_gaussian(20)
 

@@ -17,8 +17,7 @@ from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.short_steps import move_with_short_steps
 from ppl_backends.smc.start import StartFigures
-from tests.smc.test_bridge_sampling import wide_regression
-from tests.smc.test_calibration import funnel
+from tests.toys import funnel, wide_regression
 
 N = 2000
 

@@ -9,38 +9,9 @@ from ppl_backends.kernels.protocol import KernelInfo
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.kernels.tuning import BuchholzPretuning, FearnheadTaylor, StepParameters, make_tuning
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.sampler import run_tempering
 from tests.toys import conjugate_gaussian, gamma_poisson
 
 KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson()}
-
-
-@pytest.mark.parametrize(
-    ("name", "tuning", "kernel", "options"),
-    [
-        ("skewed", "pr", "hmc", {}),
-        ("gaussian", "ft", "hmc", {"len_chain": 10}),
-        ("skewed", "pr", "mala", {"len_chain": 10}),
-        ("skewed", "ft", "mala", {}),
-        ("skewed", "pr", "random_walk", {}),
-        ("skewed", "ft", "random_walk", {"len_chain": 10}),
-        ("skewed", "acceptance", "mixed", {}),
-        ("gaussian", "acceptance", "mixed", {"len_chain": 10}),
-    ],
-)
-def test_evidence_means_and_sds_are_right(name, tuning, kernel, options):
-    known, runs = KNOWN[name], []
-    for seed in range(8):
-        rng = np.random.default_rng([3, seed])
-        runs.append(run_tempering(PriorPath(known.target), make_kernel(kernel), 500, rng, tuning=tuning, **options))
-    log_evidence = np.array([run.log_evidence for run in runs])
-    error = np.sqrt(np.mean([run.lineage.variance for run in runs]) / len(runs))
-    assert abs(np.log(np.mean(np.exp(log_evidence - known.log_evidence)))) < 5 * error
-    for statistic, truth in ((np.mean, known.mean), (np.std, known.sd)):
-        values = np.array([statistic(run.x, axis=0) for run in runs])
-        standard_error = values.std(axis=0, ddof=1) / np.sqrt(len(runs))
-        assert (np.abs(values.mean(axis=0) - truth) < 8 * standard_error + 1e-3 * known.sd).all()
 
 
 def outcome(energy_error, squared_jump):

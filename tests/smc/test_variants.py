@@ -27,25 +27,6 @@ def run(known, seed, n=1000, kernel="hmc", **options):
     return run_tempering(PriorPath(known.target), make_kernel(kernel), n, np.random.default_rng([9, seed]), **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [(name, variant) for name in ("gaussian", "skewed") for variant in VARIANTS]
-    + [("bimodal", variant) for variant in ("waste-free", "given")],
-)
-def test_evidence_means_and_sds_are_right(name, variant):
-    known = KNOWN[name]
-    runs = [run(known, seed, **VARIANTS[variant]) for seed in range(10)]
-    log_evidence = np.array([each.log_evidence for each in runs])
-    error = np.sqrt(np.mean([each.lineage.variance for each in runs]) / len(runs))
-    assert abs(np.log(np.mean(np.exp(log_evidence - known.log_evidence)))) < 4.5 * error
-    path_sampling = np.array([each.path_sampling.log_evidence for each in runs])
-    assert abs(np.mean(path_sampling - known.log_evidence)) < 6 * path_sampling.std(ddof=1) / 10**0.5
-    for statistic, truth in ((np.mean, known.mean), (np.std, known.sd)):
-        values = np.array([statistic(each.x, axis=0) for each in runs])
-        standard_error = values.std(axis=0, ddof=1) / np.sqrt(len(runs))
-        assert (np.abs(values.mean(axis=0) - truth) < 6.5 * standard_error + 1e-3 * known.sd).all()
-
-
 def test_waste_free_keeps_every_state_of_every_chain():
     done = run(KNOWN["gaussian"], 0, n=600, len_chain=20)
     assert done.x.shape == (600, 5)
