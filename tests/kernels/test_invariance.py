@@ -116,7 +116,8 @@ def in_pymc(algorithm, x, rng):
     """Every draw is the point that PyMC's loop hands over when a chain begins."""
     with pm.Model() as model:
         pm.Flat("x", shape=x.shape[1])
-    step = PyMCStep(algorithm, GAMMA, model.value_vars, {"x": (x.shape[1],)}, np.full(x.shape[1], np.inf))
+    target = pb.FunctionTarget(x.shape[1], lambda x: (np.zeros(len(x)), np.zeros_like(x)))
+    step = PyMCStep(algorithm, target, model.value_vars, {"x": (x.shape[1],)}, np.full(x.shape[1], np.inf))
     found = np.empty_like(x)
     for i, start in enumerate(x):
         step.set_rng(rng)

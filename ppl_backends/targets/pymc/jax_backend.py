@@ -78,7 +78,8 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
     graph = FunctionGraph(list(inputs), list(outputs), clone=True)
     with warnings.catch_warnings(), no_c_compiler():
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
-        get_mode("JAX").optimizer.rewrite(graph)
+        # XLA fuses elementwise operations by itself, and ours must not be hidden in composites.
+        get_mode("JAX").excluding("fusion").optimizer.rewrite(graph)
         use_own_operations(graph)
         return translation(graph)
 
