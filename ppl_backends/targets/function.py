@@ -38,6 +38,8 @@ class FunctionTarget(BaseTarget):
     sample_prior : callable, optional
         ``(n, rng) -> (n, dim)``.
     names : sequence of str, optional
+    prior_from_uniform : callable, optional
+        Points of the unit cube ``(n, dim)`` → draws of the prior ``(n, dim)``.
 
     Examples
     --------
@@ -55,6 +57,7 @@ class FunctionTarget(BaseTarget):
         log_likelihood=function("a function of points (n, dim)"),
         log_prior=none | function("a function of points (n, dim)"),
         sample_prior=none | function("a function of a number of draws and a generator"),
+        prior_from_uniform=none | function("a function of points of the unit cube (n, dim)"),
     )
     def __init__(
         self,
@@ -63,11 +66,15 @@ class FunctionTarget(BaseTarget):
         log_prior: DensityAndGradient | None = None,
         sample_prior: Callable[[int, np.random.Generator], Array] | None = None,
         names: Sequence[str] | None = None,
+        prior_from_uniform: Callable[[Array], Array] | None = None,
     ) -> None:
         self.dim = dim
         self.names = tuple(names) if names is not None else tuple(f"x[{j}]" for j in range(self.dim))
         self.has_split = log_prior is not None
         self._log_likelihood, self._log_prior, self._sample_prior = log_likelihood, log_prior, sample_prior
+        if prior_from_uniform is not None:
+            self.n_uniforms = dim
+            self.prior_from_uniform = lambda u: prior_draws(self, prior_from_uniform(u), len(u))
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """Both parts where a log prior was given, else the joint."""

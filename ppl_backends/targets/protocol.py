@@ -309,7 +309,9 @@ class BaseTarget:
     log_likelihood_estimate : callable or None
         ``(x, rng) -> (n,)``, logs of independent unbiased estimates of the likelihood.
     prior_from_uniform : callable or None
-        ``u (n, dim) -> x (n, dim)``, the inverse Rosenblatt transform of the prior.
+        ``u (n, n_uniforms) -> x (n, dim)``, the inverse Rosenblatt transform of the prior.
+    n_uniforms : int or None
+        Dimension of the cube that ``prior_from_uniform`` maps to the prior; None where it cannot.
     log_prior_normalizer : float or None
         Log integral of the prior as written: 0 for a normalised one, NaN where it is not known; None where the target
         does not say.
@@ -337,6 +339,7 @@ class BaseTarget:
     observations: Observations | None = None
     factors: Any = None
     likelihood_factors: Any = None
+    n_uniforms: int | None = None
     log_prior_normalizer: Any = None
     log_prior_normalizer_se: Any = 0.0
     log_prior_normalizer_df: Any = float("inf")

@@ -64,6 +64,7 @@ class WrappedTarget(BaseTarget):
 
     sample_prior = _of_target("sample_prior")
     prior_target = _of_target("prior_target")
+    n_uniforms = _of_target("n_uniforms")
     prior_from_uniform = _of_target("prior_from_uniform")
     initial_points = _of_target("initial_points")
     simulate = _of_target("simulate")

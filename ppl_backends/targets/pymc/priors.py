@@ -21,7 +21,7 @@ from pymc.distributions.distribution import PartialObservedRV
 from pymc.distributions.multivariate import CARRV
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer
@@ -54,7 +54,15 @@ try:
 except ImportError:  # PyTensor < 3
     from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
-__all__ = ["PriorDraws", "PriorSampler", "coordinates", "prior_replacements"]
+__all__ = [
+    "PriorDraws",
+    "PriorSampler",
+    "coordinates",
+    "inline_composite",
+    "merged",
+    "prior_replacements",
+    "refuse_improper",
+]
 
 _LARGEST_BATCH = 65_536
 
@@ -131,7 +139,7 @@ class PriorSampler:
     def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
         self._free = free_variables(model)
         for rv in self._free:
-            _refuse_improper(rv)
+            refuse_improper(rv)
         self._transformed = [
             rv for rv in self._free if model.rvs_to_transforms[rv] is not None and not has_default_transform(model, rv)
         ]
@@ -255,7 +263,8 @@ def _error_of_return(model: pm.Model, rv: Variable, value: Variable) -> Variable
     return pt.max(pt.abs(back - rv))
 
 
-def _refuse_improper(rv: Variable) -> None:
+def refuse_improper(rv: Variable) -> None:
+    """Refuse a variable whose prior cannot be drawn from."""
     op = rv.owner.op
     if isinstance(op, FlatRV | HalfFlatRV):
         raise PriorSamplingError(f"the prior of '{rv.name}' is flat and cannot be sampled: use initial='laplace'")
@@ -268,7 +277,7 @@ def _refuse_improper(rv: Variable) -> None:
 
 def _expand_composites(graphs: list[Variable]) -> list[Variable]:
     """Replace every composite distribution by the graph of elementary random variables inside it."""
-    graphs = _merged(graphs)
+    graphs = merged(graphs)
     while True:
         composites = [
             node
@@ -277,12 +286,16 @@ def _expand_composites(graphs: list[Variable]) -> list[Variable]:
         ]
         if not composites:
             return graphs
-        node = composites[0]
-        inner = inline_ofg_node(node)
-        graphs = _merged(clone_replace(graphs, dict(zip(node.outputs, inner, strict=True)), rebuild_strict=False))
+        graphs = inline_composite(graphs, composites[0])
 
 
-def _merged(graphs: list[Variable]) -> list[Variable]:
+def inline_composite(graphs: list[Variable], node: Apply) -> list[Variable]:
+    """Return the graphs with the graph inside of one composite in its place."""
+    inner = dict(zip(node.outputs, inline_ofg_node(node), strict=True))
+    return merged(clone_replace(graphs, inner, rebuild_strict=False))
+
+
+def merged(graphs: list[Variable]) -> list[Variable]:
     """Every random variable once: replacing clones what is above, and two clones must not be drawn apart."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
     MergeOptimizer().rewrite(fgraph)

@@ -33,6 +33,7 @@ from ppl_backends.targets.pymc.graph import (
     observed_variables,
     shapes_of,
 )
+from ppl_backends.targets.pymc.inverse_cdf import PriorFromUniform
 from ppl_backends.targets.pymc.normalizer import Masses, integrate_prior, prior_masses
 from ppl_backends.targets.pymc.observations import PyMCObservations
 from ppl_backends.targets.pymc.priors import PriorSampler
@@ -264,6 +265,33 @@ class PyMCTarget(BaseTarget):
             if self._prior is None:
                 self._prior = PriorSampler(self.model, self._data, self._shapes)
         return self._prior
+
+    @cached_property
+    def _inverse_cdf(self) -> PriorFromUniform | PriorSamplingError:
+        with no_c_compiler():
+            try:
+                return PriorFromUniform(self.model, self._data, self._shapes)
+            except PriorSamplingError as refusal:
+                return refusal
+
+    @property
+    def n_uniforms(self) -> int | None:  # type: ignore[override]
+        """Dimension of the cube that :meth:`prior_from_uniform` maps to the prior; None where it cannot."""
+        return None if isinstance(self._inverse_cdf, PriorSamplingError) else self._inverse_cdf.n_uniforms
+
+    def prior_from_uniform(self, u: Array) -> Array:
+        """Draws of the prior ``(n, dim)`` at points of the unit cube ``(n, n_uniforms)``, by inverse cdfs in graph order.
+
+        Raises
+        ------
+        PriorSamplingError
+            If a variable has no inverse cdf; names it.
+        """
+        if isinstance(self._inverse_cdf, PriorSamplingError):
+            raise PriorSamplingError(
+                f"{self.label}: {self._inverse_cdf}, so that no uniforms can be mapped to its prior"
+            )
+        return self._inverse_cdf(u)
 
     @cached_property
     def _masses(self) -> Masses:

@@ -1,0 +1,273 @@
+"""From points of the unit cube to draws of a PyMC model's prior: the inverse Rosenblatt transform, in graph order.
+
+Every elementary random variable of the generative graph is replaced by its inverse distribution function at uniforms of
+its own, given the draws above it. Composite distributions (``GaussianRandomWalk``, ``LKJCholeskyCov``, ``Truncated``, …) that
+have no inverse of their own are expanded into the elementary ones inside them. Points of a scrambled net so become
+points of the prior that keep its low discrepancy (Buchholz & Chopin 2019, section 3.4: θ = Γ(u)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.distributions.truncated import TruncatedRV
+from pymc.logprob.abstract import _icdf, _logcdf
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.tensor.random.basic import (
+    BernoulliRV,
+    CategoricalRV,
+    DirichletRV,
+    MvNormalRV,
+)
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
+
+from ppl_backends.errors import PriorSamplingError
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.graph import (
+    PYTHON_MODE,
+    DataValues,
+    ModelShapes,
+    ancestors,
+    evaluate_graphs,
+    forward,
+    free_variables,
+    io_toposort,
+)
+from ppl_backends.targets.pymc.masses import exchangeable_and_ordered, has_default_transform
+from ppl_backends.targets.pymc.priors import inline_composite, merged, prior_replacements, refuse_improper
+from ppl_backends.targets.pymc.rewrites import replace_checks
+
+__all__ = ["PriorFromUniform"]
+
+SMALLEST = 2.0**-53
+_TRUNCATED_NORMAL = pm.TruncatedNormal.rv_type
+_STICK_BREAKING = pm.StickBreakingWeights.rv_type
+
+Inverse = Callable[[Variable, Sequence[Variable], tuple[int, ...]], Variable]
+
+
+class PriorFromUniform:
+    """Map points of the unit cube to draws of the ravelled value variables.
+
+    Parameters
+    ----------
+    model : pm.Model
+    data : dict
+        Values of the shared variables.
+    shapes : ModelShapes
+
+    Attributes
+    ----------
+    n_uniforms : int
+        Dimension of the cube.
+
+    Raises
+    ------
+    PriorSamplingError
+        If a variable has no inverse distribution function; names it.
+    """
+
+    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
+        free = free_variables(model)
+        for rv in free:
+            refuse_improper(rv)
+            _refuse_restricted(model, rv)
+        fixed = prior_replacements(model, data)
+        graphs = clone_replace([forward(model, rv, rv) for rv in free], fixed, rebuild_strict=False)
+        names = [rv.name for rv in free]
+        point = pt.vector("u", dtype="float64")
+        values, self.n_uniforms = _inverted(graphs, names, point)
+        output = pt.concatenate([pt.atleast_1d(value.astype("float64")).ravel() for value in values])
+        [output] = replace_checks([output])
+        self._one = pytensor.function([point], output, mode=PYTHON_MODE)
+        self._many = self._batched(point, output)
+        self._names = names
+
+    def _batched(self, point: Variable, output: Variable) -> Callable[[Array], Array] | None:
+        """Return the function of many points, if every operation can be given a batch axis and it is the same function."""
+        u = np.random.default_rng(0).random((3, self.n_uniforms))
+        try:
+            points = pt.matrix("us", dtype="float64")
+            [many] = vectorize_graph([output], {point: points})
+            function = pytensor.function([points], many, mode=PYTHON_MODE)
+            same = np.allclose(function(u), [self._one(row) for row in u], rtol=1e-9, atol=1e-12, equal_nan=True)
+        except Exception:  # an operation that cannot be given a batch axis: one point after the other
+            return None
+        return function if same else None
+
+    def __call__(self, u: Array) -> Array:
+        """Return the draws ``(n, dim)`` at the points ``u`` ``(n, n_uniforms)``."""
+        u = np.clip(u, SMALLEST, 1 - SMALLEST)
+        if self._many is not None:
+            return np.asarray(self._many(u))
+        return np.stack([self._one(row) for row in u])
+
+
+def _refuse_restricted(model: pm.Model, rv: Variable) -> None:
+    """Refuse a transform that may cut the support: draws outside would have to be drawn again."""
+    if model.rvs_to_transforms[rv] is None or has_default_transform(model, rv) or exchangeable_and_ordered(model, rv):
+        return
+    raise PriorSamplingError(f"'{rv.name}' has a transform of its own, which may cut its support")
+
+
+def _inverted(graphs: list[Variable], names: list[str], point: Variable) -> tuple[list[Variable], int]:
+    """Return the graphs as functions of one vector of uniforms, and the length of that vector."""
+    graphs = _expanded(graphs, names)
+    nodes = [node for node in io_toposort([], graphs) if _is_random(node)]
+    for node in nodes:
+        if not isinstance(node.op, RandomVariable) and _inverse(node) is None:
+            raise PriorSamplingError(f"{_owner(node, graphs, names)} is drawn inside of a loop")
+    shapes: list[tuple[int, ...]] = [
+        tuple(map(int, shape)) for shape in evaluate_graphs([_draw(node).shape for node in nodes], {})
+    ]
+    done: dict[Variable, Variable] = {}
+    used = 0
+    for node, shape in zip(nodes, shapes, strict=True):
+        inverse = _inverse(node)
+        if inverse is None:
+            kind = type(node.op).__name__.removesuffix("RV")
+            raise PriorSamplingError(f"{_owner(node, graphs, names)}: {kind} has no inverse distribution function")
+        own = (*shape[:-1], shape[-1] - 1) if isinstance(node.op, DirichletRV | _STICK_BREAKING) else shape
+        n = int(np.prod(own, dtype=int))
+        inputs = clone_replace(list(node.inputs), done, rebuild_strict=False) if done else list(node.inputs)
+        value = inverse(point[used : used + n].reshape(own), inputs, shape)
+        done[_draw(node)] = pt.broadcast_to(value, shape).astype(_draw(node).dtype)
+        used += n
+    return clone_replace(graphs, done, rebuild_strict=False), used
+
+
+def _expanded(graphs: list[Variable], names: list[str]) -> list[Variable]:
+    """Expand composites, but those that have an inverse themselves."""
+    graphs = merged(graphs)
+    while True:
+        composites = [
+            node
+            for node in io_toposort([], graphs)
+            if isinstance(node.op, OpFromGraph) and _is_random(node) and _inverse(node) is None
+        ]
+        if not composites:
+            return graphs
+        graphs = inline_composite(graphs, composites[0])
+
+
+def _is_random(node: Apply) -> bool:
+    return any(isinstance(v.type, RandomType) for v in node.inputs)
+
+
+def _draw(node: Apply) -> Variable:
+    """Return the output of a random node that is the draw."""
+    [draw] = [v for v in node.outputs if not isinstance(v.type, RandomType)]
+    return draw
+
+
+def _owner(node: Apply, graphs: Sequence[Variable], names: Sequence[str]) -> str:
+    """Return the name of the first variable that a node is drawn for."""
+    for graph, name in zip(graphs, names, strict=True):
+        if set(node.outputs) & set(ancestors([graph])):
+            return f"'{name}'"
+    return "a variable"
+
+
+def _inverse(node: Apply) -> Inverse | None:
+    """Return ``(u, inputs of the node, shape) -> draw``, or None."""
+    op = node.op
+    if len([v for v in node.outputs if not isinstance(v.type, RandomType)]) != 1:
+        return None
+    for kind, inverse in _OWN.items():
+        if isinstance(op, kind):
+            return lambda u, inputs, shape: inverse(u, _parameters(node, inputs), shape)
+    if isinstance(op, TruncatedRV) and _has_icdf(op.base_rv_op):
+        return lambda u, inputs, shape: _truncated(op.base_rv_op, u, inputs)
+    if not _has_icdf(op):
+        return None
+    return lambda u, inputs, shape: _icdf(op, u, *inputs)
+
+
+def _has_icdf(op: Op) -> bool:
+    return _icdf.dispatch(type(op)) is not _icdf.dispatch(object)
+
+
+def _truncated(base: Op, u: Variable, inputs: Sequence[Variable]) -> Variable:
+    """Between the values of the distribution function at both ends."""
+    *own, lower, upper = inputs
+    low, high = (pt.exp(_logcdf(base, end, *own)) for end in (lower, upper))
+    return pt.clip(_icdf(base, low + u * (high - low), *own), lower, upper)
+
+
+def _parameters(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
+    """Return the parameters among the inputs of a random variable."""
+    where = [node.inputs.index(parameter) for parameter in node.op.dist_params(node)]
+    return [inputs[i] for i in where]
+
+
+def _mv_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
+    mean, cov = parameters
+    z = _quantile(u)
+    return mean + pt.matvec(pt.linalg.cholesky(cov), z)
+
+
+def _dirichlet(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
+    """Stick breaking: the k-th part of what is left is Beta(aₖ, Σ_{j>k} aⱼ)."""
+    [a] = parameters
+    after = pt.cumsum(a[..., ::-1], axis=-1)[..., ::-1]
+    share = pt.betaincinv(a[..., :-1], after[..., 1:], u)
+    return _sticks(share)
+
+
+def _stick_breaking(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
+    alpha = parameters[0]
+    return _sticks(-pt.expm1(pt.log1p(-u) / pt.expand_dims(alpha, -1)))
+
+
+def _sticks(share: Variable) -> Variable:
+    """Return the pieces of a stick from the shares that are broken off what is left."""
+    left = pt.cumprod(1 - share, axis=-1)
+    before = pt.concatenate([pt.ones_like(left[..., :1]), left[..., :-1]], axis=-1)
+    return pt.concatenate([share * before, left[..., -1:]], axis=-1)
+
+
+def _truncated_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
+    """Between the distribution function at both ends, taken in the left tail, where it has all its digits."""
+    mean, sd, lower, upper = parameters
+    a, b = (lower - mean) / sd, (upper - mean) / sd
+    flip = a + b > 0
+    low, high = pt.switch(flip, -b, a), pt.switch(flip, -a, b)
+    share = pt.switch(flip, 1 - u, u)
+    z = _quantile(_normal_cdf(low) + share * (_normal_cdf(high) - _normal_cdf(low)))
+    z = pt.clip(z, low, high)
+    return mean + sd * pt.switch(flip, -z, z)
+
+
+def _bernoulli(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
+    return u > 1 - parameters[0]
+
+
+def _categorical(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
+    cumulated = pt.cumsum(parameters[0], axis=-1)[..., :-1]
+    return pt.sum(pt.expand_dims(u, -1) > cumulated, axis=-1)
+
+
+def _quantile(u: Variable) -> Variable:
+    return -np.sqrt(2.0) * pt.erfcinv(2 * u)
+
+
+def _normal_cdf(z: Variable) -> Variable:
+    return 0.5 * pt.erfc(-z / np.sqrt(2.0))
+
+
+_OWN: dict[type, Callable[[Variable, Sequence[Variable], tuple[int, ...]], Variable]] = {
+    MvNormalRV: _mv_normal,
+    DirichletRV: _dirichlet,
+    _STICK_BREAKING: _stick_breaking,
+    _TRUNCATED_NORMAL: _truncated_normal,
+    BernoulliRV: _bernoulli,
+    CategoricalRV: _categorical,
+}
