@@ -51,7 +51,9 @@ class ConditionalTarget(WrappedTarget):
     dim: int = 0
     observations = factors = likelihood_factors = None
     is_prior = False
-    stated_propriety = log_prior_normalizer = n_uniforms = prior_from_uniform = simulate = log_likelihood_estimate = None
+    stated_propriety = log_prior_normalizer = n_uniforms = prior_from_uniform = simulate = log_likelihood_estimate = (
+        None
+    )
 
     def __init__(self, full: BaseTarget, free: Any, values: Any) -> None:
         super().__init__(full)

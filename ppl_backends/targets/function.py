@@ -73,8 +73,8 @@ class FunctionTarget(BaseTarget):
         self.has_split = log_prior is not None
         self._log_likelihood, self._log_prior, self._sample_prior = log_likelihood, log_prior, sample_prior
         if prior_from_uniform is not None:
-            self.n_uniforms = dim
-            self.prior_from_uniform = lambda u: prior_draws(self, prior_from_uniform(u), len(u))
+            self.n_uniforms, self._from_uniform = dim, prior_from_uniform
+            self.prior_from_uniform = self._checked_from_uniform
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
         """Both parts where a log prior was given, else the joint."""
@@ -108,3 +108,6 @@ class FunctionTarget(BaseTarget):
         if self._sample_prior is None:
             return super().sample_prior(n, rng)
         return prior_draws(self, self._sample_prior(n, rng), n)
+
+    def _checked_from_uniform(self, u: Array) -> Array:
+        return prior_draws(self, self._from_uniform(u), len(u))

@@ -1,0 +1,181 @@
+"""Calls of a simulator: many data sets at once where its batched form can be believed, else one after the other.
+
+A simulator that draws one noise vector and adds it to every row of a batch returns arrays of the right shape and is silently
+wrong: its data sets are not independent. A batched form is believed only if repeated rows of parameters give independent
+data, and data of the distribution that calls of a single row give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import ks_2samp
+
+from ppl_backends.errors import ModelError
+
+__all__ = ["Simulator", "believed"]
+
+Array = NDArray[np.float64]
+Values = Mapping[str, NDArray]
+
+CHECKS = 48  # calls that a batched form is judged by
+FALSE_ALARM = 1e-4  # rate at which a right one is not believed
+SHOWN_VALUES = 6
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """One way to draw data sets.
+
+    Attributes
+    ----------
+    name : str
+        What messages and results call the data.
+    shape : tuple of int
+        Of one data set.
+    batched : callable
+        ``(values with a leading axis, rng) -> (n, *shape)``.
+    single : callable
+        ``(values, rng) -> (*shape)``.
+    at_once : bool
+        Whether ``batched`` is believed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    batched: Callable[[Values, np.random.Generator], Any]
+    single: Callable[[Values, np.random.Generator], Any]
+    at_once: bool = False
+
+    def __call__(self, values: Values, rng: np.random.Generator) -> NDArray:
+        """Return data sets ``(n, *shape)``, one for each row of the values.
+
+        Raises
+        ------
+        ModelError
+            If the simulator fails; names the parameters.
+        """
+        n = len(next(iter(values.values())))
+        if self.at_once:
+            return self._checked(self._called(self.batched, values, rng), (n, *self.shape), values)
+        data = np.empty((n, *self.shape))
+        for i in range(n):
+            row = {name: value[i] for name, value in values.items()}
+            data[i] = self._checked(self._called(self.single, row, rng), self.shape, row)
+        return data
+
+    def _called(self, function: Callable, values: Values, rng: np.random.Generator) -> Any:
+        try:
+            return function(values, rng)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            where = f" at {_shown(values)}"
+            raise ModelError(f"simulator '{self.name}' failed{where}: {type(error).__name__}: {reason}") from error
+
+    def _checked(self, drawn: Any, shape: tuple[int, ...], values: Values) -> NDArray:
+        data = np.asarray(drawn)
+        if data.shape != shape or data.dtype.kind not in "biuf":
+            raise ModelError(
+                f"simulator '{self.name}' returned shape {data.shape} of {data.dtype} at {_shown(values)}: expected numbers of "
+                f"shape {shape}, that of the observed data"
+            )
+        return data
+
+
+def _shown(values: Values) -> str:
+    """Return parameters as a message shows them; ranges where there are many."""
+    parts = []
+    for name, value in values.items():
+        flat = np.ravel(value)
+        if flat.size == 1:
+            parts.append(f"{name}={flat[0]:.6g}")
+        elif flat.size <= SHOWN_VALUES:
+            parts.append(f"{name}=[{', '.join(f'{v:.6g}' for v in flat)}]")
+        else:
+            parts.append(f"{name} from {flat.min():.6g} to {flat.max():.6g}")
+    return ", ".join(parts)
+
+
+def believed(
+    simulator: Simulator, values: Values, distances: Callable[[NDArray], Array], rng: np.random.Generator
+) -> tuple[Simulator, str]:
+    """Return the simulator with its batched form where that can be believed, and why not elsewhere.
+
+    Parameters
+    ----------
+    simulator : Simulator
+    values : mapping
+        Two rows of parameters, that differ.
+    distances : callable
+        Data sets ``(n, *shape)`` to distances ``(n,)``.
+    rng : numpy.random.Generator
+
+    Notes
+    -----
+    Batches hold the rows (a, b, a, b): the two data sets at a must be independent of each other over calls, and data at a and
+    at b have the distribution of single calls.
+    """
+    rows = {name: np.asarray(value)[[0, 1, 0, 1]] for name, value in values.items()}
+    single = {name: np.asarray(value)[:2] for name, value in values.items()}
+    together, alone = replace(simulator, at_once=True), replace(simulator, at_once=False)
+    try:
+        batches = [together(rows, rng)]
+    except ModelError as error:
+        return alone, str(error)
+    if _repeats(batches[0]) and not _repeats(np.stack([alone(single, rng)[[0]] for _ in range(2)], axis=0)[:, 0]):
+        return alone, "repeated rows of parameters gave the same data"
+    batches += [together(rows, rng) for _ in range(CHECKS - 1)]
+    singles = [alone(single, rng) for _ in range(CHECKS)]
+    level = FALSE_ALARM / 8
+    for feature in (distances, _mean_value):
+        many = _ranks(np.array([feature(batch) for batch in batches]))
+        few = np.array([feature(batch) for batch in singles])
+        for row in (0, 1):
+            if _correlated(many[:, row], many[:, row + 2], level):
+                return alone, "data of repeated rows of parameters are not independent"
+        raw = np.array([feature(batch) for batch in batches])
+        for row in (0, 1):
+            # Rows of a batch are believed to be independent here, so that both can be used.
+            both = np.concatenate([raw[:, row], raw[:, row + 2]])
+            if ks_2samp(_finite(both), _finite(few[:, row])).pvalue < level:
+                return alone, "data of a batch have another distribution than data of single calls"
+    return together, ""
+
+
+def _repeats(data: NDArray) -> bool:
+    """Return whether the first data set and the one of the same parameters are the same, and not for want of values."""
+    other = data[2] if len(data) > 2 else data[1]
+    return bool(data[0].size and np.array_equal(data[0], other))
+
+
+def _mean_value(data: NDArray) -> Array:
+    return data.reshape(len(data), -1).mean(axis=1)
+
+
+def _finite(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, np.finfo(float).max)
+
+
+def _ranks(values: Array) -> Array:
+    """Return ranks along the first axis, ties in the middle; what is not finite comes last."""
+    values = _finite(values)
+    return (values[:, None] > values[None]).sum(axis=1) + 0.5 * (values[:, None] == values[None]).sum(axis=1)
+
+
+def _correlated(a: Array, b: Array, level: float) -> bool:
+    """Return whether two series are correlated at that level; a constant one is not."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return False
+    z = np.arctanh(np.clip(np.corrcoef(a, b)[0, 1], -1 + 1e-12, 1 - 1e-12)) * np.sqrt(len(a) - 3)
+    return bool(abs(z) > -np.sqrt(2) * _erfinv_tail(level))
+
+
+def _erfinv_tail(level: float) -> float:
+    """Return Φ⁻¹(level / 2) / √2."""
+    from scipy.special import ndtri
+
+    return float(ndtri(level / 2) / np.sqrt(2))
