@@ -32,6 +32,7 @@ _LAZY = {
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",
     "reweight": "ppl_backends.smc.ladder",
+    "sample_abc": "ppl_backends.simulators.abc",
     "sample_ibis": "ppl_backends.smc.ibis",
     "sample_importance": "ppl_backends.importance",
     "sample_mcmc": "ppl_backends.mcmc.sample",

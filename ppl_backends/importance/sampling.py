@@ -46,7 +46,7 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["sample_importance"]
+__all__ = ["sample_importance", "scrambled_net"]
 
 # Below this efficiency factor the 95% intervals that weights of lognormal tails report cover less than 93% at n = 2048.
 SMALLEST_EFFICIENCY = 0.1
@@ -293,10 +293,15 @@ def _cube(proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -
         if proposal.stratified:
             u[:, 0] = (np.arange(draws) + u[:, 0]) / draws
         return u
+    return scrambled_net(draws, dim, rng)
+
+
+def scrambled_net(n: int, dim: int, rng: np.random.Generator) -> Array:
+    """Return a scrambled Sobol net ``(m, dim)`` of the next power of two m ≥ ``n``."""
     if dim > Sobol.MAXDIM:
         raise ModelError(f"Sobol points have at most {Sobol.MAXDIM} coordinates, {dim} are needed; use qmc=False")
     options: dict[str, Any] = {_SOBOL_SEED: rng}
-    return Sobol(dim, scramble=True, bits=_SOBOL_BITS, **options).random_base2(int(np.ceil(np.log2(draws))))
+    return Sobol(dim, scramble=True, bits=_SOBOL_BITS, **options).random_base2(int(np.ceil(np.log2(n))))
 
 
 def _missed_share(

@@ -27,7 +27,7 @@ from ppl_backends.targets.protocol import (
     undefined,
 )
 
-__all__ = ["as_target"]
+__all__ = ["as_target", "pymc_model"]
 
 
 @checked(backend=choice("auto", "jax", "numba", "c"))
@@ -71,9 +71,9 @@ def as_target(
     """
     if _is_stan(model):
         return _stan_target(model, data, backend, cores, options)
-    pymc_model = _context_model() if model is None else _pymc_model(model)
-    if pymc_model is not None:
-        return _pymc_target(pymc_model, data, backend, cores, options)
+    source = pymc_model(model)
+    if source is not None:
+        return _pymc_target(source, data, backend, cores, options)
     if data is not None:
         raise ModelError("data= is for Stan programs and PyMC models: a target already holds its data")
     if options:
@@ -119,8 +119,10 @@ def _context_model() -> Any:
     raise ModelError("no model: pass one as the first argument, or call inside 'with pm.Model():'")
 
 
-def _pymc_model(model: Any) -> Any:
-    """The pm.Model that ``model`` is, or that a Bambi model wraps; None for anything else."""
+def pymc_model(model: Any = None) -> Any:
+    """Return the pm.Model that ``model`` is, that a Bambi model wraps or, by default, on the context stack; else None."""
+    if model is None:
+        return _context_model()
     if _is_instance(model, "pymc", "Model"):
         return model
     if _is_instance(model, "bambi", "Model"):

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import ks_2samp
+from scipy.special import ndtri
+from scipy.stats import ks_2samp, rankdata
 
 from ppl_backends.errors import ModelError
 
@@ -126,30 +127,18 @@ def believed(
         batches = [together(rows, rng)]
     except ModelError as error:
         return alone, str(error)
-    if _repeats(batches[0]) and not _repeats(np.stack([alone(single, rng)[[0]] for _ in range(2)], axis=0)[:, 0]):
-        return alone, "repeated rows of parameters gave the same data"
     batches += [together(rows, rng) for _ in range(CHECKS - 1)]
     singles = [alone(single, rng) for _ in range(CHECKS)]
     level = FALSE_ALARM / 8
     for feature in (distances, _mean_value):
-        many = _ranks(np.array([feature(batch) for batch in batches]))
-        few = np.array([feature(batch) for batch in singles])
+        many, few = (_finite(np.array([feature(batch) for batch in calls])) for calls in (batches, singles))
         for row in (0, 1):
             if _correlated(many[:, row], many[:, row + 2], level):
                 return alone, "data of repeated rows of parameters are not independent"
-        raw = np.array([feature(batch) for batch in batches])
-        for row in (0, 1):
-            # Rows of a batch are believed to be independent here, so that both can be used.
-            both = np.concatenate([raw[:, row], raw[:, row + 2]])
-            if ks_2samp(_finite(both), _finite(few[:, row])).pvalue < level:
+            both = np.concatenate([many[:, row], many[:, row + 2]])  # independent, as far as is known
+            if ks_2samp(both, few[:, row]).pvalue < level:
                 return alone, "data of a batch have another distribution than data of single calls"
     return together, ""
-
-
-def _repeats(data: NDArray) -> bool:
-    """Return whether the first data set and the one of the same parameters are the same, and not for want of values."""
-    other = data[2] if len(data) > 2 else data[1]
-    return bool(data[0].size and np.array_equal(data[0], other))
 
 
 def _mean_value(data: NDArray) -> Array:
@@ -160,22 +149,9 @@ def _finite(values: Array) -> Array:
     return np.where(np.isfinite(values), values, np.finfo(float).max)
 
 
-def _ranks(values: Array) -> Array:
-    """Return ranks along the first axis, ties in the middle; what is not finite comes last."""
-    values = _finite(values)
-    return (values[:, None] > values[None]).sum(axis=1) + 0.5 * (values[:, None] == values[None]).sum(axis=1)
-
-
 def _correlated(a: Array, b: Array, level: float) -> bool:
-    """Return whether two series are correlated at that level; a constant one is not."""
+    """Return whether the ranks of two series are correlated at that level; those of a constant one are not."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return False
-    z = np.arctanh(np.clip(np.corrcoef(a, b)[0, 1], -1 + 1e-12, 1 - 1e-12)) * np.sqrt(len(a) - 3)
-    return bool(abs(z) > -np.sqrt(2) * _erfinv_tail(level))
-
-
-def _erfinv_tail(level: float) -> float:
-    """Return Φ⁻¹(level / 2) / √2."""
-    from scipy.special import ndtri
-
-    return float(ndtri(level / 2) / np.sqrt(2))
+    correlation = np.corrcoef(rankdata(a), rankdata(b))[0, 1]
+    return bool(np.arctanh(np.clip(abs(correlation), 0, 1 - 1e-12)) * np.sqrt(len(a) - 3) > -ndtri(level / 2))

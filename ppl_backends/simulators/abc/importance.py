@@ -1,0 +1,137 @@
+"""Importance sampling ABC: evidence and means with standard errors, and how many data sets a point deserves.
+
+Var Ẑ has a part from the points, O(1/N) for random ones and o(1/N) for scrambled nets, and a part from the simulator given the
+points, N⁻² Σ (p/q)² Var(L̂ₙ) (Buchholz & Chopin 2019, equations 3.6–3.8). With nets and M ≥ 2 the second is all there is to
+first order, and one run shows it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from scipy.stats import f as f_distribution
+
+from ppl_backends.simulators.abc.kernels import log_kernel
+from ppl_backends.simulators.abc.stages import Stage, Weights
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error"]
+
+LARGEST_DOUBT = 0.01  # level at which the spread of scrambles contradicts the single-run formula
+NEIGHBOURS = 12
+LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
+
+
+class AbcEvidence(NamedTuple):
+    """log E[K] under the prior.
+
+    Attributes
+    ----------
+    log_evidence : float
+    standard_error : float
+        Of the evidence, relative.
+    df : float
+        Of the standard error; infinite where it comes from many points.
+    source : {"single run", "scrambles", "weights"}
+        Where it comes from: equation (3.8), the spread of chains, or independent points.
+    """
+
+    log_evidence: float
+    standard_error: float
+    df: float
+    source: str
+
+
+def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
+    """Return the evidence of a stage with its standard error.
+
+    For nets it is that of equation (3.8), unless independent scrambles contradict it, whose spread is then taken.
+    """
+    n, w = len(weights.hit), weights.weight
+    mean = w.mean()
+    if not mean > 0:
+        return AbcEvidence(-np.inf, np.nan, np.nan, "weights")
+    log_evidence = float(np.log(mean) + weights.log_scale)
+    source, variance, df = _variance(stage, weights, w, qmc)
+    return AbcEvidence(log_evidence, float(np.sqrt(variance) / mean), df, source)
+
+
+def mean_with_error(stage: Stage, weights: Weights, values: Array, qmc: bool) -> tuple[Array, Array, Array]:
+    """Return posterior means, standard errors and standard deviations of values ``(n, ...)``.
+
+    The error is that of Σ wₙ(φₙ − φ̂) / Σ wₙ, as of an evidence whose weights are wₙ(φₙ − φ̂): in the thesis' formula p²/q has to
+    be (p/q)², since points are drawn from q.
+    """
+    n, w = len(values), weights.weight
+    flat = np.asarray(values, dtype=np.float64).reshape(n, -1)
+    share = w / w.sum()
+    used = share > 0
+    mean = share[used] @ flat[used]
+    sd = np.sqrt(share[used] @ (flat[used] - mean) ** 2)
+    apart = np.where(used[:, None], flat - mean, 0.0)
+    errors = [np.sqrt(_variance(stage, weights, w * column, qmc, column)[1]) / w.mean() for column in apart.T]
+    shape = np.shape(values)[1:]
+    return mean.reshape(shape), np.reshape(errors, shape), sd.reshape(shape)
+
+
+def _variance(
+    stage: Stage, weights: Weights, terms: Array, qmc: bool, factor: Array | float = 1.0
+) -> tuple[str, float, float]:
+    """Return source, variance and degrees of freedom of the mean of ``terms`` ``(n,)``, which are w times a factor."""
+    n = len(terms)
+    independent = float(np.var(terms, ddof=1) / n) if n > 1 else np.nan
+    within = np.sum((weights.ratio * factor) ** 2 * weights.variance) / n**2
+    single = qmc and stage.complete and np.isfinite(within) and within > 0
+    labels = np.unique(stage.chain)
+    if not qmc or not stage.complete or (len(labels) < 2 and not single):
+        return "weights", independent, np.inf
+    if len(labels) < 2:
+        return "single run", float(within), np.inf
+    means = np.array([terms[stage.chain == label].mean() for label in labels])
+    spread, df = float(means.var(ddof=1) / len(labels)), len(labels) - 1.0
+    if single and f_distribution.sf(spread / within, df, np.inf if n > 1e6 else n) > LARGEST_DOUBT:
+        return "single run", float(within), np.inf
+    return "scrambles", spread, df
+
+
+def allocate(
+    stage: Stage, kernel: str, epsilon: float, x: Array, log_ratio: Array, mean: int, rng: np.random.Generator
+) -> NDArray[np.intp]:
+    """Return numbers of data sets for new points, in proportion to (p/q)√Var(K | θ) as a pilot stage shows it (Neyman).
+
+    They depend on the pilot and on the points, not on what is simulated at them, so that nothing is biased. Every point has two
+    data sets at least, which single-run errors need, and ten times the mean at most.
+
+    Parameters
+    ----------
+    stage : Stage
+        The pilot.
+    kernel : str
+    epsilon : float
+    x : ndarray (n, dim)
+    log_ratio : ndarray (n,)
+    mean : int
+        Data sets of a point, on average.
+    rng : numpy.random.Generator
+    """
+    alive = log_ratio > -np.inf
+    pilot = stage.log_ratio > -np.inf
+    if mean <= 2 or not alive.any() or pilot.sum() < NEIGHBOURS:
+        return np.full(len(x), mean, dtype=np.intp)
+    ends, counts = np.cumsum(stage.block.counts), stage.block.counts
+    value = np.exp(log_kernel(kernel, stage.block.distances, epsilon))
+    first, second = (np.add.reduceat(v, ends - counts)[pilot] / counts[pilot] for v in (value, value**2))
+    centre, width = stage.x[pilot].mean(axis=0), stage.x[pilot].std(axis=0) + 1e-300
+    tree = cKDTree((stage.x[pilot] - centre) / width)
+    _, near = tree.query((x[alive] - centre) / width, k=NEIGHBOURS)
+    spread = np.sqrt(np.maximum(second[near].mean(axis=1) - first[near].mean(axis=1) ** 2, 0.0))
+    wish = np.zeros(len(x))
+    wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread
+    if not wish.any():
+        return np.full(len(x), mean, dtype=np.intp)
+    extra = np.where(alive, (mean - 2) * alive.sum() * wish / wish.sum(), 0.0)
+    extra = np.minimum(extra, LARGEST_ALLOCATION * mean)
+    return (2 + np.floor(extra + rng.random(len(x)))).astype(np.intp)

@@ -1,0 +1,332 @@
+"""A problem of approximate Bayesian computation: a prior, simulators, and how far their data are from the observed.
+
+The model is a ``pm.Model`` with ``pm.Simulator`` variables, or the prior of any model together with ``simulate=`` and
+``observed=``. Likelihoods beside the simulators join the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError
+from ppl_backends.simulators.abc.calls import Simulator, believed
+from ppl_backends.simulators.abc.discrepancy import DISTANCES, SUMMARIES, Discrepancy, by_rows
+from ppl_backends.simulators.abc.kernels import log_kernel_volume
+from ppl_backends.targets.convert import as_target, pymc_model
+from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.wrapped import WrappedTarget
+
+__all__ = ["AbcProblem", "Experiment", "make_problem"]
+
+Parameters = Callable[[Array, np.random.Generator], dict[str, NDArray]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The simulators with their discrepancies: all that a worker needs.
+
+    Attributes
+    ----------
+    simulators : tuple of Simulator
+    discrepancies : tuple of Discrepancy
+    joint : {"euclidean", "manhattan", "energy"}
+        How the distances of several are joined: the root of the sum of squares, the sum, or −log of PyMC's kernels.
+    unit : float
+        What an energy is multiplied by, so that ε has the unit that the user gave it.
+    """
+
+    simulators: tuple[Simulator, ...]
+    discrepancies: tuple[Discrepancy, ...]
+    joint: str
+    unit: float = 1.0
+
+    def run(self, values: list[dict[str, NDArray]], rng: np.random.Generator) -> tuple[Array, Array, list[NDArray]]:
+        """Return distances ``(n,)``, summaries ``(n, k)`` and the data sets, for rows of parameters."""
+        data = [simulator(rows, rng) for simulator, rows in zip(self.simulators, values, strict=True)]
+        parts = [part.summaries(each) for part, each in zip(self.discrepancies, data, strict=True)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = [part.distances(each) for part, each in zip(self.discrepancies, parts, strict=True)]
+            if self.joint == "energy":
+                total = self.unit * sum(_energy(part, d) for part, d in zip(self.discrepancies, apart, strict=True))
+            elif len(apart) == 1:
+                total = apart[0]
+            else:
+                total = sum(apart) if self.joint == "manhattan" else np.sqrt(sum(d**2 for d in apart))
+        return np.asarray(total), np.concatenate(parts, axis=1), data
+
+
+def _energy(discrepancy: Discrepancy, distance: Array) -> Array:
+    """Return −log of PyMC's kernel at its own ε."""
+    return 0.5 * distance**2 if discrepancy.norm == 2 else distance
+
+
+class AbcTarget(WrappedTarget):
+    """The prior part of a problem, with the simulators' data among the observed."""
+
+    observed_data: Any = {}
+
+    def __init__(self, target: BaseTarget, observed: Mapping[str, NDArray]) -> None:
+        super().__init__(target)
+        self.observed_data = {**target.observed_data, **observed}
+
+
+class Settings(NamedTuple):
+    """What is asked of a problem: tolerance and kernel.
+
+    Attributes
+    ----------
+    epsilon : float or None
+        The last tolerance; None where floor, budget or time end it.
+    kernel : str
+    """
+
+    epsilon: float | None
+    kernel: str
+
+
+class AbcProblem:
+    """What the samplers ask of a model.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        Prior, and ordinary likelihoods.
+    experiment : Experiment
+    parameters : list of callable
+        Of points, for each simulator.
+    settings : Settings
+    """
+
+    def __init__(
+        self, target: BaseTarget, experiment: Experiment, parameters: list[Parameters], settings: Settings, observed: Any
+    ) -> None:
+        self.target = AbcTarget(target, observed)
+        self.experiment, self._parameters = experiment, parameters
+        self.epsilon, self.kernel = settings
+        self.reasons: dict[str, str] = {}
+        self._has_likelihood = bool(target.observed_data) or target.has_potentials or not target.has_split
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return self.target.dim
+
+    @property
+    def observed_summaries(self) -> Array:
+        """Of all simulators ``(k,)``."""
+        return np.concatenate([part.observed_summaries for part in self.experiment.discrepancies])
+
+    def values(self, x: Array, rng: np.random.Generator) -> list[dict[str, NDArray]]:
+        """Return the parameters of each simulator at points ``(n, dim)``."""
+        return [function(x, rng) for function in self._parameters]
+
+    def log_prior(self, x: Array) -> Array:
+        """Return the normalised log density of the prior ``(n,)``."""
+        normalizer = self.target.log_prior_normalizer
+        known = normalizer is not None and np.isfinite(normalizer)
+        return self.target.evaluate_prior(x)[0] - (normalizer if known else 0.0)
+
+    def log_likelihood(self, x: Array) -> Array:
+        """Return what ordinary observed variables and Potentials add to the log weight ``(n,)``."""
+        if not self._has_likelihood:
+            return np.zeros(len(x))
+        value = self.target.evaluate(x).log_likelihood
+        if value is None:
+            raise ModelError(f"{self.target.label}: prior and likelihood are not known apart, which ABC needs")
+        return value
+
+    def log_kernel_volume(self, epsilon: float) -> float | None:
+        """Return the log of what turns E[K] into a density of the summaries at the observed; None for functions."""
+        norms = {part.norm for part in self.experiment.discrepancies}
+        if self.experiment.joint == "energy" or norms - {1, 2} or len(norms) > 1 or epsilon <= 0:
+            return None
+        scale = sum(float(np.log(part.scale).sum()) for part in self.experiment.discrepancies)
+        k = len(self.observed_summaries)
+        return scale + log_kernel_volume(self.kernel, epsilon, k, norms.pop())
+
+    def try_batches(self, x: Array, rng: np.random.Generator) -> None:
+        """Have simulators draw many data sets at once where their batched form can be believed, judged at two points."""
+        chosen = []
+        for simulator, discrepancy, values in zip(
+            self.experiment.simulators, self.experiment.discrepancies, self.values(x[:2], rng), strict=True
+        ):
+            simulator, reason = believed(simulator, values, discrepancy, rng)
+            if reason:
+                self.reasons[simulator.name] = reason
+            chosen.append(simulator)
+        self.experiment = Experiment(tuple(chosen), *self._rest())
+
+    def _rest(self) -> tuple[tuple[Discrepancy, ...], str, float]:
+        return self.experiment.discrepancies, self.experiment.joint, self.experiment.unit
+
+
+def make_problem(
+    model: Any,
+    *,
+    data: Any = None,
+    epsilon: Any = "auto",
+    kernel: str | None = None,
+    simulate: Any = None,
+    observed: Any = None,
+    summary: Any = None,
+    distance: Any = None,
+    cores: int | None = None,
+) -> AbcProblem:
+    """Return the problem of a model with Simulators, or of a prior with ``simulate`` and ``observed``.
+
+    Raises
+    ------
+    ModelError
+        If something is missing or does not fit.
+    """
+    if simulate is None:
+        return _of_simulators(model, data, epsilon, kernel, {"observed": observed, "summary": summary}, distance, cores)
+    if observed is None:
+        raise ModelError("simulate= needs observed=, the data that simulated data are compared with")
+    if isinstance(epsilon, Mapping):
+        raise ModelError("epsilon= by name is for several pm.Simulator variables; give a number")
+    target = as_target(model, data, cores=cores)
+    data_set = np.asarray(observed)
+    if data_set.dtype.kind not in "biuf":
+        raise ModelError(f"observed= is of {data_set.dtype}: expected an array of numbers")
+    examples = np.stack([data_set, data_set + 1]).astype(np.float64)
+    reduce = SUMMARIES[summary] if isinstance(summary, str) else None if summary is None else by_rows(summary, (), examples)
+    measure = "euclidean" if distance is None else distance
+    if callable(measure):
+        summaries = Discrepancy(data_set, reduce, "euclidean")
+        first = summaries._observed[0]
+        measure = by_rows(measure, (first,), np.stack([first, first + 1, first - 2]))
+    name = next((f"y{i}" for i in ["", *range(2, 99)] if f"y{i}" not in target.observed_data), "y")
+    discrepancy = Discrepancy(data_set, reduce, measure)
+    simulator = Simulator(name, data_set.shape, _Batched(simulate), _Single(simulate, data_set.shape))
+    experiment = Experiment((simulator,), (discrepancy,), "euclidean")
+    settings = Settings(None if isinstance(epsilon, str) else epsilon, kernel or "uniform")
+    return AbcProblem(target, experiment, [target.constrain], settings, {name: data_set})
+
+
+@dataclass(frozen=True)
+class _Batched:
+    """A user's function of constrained parameters and a generator, on a batch."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, values: Any, rng: np.random.Generator) -> Any:
+        return self.function(dict(values), rng)
+
+
+@dataclass(frozen=True)
+class _Single:
+    """The same on one row: as a batch of one where that gives a data set, else without the axis."""
+
+    function: Callable[..., Any]
+    shape: tuple[int, ...]
+
+    def __call__(self, values: Any, rng: np.random.Generator) -> Any:
+        state = rng.bit_generator.state
+        try:
+            data = np.asarray(self.function({name: np.asarray(value)[None] for name, value in values.items()}, rng))
+            if data.shape == (1, *self.shape):
+                return data[0]
+        except Exception:  # a function of single values
+            pass
+        rng.bit_generator.state = state
+        return self.function(dict(values), rng)
+
+
+def _of_simulators(
+    model: Any, data: Any, epsilon: Any, kernel: str | None, given: dict[str, Any], distance: Any, cores: int | None
+) -> AbcProblem:
+    """Of the pm.Simulator variables of a model."""
+    source = pymc_model(model)
+    if source is not None:
+        from ppl_backends.targets.pymc.simulator import simulator_target, simulators_of
+    if source is None or not simulators_of(source):
+        raise ModelError("nothing simulates: the model has no pm.Simulator; give simulate= and observed=")
+    for name, value in {**given, "distance": distance}.items():
+        if value is not None:
+            raise ModelError(f"{name}= goes with simulate=; a pm.Simulator has its own")
+    target, variables, functions = simulator_target(source, data, cores)
+    kinds = {variable.kind for variable in variables}
+    energy = len(kinds) > 1 or "function" in kinds
+    joint = "energy" if energy else "euclidean" if kinds == {"gaussian"} else "manhattan"
+    if energy and kernel is not None:
+        raise ModelError("kernel= needs a distance; the Simulators' functions of ε are kernels themselves")
+    own, last, unit = _tolerances(variables, epsilon, energy)
+    discrepancies = tuple(_discrepancy(variable, scale) for variable, scale in zip(variables, own, strict=True))
+    simulators = tuple(Simulator(v.name, v.observed.shape, v.batched, v.single) for v in variables)
+    natural = "gaussian" if joint == "euclidean" else "laplace"
+    return AbcProblem(
+        target,
+        Experiment(simulators, discrepancies, joint, unit),
+        [partial(_without_rng, function) for function in functions],
+        Settings(last, kernel or natural),
+        {variable.name: variable.observed for variable in variables},
+    )
+
+
+def _without_rng(function: Callable[[Array], Any], x: Array, rng: np.random.Generator) -> Any:
+    return function(x)
+
+
+def _tolerances(variables: Any, epsilon: Any, energy: bool) -> tuple[list[Any], float | None, float]:
+    """Return the scale of each Simulator's summaries, the last tolerance of the joint distance, and an energy's unit.
+
+    One Simulator with a number for ε keeps the unit of its summaries; else distances are counted in the Simulators' own ε.
+    """
+    names = [variable.name for variable in variables]
+    if isinstance(epsilon, Mapping):
+        if set(epsilon) != set(names):
+            raise ModelError(f"epsilon= names {sorted(epsilon)}; the Simulators are {sorted(names)}")
+        own, ends = [epsilon[name] for name in names], True
+    elif isinstance(epsilon, str):
+        own, ends = [variable.epsilon for variable in variables], any(variable.epsilon_given for variable in variables)
+    else:
+        own, ends = [epsilon] * len(names), True
+    if any(np.any(np.asarray(each) <= 0) for each in own):
+        raise ModelError(f"epsilon={epsilon!r}: expected positive numbers")
+    if all(np.ndim(each) == 0 and each == own[0] for each in own):
+        unit = float(own[0])
+        return own if energy else [1.0] * len(own), unit if ends else None, unit
+    return own, 1.0 if ends else None, 1.0
+
+
+def _discrepancy(variable: Any, scale: Any) -> Discrepancy:
+    """Of a Simulator; PyMC's functions see one data set at a time."""
+    summary = SUMMARIES[variable.summary] if isinstance(variable.summary, str) else _Rows(variable.summary)
+    if variable.kind != "function":
+        return Discrepancy(variable.observed, summary, "euclidean" if variable.kind == "gaussian" else "manhattan", scale)
+    return Discrepancy(variable.observed, summary, _Energy(variable.log_kernel, scale))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A function of one data set, one after the other."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, data: NDArray) -> Array:
+        return np.stack([np.asarray(self.function(row), dtype=np.float64) for row in data])
+
+
+@dataclass(frozen=True)
+class _Energy:
+    """Minus the log kernel of a Simulator's ``distance=`` at its ε."""
+
+    log_kernel: Callable[..., Any]
+    epsilon: Any
+
+    def __call__(self, observed: Array, simulated: Array) -> Array:
+        return np.array([-np.sum(self.log_kernel(self.epsilon, observed, row)) for row in simulated])
+
+
+def check_names(summary: Any, distance: Any) -> None:
+    """Refuse names that are neither summaries nor distances."""
+    for value, known, name in ((summary, SUMMARIES, "summary"), (distance, DISTANCES, "distance")):
+        if isinstance(value, str) and value not in known:
+            raise ModelError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))} or a function")

@@ -1,0 +1,174 @@
+"""Proposals of sequential ABC: the prior, and small mixtures of Student t's fitted to weighted points, with a share of the prior.
+
+Every component has a scrambled net of its own in every chain (Buchholz 2018, section 3.6.2, iii), and weights have the density
+of the whole mixture in their denominator. Sizes are fixed before points are drawn, so that shares of the mixture are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import gammaln
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import PriorSamplingError
+from ppl_backends.importance.proposals import STUDENT_DF, StudentT
+from ppl_backends.importance.sampling import scrambled_net
+from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.simulators.abc.problem import AbcProblem
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["AbcProposal", "fit_mixture", "fitted_to_prior", "prior_proposal"]
+
+INFLATION = 1.2  # λ of the thesis, on scale matrices
+DEFENSIVE = 8  # one point of the prior for so many of the mixture
+MOST_COMPONENTS = 4
+EM_STEPS = 30
+PRIOR_DRAWS = 4096
+RIDGE = 1e-9
+
+
+class AbcProposal:
+    """Points of the prior and of Student t's, in fixed numbers.
+
+    Parameters
+    ----------
+    problem : AbcProblem
+    students : list of StudentT
+    weights : array
+        Of the Student t's among themselves.
+    prior : bool
+        Whether points of the prior are among them.
+    """
+
+    def __init__(self, problem: AbcProblem, students: list[StudentT], weights: Array, prior: bool) -> None:
+        self.problem, self.students, self.weights, self.prior = problem, students, np.asarray(weights), prior
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether all points are the prior's."""
+        return not self.students
+
+    def sizes(self, n: int) -> list[int]:
+        """Return how many points each component has beside a net of ``n``: the prior last, an eighth on top."""
+        if self.is_prior:
+            return [n]
+        bounds = np.round(n * np.concatenate([[0.0], np.cumsum(self.weights / self.weights.sum())])).astype(int)
+        return [*np.diff(bounds), *([max(n // DEFENSIVE, 1)] if self.prior else [])]
+
+    def points(self, n: int, qmc: bool, rng: np.random.Generator) -> Array:
+        """Return the points ``(sum of sizes, dim)`` of one chain."""
+        *own, last = self.sizes(n) if self.prior else (*self.sizes(n), 0)
+        parts = [
+            student.from_uniform(_cube(size, student.n_uniforms, qmc, rng))
+            for student, size in zip(self.students, own, strict=True)
+            if size
+        ]
+        if last:
+            parts.append(prior_points(self.problem, last, qmc, rng))
+        return np.concatenate(parts)
+
+    def log_ratio(self, x: Array, n: int) -> Array:
+        """Return log p/q ``(m,)`` at points, with q's shares those of nets of ``n``; ``-inf`` outside the prior's support."""
+        if self.is_prior:
+            return np.zeros(len(x))
+        sizes = np.asarray(self.sizes(n), dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            shares = np.log(sizes / sizes.sum())
+        log_prior = self.problem.log_prior(x)
+        parts = [share + student.log_density(x) for share, student in zip(shares, self.students, strict=False)]
+        parts += [shares[-1] + log_prior] if self.prior else []
+        return np.where(log_prior > -np.inf, log_prior - np.logaddexp.reduce(parts, axis=0), -np.inf)
+
+
+def _cube(n: int, dim: int, qmc: bool, rng: np.random.Generator) -> Array:
+    return scrambled_net(n, dim, rng)[:n] if qmc else rng.random((n, dim))
+
+
+def prior_points(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generator) -> Array:
+    """Return points of the prior ``(n, dim)``: of a scrambled net where it has an inverse cdf, else random draws."""
+    target = problem.target
+    if target.n_uniforms is not None:
+        return target.prior_from_uniform(_cube(n, target.n_uniforms, qmc, rng))
+    return target.sample_prior(n, rng)
+
+
+def prior_proposal(problem: AbcProblem, qmc: bool, rng: np.random.Generator) -> AbcProposal:
+    """Return the prior itself; where it has no inverse cdf and nets are asked for, a Student mixture fitted to its draws."""
+    if not qmc or problem.target.n_uniforms is not None:
+        return AbcProposal(problem, [], np.zeros(0), True)
+    return fitted_to_prior(problem, rng)
+
+
+def fitted_to_prior(problem: AbcProblem, rng: np.random.Generator) -> AbcProposal:
+    """Return a Student mixture fitted to draws of the prior, beside which the prior keeps its share."""
+    try:
+        x = problem.target.sample_prior(PRIOR_DRAWS, rng)
+    except PriorSamplingError as error:
+        raise PriorSamplingError(f"ABC needs a prior that can be drawn from: {error}") from None
+    return fit_mixture(problem, x, np.full(len(x), 1 / len(x)), rng)
+
+
+def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Generator) -> AbcProposal:
+    """Return the Student mixture with the best BIC, its scale matrices inflated, with a share of the prior.
+
+    Parameters
+    ----------
+    x : ndarray (n, dim)
+    weights : ndarray (n,)
+        Normalised.
+    """
+    used = weights > 0
+    x, weights = x[used], weights[used] / weights[used].sum()
+    size = 1 / np.sum(weights**2)
+    best, lowest = None, np.inf
+    for k in range(1, MOST_COMPONENTS + 1):
+        if k > 1 and size < 10 * k * (problem.dim + 1):
+            break
+        found = _student_em(x, weights, k, rng)
+        n_parameters = k * (1 + problem.dim + problem.dim * (problem.dim + 1) / 2) - 1
+        bic = -2 * size * found[-1] + n_parameters * np.log(max(size, 2.0))
+        if best is None or bic < lowest:
+            best, lowest = found, bic
+    shares, means, scales, _ = best
+    students = [
+        StudentT(GaussianApproximation(mean, cov=INFLATION * scale), STUDENT_DF)
+        for mean, scale in zip(means, scales, strict=True)
+    ]
+    return AbcProposal(problem, students, shares, True)
+
+
+def _student_em(x: Array, weights: Array, k: int, rng: np.random.Generator) -> tuple[Array, Array, Array, float]:
+    """Fit ``k`` Student t's of fixed degrees of freedom to weighted points: shares, means, scales and mean log density."""
+    n, dim = x.shape
+    centre = weights @ x
+    cov = (weights * (x - centre).T) @ (x - centre)
+    floor = np.diag(np.maximum(np.diag(cov), 1e-300)) * max(RIDGE, (dim + 1) * np.sum(weights**2) / 4)
+    means = x[systematic_resampling(weights, k, rng)] if k > 1 else centre[None]
+    shares, scales = np.full(k, 1 / k), np.repeat((cov + floor)[None], k, axis=0) / k ** (2 / dim)
+    density: Callable = _log_students
+    for _ in range(EM_STEPS):
+        logs, square = density(x, shares, means, scales)
+        total = np.logaddexp.reduce(logs, axis=0)
+        belongs = np.exp(logs - total) * weights
+        drawn_in = belongs * (STUDENT_DF + dim) / (STUDENT_DF + square)
+        shares = np.maximum(belongs.sum(axis=1), 1e-3)
+        shares /= shares.sum()
+        means = drawn_in @ x / np.maximum(drawn_in.sum(axis=1), 1e-300)[:, None]
+        apart = x[None] - means[:, None]
+        scales = np.einsum("kn,kni,knj->kij", drawn_in, apart, apart)
+        scales = scales / np.maximum(belongs.sum(axis=1), 1e-300)[:, None, None] + floor
+    logs, _ = density(x, shares, means, scales)
+    return shares, means, scales, float(weights @ np.logaddexp.reduce(logs, axis=0))
+
+
+def _log_students(x: Array, shares: Array, means: Array, scales: Array) -> tuple[Array, Array]:
+    """Return log share plus log density ``(k, n)`` of every Student t, and squared distances ``(k, n)``."""
+    dim, df = x.shape[1], STUDENT_DF
+    roots = np.linalg.cholesky(scales)
+    apart = np.swapaxes(x[None] - means[:, None], 1, 2)
+    square = (np.linalg.solve(roots, apart) ** 2).sum(axis=1)
+    constant = gammaln((df + dim) / 2) - gammaln(df / 2) - 0.5 * dim * np.log(df * np.pi)
+    constant = constant - np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1) + np.log(shares)
+    return constant[:, None] - 0.5 * (df + dim) * np.log1p(square / df), square

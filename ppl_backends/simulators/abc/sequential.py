@@ -1,0 +1,322 @@
+"""Sequential ABC by adaptive importance sampling (Buchholz 2018, algorithm 10).
+
+    t = 0: θ from the prior
+    t = 1, 2, …: choose ε_t; fit q_t; θ from q_t; simulate; w = p L̂_{ε_t} / q_t
+
+ε_t is where the effective size of the weights is a share of the points, by bisection in [0, ε_{t−1}]; where the weights at ε_{t−1}
+have less, the median distance of the hits. The last stage has a tolerance and a proposal that were fixed before it was
+simulated, so that its evidence is unbiased; it alone is returned.
+
+The proposal is fitted to points weighted by (p/q)√E[K²], not by the weights themselves: with nets, whose own variance is of
+lower order, p√Var(K) is the density of least variance a simulation. It has the tails where hits are rare and weights large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.simulators.abc.importance import AbcEvidence, allocate, estimate
+from ppl_backends.simulators.abc.kernels import log_kernel
+from ppl_backends.simulators.abc.problem import AbcProblem
+from ppl_backends.simulators.abc.proposals import AbcProposal, fit_mixture, prior_proposal
+from ppl_backends.simulators.abc.stages import Budget, Picking, Stage, Weights, simulate_stage, weigh
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["Plan", "Record", "SequentialResult", "run_sequential"]
+
+EFFECTIVE_SHARE = 0.2  # α: effective size over points at the next tolerance
+FEWEST_HITS = 20
+STALLED = 0.999
+MOST_STAGES = 60
+BISECTIONS = 60
+ADAPTATION_SHARE = 0.5  # of a budget, that stages before the last may use
+
+
+class Plan(NamedTuple):
+    """How large stages are.
+
+    Attributes
+    ----------
+    sequential : bool
+        With False all points are the prior's.
+    qmc : bool
+    chains : int
+    pilot_points : int
+        Of a stage before the last, all chains together.
+    points : int
+        Of a chain in the last stage, beside the prior's share.
+    data_sets : int
+        M, data sets a point.
+    floor : float
+        Acceptance at which a tolerance that nobody set is the last.
+    hits, cap : int
+        Negative-binomial weights in the last stage: r and K, or 0.
+    """
+
+    sequential: bool
+    qmc: bool
+    chains: int
+    pilot_points: int
+    points: int
+    data_sets: int
+    floor: float
+    hits: int = 0
+    cap: int = 0
+
+
+class Record(NamedTuple):
+    """Figures of one stage, at the tolerance chosen from it (the last: at its own)."""
+
+    epsilon: float
+    acceptance: float
+    simulations: int
+    points: int
+    effective_size: float
+    not_finite: int
+    evidence: AbcEvidence
+
+
+class SequentialResult(NamedTuple):
+    """The last stage, its weights, and what led to it.
+
+    Attributes
+    ----------
+    stage : Stage
+    weights : Weights
+    epsilon : float
+    records : list of Record
+    reason : str
+        Why tolerances ended where they did.
+    n_components : int
+        Of the last proposal; 0 for the prior.
+    """
+
+    stage: Stage
+    weights: Weights
+    epsilon: float
+    records: list[Record]
+    reason: str
+    n_components: int
+
+
+Report = Callable[[Record, float], None]
+
+
+def run_sequential(
+    problem: AbcProblem,
+    plan: Plan,
+    budget: Budget,
+    rngs: list[np.random.Generator],
+    executor: Executor | None,
+    report: Report,
+) -> SequentialResult:
+    """Lower the tolerance stage by stage and simulate the last one.
+
+    Raises
+    ------
+    ModelError
+        If no data set comes near the observed one, with the reason.
+    """
+    proposal = prior_proposal(problem, plan.qmc, rngs[-1])
+    stage, records = None, list[Record]()
+    if plan.sequential or problem.epsilon is None:
+        proposal, stage, epsilon, reason = _lower(problem, plan, proposal, budget, rngs, executor, records, report)
+    else:
+        epsilon, reason = problem.epsilon, "the tolerance asked for"
+    if not np.isfinite(epsilon):
+        raise ModelError(f"no simulated data set is at a finite distance of the observed, out of {budget.used}")
+    stage = _last_stage(problem, plan, proposal, stage, epsilon, budget, rngs, executor)
+    weights = weigh(stage, problem.kernel, epsilon, plan.hits, plan.cap)
+    records.append(_record(stage, weights, epsilon, plan.qmc))
+    report(records[-1], budget.used)
+    if not weights.weight.any():
+        raise ModelError(
+            f"no simulated data set is within ε = {epsilon:.3g} of the observed, out of {budget.used} ({reason}); allow more "
+            "simulations or a larger epsilon"
+        )
+    return SequentialResult(stage, weights, epsilon, records, reason, len(proposal.students))
+
+
+def _lower(
+    problem: AbcProblem,
+    plan: Plan,
+    proposal: AbcProposal,
+    budget: Budget,
+    rngs: list[np.random.Generator],
+    executor: Executor | None,
+    records: list[Record],
+    report: Report,
+) -> tuple[AbcProposal, Stage, float, str]:
+    """Run the stages before the last; return its proposal, the stage before it, its tolerance, and why it is the last."""
+    allowance, last = ADAPTATION_SHARE * budget.left, np.inf
+    while True:
+        n = _pilot_size(plan, allowance - budget.used)
+        stage = _stage_of(problem, plan, proposal, n, None, budget, rngs, executor)
+        epsilon, weights = next_tolerance(stage, problem.kernel, last, problem.epsilon or 0.0)
+        records.append(_record(stage, weights, epsilon, plan.qmc))
+        report(records[-1], budget.used)
+        if plan.sequential and weights.effective_size > 0:
+            proposal = _next_proposal(problem, stage, weights, epsilon, rngs[-1])
+        reason = _end(problem, plan, budget, allowance, last, epsilon, records)
+        if reason:
+            return proposal, stage, epsilon, reason
+        last = epsilon
+
+
+def _pilot_size(plan: Plan, left: float) -> int:
+    """Return the points of a chain in a stage before the last; a power of two, fewer where the budget is small."""
+    size = 2 ** int(np.log2(max(plan.pilot_points // plan.chains, 16)))
+    while size > 16 and size * plan.chains * plan.data_sets * 1.2 > left:
+        size //= 2
+    return size
+
+
+def _stage_of(
+    problem: AbcProblem,
+    plan: Plan,
+    proposal: AbcProposal,
+    n: int,
+    picking: Picking | None,
+    budget: Budget,
+    rngs: list[np.random.Generator],
+    executor: Executor | None,
+    pilot: Stage | None = None,
+) -> Stage:
+    """Draw the points of all chains and simulate at them."""
+    parts = [proposal.points(n, plan.qmc, rng) for rng in rngs[: plan.chains]]
+    x = np.concatenate(parts)
+    chain = np.repeat(np.arange(plan.chains), [len(part) for part in parts])
+    log_ratio = proposal.log_ratio(x, n)
+    alive = log_ratio > -np.inf
+    log_ratio[alive] += problem.log_likelihood(x[alive])
+    counts = np.full(len(x), plan.data_sets, dtype=np.intp)
+    if pilot is not None and picking is not None and not proposal.is_prior:
+        counts = allocate(pilot, picking.kernel, picking.epsilon, x, log_ratio, plan.data_sets, rngs[-1])
+    return simulate_stage(problem, x, chain, log_ratio, counts, picking, budget, rngs[-1], executor)
+
+
+def next_tolerance(stage: Stage, kernel: str, last: float, target: float) -> tuple[float, Weights]:
+    """Return the next tolerance, no larger than the last and no smaller than the target, and the weights at it.
+
+    Parameters
+    ----------
+    last : float
+        Infinite at first.
+    target : float
+        0 for none.
+    """
+    finite = stage.block.distances[np.isfinite(stage.block.distances)]
+    if not len(finite):
+        return np.inf, weigh(stage, kernel, np.inf)
+    aim = EFFECTIVE_SHARE * np.sum(stage.log_ratio > -np.inf)
+    high = min(last, _largest(kernel, finite))
+    at_target = weigh(stage, kernel, target)
+    if at_target.effective_size >= aim or high <= target:
+        return max(target, 0.0), at_target
+    if weigh(stage, kernel, high).effective_size >= aim:
+        low = target
+        for _ in range(BISECTIONS):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if weigh(stage, kernel, middle).effective_size >= aim else (middle, high)
+            if high - low < 1e-4 * high:
+                break
+        return high, weigh(stage, kernel, high)
+    epsilon = max(min(high, _median_of_hits(stage, kernel, high)), target)
+    return epsilon, weigh(stage, kernel, epsilon)
+
+
+def _largest(kernel: str, distances: Array) -> float:
+    """Return a tolerance at which all finite distances count nearly alike."""
+    top = max(float(distances.max()), 0.0)
+    return top if kernel == "uniform" else 10 * top
+
+
+def _median_of_hits(stage: Stage, kernel: str, epsilon: float) -> float:
+    """Return the weighted median distance of data sets within ε; for the soft kernels ε shrinks in the same proportion."""
+    distances = stage.block.distances
+    weights = np.exp(log_kernel(kernel, distances, epsilon))
+    if not weights.any():
+        return epsilon
+    if kernel != "uniform":
+        return 0.7 * epsilon
+    order = np.argsort(distances[weights > 0])
+    return float(distances[weights > 0][order[len(order) // 2]])
+
+
+def _next_proposal(
+    problem: AbcProblem, stage: Stage, weights: Weights, epsilon: float, rng: np.random.Generator
+) -> AbcProposal:
+    """Fit the next proposal to points weighted by (p/q)√mean K²."""
+    ends, counts = np.cumsum(stage.block.counts), stage.block.counts
+    logs = log_kernel(problem.kernel, stage.block.distances, epsilon)
+    square = np.exp(2 * (logs - max(logs.max(), -1e300)))
+    importance = weights.ratio * np.sqrt(np.add.reduceat(square, ends - counts) / counts)
+    return fit_mixture(problem, stage.x, importance / importance.sum(), rng)
+
+
+def _end(
+    problem: AbcProblem,
+    plan: Plan,
+    budget: Budget,
+    allowance: float,
+    last: float,
+    epsilon: float,
+    records: list[Record],
+) -> str:
+    """Return why this tolerance is the last one; empty where it is not."""
+    record = records[-1]
+    if not np.isfinite(epsilon):
+        return "no finite distance"
+    if problem.epsilon is not None and epsilon <= problem.epsilon:
+        return "the tolerance asked for is reached"
+    if not plan.sequential:
+        return "all points are the prior's"
+    if problem.epsilon is None and record.acceptance <= plan.floor:
+        return f"acceptance {record.acceptance:.2g} is at the floor"
+    if record.acceptance * record.simulations < FEWEST_HITS:
+        return f"only {record.acceptance * record.simulations:.0f} hits in a stage"
+    if epsilon >= STALLED * last:
+        return "the tolerance no longer falls"
+    if budget.used + record.simulations > allowance:
+        return "half of max_simulations is used"
+    if budget.out_of_time:
+        return "max_time is over"
+    return f"{MOST_STAGES} stages" if len(records) >= MOST_STAGES else ""
+
+
+def _last_stage(
+    problem: AbcProblem,
+    plan: Plan,
+    proposal: AbcProposal,
+    pilot: Stage | None,
+    epsilon: float,
+    budget: Budget,
+    rngs: list[np.random.Generator],
+    executor: Executor | None,
+) -> Stage:
+    """Simulate the stage that is returned, as large as planned or as the budget allows."""
+    picking = Picking(problem.kernel, epsilon, plan.hits, plan.cap)
+    n = 2 ** int(np.ceil(np.log2(plan.points)))
+    while n > 16 and n * plan.chains * max(plan.data_sets, plan.hits) * 1.2 > budget.left:
+        n //= 2
+    return _stage_of(problem, plan, proposal, n, picking, budget, rngs, executor, pilot)
+
+
+def _record(stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record:
+    distances = stage.block.distances
+    simulated = np.repeat(stage.log_ratio > -np.inf, stage.block.counts)
+    return Record(
+        epsilon,
+        weights.acceptance,
+        stage.n_simulations,
+        len(stage.x),
+        weights.effective_size,
+        int(np.sum(~np.isfinite(distances[simulated]))),
+        estimate(stage, weights, qmc),
+    )
+

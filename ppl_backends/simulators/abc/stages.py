@@ -1,0 +1,338 @@
+"""One stage: points, their simulated data sets in blocks that can run anywhere, and the weights that these give.
+
+The parameters are points of scrambled nets, the simulator keeps ordinary randomness: a mixed sequence (Buchholz & Chopin 2019,
+section 3.4). A block of points has a stream of random numbers of its own, so that results do not depend on where it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.parallel import map_independent
+from ppl_backends.simulators.abc.kernels import log_kernel
+from ppl_backends.simulators.abc.problem import AbcProblem, Experiment
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["Budget", "Picking", "Stage", "Weights", "simulate_stage", "weigh"]
+
+SIMULATIONS_A_BLOCK = 2**14
+BYTES_A_BLOCK = 2**24
+POINTS_A_BLOCK = 32  # where data sets are drawn one by one
+BLOCKS_A_WAVE = 32  # handed to an executor between two looks at the clock
+
+
+class Picking(NamedTuple):
+    """The kernel by which one data set of a point is kept; with negative-binomial weights also when to stop.
+
+    Attributes
+    ----------
+    kernel : str
+    epsilon : float
+    hits : int
+        r, or 0 for a fixed number of data sets a point.
+    cap : int
+        Most data sets of a point, where ``hits``.
+    """
+
+    kernel: str
+    epsilon: float
+    hits: int = 0
+    cap: int = 0
+
+
+class Block(NamedTuple):
+    """What the simulations of some points came to.
+
+    Attributes
+    ----------
+    counts : ndarray of int (n,)
+        Data sets simulated.
+    distances : ndarray (counts.sum(),)
+        In the order of the points.
+    summaries : ndarray (n, k) or None
+        Of a data set that was picked by its kernel.
+    data : list of ndarray (n, ...) or None
+        A data set of each point that is distributed as the simulator's, given that the point was drawn by its weight.
+    """
+
+    counts: NDArray[np.intp]
+    distances: Array
+    summaries: Array | None
+    data: list[NDArray] | None
+
+
+class Stage(NamedTuple):
+    """Points with their simulations.
+
+    Attributes
+    ----------
+    x : ndarray (n, dim)
+    chain : ndarray of int (n,)
+        The scramble that a point is of.
+    log_ratio : ndarray (n,)
+        log p L / q, with L ordinary likelihoods.
+    block : Block
+    complete : bool
+        Whether all points planned were simulated: what is left of a net is no net.
+    """
+
+    x: Array
+    chain: NDArray[np.intp]
+    log_ratio: Array
+    block: Block
+    complete: bool
+
+    @property
+    def n_simulations(self) -> int:
+        """Data sets simulated."""
+        return int(self.block.counts.sum())
+
+
+class Weights(NamedTuple):
+    """Weights of a stage's points at one tolerance, up to the factor exp(log_scale).
+
+    Attributes
+    ----------
+    ratio : ndarray (n,)
+        p L / q.
+    hit : ndarray (n,)
+        L̂, the estimate of E[K | θ].
+    variance : ndarray (n,)
+        Unbiased estimate of the variance of L̂; NaN where a point has one data set.
+    acceptance : float
+        Mean of K over data sets, unscaled.
+    log_scale : float
+    """
+
+    ratio: Array
+    hit: Array
+    variance: Array
+    acceptance: float
+    log_scale: float
+
+    @property
+    def weight(self) -> Array:
+        """w = p L L̂ / q ``(n,)``."""
+        return self.ratio * self.hit
+
+    @property
+    def effective_size(self) -> float:
+        """(Σw)² / Σw², 0 where all weights are zero."""
+        w = self.weight
+        return float(w.sum() ** 2 / np.sum(w**2)) if w.any() else 0.0
+
+
+class Budget:
+    """How many simulations, and how many seconds, are left.
+
+    Parameters
+    ----------
+    max_simulations : int or None
+    max_time : float or None
+    """
+
+    def __init__(self, max_simulations: int | None, max_time: float | None) -> None:
+        self.left = np.inf if max_simulations is None else float(max_simulations)
+        self._end = np.inf if max_time is None else time.perf_counter() + max_time
+        self.used = 0
+
+    def spend(self, n: int) -> None:
+        """Note that ``n`` data sets were simulated."""
+        self.used, self.left = self.used + n, self.left - n
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time is over."""
+        return time.perf_counter() > self._end
+
+
+def simulate_stage(
+    problem: AbcProblem,
+    x: Array,
+    chain: NDArray[np.intp],
+    log_ratio: Array,
+    counts: NDArray[np.intp],
+    picking: Picking | None,
+    budget: Budget,
+    rng: np.random.Generator,
+    executor: Executor | None = None,
+) -> Stage:
+    """Simulate ``counts`` data sets at every point; points of zero density cost nothing.
+
+    Points are taken in random order, so that those done when a budget ends are a sample of all.
+    """
+    alive = rng.permutation(np.flatnonzero(log_ratio > -np.inf))
+    dead = np.flatnonzero(log_ratio == -np.inf)
+    blocks = _cut(problem.experiment, counts[alive], picking)
+    payload = cloudpickle.dumps((problem.experiment, picking))
+    done: list[Block] = []
+    kept = 0
+    for wave in _waves(blocks, 1 if executor is None else BLOCKS_A_WAVE):
+        if kept and budget.out_of_time:
+            break
+        items, full = [], True
+        for rows in wave:
+            index = alive[rows]
+            planned = int(counts[index].sum()) if picking is None or not picking.hits else len(index) * picking.hits
+            if planned > budget.left:
+                room = np.cumsum(counts[index]) <= budget.left
+                index, full = index[room], False
+                planned = int(counts[index].sum())
+            if len(index):
+                items.append((payload, problem.values(x[index], rng), counts[index], rng.bit_generator.seed_seq.spawn(1)[0]))
+                budget.spend(planned)
+                kept += len(index)
+            if not full:
+                break
+        for item, block in zip(items, map_independent(_simulate_block, items, executor), strict=True):
+            done.append(block)
+            if picking is not None and picking.hits:
+                budget.spend(int(block.counts.sum()) - len(item[2]) * picking.hits)
+        if not full or budget.left <= 0:
+            break
+    return _stage(problem, x, chain, log_ratio, alive[:kept], dead, done, kept == len(alive))
+
+
+def _cut(experiment: Experiment, counts: NDArray[np.intp], picking: Picking | None) -> list[slice]:
+    """Return blocks of points; their sizes depend on the problem alone, not on who works at it."""
+    size = max(1, sum(int(np.prod(s.shape, dtype=int)) for s in experiment.simulators))
+    most = min(SIMULATIONS_A_BLOCK, max(1, BYTES_A_BLOCK // (8 * size)))
+    mean = max(1.0, float(counts.mean())) if len(counts) else 1.0
+    rows = max(1, int(most / mean))
+    if not all(simulator.at_once for simulator in experiment.simulators):
+        rows = min(rows, POINTS_A_BLOCK)
+    return [slice(i, i + rows) for i in range(0, len(counts), rows)]
+
+
+def _waves(blocks: list[slice], size: int) -> list[list[slice]]:
+    return [blocks[i : i + size] for i in range(0, len(blocks), size)]
+
+
+@lru_cache(maxsize=2)
+def _loaded(payload: bytes) -> tuple[Experiment, Picking | None]:
+    return cloudpickle.loads(payload)
+
+
+def _simulate_block(item: tuple[bytes, list[dict[str, NDArray]], NDArray[np.intp], Any]) -> Block:
+    """Simulate the data sets of one block, in any process."""
+    payload, values, counts, seed = item
+    experiment, picking = _loaded(payload)
+    rng = np.random.default_rng(seed)
+    if picking is not None and picking.hits:
+        return _until_hits(experiment, values, len(counts), picking, rng)
+    repeated = [{name: np.repeat(value, counts, axis=0) for name, value in each.items()} for each in values]
+    distances, summaries, data = experiment.run(repeated, rng)
+    if picking is None:
+        return Block(counts, distances, None, None)
+    ends = np.cumsum(counts)
+    value = log_kernel(picking.kernel, distances, picking.epsilon)
+    scaled = np.exp(value - max(value.max(initial=-np.inf), -1e300))
+    hit = _pick(scaled, ends, rng)
+    others = np.repeat(np.add.reduceat(scaled, ends - counts), counts) - scaled
+    other = _pick(np.maximum(others, 0.0), ends, rng)
+    return Block(counts, distances, summaries[hit], [each[other] for each in data])
+
+
+def _pick(weights: Array, ends: NDArray[np.intp], rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return an index per point, in proportion to the weights of its data sets; the first where all are zero."""
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    starts = np.concatenate([[0], ends[:-1]])
+    aim = total[starts] + rng.random(len(ends)) * (total[ends] - total[starts])
+    return np.clip(np.searchsorted(total, aim, side="right") - 1, starts, ends - 1)
+
+
+def _until_hits(
+    experiment: Experiment, values: list[dict[str, NDArray]], n: int, picking: Picking, rng: np.random.Generator
+) -> Block:
+    """Simulate at every point until ``hits`` data sets are within ε, at most ``cap`` (negative-binomial weights)."""
+    counts, hits = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)
+    owners: list[NDArray[np.intp]] = []
+    kept: list[Array] = []
+    summaries: Array | None = None
+    going = np.arange(n)
+    while len(going):
+        rows = [{name: value[going] for name, value in each.items()} for each in values]
+        distances, found, _ = experiment.run(rows, rng)
+        summaries = np.zeros((n, found.shape[1])) if summaries is None else summaries
+        inside = log_kernel(picking.kernel, distances, picking.epsilon) > -np.inf
+        summaries[going[inside]] = found[inside]
+        owners.append(going)
+        kept.append(distances)
+        counts[going] += 1
+        hits[going] += inside
+        going = going[(hits[going] < picking.hits) & (counts[going] < picking.cap)]
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    return Block(counts, np.concatenate(kept)[order], summaries, None)
+
+
+def _stage(
+    problem: AbcProblem,
+    x: Array,
+    chain: NDArray[np.intp],
+    log_ratio: Array,
+    order: NDArray[np.intp],
+    dead: NDArray[np.intp],
+    done: Sequence[Block],
+    complete: bool,
+) -> Stage:
+    """Join the blocks, and the points of zero density as points with one infinitely distant data set."""
+    # Of an unfinished stage as many points outside the support are kept as of those inside.
+    share = 1.0 if complete else len(order) / max(1, np.sum(log_ratio > -np.inf))
+    dead = dead[: round(share * len(dead))]
+    index = np.concatenate([order, dead])
+    k = len(problem.observed_summaries)
+    counts = np.concatenate([*(block.counts for block in done), np.ones(len(dead), dtype=np.intp)]).astype(np.intp)
+    distances = np.concatenate([*(block.distances for block in done), np.full(len(dead), np.inf)])
+    summaries, data = None, None
+    if done and done[0].summaries is not None:
+        parts = [block.summaries for block in done if block.summaries is not None]
+        summaries = np.concatenate([*parts, np.zeros((len(dead), k))])
+    if done and done[0].data is not None:
+        columns = zip(*(block.data for block in done if block.data is not None), strict=True)
+        data = [_with_rows(np.concatenate(column), len(dead)) for column in columns]
+    return Stage(x[index], chain[index], log_ratio[index], Block(counts, distances, summaries, data), complete)
+
+
+def _with_rows(data: NDArray, n: int) -> NDArray:
+    return np.concatenate([data, np.zeros((n, *data.shape[1:]), dtype=data.dtype)])
+
+
+def weigh(stage: Stage, kernel: str, epsilon: float, hits: int = 0, cap: int = 0) -> Weights:
+    """Return the weights of a stage at a tolerance.
+
+    Fixed numbers of data sets: L̂ is the mean of K (3.3). Negative binomial: L̂ = (r−1)/(k−1) where the r-th hit is the k-th
+    data set, and hits/K where the cap K comes first: both are the one unbiased estimate that is a function of the
+    stopping point (Girshick, Mosteller & Savage 1946), and so is the second moment, whence the variance.
+    """
+    counts, ends = stage.block.counts, np.cumsum(stage.block.counts)
+    logs = log_kernel(kernel, stage.block.distances, epsilon)
+    simulated = np.repeat(stage.log_ratio > -np.inf, counts)
+    acceptance = float(np.exp(logs[simulated]).mean()) if simulated.any() else 0.0
+    top, high = max(logs.max(initial=-np.inf), -1e300), max(stage.log_ratio.max(initial=-np.inf), -1e300)
+    value = np.exp(logs - top)
+    if not len(counts):
+        return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 0.0, 0.0)
+    total = np.add.reduceat(value, ends - counts)
+    mean = total / counts
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if hits:
+            full = total >= hits
+            mean = np.where(full, (hits - 1) / np.maximum(counts - 1, 1), mean)
+            square = np.where(
+                full,
+                (hits - 1) * (hits - 2) / np.maximum((counts - 1) * (counts - 2), 1),
+                total * (total - 1) / (counts * np.maximum(counts - 1.0, 1.0)),
+            )
+            variance = np.where(counts > 1, mean**2 - square, 0.0)
+        else:
+            apart = np.add.reduceat((value - np.repeat(mean, counts)) ** 2, ends - counts)
+            variance = np.where(stage.log_ratio == -np.inf, 0.0, apart / (counts - 1.0) / counts)
+    return Weights(np.exp(stage.log_ratio - high), mean, variance, acceptance, float(top + high))
