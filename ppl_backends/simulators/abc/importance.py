@@ -20,7 +20,7 @@ from ppl_backends.targets.protocol import Array
 
 __all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error"]
 
-LARGEST_DOUBT = 0.01  # level at which the spread of scrambles contradicts the single-run formula
+LARGEST_DOUBT = 0.1  # level at which the spread of scrambles contradicts the single-run formula
 NEIGHBOURS = 12
 LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
 
@@ -125,11 +125,13 @@ def allocate(
     value = np.exp(log_kernel(kernel, stage.block.distances, epsilon))
     first, second = (np.add.reduceat(v, ends - counts)[pilot] / counts[pilot] for v in (value, value**2))
     centre, width = stage.x[pilot].mean(axis=0), stage.x[pilot].std(axis=0) + 1e-300
-    tree = cKDTree((stage.x[pilot] - centre) / width)
-    _, near = tree.query((x[alive] - centre) / width, k=NEIGHBOURS)
+    known = (stage.x[pilot] - centre) / width
+    tree = cKDTree(known)
+    _, near = tree.query(known, k=NEIGHBOURS)
     spread = np.sqrt(np.maximum(second[near].mean(axis=1) - first[near].mean(axis=1) ** 2, 0.0))
+    _, nearest = tree.query(np.clip((x[alive] - centre) / width, known.min(axis=0), known.max(axis=0)), eps=0.5)
     wish = np.zeros(len(x))
-    wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread
+    wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread[nearest]
     if not wish.any():
         return np.full(len(x), mean, dtype=np.intp)
     extra = np.where(alive, (mean - 2) * alive.sum() * wish / wish.sum(), 0.0)

@@ -104,7 +104,12 @@ class AbcProblem:
     """
 
     def __init__(
-        self, target: BaseTarget, experiment: Experiment, parameters: list[Parameters], settings: Settings, observed: Any
+        self,
+        target: BaseTarget,
+        experiment: Experiment,
+        parameters: list[Parameters],
+        settings: Settings,
+        observed: Any,
     ) -> None:
         self.target = AbcTarget(target, observed)
         self.experiment, self._parameters = experiment, parameters
@@ -196,7 +201,9 @@ def make_problem(
     if data_set.dtype.kind not in "biuf":
         raise ModelError(f"observed= is of {data_set.dtype}: expected an array of numbers")
     examples = np.stack([data_set, data_set + 1]).astype(np.float64)
-    reduce = SUMMARIES[summary] if isinstance(summary, str) else None if summary is None else by_rows(summary, (), examples)
+    reduce = (
+        SUMMARIES[summary] if isinstance(summary, str) else None if summary is None else by_rows(summary, (), examples)
+    )
     measure = "euclidean" if distance is None else distance
     if callable(measure):
         summaries = Discrepancy(data_set, reduce, "euclidean")
@@ -300,7 +307,9 @@ def _discrepancy(variable: Any, scale: Any) -> Discrepancy:
     """Of a Simulator; PyMC's functions see one data set at a time."""
     summary = SUMMARIES[variable.summary] if isinstance(variable.summary, str) else _Rows(variable.summary)
     if variable.kind != "function":
-        return Discrepancy(variable.observed, summary, "euclidean" if variable.kind == "gaussian" else "manhattan", scale)
+        return Discrepancy(
+            variable.observed, summary, "euclidean" if variable.kind == "gaussian" else "manhattan", scale
+        )
     return Discrepancy(variable.observed, summary, _Energy(variable.log_kernel, scale))
 
 

@@ -28,13 +28,14 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["sample_abc"]
 
 SMALLEST_SIZE = 100  # effective size of the last stage below which nothing is trusted
+DATA_SETS = 4
 CAP = 100  # times r: data sets of a point, with negative-binomial weights
 
 
 @checked(
     acceptance_floor=number(above=0, below=1),
     adjust=choice(None, "linear", "heteroscedastic"),
-    data_sets=integer(1),
+    data_sets=none | integer(1),
     distance=none | choice(*DISTANCES) | function("a function of observed and simulated summaries"),
     epsilon=choice("auto") | number(at_least=0) | instance(Mapping, "a dict from names of Simulators to numbers"),
     hits=none | integer(3),
@@ -64,7 +65,7 @@ def sample_abc(
     cores: int | None = None,
     draws: int = 2000,
     chains: int = 4,
-    data_sets: int = 4,
+    data_sets: int | None = None,
     hits: int | None = None,
     max_hit_simulations: int | None = None,
     pilot_points: int = 1024,
@@ -111,8 +112,9 @@ def sample_abc(
     draws, chains : int
         Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points, with an
         eighth of points from the prior on top.
-    data_sets : int
-        M, simulated data sets a point, on average. With one there is no single-run error and no posterior predictive.
+    data_sets : int, optional
+        M, simulated data sets a point, on average; by default four, and in the last stage up to 32 of a simulator that draws many
+        at once, so that the evidence has an error of 2 %. With one there is no single-run error and no posterior predictive.
     hits : int, optional
         r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε. Uniform
         kernel.
@@ -188,7 +190,7 @@ def sample_abc(
     check_memory(draws, chains, problem.dim)
     cap = 0 if hits is None else max(max_hit_simulations or CAP * hits, hits)
     plan = Plan(
-        method != "importance", qmc, chains, pilot_points, draws, data_sets, acceptance_floor, hits or 0, cap
+        method != "importance", qmc, chains, pilot_points, draws, data_sets or DATA_SETS, data_sets is None, acceptance_floor, hits or 0, cap
     )  # fmt: skip
     started = time.perf_counter()
     *rngs, check_rng, result_rng = spawn_generators(random_seed, chains + 3)

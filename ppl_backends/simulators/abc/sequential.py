@@ -34,6 +34,7 @@ FEWEST_HITS = 20
 STALLED = 0.999
 MOST_STAGES = 60
 BISECTIONS = 60
+EVIDENCE_ERROR, MORE_DATA_SETS = 0.02, 8
 ADAPTATION_SHARE = 0.5  # of a budget, that stages before the last may use
 
 
@@ -51,7 +52,9 @@ class Plan(NamedTuple):
     points : int
         Of a chain in the last stage, beside the prior's share.
     data_sets : int
-        M, data sets a point.
+        M, data sets a point on average.
+    adaptive : bool
+        Whether the last stage may have up to eight times as many, where they are drawn at once, for an error of 2 %.
     floor : float
         Acceptance at which a tolerance that nobody set is the last.
     hits, cap : int
@@ -64,6 +67,7 @@ class Plan(NamedTuple):
     pilot_points: int
     points: int
     data_sets: int
+    adaptive: bool
     floor: float
     hits: int = 0
     cap: int = 0
@@ -301,10 +305,24 @@ def _last_stage(
 ) -> Stage:
     """Simulate the stage that is returned, as large as planned or as the budget allows."""
     picking = Picking(problem.kernel, epsilon, plan.hits, plan.cap)
+    if plan.adaptive and pilot is not None:
+        plan = plan._replace(data_sets=_data_sets(problem, plan, pilot, epsilon))
     n = 2 ** int(np.ceil(np.log2(plan.points)))
     while n > 16 and n * plan.chains * max(plan.data_sets, plan.hits) * 1.2 > budget.left:
         n //= 2
     return _stage_of(problem, plan, proposal, n, picking, budget, rngs, executor, pilot)
+
+
+def _data_sets(problem: AbcProblem, plan: Plan, pilot: Stage, epsilon: float) -> int:
+    """Return data sets a point for a relative error of 2 % of the evidence, as the variance in the pilot has it."""
+    if not all(simulator.at_once for simulator in problem.experiment.simulators):
+        return plan.data_sets
+    weights = weigh(pilot, problem.kernel, epsilon)
+    if not weights.weight.any():
+        return plan.data_sets
+    relative = np.sum(weights.ratio**2 * weights.variance) / weights.weight.sum() ** 2
+    needed = plan.data_sets * relative * len(pilot.x) / (plan.points * plan.chains) / EVIDENCE_ERROR**2
+    return int(np.clip(np.ceil(needed), plan.data_sets, MORE_DATA_SETS * plan.data_sets))
 
 
 def _record(stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record:
@@ -319,4 +337,3 @@ def _record(stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record
         int(np.sum(~np.isfinite(distances[simulated]))),
         estimate(stage, weights, qmc),
     )
-

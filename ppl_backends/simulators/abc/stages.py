@@ -187,7 +187,9 @@ def simulate_stage(
                 index, full = index[room], False
                 planned = int(counts[index].sum())
             if len(index):
-                items.append((payload, problem.values(x[index], rng), counts[index], rng.bit_generator.seed_seq.spawn(1)[0]))
+                items.append(
+                    (payload, problem.values(x[index], rng), counts[index], rng.bit_generator.seed_seq.spawn(1)[0])
+                )
                 budget.spend(planned)
                 kept += len(index)
             if not full:

@@ -87,18 +87,18 @@ class PriorFromUniform:
         values, self.n_uniforms = _inverted(graphs, names, point)
         output = pt.concatenate([pt.atleast_1d(value.astype("float64")).ravel() for value in values])
         [output] = replace_checks([output])
-        self._one = pytensor.function([point], output, mode=PYTHON_MODE)
         self._many = self._batched(point, output)
-        self._names = names
+        self._one = pytensor.function([point], output, mode=PYTHON_MODE) if self._many is None else None
 
     def _batched(self, point: Variable, output: Variable) -> Callable[[Array], Array] | None:
-        """Return the function of many points, if every operation can be given a batch axis and it is the same function."""
+        """Return the function of many points, if every operation can be given a batch axis and rows do not see each other."""
         u = np.random.default_rng(0).random((3, self.n_uniforms))
         try:
             points = pt.matrix("us", dtype="float64")
             [many] = vectorize_graph([output], {point: points})
             function = pytensor.function([points], many, mode=PYTHON_MODE)
-            same = np.allclose(function(u), [self._one(row) for row in u], rtol=1e-9, atol=1e-12, equal_nan=True)
+            one_by_one = [function(u[i : i + 1])[0] for i in range(3)]
+            same = np.allclose(function(u), one_by_one, rtol=1e-9, atol=1e-12, equal_nan=True)
         except Exception:  # an operation that cannot be given a batch axis: one point after the other
             return None
         return function if same else None
@@ -108,6 +108,7 @@ class PriorFromUniform:
         u = np.clip(u, SMALLEST, 1 - SMALLEST)
         if self._many is not None:
             return np.asarray(self._many(u))
+        assert self._one is not None
         return np.stack([self._one(row) for row in u])
 
 

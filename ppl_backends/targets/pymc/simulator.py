@@ -211,13 +211,12 @@ def parameter_function(
         point, pieces = _cut(values, shapes.value.values(), "point")
         fixed = {v: pt.constant(value, dtype=v.dtype) for v, value in data.items()}
         graphs = _clone(model.replace_rvs_by_values(inputs), {**fixed, **dict(zip(values, pieces, strict=True))})
-        one = pytensor.function([point], graphs, mode=PYTHON_MODE, on_unused_input="ignore")
         points = pt.matrix("points", dtype="float64")
         try:
             several = vectorize_graph(graphs, {point: points})
             many = pytensor.function([points], several, mode=PYTHON_MODE, on_unused_input="ignore")
         except Exception:  # an operation that cannot be given a batch axis
-            many = None
+            many, one = None, pytensor.function([point], graphs, mode=PYTHON_MODE, on_unused_input="ignore")
     names = [v.name or f"parameter {i}" for i, v in enumerate(inputs)]
     names = names if len(set(names)) == len(names) else [f"parameter {i}" for i in range(len(inputs))]
 
