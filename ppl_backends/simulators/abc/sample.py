@@ -113,8 +113,8 @@ def sample_abc(
         Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points, with an
         eighth of points from the prior on top.
     data_sets : int, optional
-        M, simulated data sets a point, on average; by default four, and in the last stage up to 32 of a simulator that draws many
-        at once, so that the evidence has an error of 2 %. With one there is no single-run error and no posterior predictive.
+        M, simulated data sets a point, on average; by default four, and in the last stage up to 64 of a simulator that draws many
+        at once, so that the evidence has an error of 1.5 %. With one there is no single-run error and no posterior predictive.
     hits : int, optional
         r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε. Uniform
         kernel.

@@ -1,0 +1,139 @@
+"""Evidences, means and sds of ``sample_abc`` against exact ABC posteriors, with errors that cover."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom, chi2
+
+import ppl_backends as pb
+from tests.simulators.abc.toys import box, conjugate, conjugate_answer, log_ball, mixture, radius, standard_normal
+from tests.statistics import FALSE_FAILURE, assert_mean_is, normal_bound
+
+QUIET = {"progressbar": False}
+SMALL = {**QUIET, "chains": 2, "draws": 512, "pilot_points": 512}
+
+
+def attrs(idata):
+    return idata.posterior.attrs
+
+
+def static(dim, epsilon, seed, **options):
+    """Importance sampling from the prior of the mixture: evidence over its exact value, and the first coordinate's mean."""
+    idata = pb.sample_abc(
+        box(dim),
+        simulate=mixture,
+        observed=np.zeros(dim),
+        epsilon=epsilon,
+        method="importance",
+        random_seed=seed,
+        **{**QUIET, "chains": 1, **options},
+    )
+    ratio = np.exp(attrs(idata)["log_evidence"] - log_ball(epsilon, dim))
+    estimates = idata["estimates"]
+    return np.array([ratio, attrs(idata)["log_evidence_se"], estimates["x_mean"][0], estimates["x_mean_se"][0]])
+
+
+# The variance ratio of 80 repeats is F(79, 79): 0.4 of its expected value at most at a rate of 1e-4.
+@pytest.mark.parametrize(("dim", "expected"), [(1, 8.0), (2, 14.3), (3, 9.2)])
+def test_nets_take_the_points_share_out_of_the_variance(dim, expected):
+    epsilon = radius(0.1, dim)
+    options = {"draws": 4096, "data_sets": 1}
+    nets, random = (
+        np.array([static(dim, epsilon, seed, qmc=qmc, **options)[0] for seed in range(80)]) for qmc in (True, False)
+    )
+    assert random.var() / nets.var() > 0.4 * expected
+    assert_mean_is(nets[:, None], [1.0])
+
+
+@pytest.mark.filterwarnings("ignore:sample_abc. an effective size")
+@pytest.mark.parametrize("qmc", [True, False])
+@pytest.mark.parametrize("data_sets", [2, 10])
+def test_single_run_intervals_cover(qmc, data_sets):
+    runs = np.array([static(1, 1.0, seed, qmc=qmc, draws=1024, data_sets=data_sets) for seed in range(200)])
+    fewest = binom.ppf(FALSE_FAILURE, 200, 0.93)
+    assert np.sum(np.abs(runs[:, 0] - 1) < 1.96 * runs[:, 1] * runs[:, 0]) >= fewest
+    assert np.sum(np.abs(runs[:, 2]) < 1.96 * runs[:, 3]) >= fewest
+
+
+@pytest.mark.filterwarnings("ignore:sample_abc. an effective size")
+def test_variance_times_data_sets_does_not_depend_on_their_number():
+    variances = [
+        data_sets * np.var([static(1, 1.0, seed, draws=1024, data_sets=data_sets)[0] for seed in range(100)])
+        for data_sets in (2, 5, 10)
+    ]
+    exact = 0.01125 / 0.1**2 / 1024
+    low, high = chi2.ppf([FALSE_FAILURE, 1 - FALSE_FAILURE], 99) / 99
+    assert all(low < variance / exact < 1.1 * high for variance in variances)
+
+
+def test_sequential_runs_have_an_unbiased_evidence_and_right_means():
+    runs = []
+    for seed in range(40):
+        idata = pb.sample_abc(
+            box(3), simulate=mixture, observed=np.zeros(3), epsilon=1.0, random_seed=seed, data_sets=4, **SMALL
+        )
+        ratio = np.exp(attrs(idata)["log_evidence"] - log_ball(1.0, 3))
+        estimates = idata["estimates"]
+        runs.append([ratio, *estimates["x_mean"].values, *(estimates["x_sd"].values ** 2)])
+        assert attrs(idata)["epsilon"] == 1.0
+    assert_mean_is(np.array(runs), [1.0, *[0.0] * 3, *[0.2505] * 3], allowance=2e-3)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 0.1, 0.01])
+def test_conjugate_normal_with_a_gaussian_kernel(epsilon):
+    options = {"simulate": conjugate, "observed": 1.0, "kernel": "gaussian", "epsilon": epsilon}
+    idata = pb.sample_abc(standard_normal(), random_seed=1, **options, **QUIET)
+    mean, sd, log_evidence = conjugate_answer(epsilon)
+    estimates = idata["estimates"]
+    bound = normal_bound(2)
+    assert abs(attrs(idata)["log_evidence"] - log_evidence) < bound * attrs(idata)["log_evidence_se"]
+    assert abs(estimates["x_mean"][0] - mean) < bound * estimates["x_mean_se"][0]
+    assert attrs(idata)["log_evidence_se"] < 0.02
+    assert abs(estimates["x_sd"][0] / sd - 1) < 0.15
+    assert abs(idata.posterior["x"].std() / sd - 1) < 0.15
+    density = log_evidence - 0.5 * np.log(2 * np.pi * epsilon**2)
+    assert abs(attrs(idata)["log_evidence"] - attrs(idata)["log_kernel_volume"] - density) < 0.1
+
+
+@pytest.mark.parametrize("kernel", ["uniform", "laplace", "epanechnikov"])
+def test_evidences_of_all_kernels_become_the_same_density(kernel):
+    options = {"simulate": conjugate, "observed": 1.0, "kernel": kernel, "epsilon": 0.05}
+    idata = pb.sample_abc(standard_normal(), random_seed=1, **options, **QUIET)
+    density = attrs(idata)["log_evidence"] - attrs(idata)["log_kernel_volume"]
+    exact = -0.5 * np.log(2 * np.pi * 1.04) - 0.5 / 1.04
+    assert abs(density - exact) < 0.01 + normal_bound() * attrs(idata)["log_evidence_se"]
+
+
+def test_negative_binomial_weights():
+    options = {"simulate": mixture, "observed": np.zeros(2), "epsilon": 1.0, "hits": 3, "max_hit_simulations": 20}
+    runs = [pb.sample_abc(box(2), random_seed=seed, **options, **SMALL) for seed in range(20)]
+    ratios = np.exp([attrs(run)["log_evidence"] - log_ball(1.0, 2) for run in runs])
+    assert_mean_is(ratios[:, None], [1.0])
+    errors = np.array([attrs(run)["log_evidence_se"] for run in runs])
+    assert 0.5 < np.mean(errors**2) / np.var(ratios) < 2.5
+
+
+def test_posterior_predictive_is_of_new_data_not_of_data_near_the_observed():
+    options = {"simulate": mixture, "observed": np.zeros(2), "epsilon": 0.5, "data_sets": 4}
+    idata = pb.sample_abc(box(2), random_seed=1, **options, **QUIET)
+    drawn = idata["posterior_predictive"]["y"].values.reshape(-1, 2)
+    np.testing.assert_allclose(drawn.var(axis=0), 0.5**2 / 4 + 2 * 0.0505, rtol=0.1)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_others():
+    options = {"simulate": mixture, "observed": np.zeros(2), "epsilon": 1.0}
+    a, b, c = (pb.sample_abc(box(2), random_seed=seed, **options, **SMALL) for seed in (1, 1, 2))
+    assert np.array_equal(a.posterior["x"], b.posterior["x"])
+    assert not np.array_equal(a.posterior["x"], c.posterior["x"])
+
+
+@pytest.mark.parametrize("adjust", ["linear", "heteroscedastic"])
+def test_regression_adjustment_narrows_an_abc_posterior_to_the_posterior(adjust):
+    options = {"simulate": conjugate, "observed": 1.0, "kernel": "epanechnikov", "epsilon": 0.6}
+    plain = pb.sample_abc(standard_normal(), random_seed=1, **options, **QUIET)
+    moved = pb.sample_abc(standard_normal(), random_seed=1, adjust=adjust, **options, **QUIET)
+    exact = (1 / (1 + 1 / 0.04)) ** 0.5
+    assert plain.posterior["x"].std() > 1.3 * exact
+    assert abs(moved.posterior["x"].std() / exact - 1) < 0.05
+    assert abs(moved.posterior["x"].mean() - 1 / 1.04) < 0.01
+    assert attrs(moved)["adjusted"] == adjust
+    assert attrs(moved)["log_evidence"] == attrs(plain)["log_evidence"]
