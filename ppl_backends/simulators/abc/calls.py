@@ -62,7 +62,15 @@ class Simulator:
         """
         n = len(next(iter(values.values())))
         if self.at_once:
-            return self._checked(self._called(self.batched, values, rng), (n, *self.shape), values)
+            try:
+                return self._checked(self._called(self.batched, values, rng), (n, *self.shape), values)
+            except ModelError:
+                self._one_by_one(values, rng)  # whose error names one row
+                raise
+        return self._one_by_one(values, rng)
+
+    def _one_by_one(self, values: Values, rng: np.random.Generator) -> NDArray:
+        n = len(next(iter(values.values())))
         data = np.empty((n, *self.shape))
         for i in range(n):
             row = {name: value[i] for name, value in values.items()}

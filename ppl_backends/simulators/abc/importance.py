@@ -18,10 +18,11 @@ from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.stages import Stage, Weights
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error"]
+__all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error", "smoothed_moments"]
 
 LARGEST_DOUBT = 0.1  # level at which the spread of scrambles contradicts the single-run formula
 NEIGHBOURS = 12
+HITS_NEARBY = 10  # that moments at a point are estimated from
 LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
 
 
@@ -97,6 +98,34 @@ def _variance(
     return "scrambles", spread, df
 
 
+def smoothed_moments(stage: Stage, kernel: str, epsilon: float) -> tuple[Array, Array]:
+    """Return E[K | θ] and E[K² | θ] ``(n,)``, up to the same power of a factor, as means over the nearest points.
+
+    A point's own few data sets say little where hits are rare: the root of their mean square has the mean of a hit's
+    probability, not of its root.
+    """
+    alive = stage.log_ratio > -np.inf
+    counts, ends = stage.block.counts, np.cumsum(stage.block.counts)
+    logs = log_kernel(kernel, stage.block.distances, epsilon)
+    value = np.exp(logs - max(logs.max(initial=-np.inf), -1e300))
+    moments = np.stack([np.add.reduceat(v, ends - counts) / counts for v in (value, value**2)])
+    n = int(alive.sum())
+    rate = value.sum() ** 2 / max(np.sum(value**2), 1e-300) / max(n, 1)  # hits a point
+    k = int(np.clip(HITS_NEARBY / max(rate, 1e-9), NEIGHBOURS, n // 10))
+    if n > 2 * NEIGHBOURS:
+        known, _ = _standardised(stage.x[alive], stage.x[:1])
+        _, near = cKDTree(known).query(known, k=max(k, 1))
+        moments[:, alive] = moments[:, alive][:, near.reshape(n, -1)].mean(axis=2)
+    return moments[0], moments[1]
+
+
+def _standardised(x: Array, other: Array) -> tuple[Array, Array]:
+    """Return points, and others, in units of the spread of the first between their quartiles."""
+    low, centre, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
+    width = np.where(high > low, high - low, 1.0)
+    return (x - centre) / width, (other - centre) / width
+
+
 def allocate(
     stage: Stage, kernel: str, epsilon: float, x: Array, log_ratio: Array, mean: int, rng: np.random.Generator
 ) -> NDArray[np.intp]:
@@ -121,15 +150,10 @@ def allocate(
     pilot = stage.log_ratio > -np.inf
     if mean <= 2 or not alive.any() or pilot.sum() < NEIGHBOURS:
         return np.full(len(x), mean, dtype=np.intp)
-    ends, counts = np.cumsum(stage.block.counts), stage.block.counts
-    value = np.exp(log_kernel(kernel, stage.block.distances, epsilon))
-    first, second = (np.add.reduceat(v, ends - counts)[pilot] / counts[pilot] for v in (value, value**2))
-    centre, width = stage.x[pilot].mean(axis=0), stage.x[pilot].std(axis=0) + 1e-300
-    known = (stage.x[pilot] - centre) / width
-    tree = cKDTree(known)
-    _, near = tree.query(known, k=NEIGHBOURS)
-    spread = np.sqrt(np.maximum(second[near].mean(axis=1) - first[near].mean(axis=1) ** 2, 0.0))
-    _, nearest = tree.query(np.clip((x[alive] - centre) / width, known.min(axis=0), known.max(axis=0)), eps=0.5)
+    first, second = smoothed_moments(stage, kernel, epsilon)
+    spread = np.sqrt(np.maximum(second - first**2, 0.0))[pilot]
+    known, new = _standardised(stage.x[pilot], x[alive])
+    _, nearest = cKDTree(known).query(np.clip(new, known.min(axis=0), known.max(axis=0)), eps=0.5)
     wish = np.zeros(len(x))
     wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread[nearest]
     if not wish.any():

@@ -238,12 +238,17 @@ class _Single:
         state = rng.bit_generator.state
         try:
             data = np.asarray(self.function({name: np.asarray(value)[None] for name, value in values.items()}, rng))
-            if data.shape == (1, *self.shape):
-                return data[0]
         except Exception:  # a function of single values
-            pass
+            data = None
+        if data is not None and data.shape == (1, *self.shape):
+            return data[0]
         rng.bit_generator.state = state
-        return self.function(dict(values), rng)
+        try:
+            return self.function(dict(values), rng)
+        except Exception:
+            if data is None:
+                raise
+            return data  # of a wrong shape, which says more than this error
 
 
 def _of_simulators(

@@ -3,8 +3,8 @@
     t = 0: θ from the prior
     t = 1, 2, …: choose ε_t; fit q_t; θ from q_t; simulate; w = p L̂_{ε_t} / q_t
 
-ε_t is where the effective size of the weights is a share of the points, by bisection in [0, ε_{t−1}]; where the weights at ε_{t−1}
-have less, the median distance of the hits. The last stage has a tolerance and a proposal that were fixed before it was
+ε_t is where the effective size of the weights is a share of the points, by bisection in [0, ε_{t−1}]; where that is hardly
+less than ε_{t−1}, the median distance of the hits. The last stage has a tolerance and a proposal that were fixed before it was
 simulated, so that its evidence is unbiased; it alone is returned.
 
 The proposal is fitted to points weighted by (p/q)√E[K²], not by the weights themselves: with nets, whose own variance is of
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.simulators.abc.importance import AbcEvidence, allocate, estimate
+from ppl_backends.simulators.abc.importance import AbcEvidence, allocate, estimate, smoothed_moments
 from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.problem import AbcProblem
 from ppl_backends.simulators.abc.proposals import AbcProposal, fit_mixture, prior_proposal
@@ -31,6 +31,7 @@ __all__ = ["Plan", "Record", "SequentialResult", "run_sequential"]
 
 EFFECTIVE_SHARE = 0.2  # α: effective size over points at the next tolerance
 FEWEST_HITS = 20
+SLOWEST = 0.9
 STALLED = 0.999
 MOST_STAGES = 60
 BISECTIONS = 60
@@ -229,7 +230,8 @@ def next_tolerance(stage: Stage, kernel: str, last: float, target: float) -> tup
             low, high = (low, middle) if weigh(stage, kernel, middle).effective_size >= aim else (middle, high)
             if high - low < 1e-4 * high:
                 break
-        return high, weigh(stage, kernel, high)
+        if high < SLOWEST * last:
+            return high, weigh(stage, kernel, high)
     epsilon = max(min(high, _median_of_hits(stage, kernel, high)), target)
     return epsilon, weigh(stage, kernel, epsilon)
 
@@ -255,11 +257,9 @@ def _median_of_hits(stage: Stage, kernel: str, epsilon: float) -> float:
 def _next_proposal(
     problem: AbcProblem, stage: Stage, weights: Weights, epsilon: float, rng: np.random.Generator
 ) -> AbcProposal:
-    """Fit the next proposal to points weighted by (p/q)√mean K²."""
-    ends, counts = np.cumsum(stage.block.counts), stage.block.counts
-    logs = log_kernel(problem.kernel, stage.block.distances, epsilon)
-    square = np.exp(2 * (logs - max(logs.max(), -1e300)))
-    importance = weights.ratio * np.sqrt(np.add.reduceat(square, ends - counts) / counts)
+    """Fit the next proposal to points weighted by (p/q)√E[K² | θ]."""
+    _, second = smoothed_moments(stage, problem.kernel, epsilon)
+    importance = weights.ratio * np.sqrt(second)
     return fit_mixture(problem, stage.x, importance / importance.sum(), rng)
 
 
