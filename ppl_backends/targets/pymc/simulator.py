@@ -22,6 +22,7 @@ from pymc.model.core import treedict, treelist
 from pytensor.graph.basic import Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.type_other import NoneTypeT
 
 from ppl_backends.errors import ModelError
@@ -217,7 +218,7 @@ def parameter_function(
             many = pytensor.function([points], several, mode=PYTHON_MODE, on_unused_input="ignore")
         except Exception:  # an operation that cannot be given a batch axis
             many, one = None, pytensor.function([point], graphs, mode=PYTHON_MODE, on_unused_input="ignore")
-    names = [v.name or f"parameter {i}" for i, v in enumerate(inputs)]
+    names = [_name(v) or f"parameter {i}" for i, v in enumerate(inputs)]
     names = names if len(set(names)) == len(names) else [f"parameter {i}" for i in range(len(inputs))]
 
     def parameters(x: Array) -> dict[str, NDArray]:
@@ -231,6 +232,13 @@ def parameter_function(
         return dict(zip(names, columns, strict=True))
 
     return parameters
+
+
+def _name(parameter: Variable) -> str | None:
+    """Return the name of a parameter, to which PyTensor may have added axes."""
+    while parameter.name is None and parameter.owner is not None and isinstance(parameter.owner.op, DimShuffle):
+        [parameter] = parameter.owner.inputs
+    return parameter.name
 
 
 def simulator_target(

@@ -22,7 +22,7 @@ def normal(rng, loc, scale, size):
 
 
 def scalar_only(rng, loc, scale, size):
-    return np.array([rng.normal(float(loc), float(scale)) for _ in range(size[0])])
+    return np.array([rng.normal(loc.item(), scale.item()) for _ in range(size[0])])
 
 
 def model_of(fn=normal, observed=DATA, **options):
@@ -90,6 +90,14 @@ def test_functions_of_scalars_give_what_batched_ones_give():
     assert (fast["batched"], slow["batched"]) == (1, 0)
     error = np.hypot(fast["log_evidence_se"], slow["log_evidence_se"])
     assert abs(fast["log_evidence"] - slow["log_evidence"]) < normal_bound() * error
+
+
+def test_errors_name_the_parameters():
+    def fails(rng, loc, scale, size):
+        raise OverflowError("too large")
+
+    with pytest.raises(ModelError, match=r"simulator 'y' failed at loc=.*, scale=.*: OverflowError: too large"):
+        pb.sample_abc(model_of(fails, epsilon=1.0), **QUIET)
 
 
 def test_vectors_and_matrices_of_parameters():
