@@ -1,7 +1,7 @@
 """Regression adjustment of an ABC sample: draws are moved to where they would be if their summaries were the observed ones.
 
-θ = m(s) + σ(s) e is fitted around the observed summaries s° by weighted linear regressions, of θ on s and of the log squared
-residuals on s; draws become m(s°) + σ(s°)/σ(s) (θ − m(s)) (Beaumont, Zhang & Balding 2002; Blum & François 2010, with the second).
+θ = m(s) + σ(s) e is fitted around the observed summaries s° by weighted linear regressions, of θ on s and of the log
+squared residuals on s; draws become m(s°) + σ(s°)/σ(s) (θ − m(s)) (Beaumont, Zhang & Balding 2002; σ: Blum & François 2010).
 What results is no ABC posterior at any tolerance, but an extrapolation to tolerance zero that is as good as the regression.
 """
 

@@ -89,8 +89,8 @@ class Simulator:
         data = np.asarray(drawn)
         if data.shape != shape or data.dtype.kind not in "biuf":
             raise ModelError(
-                f"simulator '{self.name}' returned shape {data.shape} of {data.dtype} at {_shown(values)}: expected numbers of "
-                f"shape {shape}, that of the observed data"
+                f"simulator '{self.name}' returned shape {data.shape} of {data.dtype} at {_shown(values)}: expected numbers "
+                f"of shape {shape}, that of the observed data"
             )
         return data
 

@@ -1,8 +1,8 @@
 """Importance sampling ABC: evidence and means with standard errors, and how many data sets a point deserves.
 
-Var Ẑ has a part from the points, O(1/N) for random ones and o(1/N) for scrambled nets, and a part from the simulator given the
-points, N⁻² Σ (p/q)² Var(L̂ₙ) (Buchholz & Chopin 2019, equations 3.6–3.8). With nets and M ≥ 2 the second is all there is to
-first order, and one run shows it.
+Var Ẑ has a part from the points, O(1/N) for random ones and o(1/N) for scrambled nets, and a part from the simulator given
+the points, N⁻² Σ (p/q)² Var(L̂ₙ) (Buchholz & Chopin 2019, equations 3.6–3.8). With nets and M ≥ 2 the second is all there
+is to first order, and one run shows it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
 
     For nets it is that of equation (3.8), unless independent scrambles contradict it, whose spread is then taken.
     """
-    n, w = len(weights.hit), weights.weight
+    w = weights.weight
     mean = w.mean()
     if not mean > 0:
         return AbcEvidence(-np.inf, np.nan, np.nan, "weights")
@@ -63,8 +63,8 @@ def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
 def mean_with_error(stage: Stage, weights: Weights, values: Array, qmc: bool) -> tuple[Array, Array, Array]:
     """Return posterior means, standard errors and standard deviations of values ``(n, ...)``.
 
-    The error is that of Σ wₙ(φₙ − φ̂) / Σ wₙ, as of an evidence whose weights are wₙ(φₙ − φ̂): in the thesis' formula p²/q has to
-    be (p/q)², since points are drawn from q.
+    The error is that of Σ wₙ(φₙ − φ̂) / Σ wₙ, as of an evidence whose weights are wₙ(φₙ − φ̂): in the thesis' formula p²/q has
+    to be (p/q)², since points are drawn from q.
     """
     n, w = len(values), weights.weight
     flat = np.asarray(values, dtype=np.float64).reshape(n, -1)
@@ -131,8 +131,8 @@ def allocate(
 ) -> NDArray[np.intp]:
     """Return numbers of data sets for new points, in proportion to (p/q)√Var(K | θ) as a pilot stage shows it (Neyman).
 
-    They depend on the pilot and on the points, not on what is simulated at them, so that nothing is biased. Every point has two
-    data sets at least, which single-run errors need, and ten times the mean at most.
+    They depend on the pilot and on the points, not on what is simulated at them, so that nothing is biased. Every point has
+    two data sets at least, which single-run errors need, and ten times the mean at most.
 
     Parameters
     ----------

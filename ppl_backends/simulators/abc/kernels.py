@@ -1,7 +1,7 @@
 """Kernels of approximate Bayesian computation: how much a simulated data set at a distance d of the observed one counts.
 
-Each has K(0) = 1, so that E[K] under the prior is an acceptance probability. Divided by the volume ∫ K(‖s‖) ds it estimates the
-density of the summaries at the observed ones, which is what evidences of different tolerances can be compared by.
+Each has K(0) = 1, so that E[K] under the prior is an acceptance probability. Divided by the volume ∫ K(‖s‖) ds it estimates
+the density of the summaries at the observed ones, which is what evidences of different tolerances can be compared by.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KERNELS: dict[str, tuple[Callable[[Array], Array], Callable[[int], float]]] = {
     "laplace": (lambda r: -r, lambda k: gammaln(k + 1)),
     "epanechnikov": (_epanechnikov, lambda k: np.log(2 / (k + 2))),
 }
-"""By name: log K at a distance of r tolerances, and log ∫₀^∞ K(r) k r^{k−1} dr, its volume in k dimensions over a unit ball's."""
+"""By name: log K at a distance of r tolerances, and log ∫₀^∞ K(r) k r^{k−1} dr: its volume in k dimensions over a ball's."""
 
 
 def log_kernel(name: str, distance: Array, epsilon: float) -> Array:

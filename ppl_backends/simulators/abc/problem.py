@@ -69,7 +69,7 @@ def _energy(discrepancy: Discrepancy, distance: Array) -> Array:
 class AbcTarget(WrappedTarget):
     """The prior part of a problem, with the simulators' data among the observed."""
 
-    observed_data: Any = {}
+    observed_data: Any = None
 
     def __init__(self, target: BaseTarget, observed: Mapping[str, NDArray]) -> None:
         super().__init__(target)
@@ -148,12 +148,12 @@ class AbcProblem:
 
     def log_kernel_volume(self, epsilon: float) -> float | None:
         """Return the log of what turns E[K] into a density of the summaries at the observed; None for functions."""
-        norms = {part.norm for part in self.experiment.discrepancies}
-        if self.experiment.joint == "energy" or norms - {1, 2} or len(norms) > 1 or epsilon <= 0:
+        norm, *others = {part.norm for part in self.experiment.discrepancies}
+        if self.experiment.joint == "energy" or norm is None or others or epsilon <= 0:
             return None
         scale = sum(float(np.log(part.scale).sum()) for part in self.experiment.discrepancies)
         k = len(self.observed_summaries)
-        return scale + log_kernel_volume(self.kernel, epsilon, k, norms.pop())
+        return scale + log_kernel_volume(self.kernel, epsilon, k, norm)
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
         """Have simulators draw many data sets at once where their batched form can be believed, judged at two points."""

@@ -1,6 +1,6 @@
-"""Proposals of sequential ABC: the prior, and small mixtures of Student t's fitted to weighted points, with a share of the prior.
+"""Proposals of sequential ABC: the prior, and small mixtures of Student t's fitted to weighted points, with a prior's share.
 
-Every component has a scrambled net of its own in every chain (Buchholz 2018, section 3.6.2, iii), and weights have the density
+Every component has a scrambled net of its own in every chain (Buchholz 2018, section 3.6.2, iii); weights have the density
 of the whole mixture in their denominator. Sizes are fixed before points are drawn, so that shares of the mixture are exact.
 """
 
@@ -122,14 +122,14 @@ def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Ge
     used = weights > 0
     x, weights = x[used], weights[used] / weights[used].sum()
     size = 1 / np.sum(weights**2)
-    best, lowest = None, np.inf
+    best, lowest = _student_em(x, weights, 1, rng), np.inf
     for k in range(1, MOST_COMPONENTS + 1):
         if k > 1 and size < 10 * k * (problem.dim + 1):
             break
-        found = _student_em(x, weights, k, rng)
+        found = best if k == 1 else _student_em(x, weights, k, rng)
         n_parameters = k * (1 + problem.dim + problem.dim * (problem.dim + 1) / 2) - 1
         bic = -2 * size * found[-1] + n_parameters * np.log(max(size, 2.0))
-        if best is None or bic < lowest:
+        if bic < lowest:
             best, lowest = found, bic
     shares, means, scales, _ = best
     students = [
@@ -141,7 +141,7 @@ def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Ge
 
 def _student_em(x: Array, weights: Array, k: int, rng: np.random.Generator) -> tuple[Array, Array, Array, float]:
     """Fit ``k`` Student t's of fixed degrees of freedom to weighted points: shares, means, scales and mean log density."""
-    n, dim = x.shape
+    dim = x.shape[1]
     centre = weights @ x
     cov = (weights * (x - centre).T) @ (x - centre)
     floor = np.diag(np.maximum(np.diag(cov), 1e-300)) * max(RIDGE, (dim + 1) * np.sum(weights**2) / 4)

@@ -84,8 +84,8 @@ def sample_abc(
     Parameters
     ----------
     model : pymc.Model, Stan model or target, optional
-        With ``pm.Simulator`` variables, whose function, ``distance``, ``sum_stat`` and ``epsilon`` mean what they mean in PyMC;
-        or any model with a prior, together with ``simulate`` and ``observed``. Ordinary likelihoods join the weights.
+        With ``pm.Simulator`` variables, whose function, ``distance``, ``sum_stat`` and ``epsilon`` mean what they mean in
+        PyMC; or any model with a prior, together with ``simulate`` and ``observed``. Ordinary likelihoods join the weights.
     epsilon : "auto", float or dict
         The last tolerance; of the joint distance where there are several Simulators, or of each by name. ``"auto"`` ends at
         the Simulators' own where one was set, else where ``acceptance_floor``, ``max_simulations`` or ``max_time`` end it.
@@ -113,8 +113,9 @@ def sample_abc(
         Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points, with an
         eighth of points from the prior on top.
     data_sets : int, optional
-        M, simulated data sets a point, on average; by default four, and in the last stage up to 64 of a simulator that draws many
-        at once, so that the evidence has an error of 1.5 %. With one there is no single-run error and no posterior predictive.
+        M, simulated data sets a point, on average; by default four, and in the last stage up to 64 of a simulator that draws
+        many at once, so that the evidence has an error of 1.5 %. With one there is no single-run error and no posterior
+        predictive.
     hits : int, optional
         r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε. Uniform
         kernel.
@@ -190,8 +191,17 @@ def sample_abc(
     check_memory(draws, chains, problem.dim)
     cap = 0 if hits is None else max(max_hit_simulations or CAP * hits, hits)
     plan = Plan(
-        method != "importance", qmc, chains, pilot_points, draws, data_sets or DATA_SETS, data_sets is None, acceptance_floor, hits or 0, cap
-    )  # fmt: skip
+        sequential=method != "importance",
+        qmc=qmc,
+        chains=chains,
+        pilot_points=pilot_points,
+        points=draws,
+        data_sets=data_sets or DATA_SETS,
+        adaptive=data_sets is None,
+        floor=acceptance_floor,
+        hits=hits or 0,
+        cap=cap,
+    )
     started = time.perf_counter()
     *rngs, check_rng, result_rng = spawn_generators(random_seed, chains + 3)
     budget = Budget(max_simulations, max_time)
@@ -292,7 +302,9 @@ def _attributes(problem: AbcProblem, plan: Plan, result: SequentialResult) -> di
 def _sample_stats(records: list[Record]) -> dict[str, tuple[tuple[str, ...], Any]]:
     """Return the figures of every stage."""
     names = ("epsilon", "acceptance", "simulations", "points", "effective_size", "not_finite")
-    stats = {name: (("stage",), np.array([getattr(record, name) for record in records])) for name in names}
+    stats: dict[str, tuple[tuple[str, ...], Any]] = {
+        name: (("stage",), np.array([getattr(record, name) for record in records])) for name in names
+    }
     stats["log_evidence"] = (("stage",), np.array([record.evidence.log_evidence for record in records]))
     stats["log_evidence_se"] = (("stage",), np.array([record.evidence.standard_error for record in records]))
     return stats

@@ -3,8 +3,8 @@
     t = 0: θ from the prior
     t = 1, 2, …: choose ε_t; fit q_t; θ from q_t; simulate; w = p L̂_{ε_t} / q_t
 
-ε_t is where the effective size of the weights is a share of the points, by bisection in [0, ε_{t−1}]; where that is hardly
-less than ε_{t−1}, the median distance of the hits. The last stage has a tolerance and a proposal that were fixed before it was
+ε_t is where the effective size of the weights is a share of the points, by bisection in [0, ε_{t−1}]; where that hardly
+lowers it, the median distance of the hits. The last stage has a tolerance and a proposal that were fixed before it was
 simulated, so that its evidence is unbiased; it alone is returned.
 
 The proposal is fitted to points weighted by (p/q)√E[K²], not by the weights themselves: with nets, whose own variance is of
@@ -109,7 +109,7 @@ class SequentialResult(NamedTuple):
     n_components: int
 
 
-Report = Callable[[Record, float], None]
+Report = Callable[[Record, int], None]
 
 
 def run_sequential(

@@ -1,7 +1,7 @@
 """One stage: points, their simulated data sets in blocks that can run anywhere, and the weights that these give.
 
-The parameters are points of scrambled nets, the simulator keeps ordinary randomness: a mixed sequence (Buchholz & Chopin 2019,
-section 3.4). A block of points has a stream of random numbers of its own, so that results do not depend on where it runs.
+Parameters are points of scrambled nets, the simulator keeps ordinary randomness: a mixed sequence (Buchholz & Chopin 2019,
+section 3.4). A block of points has a stream of random numbers of its own: results do not depend on where it is simulated.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Weights(NamedTuple):
 
     @property
     def weight(self) -> Array:
-        """w = p L L̂ / q ``(n,)``."""
+        """Importance times likelihood, w = p L L̂ / q ``(n,)``."""
         return self.ratio * self.hit
 
     @property
@@ -188,7 +188,7 @@ def simulate_stage(
                 planned = int(counts[index].sum())
             if len(index):
                 items.append(
-                    (payload, problem.values(x[index], rng), counts[index], rng.bit_generator.seed_seq.spawn(1)[0])
+                    (payload, problem.values(x[index], rng), counts[index], rng.integers(2**63, size=4).tolist())
                 )
                 budget.spend(planned)
                 kept += len(index)
@@ -287,7 +287,7 @@ def _stage(
 ) -> Stage:
     """Join the blocks, and the points of zero density as points with one infinitely distant data set."""
     # Of an unfinished stage as many points outside the support are kept as of those inside.
-    share = 1.0 if complete else len(order) / max(1, np.sum(log_ratio > -np.inf))
+    share = 1.0 if complete else len(order) / max(1, int(np.sum(log_ratio > -np.inf)))
     dead = dead[: round(share * len(dead))]
     index = np.concatenate([order, dead])
     k = len(problem.observed_summaries)

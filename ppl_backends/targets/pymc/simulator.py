@@ -1,6 +1,6 @@
-"""``pm.Simulator`` variables of a PyMC model: the model without them, their parameters as functions of a point, and their parts.
+"""``pm.Simulator`` variables of a PyMC model: the model without them, their parameters as functions of a point, their parts.
 
-The pseudo log likelihood of PyMC is the sum of ``distance(epsilon, sum_stat(observed), sum_stat(simulated))`` over its elements:
+The pseudo log likelihood of PyMC is the sum of ``distance(epsilon, sum_stat(observed), sum_stat(simulated))`` over elements:
 exp(−d²/2ε²) with the Euclidean distance for ``"gaussian"``, exp(−d/ε) with the sum of absolute differences for ``"laplace"``.
 """
 
@@ -184,7 +184,8 @@ class _Compiled:
     """A function of PyTensor variables as one of arrays, compiled at its first use in a process."""
 
     def __init__(self, symbolic: Any) -> None:
-        self.symbolic, self._functions = symbolic, {}
+        self.symbolic = symbolic
+        self._functions: dict[Any, Callable] = {}
 
     def __call__(self, *arguments: NDArray) -> NDArray:
         key = tuple((np.ndim(argument), np.asarray(argument).dtype.str) for argument in arguments)
