@@ -23,6 +23,7 @@ __all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error", "smoothed_m
 LARGEST_DOUBT = 0.1  # level at which the spread of scrambles contradicts the single-run formula
 NEIGHBOURS = 12
 HITS_NEARBY = 10  # that moments at a point are estimated from
+REACH = 2.0  # times the distance of a point's last neighbour: from how far it is a neighbour itself
 LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
 
 
@@ -114,8 +115,10 @@ def smoothed_moments(stage: Stage, kernel: str, epsilon: float) -> tuple[Array, 
     k = int(np.clip(HITS_NEARBY / max(rate, 1e-9), NEIGHBOURS, n // 10))
     if n > 2 * NEIGHBOURS:
         known, _ = _standardised(stage.x[alive], stage.x[:1])
-        _, near = cKDTree(known).query(known, k=max(k, 1))
-        moments[:, alive] = moments[:, alive][:, near.reshape(n, -1)].mean(axis=2)
+        apart, near = cKDTree(known).query(known, k=max(k, 2))
+        mutual = apart <= REACH * apart[near, -1]  # a lonely point is near to none of its nearest
+        share = mutual / mutual.sum(axis=1, keepdims=True)
+        moments[:, alive] = np.einsum("pnk,nk->pn", moments[:, alive][:, near], share)
     return moments[0], moments[1]
 
 
@@ -153,9 +156,12 @@ def allocate(
     first, second = smoothed_moments(stage, kernel, epsilon)
     spread = np.sqrt(np.maximum(second - first**2, 0.0))[pilot]
     known, new = _standardised(stage.x[pilot], x[alive])
-    _, nearest = cKDTree(known).query(np.clip(new, known.min(axis=0), known.max(axis=0)), eps=0.5)
+    tree = cKDTree(known)
+    reach = REACH * tree.query(known, k=NEIGHBOURS)[0][:, -1]
+    apart, nearest = tree.query(np.clip(new, known.min(axis=0), known.max(axis=0)), eps=0.5)
+    spread = np.where(apart <= reach[nearest], spread[nearest], 0.0)
     wish = np.zeros(len(x))
-    wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread[nearest]
+    wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread
     if not wish.any():
         return np.full(len(x), mean, dtype=np.intp)
     extra = np.where(alive, (mean - 2) * alive.sum() * wish / wish.sum(), 0.0)

@@ -1,0 +1,89 @@
+"""The tuberculosis model of Tanaka et al. (2006) as Buchholz (2018, section 3.5.3) states it; an extinct outbreak is a miss."""
+
+import numpy as np
+from numba import njit
+
+from ppl_backends.targets import FunctionTarget
+
+SAMPLE, POPULATION = 473, 10_000
+OBSERVED = np.array(
+    [326 / SAMPLE, 1 - (282 + 20 * 4 + 13 * 9 + 4 * 16 + 2 * 25 + 64 + 100 + 225 + 529 + 900) / SAMPLE**2]
+)
+"""Clusters by size: 282 of 1, 20 of 2, 13 of 3, 4 of 4, 2 of 5, and one each of 8, 10, 15, 23 and 30 (table 3.1)."""
+
+
+@njit(cache=False)
+def _outbreak(alpha, gamma, u, owner, sizes):
+    """Genotypes of the bacteria until there are 10⁴ or none; summaries of a sample, or NaN."""
+    n, n_types, used = 1, 1, 0
+    owner[0] = 0
+    while 0 < n < POPULATION:
+        if used + 2 > len(u):
+            u[:] = np.random.random(len(u))
+            used = 0
+        who, what = int(u[used] * n), u[used + 1]
+        used += 2
+        if what < alpha:
+            owner[n] = owner[who]
+            n += 1
+        elif what < alpha + gamma:
+            n -= 1
+            owner[who] = owner[n]
+        else:
+            owner[who] = n_types
+            n_types += 1
+    if n == 0:
+        return np.nan, np.nan
+    for i in range(SAMPLE):  # a partial shuffle
+        j = i + int(np.random.random() * (n - i))
+        owner[i], owner[j] = owner[j], owner[i]
+    drawn = np.sort(owner[:SAMPLE])
+    clusters, squares, run = 1, 0.0, 1
+    for i in range(1, SAMPLE):
+        if drawn[i] == drawn[i - 1]:
+            run += 1
+        else:
+            squares += run * run
+            clusters, run = clusters + 1, 1
+    squares += run * run
+    return clusters / SAMPLE, 1 - squares / SAMPLE**2
+
+
+@njit(cache=False)
+def _outbreaks(alpha, gamma, seed, out):
+    np.random.seed(seed)
+    u, owner = np.random.random(20_000), np.empty(POPULATION + 1, dtype=np.int64)
+    sizes = np.empty(1)
+    for i in range(len(alpha)):
+        out[i, 0], out[i, 1] = _outbreak(alpha[i], gamma[i], u, owner, sizes)
+
+
+def simulate(parameters, rng):
+    """Summaries ``(n, 2)``: clusters and the diversity of a sample."""
+    theta = parameters["x"]
+    out = np.empty((len(theta), 2))
+    _outbreaks(theta[:, 0].copy(), theta[:, 1].copy(), int(rng.integers(2**31)), out)
+    return out
+
+
+def prior():
+    """Uniform on the triangle 0 < γ < α, α + γ < 1."""
+
+    def log_prior(x):
+        alpha, gamma = x.T
+        inside = (gamma > 0) & (gamma < alpha) & (alpha + gamma < 1)
+        return np.where(inside, np.log(4.0), -np.inf), np.zeros_like(x)
+
+    def from_uniform(u):
+        # The density of γ is 4(1 − 2γ) on (0, ½), and α is uniform on (γ, 1 − γ).
+        gamma = 0.5 * (1 - np.sqrt(1 - u[:, 0]))
+        return np.column_stack([gamma + u[:, 1] * (1 - 2 * gamma), gamma])
+
+    return FunctionTarget(
+        2,
+        lambda x: (np.zeros(len(x)), np.zeros_like(x)),
+        log_prior,
+        lambda n, rng: from_uniform(rng.random((n, 2))),
+        names=["alpha", "gamma"],
+        prior_from_uniform=from_uniform,
+    )
