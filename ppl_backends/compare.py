@@ -104,6 +104,7 @@ def compare_evidence(
     """
     if not results:
         raise ModelError("results is empty: expected a result for each model, by name")
+    _refuse_other_tolerances(results)
     entries = {name: _entry(name, result) for name, result in results.items()}
     values = np.array([entry.value for entry in entries.values()])
     log_prior = np.log(_prior(list(entries), prior_probabilities))
@@ -139,6 +140,25 @@ class _Given(NamedTuple):
     converged: bool = True
     target: BaseTarget | None = None
     method: str = ""
+
+
+def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
+    """Refuse evidences of approximate Bayesian computation at different tolerances, kernels, distances or summaries."""
+    settings = {}
+    for name, result in results.items():
+        attrs = group(result, "posterior").attrs if is_inference_data(result) else {}
+        shown = (
+            f"ε = {attrs['epsilon']:.4g}, {attrs['kernel']} kernel, {attrs['discrepancy']}"
+            if "epsilon" in attrs
+            else ""
+        )
+        settings.setdefault(shown, name)
+    if len(settings) > 1:
+        (one, first), (other, second), *_ = settings.items()
+        raise ModelError(
+            f"evidences of {first!r} ({one or 'no tolerance'}) and {second!r} ({other or 'no tolerance'}) are of different "
+            "events: run sample_abc with the same epsilon=, kernel, distance and summary"
+        )
 
 
 def _entry(name: str, result: Any) -> _Entry:

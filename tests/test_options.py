@@ -19,6 +19,7 @@ from ppl_backends.targets import FunctionTarget
 
 CALLS = [
     pb.sample_smc,
+    pb.sample_abc,
     pb.sample_importance,
     pb.sample_mcmc,
     pb.sample_ibis,

@@ -1,4 +1,4 @@
-"""The tuberculosis model of Tanaka et al. (2006) as Buchholz (2018, section 3.5.3) states it; an extinct outbreak is a miss."""
+"""The tuberculosis model of Tanaka et al. (2006) as Buchholz (2018, section 3.5.3) has it; an extinct outbreak is a miss."""
 
 import numpy as np
 from numba import njit
@@ -13,13 +13,13 @@ OBSERVED = np.array(
 
 
 @njit(cache=False)
-def _outbreak(alpha, gamma, u, owner, sizes):
+def _outbreak(alpha, gamma, rng, u, owner):
     """Genotypes of the bacteria until there are 10⁴ or none; summaries of a sample, or NaN."""
-    n, n_types, used = 1, 1, 0
+    n, n_types, used = 1, 1, len(u)
     owner[0] = 0
     while 0 < n < POPULATION:
         if used + 2 > len(u):
-            u[:] = np.random.random(len(u))
+            u[:] = rng.random(len(u))
             used = 0
         who, what = int(u[used] * n), u[used + 1]
         used += 2
@@ -35,7 +35,7 @@ def _outbreak(alpha, gamma, u, owner, sizes):
     if n == 0:
         return np.nan, np.nan
     for i in range(SAMPLE):  # a partial shuffle
-        j = i + int(np.random.random() * (n - i))
+        j = i + int(rng.random() * (n - i))
         owner[i], owner[j] = owner[j], owner[i]
     drawn = np.sort(owner[:SAMPLE])
     clusters, squares, run = 1, 0.0, 1
@@ -50,19 +50,17 @@ def _outbreak(alpha, gamma, u, owner, sizes):
 
 
 @njit(cache=False)
-def _outbreaks(alpha, gamma, seed, out):
-    np.random.seed(seed)
-    u, owner = np.random.random(20_000), np.empty(POPULATION + 1, dtype=np.int64)
-    sizes = np.empty(1)
+def _outbreaks(alpha, gamma, rng, out):
+    u, owner = rng.random(20_000), np.empty(POPULATION + 1, dtype=np.int64)
     for i in range(len(alpha)):
-        out[i, 0], out[i, 1] = _outbreak(alpha[i], gamma[i], u, owner, sizes)
+        out[i, 0], out[i, 1] = _outbreak(alpha[i], gamma[i], rng, u, owner)
 
 
 def simulate(parameters, rng):
     """Summaries ``(n, 2)``: clusters and the diversity of a sample."""
     theta = parameters["x"]
     out = np.empty((len(theta), 2))
-    _outbreaks(theta[:, 0].copy(), theta[:, 1].copy(), int(rng.integers(2**31)), out)
+    _outbreaks(theta[:, 0].copy(), theta[:, 1].copy(), rng, out)
     return out
 
 
