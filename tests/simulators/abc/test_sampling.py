@@ -1,10 +1,18 @@
 """Evidences, means and sds of ``sample_abc`` against exact ABC posteriors, with errors that cover."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
 import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.simulators.abc.importance import estimate
+from ppl_backends.simulators.abc.problem import make_problem
+from ppl_backends.simulators.abc.proposals import prior_proposal
+from ppl_backends.simulators.abc.sequential import next_tolerance
+from ppl_backends.simulators.abc.stages import Block, Budget, Stage, simulate_stage, weigh
 from tests.simulators.abc.toys import box, conjugate, conjugate_answer, log_ball, mixture, radius, standard_normal
 from tests.statistics import FALSE_FAILURE, assert_mean_is, normal_bound
 
@@ -137,3 +145,116 @@ def test_regression_adjustment_narrows_an_abc_posterior_to_the_posterior(adjust)
     assert abs(moved.posterior["x"].mean() - 1 / 1.04) < 0.01
     assert attrs(moved)["adjusted"] == adjust
     assert attrs(moved)["log_evidence"] == attrs(plain)["log_evidence"]
+
+
+@pytest.mark.filterwarnings("ignore:sample_abc. an effective size")
+def test_points_outside_the_support_count_and_cost_nothing():
+    seen = []
+
+    def recorded(parameters, rng):
+        seen.append(np.abs(parameters["x"]).max())
+        return mixture(parameters, rng)
+
+    options = {"simulate": recorded, "observed": np.full(2, 10.0), "epsilon": 1.0}
+    runs = [pb.sample_abc(box(2), random_seed=seed, data_sets=4, **options, **SMALL) for seed in range(10)]
+    rng = np.random.default_rng(1)
+    theta = 10 - 3 * rng.random((400_000, 2))  # outside of this corner nothing is near
+    near = np.linalg.norm(mixture({"x": theta}, rng) - 10, axis=1) <= 1
+    exact, error = near.mean() * (3 / 20) ** 2, near.std() / np.sqrt(len(near)) * (3 / 20) ** 2
+    ratios = np.exp([attrs(run)["log_evidence"] for run in runs]) / exact
+    assert_mean_is(ratios[:, None], [1.0], allowance=4 * error / exact)
+    assert max(seen) <= 10.0
+
+
+def test_a_tolerance_chosen_from_the_distances_that_are_weighed_biases_the_evidence():
+    """The broken twin of the last stage: the evidence of a stage at the tolerance that was chosen from it."""
+    ratios = []
+    for seed in range(200):
+        rngs = [np.random.default_rng([seed, i]) for i in range(3)]
+        problem = make_problem(box(2), simulate=mixture, observed=np.zeros(2))
+        problem.experiment = replace(
+            problem.experiment, simulators=tuple(replace(s, at_once=True) for s in problem.experiment.simulators)
+        )
+        x = problem.target.sample_prior(20, rngs[0])
+        counts, chain = np.ones(20, dtype=int), np.zeros(20, dtype=int)
+        stage = simulate_stage(problem, x, chain, np.zeros(20), counts, None, Budget(None, None), rngs[1])
+        epsilon, weights = next_tolerance(stage, "uniform", np.inf, 0.0)
+        ratios.append(weights.weight.mean() / np.exp(log_ball(epsilon, 2)))
+    with pytest.raises(AssertionError):
+        assert_mean_is(np.array(ratios)[:, None], [1.0])
+
+
+def test_chains_are_independent_and_the_twin_with_one_scramble_is_not():
+    problem = make_problem(box(2), simulate=mixture, observed=np.zeros(2), epsilon=1.0)
+    proposal = prior_proposal(problem, True, np.random.default_rng(0))
+
+    def correlation(seeds):
+        """Of means of two chains of 100 points, not a power of two."""
+        means = [[proposal.points(100, True, np.random.default_rng(s))[:, 0].mean() for s in pair] for pair in seeds]
+        return np.corrcoef(np.array(means).T)[0, 1]
+
+    assert abs(correlation([(2 * s, 2 * s + 1) for s in range(100)])) < 0.4
+    assert correlation([(s, s) for s in range(100)]) > 0.99
+
+
+def test_formula_for_nets_does_not_cover_on_random_points():
+    """The broken twin of the single-run error."""
+    covered = 0
+    for seed in range(60):
+        rngs = [np.random.default_rng([seed, i]) for i in range(2)]
+        problem = make_problem(box(1), simulate=mixture, observed=np.zeros(1), epsilon=1.0)
+        problem.experiment = replace(
+            problem.experiment, simulators=tuple(replace(s, at_once=True) for s in problem.experiment.simulators)
+        )
+        x = problem.target.sample_prior(512, rngs[0])
+        counts, chain = np.full(512, 10), np.zeros(512, dtype=int)
+        stage = simulate_stage(problem, x, chain, np.zeros(512), counts, None, Budget(None, None), rngs[1])
+        found = estimate(stage, weigh(stage, "uniform", 1.0), qmc=True)
+        assert found.source == "single run"
+        covered += abs(np.exp(found.log_evidence) - 0.1) < 1.96 * found.standard_error * np.exp(found.log_evidence)
+    assert covered < binom.ppf(FALSE_FAILURE, 60, 0.93)
+
+
+@pytest.mark.parametrize("p", [0.3, 0.03])
+def test_capped_negative_binomial_estimates_and_their_variances_are_unbiased(p):
+    rng, hits, cap, n = np.random.default_rng(1), 3, 20, 100_000
+    inside = rng.random((n, cap)) < p
+    reached = np.cumsum(inside, axis=1) >= hits
+    counts = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, cap)
+    distances = np.where(inside, 0.5, 2.0)[np.arange(cap) < counts[:, None]]
+    stage = Stage(np.zeros((n, 1)), np.zeros(n, dtype=int), np.zeros(n), Block(counts, distances, None, None), True)
+    weights = weigh(stage, "uniform", 1.0, hits, cap)
+    assert_mean_is(weights.hit[:, None], [p])
+    assert_mean_is((weights.variance - (weights.hit - p) ** 2)[:, None], [0.0])
+    truncated = np.where(reached.any(axis=1), weights.hit, (hits - 1) / (cap - 1))
+    if p < 0.1:  # the broken twin: what is right without a cap
+        with pytest.raises(AssertionError):
+            assert_mean_is(truncated[:, None], [p])
+
+
+def test_evidences_at_two_tolerances_are_not_compared():
+    options = {"simulate": conjugate, "observed": 1.0, "random_seed": 1, **SMALL}
+    a, b = (pb.sample_abc(standard_normal(), epsilon=epsilon, **options) for epsilon in (0.5, 0.2))
+    assert len(pb.compare_evidence({"a": a, "again": a})) == 2
+    with pytest.raises(ModelError, match=r"'a' \(ε = 0.5, .* and 'b' \(ε = 0.2"):
+        pb.compare_evidence({"a": a, "b": b})
+
+
+@pytest.mark.slow
+def test_tuberculosis():
+    """Reference values of 4 × 256 points with negative-binomial weights, 7,100 simulations each."""
+    from tests.simulators.abc.tuberculosis import OBSERVED as outbreak
+    from tests.simulators.abc.tuberculosis import prior, simulate
+
+    options = {"data_sets": 4, "pilot_points": 512, "draws": 1024, "max_simulations": 60_000}
+    idata = pb.sample_abc(
+        prior(), simulate=simulate, observed=outbreak, epsilon=0.01, random_seed=1, **options, **QUIET
+    )
+    assert attrs(idata)["simulations"] <= 60_000
+    estimates = idata["estimates"]
+    known, known_se = np.array([0.671, 0.140]), np.array([0.002, 0.004])
+    bound = normal_bound(3)
+    assert (np.abs(estimates["x_mean"] - known) < bound * np.hypot(estimates["x_mean_se"], known_se)).all()
+    np.testing.assert_allclose(estimates["x_sd"], [0.058, 0.101], rtol=0.15)
+    relative = np.hypot(attrs(idata)["log_evidence_se"], 0.00012 / 0.00709)
+    assert abs(attrs(idata)["log_evidence"] - np.log(0.00709)) < bound * relative
