@@ -144,7 +144,7 @@ class _Given(NamedTuple):
 
 def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
     """Refuse evidences of approximate Bayesian computation at different tolerances, kernels, distances or summaries."""
-    settings = {}
+    settings: dict[str, str] = {}
     for name, result in results.items():
         attrs = group(result, "posterior").attrs if is_inference_data(result) else {}
         shown = (
