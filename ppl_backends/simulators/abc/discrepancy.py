@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def _label(part: Any) -> str:
     known = {function: name for name, function in SUMMARIES.items()}
     if isinstance(part, str) or part in known:
         return str(known.get(part, part))
-    return str(getattr(part, "__qualname__", type(part).__name__))
+    return part.__qualname__ if inspect.isfunction(part) else type(part).__name__
 
 
 def by_rows(function: Function, fixed: tuple[Any, ...], examples: NDArray) -> Function:

@@ -50,7 +50,8 @@ class AbcEvidence(NamedTuple):
 def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
     """Return the evidence of a stage with its standard error.
 
-    For nets it is that of equation (3.8), unless independent scrambles contradict it, whose spread is then taken.
+    For nets it is that of equation (3.8), or the spread of independent scrambles where that is larger: the points' share of the
+    variance is of lower order, and not zero. Where the two contradict each other, it has the spread's few degrees of freedom.
     """
     w = weights.weight
     mean = w.mean()
@@ -94,8 +95,10 @@ def _variance(
         return "single run", float(within), np.inf
     means = np.array([terms[stage.chain == label].mean() for label in labels])
     spread, df = float(means.var(ddof=1) / len(labels)), len(labels) - 1.0
-    if single and f_distribution.sf(spread / within, df, np.inf if n > 1e6 else n) > LARGEST_DOUBT:
-        return "single run", float(within), np.inf
+    if not single:
+        return "scrambles", spread, df
+    if f_distribution.sf(spread / within, df, n) > LARGEST_DOUBT:
+        return "single run", float(max(within, spread)), np.inf
     return "scrambles", spread, df
 
 

@@ -173,8 +173,6 @@ def sample_abc(
     >>> bool(abs(idata.posterior["x"].mean() - 0.96) < 0.02)
     True
     """
-    if hits is not None and kernel not in (None, "uniform"):
-        raise ModelError("hits= counts data sets within ε: it needs kernel='uniform'")
     problem = make_problem(
         model,
         data=data,
@@ -189,7 +187,6 @@ def sample_abc(
     if hits is not None and problem.kernel != "uniform":
         raise ModelError("hits= counts data sets within ε: it needs kernel='uniform'")
     check_memory(draws, chains, problem.dim)
-    cap = 0 if hits is None else max(max_hit_simulations or CAP * hits, hits)
     plan = Plan(
         sequential=method != "importance",
         qmc=qmc,
@@ -200,11 +197,23 @@ def sample_abc(
         adaptive=data_sets is None,
         floor=acceptance_floor,
         hits=hits or 0,
-        cap=cap,
+        cap=0 if hits is None else max(max_hit_simulations or CAP * hits, hits),
     )
+    return _run(problem, plan, Budget(max_simulations, max_time), executor, adjust, random_seed, progressbar)
+
+
+def _run(
+    problem: AbcProblem,
+    plan: Plan,
+    budget: Budget,
+    executor: Executor | None,
+    adjust: str | None,
+    random_seed: SeedLike,
+    progressbar: bool,
+) -> Any:
+    """Judge batched simulators, run the stages with their progress shown, and return the result."""
     started = time.perf_counter()
-    *rngs, check_rng, result_rng = spawn_generators(random_seed, chains + 3)
-    budget = Budget(max_simulations, max_time)
+    *rngs, check_rng, result_rng = spawn_generators(random_seed, plan.chains + 3)
     problem.try_batches(problem.target.sample_prior(2, check_rng), check_rng)
     with ChainProgress("ABC", 1, ("stage", "ε", "acceptance", "a second"), enabled=progressbar) as progress:
         steps: list[int] = []
@@ -217,7 +226,7 @@ def sample_abc(
 
         result = run_sequential(problem, plan, budget, rngs, executor, report)
         progress.update(0, 1.0)
-    return _inference_data(problem, plan, result, adjust, draws, time.perf_counter() - started, result_rng)
+    return _inference_data(problem, plan, result, adjust, time.perf_counter() - started, result_rng)
 
 
 def _inference_data(
@@ -225,13 +234,12 @@ def _inference_data(
     plan: Plan,
     result: SequentialResult,
     adjust: str | None,
-    draws: int,
     seconds: float,
     rng: np.random.Generator,
 ) -> Any:
     """Resample the last stage chain by chain, and say how far it can be trusted."""
     stage, weights = result.stage, result.weights
-    ancestor = np.stack([_resampled(stage.chain == c, weights.weight, draws, rng) for c in range(plan.chains)])
+    ancestor = np.stack([_resampled(stage.chain == c, weights.weight, plan.points, rng) for c in range(plan.chains)])
     points = stage.x
     if adjust is not None and stage.block.summaries is not None:
         points = adjusted(
@@ -239,7 +247,7 @@ def _inference_data(
         )
     trouble = _distrust(problem, result)
     if trouble:
-        warnings.warn(f"sample_abc: {trouble}", SamplerWarning, stacklevel=4)
+        warnings.warn(f"sample_abc: {trouble}", SamplerWarning, stacklevel=5)
     groups = {"estimates": _estimates(problem, plan, result, rng), **_predictive(problem, plan, result, ancestor)}
     return build_inference_data(
         problem.target,
