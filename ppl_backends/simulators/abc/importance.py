@@ -50,8 +50,9 @@ class AbcEvidence(NamedTuple):
 def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
     """Return the evidence of a stage with its standard error.
 
-    For nets it is that of equation (3.8), or the spread of independent scrambles where that is larger: the points' share of the
-    variance is of lower order, and not zero. Where the two contradict each other, it has the spread's few degrees of freedom.
+    For nets it is that of equation (3.8), or the spread of independent scrambles where that is larger: the points' share of
+    the variance is of lower order, and not zero. Where the two contradict each other, it has the spread's few degrees of
+    freedom.
     """
     w = weights.weight
     mean = w.mean()
