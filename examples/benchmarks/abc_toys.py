@@ -81,7 +81,7 @@ def conjugate(runs, epsilon, sample):
 
 def ours(model, seed):
     """Posterior mean by ``sample_abc``."""
-    idata = pb.sample_abc(model, data_sets=64, random_seed=seed, **QUIET)
+    idata = pb.sample_abc(model, draws=2**15, data_sets=4, random_seed=seed, **QUIET)
     return float(idata["estimates"]["theta_mean"])
 
 

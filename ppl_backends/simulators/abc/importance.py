@@ -21,8 +21,8 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error", "smoothed_moments"]
 
 LARGEST_DOUBT = 0.1  # level at which the spread of scrambles contradicts the single-run formula
-NEIGHBOURS = 12
-HITS_NEARBY = 10  # that moments at a point are estimated from
+NEIGHBOURS = 8
+HITS_NEARBY = 3  # that moments at a point are estimated from
 REACH = 2.0  # times the distance of a point's last neighbour: from how far it is a neighbour itself
 LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
 

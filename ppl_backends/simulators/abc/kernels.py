@@ -36,7 +36,7 @@ def log_kernel(name: str, distance: Array, epsilon: float) -> Array:
     Examples
     --------
     >>> log_kernel("gaussian", np.array([0.0, 2.0, np.nan]), 1.0)
-    array([ 0., -2., -inf])
+    array([ -0.,  -2., -inf])
     """
     known = np.isfinite(distance)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

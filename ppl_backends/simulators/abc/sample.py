@@ -21,6 +21,7 @@ from ppl_backends.simulators.abc.discrepancy import DISTANCES, SUMMARIES
 from ppl_backends.simulators.abc.importance import mean_with_error
 from ppl_backends.simulators.abc.kernels import KERNELS
 from ppl_backends.simulators.abc.problem import AbcProblem, make_problem
+from ppl_backends.simulators.abc.proposals import prior_points
 from ppl_backends.simulators.abc.sequential import Plan, Record, SequentialResult, run_sequential
 from ppl_backends.simulators.abc.stages import Budget
 from ppl_backends.targets.protocol import Array
@@ -113,9 +114,9 @@ def sample_abc(
         Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points, with an
         eighth of points from the prior on top.
     data_sets : int, optional
-        M, simulated data sets a point, on average; by default four, and in the last stage up to 64 of a simulator that draws
-        many at once, so that the evidence has an error of 1.5 %. With one there is no single-run error and no posterior
-        predictive.
+        M, simulated data sets a point, on average; four by default, and then a simulator that draws many at once has up to
+        16 times the points, so that the evidence has an error of 1.5 %. With one there is no single-run error and no
+        posterior predictive.
     hits : int, optional
         r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε. Uniform
         kernel.
@@ -163,13 +164,11 @@ def sample_abc(
     >>> import numpy as np
     >>> import ppl_backends as pb
     >>> from scipy.stats import norm
-    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1) - 0.5 * np.log(2 * np.pi), -x),
-    ...                           prior_from_uniform=norm.ppf)
     >>> def simulate(parameters, rng):
     ...     return rng.normal(parameters["x"][:, 0], 0.2)
-    >>> flat = pb.FunctionTarget(1, lambda x: (0 * x[:, 0], 0 * x), lambda x: (norm.logpdf(x[:, 0]), -x),
-    ...                          prior_from_uniform=norm.ppf)
-    >>> idata = pb.sample_abc(flat, simulate=simulate, observed=1.0, epsilon=0.1, random_seed=1, progressbar=False)
+    >>> prior = pb.FunctionTarget(1, lambda x: (0 * x[:, 0], 0 * x), lambda x: (norm.logpdf(x[:, 0]), -x),
+    ...                           prior_from_uniform=norm.ppf)
+    >>> idata = pb.sample_abc(prior, simulate=simulate, observed=1.0, epsilon=0.1, random_seed=1, progressbar=False)
     >>> bool(abs(idata.posterior["x"].mean() - 0.96) < 0.02)
     True
     """
@@ -214,7 +213,7 @@ def _run(
     """Judge batched simulators, run the stages with their progress shown, and return the result."""
     started = time.perf_counter()
     *rngs, check_rng, result_rng = spawn_generators(random_seed, plan.chains + 3)
-    problem.try_batches(problem.target.sample_prior(2, check_rng), check_rng)
+    problem.try_batches(prior_points(problem, 2, False, check_rng), check_rng)
     with ChainProgress("ABC", 1, ("stage", "ε", "acceptance", "a second"), enabled=progressbar) as progress:
         steps: list[int] = []
 

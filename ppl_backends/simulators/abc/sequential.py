@@ -35,7 +35,7 @@ SLOWEST = 0.9
 STALLED = 0.999
 MOST_STAGES = 60
 BISECTIONS = 60
-EVIDENCE_ERROR, MORE_DATA_SETS = 0.015, 16
+EVIDENCE_ERROR, MORE_POINTS = 0.015, 16
 ADAPTATION_SHARE = 0.5  # of a budget, that stages before the last may use
 
 
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     data_sets : int
         M, data sets a point on average.
     adaptive : bool
-        Whether the last stage may have up to 16 times as many, where they are drawn at once, for an error of 1.5 %.
+        Whether the last stage may have up to 16 times the points, where data are drawn at once, for an error of 1.5 %.
     floor : float
         Acceptance at which a tolerance that nobody set is the last.
     hits, cap : int
@@ -307,24 +307,25 @@ def _last_stage(
     picking = Picking(problem.kernel, epsilon, plan.hits, plan.cap)
     n = 2 ** int(np.ceil(np.log2(plan.points)))
     if plan.adaptive and pilot is not None:
-        affordable = int(min(budget.left / (1.2 * n * plan.chains), 1e6))
-        more = min(_data_sets(problem, plan, pilot, epsilon), affordable)
-        plan = plan._replace(data_sets=max(plan.data_sets, more))
+        n *= _more_points(problem, plan, pilot, epsilon)
     while n > 16 and n * plan.chains * max(plan.data_sets, plan.hits) * 1.2 > budget.left:
         n //= 2
     return _stage_of(problem, plan, proposal, n, picking, budget, rngs, executor, pilot)
 
 
-def _data_sets(problem: AbcProblem, plan: Plan, pilot: Stage, epsilon: float) -> int:
-    """Return data sets a point for a relative error of 1.5 % of the evidence, as the variance in the pilot has it."""
+def _more_points(problem: AbcProblem, plan: Plan, pilot: Stage, epsilon: float) -> int:
+    """Return how many times as many points give an evidence an error of 1.5 %, as the pilot has it; a power of two.
+
+    More points, not more data sets a point: the points' own share of the variance falls with them too.
+    """
     if not all(simulator.at_once for simulator in problem.experiment.simulators):
-        return plan.data_sets
+        return 1
     weights = weigh(pilot, problem.kernel, epsilon)
     if not weights.weight.any():
-        return plan.data_sets
+        return 1
     relative = np.sum(weights.ratio**2 * weights.variance) / weights.weight.sum() ** 2
-    needed = plan.data_sets * relative * len(pilot.x) / (plan.points * plan.chains) / EVIDENCE_ERROR**2
-    return int(np.clip(np.ceil(needed), plan.data_sets, MORE_DATA_SETS * plan.data_sets))
+    factor = relative * len(pilot.x) / (plan.points * plan.chains) / EVIDENCE_ERROR**2
+    return 2 ** int(np.ceil(np.log2(np.clip(factor, 1, MORE_POINTS))))
 
 
 def _record(stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record:
