@@ -1,1 +1,13 @@
+"""Rectangles of Gaussian and Student vectors: probabilities with an error bar, and draws.
 
+>>> import numpy as np
+>>> from ppl_backends.orthants import rectangle_probability
+>>> distance = np.abs(np.subtract.outer(np.arange(50), np.arange(50)))
+>>> result = rectangle_probability(0.7**distance, lower=0, upper=15, random_seed=1)
+>>> round(result.log_p, 1), result.method, result.trusted
+(-12.1, 'tilting', True)
+"""
+
+from ppl_backends.orthants.rectangle import RectangleProbability, rectangle_probability
+
+__all__ = ["RectangleProbability", "rectangle_probability"]

@@ -8,6 +8,7 @@ uncorrelated, because neither conditional expectation depends on the other run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,26 @@ class Particles:
     resampled: tuple[int, ...]
 
 
+class Path(Protocol):
+    """What grows by one coordinate a stage."""
+
+    n: int
+    z: Array
+
+    @property
+    def length(self) -> int:
+        """Number of stages."""
+
+    def extend(self, k: int, u: Array) -> Array:
+        """Draw coordinate k from uniform numbers ``(n,)`` and return the log increments of the weights."""
+
+    def take(self, k: int, index: NDArray[np.intp]) -> None:
+        """Keep the particles of an index, after coordinate k."""
+
+    def move(self, k: int, rng: np.random.Generator) -> None:
+        """Move coordinates 0, ..., k under the target of stage k."""
+
+
 class CoordinatePath:
     """The coordinates of a rectangle as a path: the space grows by one coordinate a stage.
 
@@ -60,7 +81,7 @@ class CoordinatePath:
     """
 
     def __init__(self, rectangle: Rectangle, tilt: Tilt, n: int, kernel: str, repeats: int) -> None:
-        self.rectangle, self.tilt = rectangle, tilt
+        self.rectangle, self.tilt, self.n = rectangle, tilt, n
         self.kernel: Move = MOVES[kernel]
         self.repeats = repeats
         self.z = np.empty((rectangle.rank, n))
@@ -92,7 +113,7 @@ class CoordinatePath:
 
 
 def smc(
-    path: CoordinatePath, runs: int, rng: np.random.Generator, *, uniforms: Array | None = None, threshold: float = 0.5
+    path: Path, runs: int, rng: np.random.Generator, *, uniforms: Array | None = None, threshold: float = 0.5
 ) -> Particles:
     """Return the weighted particles at the end of a path.
 
@@ -103,13 +124,12 @@ def smc(
     threshold : float
         Particles are resampled where the mean over runs of ESS / n falls below it.
     """
-    total = path.z.shape[1]
-    n = total // runs
+    n = path.n // runs
     log_weights, log_p = np.zeros((runs, n)), np.zeros(runs)
     lineage = np.tile(np.arange(n), (runs, 1))
     resampled: list[int] = []
     for k in range(path.length):
-        u = rng.random(total) if uniforms is None or resampled else uniforms[k]
+        u = rng.random(path.n) if uniforms is None or resampled else uniforms[k]
         log_weights += path.extend(k, u).reshape(runs, n)
         if not np.isfinite(log_weights).any(axis=1).all():  # a run in which no particle is left estimates zero
             log_weights[~np.isfinite(log_weights).any(axis=1)] = -np.inf

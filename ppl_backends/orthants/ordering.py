@@ -9,7 +9,7 @@ probability given the means of those before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -54,6 +54,10 @@ class Rectangle:
         for row in range(self.rank, len(self.rows)):
             found.setdefault(int(self.lead[row]), []).append(row)
         return found
+
+    def scaled(self, radius: float) -> Rectangle:
+        """Return the rectangle with its bounds multiplied by a positive number."""
+        return replace(self, lower=radius * self.lower, upper=radius * self.upper)
 
     def interval(self, k: int, offset: Array, z: Array) -> tuple[Array, Array]:
         """Return the interval of coordinate k, given the offset c_k of its first row and the coordinates before it."""
