@@ -31,18 +31,20 @@ _LAZY = {
     "plot_evidence": "ppl_backends.compare",
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",
+    "rectangle_probability": "ppl_backends.orthants",
     "reweight": "ppl_backends.smc.ladder",
     "sample_abc": "ppl_backends.simulators.abc",
     "sample_ibis": "ppl_backends.smc.ibis",
     "sample_importance": "ppl_backends.importance",
     "sample_mcmc": "ppl_backends.mcmc.sample",
     "sample_smc": "ppl_backends.smc",
+    "sample_truncated": "ppl_backends.orthants",
     "thermodynamic_integration": "ppl_backends.smc.ladder",
     "update_smc": "ppl_backends.smc.ibis",
     "with_power": "ppl_backends.targets.power",
 }
 
-_ROOMS = ("gibbs", "mean_field", "simulators", "sklearn", "steps")
+_ROOMS = ("gibbs", "mean_field", "orthants", "simulators", "sklearn", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

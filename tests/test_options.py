@@ -23,6 +23,8 @@ CALLS = [
     pb.sample_importance,
     pb.sample_mcmc,
     pb.sample_ibis,
+    pb.rectangle_probability,
+    pb.sample_truncated,
     pb.update_smc,
     pb.fit_laplace,
     pb.fit_ep,

@@ -9,5 +9,6 @@
 """
 
 from ppl_backends.orthants.rectangle import RectangleProbability, rectangle_probability
+from ppl_backends.orthants.truncated import TruncatedDraws, sample_truncated
 
-__all__ = ["RectangleProbability", "rectangle_probability"]
+__all__ = ["RectangleProbability", "TruncatedDraws", "rectangle_probability", "sample_truncated"]

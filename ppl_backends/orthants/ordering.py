@@ -59,13 +59,13 @@ class Rectangle:
         """Return the rectangle with its bounds multiplied by a positive number."""
         return replace(self, lower=radius * self.lower, upper=radius * self.upper)
 
-    def interval(self, k: int, offset: Array, z: Array) -> tuple[Array, Array]:
+    def interval(self, k: int, offset: Array, z: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
         """Return the interval of coordinate k, given the offset c_k of its first row and the coordinates before it."""
-        lower, upper = self.lower[k] - offset, self.upper[k] - offset
+        lower, upper = self.lower[k] * scale - offset, self.upper[k] * scale - offset
         for row in self.extra.get(k, ()):
             other = self.rows[row, :k] @ z[:k]
-            lower = np.maximum(lower, self.lower[row] - other)
-            upper = np.minimum(upper, self.upper[row] - other)
+            lower = np.maximum(lower, self.lower[row] * scale - other)
+            upper = np.minimum(upper, self.upper[row] * scale - other)
         return lower, upper
 
 
@@ -82,7 +82,9 @@ def order_rectangle(cov: Array, lower: Array, upper: Array, *, reorder: bool = T
         pick = free[0]
         if reorder:
             scale = np.sqrt(variance[free])
-            pick = free[np.argmin(log_interval((lower[free] - centre[free]) / scale, (upper[free] - centre[free]) / scale))]
+            pick = free[
+                np.argmin(log_interval((lower[free] - centre[free]) / scale, (upper[free] - centre[free]) / scale))
+            ]
         for vector in (variance, smallest, order, centre, lead, lower, upper, factor, cov, cov.T):
             vector[[rank, pick]] = vector[[pick, rank]]
         scale = np.sqrt(variance[rank])

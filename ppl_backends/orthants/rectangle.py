@@ -12,7 +12,6 @@ from scipy.special import logsumexp
 from ppl_backends.errors import ModelError
 from ppl_backends.options import array, checked, choice, integer, none, number
 from ppl_backends.orthants.chain import find_chain
-from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.low_rank import find_factors
 from ppl_backends.orthants.moves import MOVES
 from ppl_backends.orthants.ordering import order_rectangle
@@ -212,10 +211,9 @@ def solvers(problem: Problem, settings: _Settings, pilot: np.random.SeedSequence
     if method == "ep":
         yield Ep(problem)
         return
-    if auto or method == "closed_form":
-        if _is_closed(problem):
-            yield Closed(problem)
-            return
+    if (auto or method == "closed_form") and _is_closed(problem):
+        yield Closed(problem)
+        return
     if auto or method == "low_rank":
         yield from _low_rank(problem, settings, pilot)
         if method == "low_rank":
@@ -272,7 +270,9 @@ def _student(solver: Solver, df: float, seeds: list[np.random.SeedSequence]) -> 
     log_p = np.array([run.log_p for run in runs]) + log_weights[:, None]
     share = np.exp(logsumexp(log_p, axis=1) - logsumexp(log_p))
     efficiency = float(share @ [run.efficiency for run in runs])
-    reasons = dict.fromkeys(reason for run, part in zip(runs, share, strict=True) if part > 0.01 for reason in run.reasons)
+    reasons = dict.fromkeys(
+        reason for run, part in zip(runs, share, strict=True) if part > 0.01 for reason in run.reasons
+    )
     return Runs(logsumexp(log_p, axis=0), efficiency, tuple(reasons))
 
 

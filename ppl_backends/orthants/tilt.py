@@ -32,7 +32,7 @@ from scipy.linalg import cho_factor, cho_solve
 from ppl_backends.orthants.intervals import Array, moments, quantile
 from ppl_backends.orthants.ordering import Rectangle
 
-__all__ = ["Tilt", "no_tilt", "saddle_point", "weigh"]
+__all__ = ["PANEL", "Tilt", "extend", "no_tilt", "saddle_point", "weigh"]
 
 PANEL = 64  # coordinates whose offsets are begun in one matrix product
 TOLERANCE = 1e-9
@@ -113,22 +113,27 @@ def _newton_step(beyond: Array, variance: Array, residual: Array) -> Array:
     return cho_solve(cho_factor(symmetric), root * residual) / root
 
 
-def weigh(rectangle: Rectangle, tilt: Tilt, uniforms: Array) -> tuple[Array, Array]:
-    """Return coordinates ``(rank, n)`` drawn under a tilt from uniform numbers ``(rank, n)``, and log weights ``(n,)``."""
+def weigh(rectangle: Rectangle, tilt: Tilt, uniforms: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
+    """Return coordinates ``(rank, n)`` drawn under a tilt from uniform numbers ``(rank, n)``, and log weights ``(n,)``.
+
+    The bounds are multiplied by ``scale``, a number or one for each point.
+    """
     rank, n = uniforms.shape
     z, log_weights = np.empty((rank, n)), np.zeros(n)
     for first in range(0, rank, PANEL):
         offsets = rectangle.rows[first : first + PANEL, :first] @ z[:first]
         for k in range(first, min(first + PANEL, rank)):
             offset = offsets[k - first] + rectangle.rows[k, first:k] @ z[first:k]
-            z[k], increment = extend(rectangle, tilt, k, offset, z, uniforms[k])
+            z[k], increment = extend(rectangle, tilt, k, offset, z, uniforms[k], scale)
             log_weights += increment
     return z, log_weights
 
 
-def extend(rectangle: Rectangle, tilt: Tilt, k: int, offset: Array, z: Array, u: Array) -> tuple[Array, Array]:
+def extend(
+    rectangle: Rectangle, tilt: Tilt, k: int, offset: Array, z: Array, u: Array, scale: Array | float = 1.0
+) -> tuple[Array, Array]:
     """Return coordinate k, given those before it, and the log of its weight."""
-    lower, upper = rectangle.interval(k, offset, z)
+    lower, upper = rectangle.interval(k, offset, z, scale)
     mean = tilt.mean[k]
     x, log_p = quantile(u, lower - mean, upper - mean)
     return x + mean, log_p + (0.5 * mean**2 - tilt.push[k] * offset)

@@ -1,0 +1,121 @@
+"""Every row of the table of exact values: the error is within the standard error that is reported."""
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from tests.orthants import exact
+from tests.statistics import t_bound
+
+INF = np.inf
+
+
+def assert_right(result, truth, most=INF, allowance=1e-7):
+    assert result.trusted, result.reasons
+    bound = t_bound(result.log_p_df) if np.isfinite(result.log_p_df) else 0.0
+    assert abs(result.log_p - truth) <= bound * result.log_p_se + allowance, (result.log_p - truth, result.log_p_se)
+    assert result.log_p_se <= most
+
+
+def test_oracles_agree_with_the_table():
+    for length, value in [(50, -12.129288), (200, -46.804072), (500, -116.153641)]:
+        assert abs(exact.log_autoregression(0.7, np.zeros(length), np.full(length, 15.0)) - value) < 1e-6
+    for dim, value in [(64, -16.019739), (256, -56.813992)]:
+        assert abs(exact.log_two_factors(*exact.factors(dim)) - value) < 1e-6
+    ones = np.ones(1000)
+    assert abs(exact.log_one_factor(np.sqrt(0.9) * ones, 0.1 * ones, ones, 3 * ones)[0] + 6.338041) < 1e-6
+
+
+@pytest.mark.parametrize("dim", [3, 16, 64, 200])
+@pytest.mark.parametrize("method", ["auto", "tilting", "tilted_smc"])
+def test_exchangeable_orthants(dim, method):
+    result = pb.rectangle_probability(exact.exchangeable(dim), lower=0, method=method, random_seed=1)
+    assert_right(result, -np.log(dim + 1), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "length"), [("auto", 50), ("auto", 200), ("tilted_smc", 200), ("particle_filter", 500)]
+)
+def test_autoregressions_in_a_box(method, length):
+    result = pb.rectangle_probability(exact.autoregression(length), 0, 15, method=method, random_seed=2)
+    assert_right(result, exact.log_autoregression(0.7, np.zeros(length), np.full(length, 15.0)), 0.03)
+
+
+def test_autoregressions_with_bounds_of_their_own():
+    g = np.random.default_rng(3)
+    lower = g.normal(-1, 1, 40)
+    upper = lower + g.uniform(0.3, 3, 40)
+    truth = exact.log_autoregression(-0.6, lower, upper)
+    for method in ("tilting", "tilted_smc", "particle_filter"):
+        result = pb.rectangle_probability(exact.autoregression(40, -0.6), lower, upper, method=method, random_seed=4)
+        assert_right(result, truth, 0.01)
+
+
+@pytest.mark.parametrize("items", [10, 40, 200])
+@pytest.mark.parametrize("method", ["auto", "particle_filter"])
+def test_rankings(items, method):
+    result = pb.rectangle_probability(exact.ranking(items), lower=0, method=method, random_seed=5)
+    assert_right(result, exact.log_ranking(items), 0.02)
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_factors_from_loadings_and_from_the_covariance(dim):
+    loadings, noise, lower = exact.factors(dim)
+    truth = exact.log_two_factors(loadings, noise, lower)
+    few = pb.rectangle_probability(loadings=loadings, diagonal=noise, lower=lower, random_seed=6)
+    assert few.method == "low_rank"
+    assert_right(few, truth, 1e-3)
+    many = pb.rectangle_probability(loadings @ loadings.T + np.diag(noise), lower, method="tilting", random_seed=6)
+    assert_right(many, truth, 0.01)
+
+
+@pytest.mark.parametrize(("dim", "value", "error"), [(40, -32.667, 0.004), (60, -53.01, 0.006), (180, -185.70, 0.01)])
+def test_cauchy_covariances(dim, value, error):
+    result = pb.rectangle_probability(*exact.cauchy(dim), random_seed=7)
+    assert_right(result, value, 0.05, allowance=4 * error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cov", "lower", "upper", "truth"),
+    [
+        (exact.exchangeable(1000), 0, INF, -np.log(1001)),
+        (exact.exchangeable(1000, 0.9), 1, 3, -6.338041),
+        (exact.autoregression(1000), 0, 15, -231.736256),
+        (exact.ranking(1000), 0, INF, exact.log_ranking(1000)),
+    ],
+    ids=["exchangeable", "strongly exchangeable", "autoregression", "ranking"],
+)
+@pytest.mark.parametrize("method", ["auto", "tilted_smc"])
+def test_a_thousand_dimensions(cov, lower, upper, truth, method):
+    assert_right(pb.rectangle_probability(cov, lower, upper, method=method, random_seed=8), truth, 0.05)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth():
+    """95 % intervals over 200 seeds, where tilting alone is too sure of itself."""
+    cov = exact.autoregression(500)
+    results = [pb.rectangle_probability(cov, 0, 15, random_seed=seed) for seed in range(200)]
+    trusted = [r for r in results if r.trusted]
+    assert len(trusted) >= 160
+    inside = [abs(r.log_p + 116.153641) <= t_bound(r.log_p_df, rate=0.05) * r.log_p_se for r in trusted]
+    assert np.mean(inside) >= 0.91
+
+
+def test_expectation_propagation_of_an_orthant_is_that_of_its_model():
+    loadings, noise, lower = exact.factors(64)
+    whole = pb.rectangle_probability(loadings @ loadings.T + np.diag(noise), lower, method="ep")
+    few = pb.rectangle_probability(loadings=loadings, diagonal=noise, lower=lower, method="ep")
+    assert abs(whole.log_p - few.log_p) < 1e-6
+    assert abs(few.log_p - exact.log_two_factors(loadings, noise, lower)) < 0.005
+    assert np.isnan(few.log_p_se)
+    assert not few.trusted
+    ar = pb.rectangle_probability(exact.autoregression(50), 0, 15, method="ep")
+    assert abs(ar.log_p + 12.129288 + 0.225) < 0.001
+
+
+@pytest.mark.parametrize(("lower", "dim", "value"), [(0.5, 10, -3.459306), (-1.0, 50, -1.511130)])
+@pytest.mark.parametrize("method", ["auto", "tilting", "tilted_smc"])
+def test_student_vectors(lower, dim, value, method):
+    result = pb.rectangle_probability(exact.exchangeable(dim), lower, df=3, method=method, random_seed=11)
+    assert_right(result, value, 1e-3, allowance=2e-6)
