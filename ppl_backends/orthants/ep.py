@@ -72,7 +72,7 @@ def factor_ep(loadings: Array, noise: Array, lower: Array, upper: Array) -> tupl
     def marginals(precision: Array, shift: Array) -> tuple[Array, Array, float]:
         mean, cov, half_log_det = posterior(precision, shift)
         at = loadings @ mean
-        return at, ((loadings @ cov) * loadings).sum(axis=1), 0.5 * shift @ at - half_log_det
+        return at, ((loadings @ cov) * loadings).sum(axis=1), float(0.5 * shift @ at - half_log_det)
 
     sites = _propagate(lower, upper, noise, marginals)
     mean, cov, _ = posterior(sites.precision, sites.shift)

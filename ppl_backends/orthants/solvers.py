@@ -42,7 +42,9 @@ class Runs(NamedTuple):
 class Solver(Protocol):
     """A way to P(r lower ≤ X ≤ r upper)."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name of the method."""
 
     def guess(self, radius: float) -> float:
         """Return a smooth guess of log P."""
@@ -205,7 +207,7 @@ def _from_weights(log_w: Array) -> Runs:
     """Return the estimates of replicates from their log weights ``(replicates, n)``."""
     n = log_w.shape[1]
     efficiency = effective_sample_size(log_w.ravel()) / log_w.size
-    reasons = ()
+    reasons: tuple[str, ...] = ()
     if efficiency < LEAST_EFFICIENCY:
         reasons = (f"efficiency {efficiency:.2g} is below {LEAST_EFFICIENCY:g}: the standard error may be too small",)
     return Runs(logsumexp(log_w, axis=1) - np.log(n), efficiency, reasons)

@@ -15,9 +15,9 @@ from ppl_backends.orthants.intervals import Array
 
 __all__ = ["log_radius_density", "radius_nodes"]
 
-DROP = 18.0  # in the log of the integrand, from the mode to the outermost nodes
+DROP = 20.0  # in the log of the integrand, from the mode to the outermost nodes
 NODES = 24
-LONGEST_STEP = 0.25
+LONGEST_STEP = 0.2
 
 
 def log_radius_density(t: Array, df: float) -> Array:

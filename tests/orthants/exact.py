@@ -63,7 +63,7 @@ def means_one_factor(loadings, noise, lower, upper):
     sd = np.sqrt(noise)
     a, b = ((bound - np.outer(f, loadings)) / sd for bound in (lower, upper))
     density = (np.exp(-0.5 * a**2) - np.exp(-0.5 * b**2)) / np.sqrt(2 * np.pi)
-    given = np.outer(f, loadings) + sd * density / (ndtr(b) - ndtr(a))
+    given = np.outer(f, loadings) + sd * density / np.maximum(ndtr(b) - ndtr(a), 1e-300)
     return np.exp(log_terms - log_p) @ given
 
 

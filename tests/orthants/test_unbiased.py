@@ -14,7 +14,7 @@ from ppl_backends.orthants.tilt import Tilt, no_tilt, saddle_point, weigh
 from tests.orthants import exact
 from tests.statistics import assert_mean_is, t_bound
 
-RUNS, PARTICLES = 400, 64
+RUNS, PARTICLES = 200, 48
 LENGTH = 50
 AR = order_rectangle(exact.autoregression(LENGTH), np.zeros(LENGTH), np.full(LENGTH, 15.0))
 TRUTH = exact.log_autoregression(0.7, np.zeros(LENGTH), np.full(LENGTH, 15.0))
@@ -64,7 +64,7 @@ def test_particle_filters_of_chains():
         chain = find_chain(rectangle)
         assert chain is not None
         for tilt in (saddle_point(rectangle), no_tilt(rectangle)):
-            end = smc(ChainPath(rectangle, chain, tilt, RUNS * 256), RUNS, np.random.default_rng(2), threshold=0.99)
+            end = smc(ChainPath(rectangle, chain, tilt, RUNS * PARTICLES), RUNS, np.random.default_rng(2), threshold=0.99)
             assert len(end.resampled) >= 2
             assert_mean_is(np.exp(end.log_p - truth), 1.0)
 
