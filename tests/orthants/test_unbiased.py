@@ -64,7 +64,9 @@ def test_particle_filters_of_chains():
         chain = find_chain(rectangle)
         assert chain is not None
         for tilt in (saddle_point(rectangle), no_tilt(rectangle)):
-            end = smc(ChainPath(rectangle, chain, tilt, RUNS * PARTICLES), RUNS, np.random.default_rng(2), threshold=0.99)
+            end = smc(
+                ChainPath(rectangle, chain, tilt, RUNS * PARTICLES), RUNS, np.random.default_rng(2), threshold=0.99
+            )
             assert len(end.resampled) >= 2
             assert_mean_is(np.exp(end.log_p - truth), 1.0)
 

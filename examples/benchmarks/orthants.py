@@ -1,0 +1,193 @@
+"""Rectangle probabilities against exact values: error, reported standard error, CPU seconds, and error² × CPU.
+
+    python examples/benchmarks/orthants.py table | scipy | ridgway | draws [--runs 10] [--rows "AR 200,Cauchy 180"]
+
+``table``: every method by name on instances whose probability is known, or known to far more digits than the error;
+one line an instance and method, over runs with different seeds. ``scipy`` adds SciPy's ``multivariate_normal.cdf``, and
+OpenTURNS' where it is installed. ``ridgway`` compares SMC with and without a tilt, and GHK, at Ridgway's instances.
+``draws`` gives the acceptance and time of exact draws, and the effective sample size of particles.
+
+Instances: exchangeable orthants (log P = −log(d + 1)); autoregressions in a box [0, 15]^T, ρ = 0.7; two factors; rankings of
+equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the same law (Ridgway 2015, section 3.6).
+"""
+
+import argparse
+import time
+
+import numpy as np
+from scipy import stats
+from scipy.special import gammaln
+
+import ppl_backends as pb
+
+INF = np.inf
+METHODS = ("auto", "low_rank", "tilting", "tilted_smc", "particle_filter", "ghk", "ridgway", "ep")
+
+
+def exchangeable(dim, rho=0.5):
+    """Equal correlations."""
+    return np.full((dim, dim), rho) + (1 - rho) * np.eye(dim)
+
+
+def autoregression(length, rho=0.7):
+    """Stationary, with unit variances."""
+    return rho ** np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
+
+
+def ranking(items):
+    """Differences of neighbours among independent standard normals."""
+    return 2 * np.eye(items - 1) - np.eye(items - 1, k=1) - np.eye(items - 1, k=-1)
+
+
+def two_factors(dim):
+    """Covariance and lower bounds."""
+    g = np.random.default_rng(dim)
+    loadings, noise = 0.8 * g.normal(size=(dim, 2)), g.uniform(0.3, 1, dim)
+    cov = loadings @ loadings.T + np.diag(noise)
+    return cov, -g.uniform(0, 1.5, dim) * np.sqrt(np.diag(cov))
+
+
+def cauchy(dim):
+    """Covariance and lower bounds."""
+    g = np.random.default_rng(dim + 2)
+    x = 0.01 * g.standard_cauchy((dim, dim))
+    return x.T @ x, 0.01 * g.standard_cauchy(dim)
+
+
+def instances():
+    """Covariance, lower and upper bounds, and log P, by name."""
+    rows = {f"exchangeable {d}": (exchangeable(d), 0, INF, -np.log(d + 1)) for d in (16, 64, 200, 1000)}
+    rows["exchangeable 0.9 1000"] = (exchangeable(1000, 0.9), 1, 3, -6.338041)
+    for length, value in [(50, -12.129288), (200, -46.804072), (500, -116.153641), (1000, -231.736256)]:
+        rows[f"AR {length}"] = (autoregression(length), 0, 15, value)
+    for dim, value in [(64, -16.019739), (256, -56.813992), (1000, -210.809045)]:
+        rows[f"factors {dim}"] = (*two_factors(dim), INF, value)
+    for items in (10, 40, 200, 1000):
+        rows[f"ranking {items}"] = (ranking(items), 0, INF, -gammaln(items + 1))
+    for dim, value in [(40, -32.667), (80, -64.21), (180, -185.70)]:
+        rows[f"Cauchy {dim}"] = (*cauchy(dim), INF, value)
+    return rows
+
+
+def scipy_log_p(cov, lower, upper, seed):
+    """SciPy's probability, by Genz's method."""
+    dim = len(cov)
+    low, high = np.broadcast_to(lower, dim), np.broadcast_to(upper, dim)
+    with np.errstate(divide="ignore"):
+        normal = stats.multivariate_normal(np.zeros(dim), cov, allow_singular=True, seed=seed)
+        return np.log(normal.cdf(high, lower_limit=low))
+
+
+def openturns_log_p(cov, lower, upper, seed):
+    """OpenTURNS' probability of an interval."""
+    import openturns as ot
+
+    dim = len(cov)
+    ot.RandomGenerator.SetSeed(seed)
+    normal = ot.Normal([0.0] * dim, ot.CovarianceMatrix(cov.tolist()))
+    low, high = np.broadcast_to(lower, dim), np.broadcast_to(upper, dim)
+    interval = ot.Interval(
+        np.maximum(low, -1e3).tolist(),
+        np.minimum(high, 1e3).tolist(),
+        np.isfinite(low).tolist(),
+        np.isfinite(high).tolist(),
+    )
+    with np.errstate(divide="ignore"):
+        return np.log(normal.computeProbability(interval))
+
+
+def measure(name, method, runs, estimate, truth):
+    """Print one line: figures of independent runs of a method on an instance."""
+    values, errors, trusted, clock = [], [], [], time.process_time()
+    for seed in range(runs):
+        log_p, se, trust = estimate(seed)
+        values.append(log_p - truth)
+        errors.append(se)
+        trusted.append(trust)
+    seconds = (time.process_time() - clock) / runs
+    rmse = np.sqrt(np.mean(np.square(values)))
+    print(
+        f"{name:22s} {method:16s} mean error {np.mean(values):+9.4f}  rmse {rmse:9.5f}  se {np.mean(errors):9.5f}  "
+        f"trusted {np.mean(trusted):4.2f}  CPU {seconds:7.3f} s  error² × CPU {rmse**2 * seconds:9.2e}",
+        flush=True,
+    )
+
+
+def by_method(cov, lower, upper, method, **options):
+    """Return the function of a seed that :func:`measure` calls."""
+
+    def estimate(seed):
+        result = pb.rectangle_probability(cov, lower, upper, method=method, random_seed=seed, **options)
+        return result.log_p, result.log_p_se, result.trusted
+
+    return estimate
+
+
+def table(rows, runs):
+    """Every method that applies."""
+    for name, (cov, lower, upper, truth) in rows.items():
+        for method in METHODS:
+            if method == "ridgway" and len(cov) > 256:
+                continue
+            try:
+                measure(name, method, 1 if method == "ep" else runs, by_method(cov, lower, upper, method), truth)
+            except ValueError:
+                continue
+
+
+def against_scipy(rows, runs):
+    """The default, tilting with SciPy's number of points, SciPy and OpenTURNS."""
+    for name, (cov, lower, upper, truth) in rows.items():
+        if not 16 <= len(cov) <= 256:
+            continue
+        measure(name, "auto", runs, by_method(cov, lower, upper, "auto"), truth)
+        few = by_method(cov, lower, upper, "tilting", n_points=2048, replicates=2)
+        measure(name, "tilting 2 × 2048", runs, few, truth)
+        for peer in (scipy_log_p, openturns_log_p):
+            try:
+                label = peer.__name__.split("_")[0]
+                measure(name, label, runs, lambda s, p=peer: (p(cov, lower, upper, s), np.nan, False), truth)  # noqa: B023
+            except ImportError:
+                continue
+
+
+def against_ridgway(rows, runs):
+    """One run of each SMC a replicate; GHK with points for the same time."""
+    for name, (cov, lower, upper, truth) in rows.items():
+        for method, moves in [
+            ("tilted_smc", "gibbs"),
+            *(("ridgway", m) for m in ("gibbs", "block", "over_relaxed", "hmc")),
+        ]:
+            if (len(cov) > 80 and moves == "hmc") or len(cov) > 256:
+                continue
+            estimate = by_method(cov, lower, upper, method, moves=moves, n_points=1024, replicates=4)
+            measure(name, f"{method} {moves}"[:16], runs, estimate, truth)
+        measure(name, "ghk", runs, by_method(cov, lower, upper, "ghk", n_points=16384, replicates=4), truth)
+
+
+def draws(rows, runs):
+    """A thousand draws."""
+    for name, (cov, lower, upper, _) in rows.items():
+        for seed in range(runs):
+            clock = time.process_time()
+            found = pb.sample_truncated(cov, lower, upper, random_seed=seed)
+            seconds = time.process_time() - clock
+            label = "exact" if found.exact else "particles"
+            print(f"{name:22s} {label:9s} ESS {found.ess:6.0f} acceptance {found.acceptance:8.2g} CPU {seconds:6.2f} s")
+
+
+def main():
+    """Run one of the comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "scipy", "ridgway", "draws"])
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--rows", default="")
+    given = parser.parse_args()
+    rows = instances()
+    if given.rows:
+        rows = {name: rows[name] for name in given.rows.split(",")}
+    {"table": table, "scipy": against_scipy, "ridgway": against_ridgway, "draws": draws}[given.what](rows, given.runs)
+
+
+if __name__ == "__main__":
+    main()
