@@ -194,7 +194,10 @@ class Sequential:
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
         """Return one estimate a seed."""
-        log_p = self.particles(radius, seeds).log_p
+        return self.judge(self.particles(radius, seeds).log_p)
+
+    def judge(self, log_p: Array) -> Runs:
+        """Return estimates of runs with what their spread says."""
         if not np.isfinite(log_p).any():
             return Runs(log_p, 0.0, ("no particle is left inside the bounds",))
         relative = np.exp(log_p - logsumexp(log_p) + np.log(len(log_p)))
