@@ -44,7 +44,7 @@ _LAZY = {
     "with_power": "ppl_backends.targets.power",
 }
 
-_ROOMS = ("gibbs", "mean_field", "orthants", "simulators", "sklearn", "steps")
+_ROOMS = ("gibbs", "math", "mean_field", "orthants", "simulators", "sklearn", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

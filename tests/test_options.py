@@ -25,6 +25,7 @@ CALLS = [
     pb.sample_ibis,
     pb.rectangle_probability,
     pb.sample_truncated,
+    pb.orthants.rectangle_gradient,
     pb.update_smc,
     pb.fit_laplace,
     pb.fit_ep,

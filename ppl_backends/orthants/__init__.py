@@ -8,7 +8,15 @@
 (-12.1, 'tilting', True)
 """
 
+from ppl_backends.orthants.gradients import RectangleGradient, rectangle_gradient
 from ppl_backends.orthants.rectangle import RectangleProbability, rectangle_probability
 from ppl_backends.orthants.truncated import TruncatedDraws, sample_truncated
 
-__all__ = ["RectangleProbability", "TruncatedDraws", "rectangle_probability", "sample_truncated"]
+__all__ = [
+    "RectangleGradient",
+    "RectangleProbability",
+    "TruncatedDraws",
+    "rectangle_gradient",
+    "rectangle_probability",
+    "sample_truncated",
+]

@@ -1,0 +1,133 @@
+"""Derivatives against differences of exact values, every coordinate with bounds of its own; and in PyTensor graphs."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.special import log_ndtr
+
+from ppl_backends.errors import ModelError
+from ppl_backends.math import log_rectangle
+from ppl_backends.orthants import rectangle_gradient
+from ppl_backends.orthants.batch import log_rectangles
+from ppl_backends.orthants.solvers import scramble
+from tests.orthants import exact
+
+INF = np.inf
+G = np.random.default_rng(0)
+LOADINGS = np.array([0.9, -0.5, 0.3, 1.2, -0.8, 0.4, 0.7, -1.0, 0.2, 0.6])
+NOISE = np.array([0.4, 1.0, 0.3, 0.7, 0.5, 0.6, 0.8, 0.4, 1.1, 0.9])
+LOWER = G.normal(-1.5, 0.5, 10)
+UPPER = LOWER + G.uniform(0.8, 3, 10)
+LOWER[2], UPPER[5] = -INF, INF
+MEAN = G.normal(0, 0.3, 10)
+COV = np.outer(LOADINGS, LOADINGS) + np.diag(NOISE)
+
+
+def differences(function, at, step=1e-5):
+    return np.array([(function(at + step * e) - function(at - step * e)) / (2 * step) for e in np.eye(len(at))])
+
+
+def log_p(mean=MEAN, lower=LOWER, upper=UPPER, loadings=LOADINGS, noise=NOISE):
+    return exact.log_one_factor(loadings, noise, np.maximum(lower - mean, -60), np.minimum(upper - mean, 60))[0]
+
+
+def assert_near(found, truth, share):
+    assert np.abs(found - truth).max() <= share * np.abs(truth).max()
+
+
+def test_every_derivative_in_ten_dimensions():
+    """To 1e-4 of the largest; 1e-4 by the covariance takes the points of this test."""
+    found = rectangle_gradient(COV, LOWER, UPPER, mean=MEAN, n_points=2**15, random_seed=1)
+    assert abs(found.log_p - log_p()) < 1e-5
+    assert_near(found.mean, differences(lambda x: log_p(mean=x), MEAN), 1e-4)
+    by_lower, by_upper = (
+        differences(lambda x, s=s: log_p(**{s: x}), b) for s, b in [("lower", LOWER), ("upper", UPPER)]
+    )
+    assert_near(found.lower, np.where(np.isfinite(LOWER), by_lower, 0), 1e-4)
+    assert_near(found.upper, np.where(np.isfinite(UPPER), by_upper, 0), 1e-4)
+    assert_near(np.diag(found.cov), differences(lambda x: log_p(noise=x), NOISE), 2e-4)
+    assert_near(2 * found.cov @ LOADINGS, differences(lambda x: log_p(loadings=x), LOADINGS), 2e-4)
+    # An order that is not undone shows: the derivatives differ between coordinates.
+    assert np.abs(found.mean[::-1] - found.mean).max() > 0.1 * np.abs(found.mean).max()
+
+
+def test_free_variables_have_no_derivatives():
+    lower = np.where(np.arange(10) == 4, -INF, LOWER)
+    upper = np.where(np.arange(10) == 4, INF, UPPER)
+    found = rectangle_gradient(COV, lower, upper, mean=MEAN, random_seed=2)
+    kept = np.arange(10) != 4
+    part = rectangle_gradient(COV[np.ix_(kept, kept)], lower[kept], upper[kept], mean=MEAN[kept], random_seed=2)
+    np.testing.assert_allclose(found.mean[kept], part.mean)
+    np.testing.assert_allclose(found.cov[np.ix_(kept, kept)], part.cov)
+    assert found.mean[4] == found.lower[4] == found.upper[4] == 0
+    assert (found.cov[4] == 0).all()
+
+
+def test_where_tilting_is_not_enough():
+    found = rectangle_gradient(exact.autoregression(500), 0, 15, n_points=256, random_seed=3)
+    assert found.trusted
+    assert abs(found.log_p + 116.153641) < 6 * found.log_p_se
+
+
+def test_refused():
+    with pytest.raises(ModelError, match="singular"):
+        rectangle_gradient(np.ones((2, 2)), 0)
+    with pytest.raises(ModelError, match="equals"):
+        rectangle_gradient(np.eye(2), 0, 0)
+    with pytest.raises(ModelError, match="batch"):
+        rectangle_gradient(np.eye(2), np.zeros((3, 2)))
+
+
+CHOLESKY = np.linalg.cholesky(COV[:3, :3])
+
+
+def rows(n):
+    g = np.random.default_rng(1)
+    mean, lower = g.normal(size=(n, 3)), g.normal(-0.5, 0.5, (n, 3))
+    upper = lower + g.uniform(0.5, 3, (n, 3))
+    lower[::3, 0], upper[1::3, 2] = -INF, INF
+    return mean, lower, upper
+
+
+def test_rows_agree_with_single_rectangles():
+    mean, lower, upper = rows(6)
+    found = log_rectangles(mean, CHOLESKY, lower, upper, scramble(2**13, 3, np.random.SeedSequence(1)))
+    for i in range(6):
+        single = rectangle_gradient(
+            cholesky=CHOLESKY, lower=lower[i], upper=upper[i], mean=mean[i], n_points=2**13, random_seed=1
+        )
+        assert abs(found.log_p[i] - single.log_p) < 1e-4
+        for name in ("mean", "lower", "upper", "cholesky"):
+            np.testing.assert_allclose(getattr(found, name)[i], getattr(single, name), atol=1e-3)
+
+
+def test_graph_and_its_gradient():
+    mean, lower, upper = rows(20)
+    inputs = [pt.dmatrix(), pt.dmatrix(), pt.dmatrix(), pt.dmatrix()]
+    total = log_rectangle(*inputs, n_points=2**12).sum()
+    function = pytensor.function(inputs, [total, *pytensor.grad(total, inputs)])
+    at = [mean, CHOLESKY, lower, upper]
+    found = function(*at)
+    assert found[0] == function(*at)[0]
+    for position, entry in [(0, (3, 1)), (1, (0, 0)), (1, (2, 1)), (2, (4, 1)), (3, (5, 0))]:
+        moved = []
+        for sign in (1, -1):
+            values = [value.copy() for value in at]
+            values[position][entry] += sign * 1e-4
+            moved.append(function(*values)[0])
+        slope = (moved[0] - moved[1]) / 2e-4
+        assert abs(found[1 + position][entry] - slope) <= 1e-3 * (1 + abs(slope))
+
+
+def test_graph_of_one_rectangle():
+    lower = pt.dvector()
+    value = log_rectangle(np.zeros(2), np.diag([1.0, 2.0]), lower, INF)
+    function = pytensor.function([lower], [value, pytensor.grad(value, lower)])
+    at = np.array([0.5, -1.0])
+    log_p_found, slope = function(at)
+    assert abs(log_p_found - log_ndtr(-at / [1, 2]).sum()) < 1e-4
+    truth = differences(lambda x: log_ndtr(-x / np.array([1, 2])).sum(), at)
+    np.testing.assert_allclose(slope, truth, atol=2e-3)
+    with pytest.raises(ModelError, match="one Cholesky factor"):
+        log_rectangle(np.zeros(2), np.zeros((3, 2, 2)), 0, 1)
