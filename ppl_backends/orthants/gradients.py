@@ -106,16 +106,16 @@ def rectangle_gradient(
     if rectangle.rank < rest.dim:
         raise ModelError("the covariance is singular: log P has no derivative by it")
     log_p, z, log_weights, trusted = _points(rectangle, n_points, replicates, spawn_seeds(random_seed, replicates))
-    average, se = float(logsumexp(log_p) - np.log(len(log_p))), 0.0
+    average = float(logsumexp(log_p) - np.log(len(log_p)))
     se = float(np.exp(log_p - average).std(ddof=1) / np.sqrt(len(log_p)))
     parts = _derivatives(rectangle, z, np.exp(log_weights - logsumexp(log_weights)), rest.lower, rest.upper)
-    vectors = [np.zeros(dim) for _ in range(3)]
-    for vector, part in zip(vectors, parts[:3], strict=True):
-        vector[kept] = part
+    by_mean, by_lower, by_upper = np.zeros((3, dim))
+    by_mean[kept], by_lower[kept], by_upper[kept] = parts[:3]
     by_cov = np.zeros((dim, dim))
     by_cov[np.ix_(kept, kept)] = parts[3]
     factor = np.linalg.cholesky(problem.cov) if cholesky is None else np.asarray(cholesky)
-    return RectangleGradient(average, se, *vectors, by_cov, np.tril(2 * by_cov @ factor), trusted)
+    by_factor = np.tril(2 * by_cov @ factor)
+    return RectangleGradient(average, se, by_mean, by_lower, by_upper, by_cov, by_factor, trusted)
 
 
 def _points(

@@ -33,7 +33,7 @@ def block(rng: np.random.Generator, z: Array, rows: Array, lower: Array, upper: 
 
 
 def over_relaxed(rng: np.random.Generator, z: Array, rows: Array, lower: Array, upper: Array, mean: Array) -> None:
-    """Propose α(z − mean) + √(1 − α²) ξ, accepted where the constraints hold, with √(1 − α²) from 2^0 to 2^−9 / √k."""
+    """Propose α(z − mean) + √(1 − α²) ξ, accepted where the constraints hold: √(1 − α²) = 2^−i / √k, i = 0, …, 9."""
     for walk in range(WALKS):
         step = 2.0**-walk / np.sqrt(len(z))
         noise = rng.standard_normal(z.shape)
