@@ -19,7 +19,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S, accept, column, cut
+from ppl_backends.kernels.protocol import (
+    Density,
+    Kernel,
+    KernelInfo,
+    KernelParameters,
+    S,
+    accept,
+    column,
+    cut,
+    squares,
+)
 from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["LEAPFROG", "PAIRS", "FixedLength", "Hmc", "Path", "QuarterPeriod", "Trajectory", "kick"]
@@ -53,7 +63,9 @@ def kick(k: int, n_steps: Any, outer: float) -> Any:
     It reads the same from either end, for an even number of steps in pairs, so that the trajectory is reversible.
     """
     inner = outer if k == 0 else 2.0 * (1.0 - outer) if k % 2 else 2.0 * outer
-    return inner if n_steps is None else np.where(n_steps == k, outer, inner)
+    if n_steps is None or isinstance(n_steps, int):
+        return outer if n_steps == k else inner
+    return np.where(n_steps == k, outer, inner)
 
 
 class Path(Protocol):
@@ -111,7 +123,7 @@ class FixedLength:
 
     target_acceptance = 0.8
 
-    def __init__(self, length: float = 1.5, max_steps: int = 100) -> None:
+    def __init__(self, length: float = 1.8, max_steps: int = 100) -> None:
         self.length, self.max_steps, self.largest_scale = length, max_steps, length
 
     def first_scale(self, scale: float) -> float:
@@ -179,15 +191,18 @@ class Hmc(Kernel):
         that reversing p inverts, as the plain step is. Such steps count as rejected in the acceptance, so that tuning
         shortens them.
         """
-        n, metric, outer = len(population.x), parameters.metric, drawn.outer
-        lengths, h = drawn.n_steps + np.zeros(n, np.intp), drawn.h + np.zeros((n, 1))
+        n, metric, outer, h = len(population.x), parameters.metric, drawn.outer, drawn.h
+        lengths = np.atleast_1d(drawn.n_steps)
+        longest = int(lengths.max())
+        together = len(lengths) == 1 or int(lengths.min()) == longest
+        if not together:
+            h = h + np.zeros((n, 1))
+        stops = {longest} if together else set(lengths.tolist())
         start = self._normals(rng, population.x.shape)
         p = start + outer * h * cut(metric.whiten_gradient(population.gradient), h)
-        jump, turned = np.zeros_like(start), np.zeros(n)
         rows, ends, here = np.arange(n), population, population
-        momentum, whole_jump, turns = np.empty_like(start), np.empty_like(start), np.empty(n)
-        stops = set(lengths.tolist())
-        longest = max(stops)
+        jump, turned = np.zeros_like(start), np.zeros(n)
+        momentum, whole_jump, turns = (start, jump, turned) if together else (start.copy(), jump.copy(), turned.copy())
         for k in range(1, longest + 1):
             move = h * p
             ahead = density(here.x + metric.colour(move), rng)
@@ -196,11 +211,11 @@ class Hmc(Kernel):
                 ahead, turned = ahead.where(outside, here), turned + outside
                 move[outside], p[outside] = 0.0, -p[outside]
             here, jump = ahead, jump + move
-            share = kick(k, lengths[:, None], outer) if k in stops else kick(k, None, outer)
+            share = kick(k, longest if together else lengths[:, None] if k in stops else None, outer)
             p = p + share * h * cut(metric.whiten_gradient(here.gradient), h)
             if k not in stops:
                 continue
-            if k == longest and len(lengths) == n:  # all of one length
+            if together:
                 momentum, whole_jump, turns, ends = p, jump, turned, here
                 break
             last = lengths == k
@@ -211,8 +226,9 @@ class Hmc(Kernel):
                 rows, here, p, h = rows[going], here.take(going), p[going], h[going]
                 jump, turned, lengths = jump[going], turned[going], lengths[going]
                 metric = parameters.metric.take(rows, n)
-        kinetic = 0.5 * ((start**2).sum(axis=1) - (momentum**2).sum(axis=1))
-        log_ratio = self.log_ratio(population, ends) + kinetic
+        log_ratio = self.log_ratio(population, ends) + 0.5 * (squares(start) - squares(momentum))
         evaluations = drawn.n_steps + np.zeros(n)
-        moved, info = accept(rng, population, ends, log_ratio, (whole_jump**2).sum(axis=1), evaluations)
+        moved, info = accept(rng, population, ends, log_ratio, squares(whole_jump), evaluations)
+        if not np.count_nonzero(turns):
+            return moved, info
         return moved, info._replace(acceptance=info.acceptance * (1.0 - turns / evaluations))

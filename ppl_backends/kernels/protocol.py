@@ -33,6 +33,7 @@ __all__ = [
     "column",
     "cut",
     "log_density_ratio",
+    "squares",
 ]
 
 
@@ -149,13 +150,15 @@ def accept(
     evaluations: Array | None = None,
 ) -> tuple[S, KernelInfo]:
     """Return the proposals that Metropolis–Hastings accepts among the points; ratios that are not a number reject."""
-    log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    accepted = np.log(rng.random(len(log_ratio))) < log_ratio
-    evaluations = np.ones(len(log_ratio)) if evaluations is None else evaluations
-    info = KernelInfo(acceptance_probability(log_ratio), accepted, squared_jump, evaluations, log_ratio)
-    if not accepted.any():
+    n = len(log_ratio)
+    log_ratio = np.fmax(log_ratio, -np.inf)  # fmax(NaN, −inf) is −inf
+    accepted = np.log(rng.random(n)) < log_ratio
+    evaluations = np.ones(n) if evaluations is None else evaluations
+    info = KernelInfo(np.exp(np.minimum(log_ratio, 0.0)), accepted, squared_jump, evaluations, log_ratio)
+    moved = np.count_nonzero(accepted)
+    if not moved:
         return population, info
-    return proposal if accepted.all() else population.where(accepted, proposal), info
+    return proposal if moved == n else population.where(accepted, proposal), info
 
 
 def log_density_ratio(population: Points, proposal: Points) -> Array:
@@ -276,6 +279,13 @@ def cut(gradient: Array, h: Array) -> Array:
 
     Of a gradient whose length overflows nothing is left.
     """
-    longest = 2.0 * gradient.shape[1] ** 0.5 / h
-    length = np.sqrt(np.einsum("ij,ij->i", gradient, gradient))[:, None]
-    return gradient * np.minimum(1.0, longest / np.maximum(length, 1e-300))
+    square, dim = squares(gradient)[:, None], gradient.shape[1]
+    if not np.count_nonzero(square * (h * h) > 4.0 * dim):
+        return gradient
+    return gradient * np.minimum(1.0, 2.0 * dim**0.5 / h / np.maximum(np.sqrt(square), 1e-300))
+
+
+def squares(rows: Array) -> Array:
+    """Return the squared length of each row ``(n,)``."""
+    found: Array = np.einsum("ij,ij->i", rows, rows)
+    return found

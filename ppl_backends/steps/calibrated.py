@@ -82,7 +82,7 @@ class CalibratedStep(Step):
 
     kernel: ClassVar[type[Kernel]]
 
-    @checked(approximation=APPROXIMATION)
+    @checked(approximation=APPROXIMATION, target_accept=none | number(above=0, below=1))
     def __init__(
         self,
         vars: Any = None,
@@ -133,7 +133,7 @@ class HMC(Step):
         vars: Any = None,
         *,
         approximation: Any = "laplace",
-        path_length: float = 1.5,
+        path_length: float = 1.8,
         target_accept: float = 0.8,
         max_steps: int = 100,
         model: Any = None,

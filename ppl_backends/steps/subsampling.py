@@ -159,7 +159,7 @@ class SubsampledHMC(_SubsamplingStep):
         vars: Any = None,
         *,
         subset: int | None = None,
-        path_length: float = 1.5,
+        path_length: float = 1.8,
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:

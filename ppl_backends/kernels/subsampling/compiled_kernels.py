@@ -6,7 +6,8 @@ They are the algorithms of :mod:`~ppl_backends.kernels.subsampling.control` and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -15,9 +16,38 @@ from ppl_backends.kernels.protocol import acceptance_probability
 from ppl_backends.targets.factors.compiled import site
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Bounds", "CompiledRows", "Proposals", "control_variate_walk", "scalable_walk"]
+__all__ = [
+    "Bounds",
+    "CompiledRows",
+    "Proposals",
+    "SameTypes",
+    "control_variate_slope",
+    "control_variate_walk",
+    "scalable_walk",
+]
 
 jit = numba.njit(cache=True, nogil=True)
+
+
+class SameTypes:
+    """A compiled function whose arguments have the types of the first call ever after, so that Numba looks at them once.
+
+    That costs as much as several steps. Arrays are contiguous.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._entry: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the function does."""
+        if self._entry is None:
+            self._entry = self._function.compile(tuple(numba.typeof(value) for value in arguments))
+        return self._entry(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it elsewhere, where types are looked at anew."""
+        return SameTypes, (self._function,)
 
 
 class CompiledRows(NamedTuple):
@@ -65,11 +95,12 @@ class Bounds(NamedTuple):
 
 
 @jit
-def _residual(row, y, extra, family, at_mode, delta):
+def _residual(design, y, extra, family, at_mode, i, delta):
     u = 0.0
     for j in range(len(delta)):
-        u += row[j] * delta[j]
-    return site(family, at_mode[0] + u, y, extra)[0] - at_mode[1] - u * (at_mode[2] + 0.5 * u * at_mode[3])
+        u += design[i, j] * delta[j]
+    value = site(family, at_mode[i, 0] + u, y[i], extra[i])[0]
+    return value - at_mode[i, 1] - u * (at_mode[i, 2] + 0.5 * u * at_mode[i, 3])
 
 
 @jit
@@ -133,8 +164,7 @@ def control_variate_walk(rng, steps, rows, proposals, delta, subset, residuals):
         for k in range(first, first + block):
             new_subset[k] = int(rng.random() * n)
         for k in range(m):
-            i = new_subset[k]
-            new_residuals[k] = _residual(design[i], y[i], extra[i], family, at_mode[i], new)
+            new_residuals[k] = _residual(design, y, extra, family, at_mode, new_subset[k], new)
         new_variance = n * n / m * new_residuals.var()
         new_value = _quadratic(slope, hessian, new) + n * new_residuals.mean() - 0.5 * new_variance
         accept = acceptance_probability(new_value - value + correction)
@@ -144,6 +174,34 @@ def control_variate_walk(rng, steps, rows, proposals, delta, subset, residuals):
             value, variance = new_value, new_variance
             moves += 1
     return accepts / steps, moves, value, variance
+
+
+@jit
+def control_variate_slope(rows, delta, subset, residuals, gradient):
+    """Value and variance of the estimate at ``delta``; ``residuals`` and ``gradient`` are filled.
+
+    The gradient of ℓ̂ − σ̂²/2 is a sum of residual gradients with weights N/m − (N/m)²(rᵢ − r̄).
+    """
+    design, y, extra, family, at_mode, slope, hessian, _, _ = rows
+    n, m, dim = len(design), len(subset), len(delta)
+    along = np.empty(m)
+    for k in range(m):
+        i, u = subset[k], 0.0
+        for j in range(dim):
+            u += design[i, j] * delta[j]
+        value, first, _ = site(family, at_mode[i, 0] + u, y[i], extra[i])
+        residuals[k] = value - at_mode[i, 1] - u * (at_mode[i, 2] + 0.5 * u * at_mode[i, 3])
+        along[k] = first - at_mode[i, 2] - u * at_mode[i, 3]
+    mean, variance = residuals.mean(), n * n / m * residuals.var()
+    gradient[:] = slope
+    for j in range(dim):
+        for k in range(dim):
+            gradient[j] += hessian[j, k] * delta[k]
+    for k in range(m):
+        weight = (n / m - (n / m) ** 2 * (residuals[k] - mean)) * along[k]
+        for j in range(dim):
+            gradient[j] += weight * design[subset[k], j]
+    return _quadratic(slope, hessian, delta) + n * mean - 0.5 * variance, variance
 
 
 @jit
@@ -173,8 +231,8 @@ def scalable_walk(rng, steps, rows, proposals, limits, delta, z):
             looked += events
             for _k in range(events):
                 i = min(np.searchsorted(ends, rng.random() * total, side="right"), len(ends) - 1)
-                drop = _residual(design[i], y[i], extra[i], family, at_mode[i], delta)
-                drop -= _residual(design[i], y[i], extra[i], family, at_mode[i], new)
+                drop = _residual(design, y, extra, family, at_mode, i, delta)
+                drop -= _residual(design, y, extra, family, at_mode, i, new)
                 if rng.random() * bounds[i] * reach < drop:
                     accepted = False
                     break

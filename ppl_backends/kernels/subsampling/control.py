@@ -21,7 +21,12 @@ from ppl_backends.kernels.adaptation import DualAveraging
 from ppl_backends.kernels.hmc import FixedLength, Hmc
 from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import KernelInfo, KernelParameters, accept, acceptance_probability
-from ppl_backends.kernels.subsampling.compiled_kernels import Proposals, control_variate_walk
+from ppl_backends.kernels.subsampling.compiled_kernels import (
+    Proposals,
+    SameTypes,
+    control_variate_slope,
+    control_variate_walk,
+)
 from ppl_backends.kernels.subsampling.kernel import RowsKernel, known_difference, one_step
 from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.targets.protocol import Array
@@ -102,18 +107,27 @@ class _Subsampled(RowsKernel):
 
     def __init__(self, rows: Rows, subset: int, scale: float | None = None) -> None:
         super().__init__(rows, scale)
-        self.subset, self.attributes = subset, {"subset_size": subset}
+        self.subset, self.attributes, self._compiled = subset, {"subset_size": subset}, rows.compiled()
+        self._estimate_and_slope = SameTypes(control_variate_slope)
+        mode = rows.expansion_point.mean
+        self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
 
     def begin(self, x: Array, rng: np.random.Generator) -> SubsetPoints:
         """Return the record of a point with a fresh subset."""
         return self.at(x, rng.integers(0, self.rows.n, size=self.subset))
 
-    def at(self, x: Array, subset: Index, gradient: bool = False) -> SubsetPoints:
-        """Return the record of a point ``(dim,)`` with a subset."""
-        residuals = self.rows.residuals(x, subset)
+    def at(self, x: Array, subset: Index, gradient: bool = False, residuals: Array | None = None) -> SubsetPoints:
+        """Return the record of a point ``(dim,)`` with a subset, whose residuals may be known."""
+        if gradient and self._compiled is not None:
+            residuals, slope = np.empty(len(subset)), np.empty(self.dim)
+            delta = x - self.rows.expansion_point.mean
+            value, variance = self._estimate_and_slope(self._compiled, delta, subset, residuals, slope)
+            found = np.array([value + self._at_mode]), np.array([variance]), slope[None]
+            return SubsetPoints(x[None], subset[None], residuals[None], *found)
+        residuals = self.rows.residuals(x, subset) if residuals is None else residuals
         value, variance = estimate_of(self.rows, x, residuals)
-        slope = self.slope(x, subset, residuals)[None] if gradient else None
-        return SubsetPoints(x[None], subset[None], residuals[None], np.array([value]), np.array([variance]), slope)
+        at_point = self.slope(x, subset, residuals)[None] if gradient else None
+        return SubsetPoints(x[None], subset[None], residuals[None], np.array([value]), np.array([variance]), at_point)
 
     def slope(self, x: Array, subset: Index, residuals: Array) -> Array:
         """Return ∇(ℓ̂ − σ̂²/2 + log prior): a sum of residual gradients with weights N/m − (N/m)²(rᵢ − r̄)."""
@@ -162,9 +176,11 @@ class ControlVariateMetropolis(_Subsampled):
         self, rows: Rows, subset: int, scale: float | None = None, independent: bool = False, steps: int = 1
     ) -> None:
         super().__init__(rows, subset, scale)
-        self._proposals, self._steps, self._compiled = Proposals(self.scale, independent), steps, rows.compiled()
-        mode = rows.expansion_point.mean
-        self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
+        self._proposals, self._steps, self._walked = (
+            Proposals(self.scale, independent),
+            steps,
+            SameTypes(control_variate_walk),
+        )
         self.check_every = max(1, CHECK_EVERY // steps)
         self.attributes["steps_per_draw"] = steps
 
@@ -196,8 +212,8 @@ class ControlVariateMetropolis(_Subsampled):
         """Make all steps of a draw in one compiled call."""
         mode, subset, residuals = self.rows.expansion_point.mean, point.subset.copy(), point.residuals.copy()
         delta = point.x[0] - mode
-        walked = control_variate_walk(rng, self._steps, self._compiled, self._proposals, delta, subset[0], residuals[0])
-        accept, moves, value, variance = walked
+        found = self._walked(rng, self._steps, self._compiled, self._proposals, delta, subset[0], residuals[0])
+        accept, moves, value, variance = found
         value, variance = np.array([value + self._at_mode]), np.array([variance])
         moved = SubsetPoints((mode + delta)[None], subset, residuals, value, variance)
         return moved, one_step(accept, moves > 0, self._steps)
@@ -209,7 +225,7 @@ class ControlVariateHmc(_Subsampled):
     name, uses_gradient, check_every = "subsampled_hmc", True, 0
     stats: Mapping[str, type] = {**_Subsampled.stats, "acceptance_error": float}
 
-    def __init__(self, rows: Rows, subset: int, length: float = 1.5) -> None:
+    def __init__(self, rows: Rows, subset: int, length: float = 1.8) -> None:
         self._hmc = Hmc(FixedLength(length), balanced=False)
         super().__init__(rows, subset, self._hmc.initial_scale(rows.dim))
         self.target_acceptance, self.largest_scale = self._hmc.target_acceptance, self._hmc.largest_scale
@@ -231,13 +247,13 @@ class ControlVariateHmc(_Subsampled):
 
     def _renew(self, point: SubsetPoints, rng: np.random.Generator) -> SubsetPoints:
         subset, block = self.renewed(point.subset[0], rng)
-        x, residuals = point.x[0], point.residuals[0].copy()
-        residuals[block] = self.rows.residuals(x, subset[block])
-        value, variance = estimate_of(self.rows, x, residuals)
-        if rng.random() < acceptance_probability(value - point.log_density[0]):
-            found = np.array([value]), np.array([variance]), self.slope(x, subset, residuals)[None]
-            return SubsetPoints(point.x, subset[None], residuals[None], *found)
-        return point
+        x, residuals = point.x[0], None
+        if self._compiled is None:
+            residuals = point.residuals[0].copy()
+            residuals[block] = self.rows.residuals(x, subset[block])
+        proposal = self.at(x, subset, True, residuals)
+        probability = acceptance_probability(proposal.log_density[0] - point.log_density[0])
+        return proposal if rng.random() < probability else point
 
     def statistics(self, before: Any, after: SubsetPoints, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
         """Return the variance of the estimate, and how many rows it took."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import KernelInfo, acceptance_probability
-from ppl_backends.kernels.subsampling.compiled_kernels import Bounds, Proposals, scalable_walk
+from ppl_backends.kernels.subsampling.compiled_kernels import Bounds, Proposals, SameTypes, scalable_walk
 from ppl_backends.kernels.subsampling.kernel import RowsKernel, one_step
 from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.targets.protocol import Array
@@ -100,6 +100,7 @@ class Scalable(_Exact):
         super().__init__(rows, scale)
         self._radius = float(np.sqrt(rows.whole.dim) + NEAR)
         self.near, self.far = (RowSampler(rows.third_order_bounds(radius)) for radius in (self._radius, np.inf))
+        self._walked = SameTypes(scalable_walk)
         self._proposals, self._steps, self._compiled = Proposals(self.scale, independent), steps, rows.compiled()
         mode = rows.expansion_point.mean
         self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
@@ -125,8 +126,8 @@ class Scalable(_Exact):
         mode, z = self.rows.expansion_point.mean, point.z.copy()
         delta = point.x[0] - mode
         limits = Bounds(self.near.bounds, self.near.ends, self.far.bounds, self.far.ends, self._radius)
-        walked = scalable_walk(rng, self._steps, self._compiled, self._proposals, limits, delta, z[0])
-        accept, moves, looked, value = walked
+        found = self._walked(rng, self._steps, self._compiled, self._proposals, limits, delta, z[0])
+        accept, moves, looked, value = found
         moved = ExactPoints((mode + delta)[None], z, np.array([value + self._at_mode]))
         return moved, one_step(accept, moves > 0, looked)
 

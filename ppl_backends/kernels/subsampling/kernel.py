@@ -7,6 +7,7 @@ several steps, tested to equal as many single ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["RowsAlgorithm", "RowsKernel", "one_step"]
 
 CHECK_FACTOR = 20
+_ZERO = np.zeros(1)
 
 
 class RowsKernel(Kernel):
@@ -106,8 +108,8 @@ class RowsKernel(Kernel):
 
 def one_step(accept: float, accepted: bool, evaluations: float = 1.0) -> KernelInfo:
     """Return the record of a step of one point, or of a run of steps that were ``accept``-ed on average."""
-    log_ratio = np.array([np.log(accept) if accept > 0 else -np.inf])
-    return KernelInfo(np.array([accept]), np.array([accepted]), np.zeros(1), np.array([evaluations]), log_ratio)
+    log_ratio = math.log(accept) if accept > 0 else -math.inf
+    return KernelInfo(np.array([accept]), np.array([accepted]), _ZERO, np.array([evaluations]), np.array([log_ratio]))
 
 
 class RowsAlgorithm(Algorithm):
