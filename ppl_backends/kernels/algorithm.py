@@ -146,4 +146,4 @@ class Algorithm:
             parameters = self.kernel.adapt(parameters, info, moved)
         common = {"accept": info.acceptance, "accepted": info.accepted, "approximate": self.approximate, "tune": tune}
         stats = self.kernel.statistics(population, moved, used, info)
-        return state._replace(population=moved, parameters=parameters, n_steps=state.n_steps + 1), {**common, **stats}
+        return ChainState(moved, parameters, state.n_steps + 1, state.checks), {**common, **stats}

@@ -41,6 +41,8 @@ PAIRS = 10  # full passes for the estimate of E|a − â|
 
 def rows_of(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     """Return the rows of a target, or of a block, about the mode of an approximation."""
+    if not isinstance(approximation, str):
+        approximation = resolve_approximation(target.full, approximation)  # refused before the target is looked at
     own_mode = isinstance(approximation, str) and approximation == "laplace"
     return make_rows(target, partial(resolve_approximation, approximation=approximation), own_mode)
 
