@@ -110,7 +110,7 @@ class _Subsampled(RowsKernel):
         self.subset, self.attributes, self._compiled = subset, {"subset_size": subset}, rows.compiled()
         self._estimate_and_slope = SameTypes(control_variate_slope)
         mode = rows.expansion_point.mean
-        self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
+        self._at_mode = rows.expansion.value + rows.log_prior_and_potentials(mode) if self._compiled else 0.0
 
     def begin(self, x: Array, rng: np.random.Generator) -> SubsetPoints:
         """Return the record of a point with a fresh subset."""

@@ -103,7 +103,7 @@ class Scalable(_Exact):
         self._walked = SameTypes(scalable_walk)
         self._proposals, self._steps, self._compiled = Proposals(self.scale, independent), steps, rows.compiled()
         mode = rows.expansion_point.mean
-        self._at_mode = rows.expansion.value + (rows.log_prior_and_potentials(mode) if self._compiled else 0.0)
+        self._at_mode = rows.expansion.value + rows.log_prior_and_potentials(mode) if self._compiled else 0.0
         self.attributes["steps_per_draw"] = steps
 
     def at(self, x: Array) -> ExactPoints:
