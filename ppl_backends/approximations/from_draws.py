@@ -40,6 +40,7 @@ def from_draws(idata: Any, model: Any = None, *, data: Any = None, **target_opti
 
     Examples
     --------
+    >>> import numpy as np
     >>> from ppl_backends.targets import FunctionTarget
     >>> q = GaussianApproximation([1.0, 2.0], np.eye(2))
     >>> refitted = from_draws(q.to_inference_data(draws=4000, random_seed=1), FunctionTarget(2, lambda x: None))

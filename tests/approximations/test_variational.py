@@ -116,7 +116,7 @@ def test_maximise_survives_points_outside_the_support():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"method": "stochastic"}, {"gradient": "score"}, {"annealing": 4}, {"start": "prior"}, {"qmc": False}],
+    [{}, {"method": "stochastic"}, {"gradient": "score"}, {"annealing": 4}, {"initial": "prior"}, {"qmc": False}],
 )
 def test_full_rank_is_exact_on_a_gaussian(options):
     known = conjugate_gaussian()
@@ -183,7 +183,7 @@ def test_skewed_target_reaches_the_best_gaussian():
     assert abs(q.diagnostics["optimism"]) < 0.02
 
 
-@pytest.mark.filterwarnings("ignore:.*mean_field.*Pareto k")
+@pytest.mark.filterwarnings("ignore:.*diagonal.*Pareto k")
 def test_bound_lies_below_the_evidence_of_the_breast_cancer_data():
     X, y, *_ = load_binary_regression("breast_cancer")
     sign = 2.0 * y - 1
@@ -328,7 +328,7 @@ def test_the_seed_decides():
         ({"minibatch": 10}, "observations"),
         ({"minibatch": 10, "method": "fixed"}, "method='fixed'"),
         ({"annealing": [0.5, 0.2]}, "increasing numbers"),
-        ({"start": np.zeros(3)}, "start has shape"),
+        ({"initial": np.zeros(3)}, "initial has shape"),
         ({"initial": "mode"}, "initial='mode'"),
         ({"tolerance": -1}, "tolerance=-1"),
     ],
