@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
+from ppl_backends.targets import Observations
 
 warnings.simplefilter("ignore", SamplerWarning)
 DIGITS, NOISE, PRIOR, SUBSET, SECONDS = 5, 0.5, 1.0, 100, 12.0
@@ -33,7 +34,7 @@ bumps = np.exp(-0.5 * ((pixel[:, None] - centre) ** 2).sum(axis=-1) / 1.0**2)  #
 DIM = DIGITS * bumps.shape[1]
 
 
-class Images:
+class Images(Observations):
     """Log likelihoods of images, and what the log density holds beside them."""
 
     n = len(images)

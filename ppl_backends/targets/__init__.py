@@ -4,9 +4,18 @@ from typing import Any
 
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.function import FunctionTarget
-from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Target
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Observations, Target
 
-__all__ = ["BaseTarget", "Evaluation", "FunctionTarget", "JointEvaluation", "PyMCTarget", "Target", "as_target"]
+__all__ = [
+    "BaseTarget",
+    "Evaluation",
+    "FunctionTarget",
+    "JointEvaluation",
+    "Observations",
+    "PyMCTarget",
+    "Target",
+    "as_target",
+]
 
 
 def __getattr__(name: str) -> Any:
