@@ -102,7 +102,7 @@ def trace(algorithm, seconds, seed=0):
     rng, states = np.random.default_rng(seed), []
     state, clock = algorithm.start(np.zeros(DIM), rng), time.perf_counter()
     while (now := time.perf_counter() - clock) < seconds:
-        states.append((now, state.x))
+        states.append((now, np.ravel(state.x)))
         state, _ = algorithm.step(state, rng, True)
     return states
 
