@@ -133,7 +133,7 @@ class HMC(Step):
         vars: Any = None,
         *,
         approximation: Any = "laplace",
-        path_length: float = 1.8,
+        path_length: float = 1.5,
         target_accept: float = 0.8,
         max_steps: int = 100,
         model: Any = None,

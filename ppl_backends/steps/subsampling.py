@@ -161,7 +161,7 @@ class SubsampledHMC(_SubsamplingStep):
         vars: Any = None,
         *,
         subset: int | None = None,
-        path_length: float = 1.8,
+        path_length: float = 1.5,
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:

@@ -143,8 +143,13 @@ def test_models_without_rows_are_refused():
         warnings.simplefilter("ignore")  # PyMC says that it imputes
         b = pm.Normal("b")
         pm.Normal("y", b * pt.as_tensor(x), 1, observed=np.where(x > 0.9, np.nan, x))
-        with pytest.raises(ModelError, match="some of its values are missing; drop their rows"):
-            S.SubsampledMetropolis()
+        step = S.SubsampledMetropolis()
+    # Missing values are coordinates, whose density is the prior's; the rows are those that were observed.
+    rows, target = step.algorithm.kernel.rows, step.target
+    assert (rows.n, target.dim) == (28, 3)
+    points = np.random.default_rng(0).normal(size=(5, 3))
+    whole = [rows.full_difference(points[0], x) + rows.log_prior_and_potentials(x) for x in points]
+    np.testing.assert_allclose(np.ptp(target.log_density(points) - whole), 0, atol=1e-9)
     with pm.Model():
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1, observed=pm.Minibatch(np.zeros(50), batch_size=10), total_size=50)
