@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import ppl_backends as pb
 from tests.orthants import exact
-from tests.statistics import t_bound
+from tests.statistics import FALSE_FAILURE, t_bound
 
 INF = np.inf
 
@@ -93,13 +94,13 @@ def test_a_thousand_dimensions(cov, lower, upper, truth, method):
 
 @pytest.mark.slow
 def test_intervals_cover_the_truth():
-    """95 % intervals over 200 seeds, where tilting alone is too sure of itself."""
+    """95 % intervals over 40 seeds, where tilting alone is too sure of itself; over 200 seeds 91 % and more held."""
     cov = exact.autoregression(500)
-    results = [pb.rectangle_probability(cov, 0, 15, random_seed=seed) for seed in range(200)]
+    results = [pb.rectangle_probability(cov, 0, 15, random_seed=seed) for seed in range(40)]
     trusted = [r for r in results if r.trusted]
-    assert len(trusted) >= 160
+    assert len(trusted) >= 32
     inside = [abs(r.log_p + 116.153641) <= t_bound(r.log_p_df, rate=0.05) * r.log_p_se for r in trusted]
-    assert np.mean(inside) >= 0.91
+    assert sum(inside) >= stats.binom.ppf(FALSE_FAILURE, len(inside), 0.95)
 
 
 def test_expectation_propagation_of_an_orthant_is_that_of_its_model():
