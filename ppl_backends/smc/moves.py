@@ -247,7 +247,8 @@ class _Walk:
         rng: np.random.Generator,
     ) -> None:
         self.drawn, self.path, self.kernel, self.metric, self.rng = drawn, path, kernel, metric, rng
-        self.state, self.tuning, self.density = drawn.particles, tuning, path.density(drawn.stage)
+        self.state = path.with_gradients(drawn.particles, drawn.stage, rng)
+        self.tuning, self.density = tuning, path.density(drawn.stage)
         self.start = self.state.x
         self.modes, self.outside = modes(self.start), OutsidePoints(self.start)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), self.modes)

@@ -137,10 +137,14 @@ class TemperingPath:
         return stage is not None and stage.beta == 1.0
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
-        """Return the particles read at another β, with gradients where they are needed: draws of the start come without."""
-        if self.gradient and population.base_gradient is None:
-            return self.evaluate(population.x, stage.beta, True)
+        """Return the particles read at another β."""
         return population.at(stage.beta)
+
+    def with_gradients(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
+        """Return the particles with the gradients that their kernel needs: draws of the start come without."""
+        if self.gradient and population.base_gradient is None:
+            return self.density(stage)(population.x, rng)
+        return population
 
     def density(self, stage: Any) -> Density[PathState]:
         """Return the map from points to particles of π_β."""
