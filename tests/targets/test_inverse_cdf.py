@@ -96,6 +96,10 @@ def assert_same_distribution(a, b):
 def test_draws_have_the_distribution_of_the_prior(name):
     target = target_of((UNIVARIATE | MULTIVARIATE)[name])
     rng = np.random.default_rng(1)
+    if name == "lkj" and pm.__version__.startswith("6"):  # whose draws are made in a loop
+        with pytest.raises(PriorSamplingError, match="inside of a loop"):
+            target.prior_from_uniform(rng.random((4000, target.dim)))
+        return
     x = target.prior_from_uniform(rng.random((4000, target.n_uniforms)))
     assert x.shape == (4000, target.dim)
     assert_same_distribution(x, target.sample_prior(4000, rng))
