@@ -18,10 +18,10 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import array, checked, integer, none
+from ppl_backends.options import checked, integer
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.ordering import Rectangle, order_rectangle
-from ppl_backends.orthants.problem import bounds, read_problems
+from ppl_backends.orthants.problem import GAUSSIAN, read_problems
 from ppl_backends.orthants.solvers import LEAST_EFFICIENCY, Sequential, scramble
 from ppl_backends.orthants.tilt import saddle_point, weigh
 from ppl_backends.random import SeedLike, spawn_seeds
@@ -56,11 +56,7 @@ class RectangleGradient:
 
 
 @checked(
-    cov=none | array(),
-    lower=none | bounds,
-    upper=none | bounds,
-    cholesky=none | array(),
-    mean=none | array(),
+    **GAUSSIAN,
     n_points=integer(16),
     replicates=integer(2),
 )

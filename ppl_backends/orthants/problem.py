@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import Option
+from ppl_backends.options import Option, array, none, number
 from ppl_backends.orthants.intervals import Array
 
-__all__ = ["Problem", "bounds", "read_problems"]
+__all__ = ["GAUSSIAN", "STRUCTURE", "Problem", "read_problems"]
 
 LARGEST_ASYMMETRY = 1e-8
 
@@ -25,7 +25,12 @@ def _read_bounds(value: Any) -> Array:
     return values
 
 
-bounds = Option("an array of numbers, infinite where there is no bound", _read_bounds)
+_BOUNDS = Option("an array of numbers, infinite where there is no bound", _read_bounds)
+
+# Checks of the options that describe a rectangle of a Gaussian vector, and of those for factors and a Student vector.
+GAUSSIAN = {"cov": none | array(), "lower": none | _BOUNDS, "upper": none | _BOUNDS}
+GAUSSIAN |= {"cholesky": none | array(), "mean": none | array()}
+STRUCTURE = {"loadings": none | array(), "diagonal": none | array(), "df": none | number(above=0, at_most=np.inf)}
 
 
 @dataclass(frozen=True)

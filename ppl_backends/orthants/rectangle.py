@@ -10,12 +10,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import array, checked, choice, integer, none, number
+from ppl_backends.options import checked, choice, integer, none
 from ppl_backends.orthants.chain import find_chain
 from ppl_backends.orthants.low_rank import find_factors
 from ppl_backends.orthants.moves import MOVES
 from ppl_backends.orthants.ordering import order_rectangle
-from ppl_backends.orthants.problem import Problem, bounds, read_problems
+from ppl_backends.orthants.problem import GAUSSIAN, STRUCTURE, Problem, read_problems
 from ppl_backends.orthants.solvers import (
     LEAST_EFFICIENCY,
     Closed,
@@ -69,14 +69,8 @@ class RectangleProbability:
 
 
 @checked(
-    cov=none | array(),
-    lower=none | bounds,
-    upper=none | bounds,
-    cholesky=none | array(),
-    loadings=none | array(),
-    diagonal=none | array(),
-    mean=none | array(),
-    df=none | number(above=0, at_most=np.inf),
+    **GAUSSIAN,
+    **STRUCTURE,
     method=choice(*METHODS),
     n_points=none | integer(16),
     replicates=none | integer(2),

@@ -17,11 +17,11 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.weights import normalised_weights, systematic_resampling
-from ppl_backends.options import array, checked, choice, none, number
+from ppl_backends.options import checked, choice
 from ppl_backends.orthants.intervals import Array, moments, quantile
 from ppl_backends.orthants.loop import CoordinatePath, smc
 from ppl_backends.orthants.ordering import Rectangle, order_rectangle
-from ppl_backends.orthants.problem import bounds, read_problems
+from ppl_backends.orthants.problem import GAUSSIAN, STRUCTURE, read_problems
 from ppl_backends.orthants.student import radius_nodes
 from ppl_backends.orthants.tilt import Tilt, saddle_point, weigh
 from ppl_backends.random import SeedLike, spawn_generators
@@ -57,14 +57,8 @@ class TruncatedDraws:
 
 
 @checked(
-    cov=none | array(),
-    lower=none | bounds,
-    upper=none | bounds,
-    cholesky=none | array(),
-    loadings=none | array(),
-    diagonal=none | array(),
-    mean=none | array(),
-    df=none | number(above=0, at_most=np.inf),
+    **GAUSSIAN,
+    **STRUCTURE,
     method=choice("auto", "exact", "smc"),
 )
 def sample_truncated(

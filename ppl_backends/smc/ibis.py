@@ -35,13 +35,17 @@ from ppl_backends.targets.protocol import BaseTarget
 
 __all__ = ["run_ibis", "sample_ibis", "update_smc"]
 
+_OPTIONS = {
+    "kernel": choice("auto", *KERNELS),
+    "ess_threshold": number(above=0, below=1) | choice("auto"),
+    "min_moves": integer(1),
+    "max_moves": integer(1),
+}
+
 
 @checked(
     draws=integer(2),
-    kernel=choice("auto", *KERNELS),
-    ess_threshold=number(above=0, below=1) | choice("auto"),
-    min_moves=integer(1),
-    max_moves=integer(1),
+    **_OPTIONS,
 )
 def sample_ibis(
     model: Any = None,
@@ -78,7 +82,7 @@ def sample_ibis(
         Particles per chain, all of which are kept.
     chains : int
         Independent runs; their spread is part of the evidence's standard error.
-    kernel : {"auto", "hmc", "mala", "mixed", "independent", "random_walk"}
+    kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
         ``"auto"`` takes HMC where the observations have gradients, else random-walk and independent proposals in turn.
     ess_threshold : float or "auto"
         Share of the particles that the ESS of every reweighting keeps.
@@ -134,10 +138,7 @@ def sample_ibis(
 @checked(
     idata=inference_data("posterior", "sample_stats"),
     new=none | instance(Mapping, "a mapping of names to new rows"),
-    kernel=choice("auto", *KERNELS),
-    ess_threshold=number(above=0, below=1) | choice("auto"),
-    min_moves=integer(1),
-    max_moves=integer(1),
+    **_OPTIONS,
 )
 def update_smc(
     idata: Any,
