@@ -23,7 +23,7 @@ __all__ = [
     "DEFENSIVE_SHARE",
     "STUDENT_DF",
     "Defensive",
-    "Gaussian",
+    "GaussianProposal",
     "IndependentT",
     "Mixture",
     "Proposal",
@@ -52,7 +52,7 @@ class Proposal(Protocol):
         ...
 
 
-class Gaussian:
+class GaussianProposal:
     """The approximation itself."""
 
     stratified = False
@@ -293,7 +293,7 @@ def make_proposal(name: str, approximation: Any) -> Proposal:
     if name not in ("gaussian", "t", "defensive"):
         raise ModelError(f"proposal={name!r}: expected 'gaussian', 't' or 'defensive'")
     if name == "gaussian":
-        return Gaussian(approximation)
+        return GaussianProposal(approximation)
     if isinstance(approximation, MixtureApproximation) and not approximation.overlapping:
         return Mixture(approximation.weights, [make_proposal(name, part) for part in approximation.components()])
     return StudentT(gaussian_of(approximation)) if name == "t" else Defensive(approximation)

@@ -13,13 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
+
+from ppl_backends.numerics.arrays import Array, Index
 
 __all__ = ["BridgeEstimate", "bridge"]
 
-Array = NDArray[np.float64]
-Index = NDArray[np.intp]
 
 _ITERATIONS = 1000
 _EXACT = 1e-9

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["STEP", "central_differences", "difference_hessian"]
 
-Array = NDArray[np.float64]
 
 STEP = float(np.cbrt(np.finfo(float).eps))
 """Relative to max(1, |x|): the error h² of truncation equals that of rounding, ε/h."""

@@ -17,16 +17,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, inv, solve_triangular
 from scipy.linalg.lapack import dtrtri
 from scipy.special import ndtri
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["LOG_2PI", "MAX_DENSE_DIM", "SMALLEST", "Gaussian", "widen_inverse"]
 
-Array = NDArray[np.float64]
 
 MAX_DENSE_DIM = 4000
 """Largest dimension held with a full covariance: the factor then takes 128 MB."""

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.gaussian import Gaussian
 
 __all__ = ["Expansion", "Summit", "climb_concave"]
 
-Array = NDArray[np.float64]
 
 HALVINGS = 30
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln
 
+from ppl_backends.numerics.arrays import Array
+
 __all__ = ["Student"]
 
-Array = NDArray[np.float64]
 
 _SWEEPS = 50
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from ppl_backends.numerics.arrays import Array
+
 __all__ = [
     "LARGEST_PARETO_K",
     "ImportanceEvidence",
@@ -25,7 +27,6 @@ __all__ = [
     "tail_share",
 ]
 
-Array = NDArray[np.float64]
 
 LARGEST_PARETO_K = 0.7
 NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted

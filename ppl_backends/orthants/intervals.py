@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 
+from ppl_backends.numerics.arrays import Array
+
 __all__ = ["Array", "Moments", "log_interval", "moments", "quantile"]
 
-Array = NDArray[np.float64]
 
 LOG_ROOT_2PI = 0.5 * np.log(2 * np.pi)
 NARROW = 1e-5  # half width, times the distance from zero: below it the density is a tilted constant

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.numerics.arrays import Array
+
 __all__ = ["Equilibration", "compare_starts"]
 
-Array = NDArray[np.float64]
 
 # Starts whose means differ by less than this many standard deviations count as one.
 NEGLIGIBLE = 0.1

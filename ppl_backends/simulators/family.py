@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["Enumeration", "ExponentialFamily"]
-
-Array = NDArray[np.float64]
 
 
 class Enumeration:

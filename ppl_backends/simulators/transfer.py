@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TransferMatrix"]
+from ppl_backends.numerics.arrays import Array
 
-Array = NDArray[np.float64]
+__all__ = ["TransferMatrix"]
 
 
 class TransferMatrix:

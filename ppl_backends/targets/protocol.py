@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.numerics.arrays import Array, Index
 from ppl_backends.numerics.differences import central_differences, difference_hessian
 from ppl_backends.targets.digest import digests_of_values
 
@@ -38,8 +39,6 @@ __all__ = [
     "undefined",
 ]
 
-Array = NDArray[np.float64]
-Index = NDArray[np.intp]
 
 SCORE_BYTES = 2**25  # of a block of rows, for differences
 

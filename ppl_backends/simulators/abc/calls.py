@@ -17,10 +17,10 @@ from scipy.special import ndtri
 from scipy.stats import ks_2samp, rankdata
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["Simulator", "believed"]
 
-Array = NDArray[np.float64]
 Values = Mapping[str, NDArray]
 
 CHECKS = 48  # calls that a batched form is judged by

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["DISTANCES", "SUMMARIES", "Discrepancy", "by_rows"]
 
-Array = NDArray[np.float64]
 Function = Callable[..., Any]
 
 SUMMARIES: dict[str, Callable[[NDArray], NDArray]] = {

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln
 
-__all__ = ["KERNELS", "log_kernel", "log_kernel_volume"]
+from ppl_backends.numerics.arrays import Array
 
-Array = NDArray[np.float64]
+__all__ = ["KERNELS", "log_kernel", "log_kernel_volume"]
 
 
 def _epanechnikov(r: Array) -> Array:

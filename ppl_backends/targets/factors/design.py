@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
-__all__ = ["Design", "as_design"]
+from ppl_backends.numerics.arrays import Array
 
-Array = NDArray[np.float64]
+__all__ = ["Design", "as_design"]
 
 
 class Design(ABC):

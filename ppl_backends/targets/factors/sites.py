@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["FunctionSites", "PoweredSites", "ScaledSites", "SiteFamily", "StackedSites", "TiltedMoments"]
 
-Array = NDArray[np.float64]
 Rows = NDArray[np.integer] | None
 Piece = tuple["SiteFamily", Any, Rows]
 

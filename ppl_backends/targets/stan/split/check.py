@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 
 __all__ = ["changed_data", "check_split"]
 
-Array = NDArray[np.float64]
 LogDensity = Callable[[Array], Array]
 
 
