@@ -18,7 +18,14 @@ _LAZY = {
     "GaussianApproximation": "ppl_backends.approximations",
     "GibbsPosterior": "ppl_backends.gibbs.posterior",
     "MixtureApproximation": "ppl_backends.approximations",
+    "MultinomialProbit": "ppl_backends.orthants.distributions",
+    "MultivariateOrdinal": "ppl_backends.orthants.distributions",
+    "MultivariateProbit": "ppl_backends.orthants.distributions",
+    "StateSpace": "ppl_backends.targets.declare_state_space",
+    "StateSpaceModel": "ppl_backends.targets.state_space",
     "Target": "ppl_backends.targets",
+    "ThurstoneRanking": "ppl_backends.orthants.distributions",
+    "TruncatedMvNormal": "ppl_backends.orthants.distributions",
     "Unnormalized": "ppl_backends.targets.declare",
     "as_target": "ppl_backends.targets.convert",
     "certify": "ppl_backends.gibbs.certificates",
@@ -28,6 +35,8 @@ _LAZY = {
     "fit_laplace": "ppl_backends.approximations",
     "fit_vi": "ppl_backends.approximations.variational",
     "from_draws": "ppl_backends.approximations",
+    "plot_abc_run": "ppl_backends.plots",
+    "particle_filter": "ppl_backends.state_space",
     "plot_evidence": "ppl_backends.compare",
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",
@@ -37,14 +46,18 @@ _LAZY = {
     "sample_ibis": "ppl_backends.smc.ibis",
     "sample_importance": "ppl_backends.importance",
     "sample_mcmc": "ppl_backends.mcmc.sample",
+    "sample_particle_gibbs": "ppl_backends.state_space",
+    "sample_pmmh": "ppl_backends.state_space",
     "sample_smc": "ppl_backends.smc",
+    "sample_smc2": "ppl_backends.state_space",
     "sample_truncated": "ppl_backends.orthants",
     "thermodynamic_integration": "ppl_backends.smc.ladder",
     "update_smc": "ppl_backends.smc.ibis",
     "with_power": "ppl_backends.targets.power",
+    "with_state_space": "ppl_backends.targets.declare_state_space",
 }
 
-_ROOMS = ("gibbs", "math", "mean_field", "orthants", "simulators", "sklearn", "steps")
+_ROOMS = ("gibbs", "math", "mean_field", "orthants", "simulators", "sklearn", "state_space", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +20,6 @@ from rich.table import Table
 
 from ppl_backends.errors import ModelError, PPLBackendsWarning
 from ppl_backends.files import check_writable, reason_of
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="Approximations and samplers for the log density of PyMC and Stan models.",
@@ -97,7 +96,7 @@ def demo(
 
 @app.command()
 def doctor() -> None:
-    """Versions in use, and what turns a Stan program into a library."""
+    """Show versions in use, and what turns a Stan program into a library."""
     table = Table("component", "found")
     table.add_column("detail", overflow="fold")
     table.add_row("Python", "yes", f"{platform.python_version()} ({sys.executable})")
@@ -123,12 +122,9 @@ def laplace(
     quiet: Quiet = False,
 ) -> None:
     """Gaussian approximation at the mode of a Stan program's posterior."""
-    import ppl_backends as pb
-
-    with _one_line_errors(output):
-        target = pb.as_target(str(model), _data(data))
+    with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_laplace(target, progressbar=not quiet)
-        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
+        finish(approximation.to_inference_data(draws=draws, random_seed=seed))
 
 
 @app.command()
@@ -144,12 +140,9 @@ def ep(
     quiet: Quiet = False,
 ) -> None:
     """Expectation propagation for a Stan program with a linear predictor and log_lik."""
-    import ppl_backends as pb
-
-    with _one_line_errors(output):
-        target = pb.as_target(str(model), _data(data), predictor=predictor)
+    with _on_program(model, data, output, predictor=predictor) as (pb, target, finish):
         approximation = pb.fit_ep(target, progressbar=not quiet)
-        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
+        finish(approximation.to_inference_data(draws=draws, random_seed=seed))
 
 
 @app.command()
@@ -158,17 +151,14 @@ def vi(
     data: Data = None,
     output: Output = None,
     draws: Draws = 1000,
-    family: Annotated[str, typer.Option(help="auto, mean_field, low_rank or full_rank.")] = "auto",
+    family: Annotated[str, typer.Option(help="auto, diagonal, low_rank or dense.")] = "auto",
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
     """Gaussian variational approximation of a Stan program's posterior."""
-    import ppl_backends as pb
-
-    with _one_line_errors(output):
-        target = pb.as_target(str(model), _data(data))
+    with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_vi(target, family=family, random_seed=seed, progressbar=not quiet)
-        _finish(approximation.to_inference_data(draws=draws, random_seed=seed), output, target)
+        finish(approximation.to_inference_data(draws=draws, random_seed=seed))
 
 
 @app.command()
@@ -183,19 +173,9 @@ def importance(
     quiet: Quiet = False,
 ) -> None:
     """Importance sampling from a Gaussian approximation of a Stan program's posterior."""
-    import ppl_backends as pb
-
-    with _one_line_errors(output):
-        target = pb.as_target(str(model), _data(data))
-        idata = pb.sample_importance(
-            target,
-            draws=draws,
-            chains=chains,
-            approximation=approximation,
-            random_seed=seed,
-            progressbar=not quiet,
-        )
-        _finish(idata, output, target)
+    options: dict[str, Any] = {"draws": draws, "chains": chains, "random_seed": seed, "progressbar": not quiet}
+    with _on_program(model, data, output) as (pb, target, finish):
+        finish(pb.sample_importance(target, approximation=approximation, **options))
 
 
 @app.command()
@@ -210,23 +190,19 @@ def smc(
     quiet: Quiet = False,
 ) -> None:
     """Tempering sequential Monte Carlo on a Stan program's posterior."""
+    options: dict[str, Any] = {"draws": draws, "chains": chains, "random_seed": seed, "progressbar": not quiet}
+    with _on_program(model, data, output) as (pb, target, finish):
+        finish(pb.sample_smc(target, initial=initial, **options))
+
+
+@contextmanager
+def _on_program(model: Path, data: Path | None, output: Path | None, **options: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Give the package, the program as a target, and what prints and writes a result of it."""
     import ppl_backends as pb
 
     with _one_line_errors(output):
-        target = pb.as_target(str(model), _data(data))
-        idata = pb.sample_smc(
-            target,
-            draws=draws,
-            chains=chains,
-            initial=initial,
-            random_seed=seed,
-            progressbar=not quiet,
-        )
-        _finish(idata, output, target)
-
-
-def _data(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+        target = pb.as_target(str(model), None if data is None else str(data), **options)
+        yield pb, target, partial(_finish, output=output, target=target)
 
 
 def _check_finish(output: Path | None) -> None:
@@ -264,7 +240,7 @@ def _finish(idata: Any, output: Path | None, target: Any) -> None:
 
 
 def _print_summary(idata: Any, names: list[str] | None = None) -> None:
-    """The first rows of a summary of the variables ``names``, of all by default."""
+    """Print the first rows of a summary of the variables ``names``, of all by default."""
     import arviz as az
 
     summary = az.summary(idata, var_names=names)
@@ -278,9 +254,9 @@ def _write(idata: Any, path: Path) -> None:
 
     HDF5 ends the process where it finds the disk full, so the room is looked at first.
     """
-    from ppl_backends.results.inference_data import ARVIZ_MAJOR, group
+    from ppl_backends.results.inference_data import group, group_names
 
-    names = idata.groups() if ARVIZ_MAJOR == 0 else list(idata.children)
+    names = group_names(idata)
     needed = GROUP_BYTES * len(names) + sum(group(idata, name).nbytes for name in names)
     free = shutil.disk_usage(path.parent).free
     if needed > free:

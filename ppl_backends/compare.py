@@ -23,8 +23,6 @@ from ppl_backends.results.inference_data import group, is_inference_data, normal
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["compare_evidence", "plot_evidence"]
-
 SIMULATIONS = 10_000
 KINDS = {"exact": "evidence", "approximate": "approximate evidence", "bound": "lower bound"}
 
@@ -47,7 +45,7 @@ class _Entry(NamedTuple):
 def compare_evidence(
     results: Mapping[str, Any], *, prior_probabilities: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
-    """Evidences and posterior probabilities of models fitted to the same data.
+    """Compare evidences and posterior probabilities of models fitted to the same data.
 
     Parameters
     ----------
@@ -162,7 +160,7 @@ def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
 
 
 def _entry(name: str, result: Any) -> _Entry:
-    """The figure of one result, whatever it is."""
+    """Return the figure of one result, whatever it is."""
     if isinstance(result, Approximation):
         return _of_approximation(name, result)
     if is_inference_data(result):
@@ -244,7 +242,7 @@ def _prior(names: list[str], given: Mapping[str, float] | None) -> np.ndarray:
 
 
 def _probabilities(values: np.ndarray, entries: list[_Entry]) -> tuple[np.ndarray, np.ndarray]:
-    """Posterior probabilities, and their standard deviations within the errors of the values."""
+    """Return posterior probabilities, and their standard deviations within the errors of the values."""
     probability = _softmax(values[None])[0]
     errors = np.array([entry.se for entry in entries])
     if len(entries) == 1:
@@ -279,7 +277,7 @@ def _troubles(table: pd.DataFrame) -> list[str]:
 
 
 def plot_evidence(table: Any, *, ax: Any = None) -> Any:
-    """Evidences of models with their errors, the best on top, and posterior probabilities beside them.
+    """Plot evidences of models with their errors, the best on top, and posterior probabilities beside them.
 
     Parameters
     ----------

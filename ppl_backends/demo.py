@@ -18,8 +18,6 @@ import numpy as np
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.results.inference_data import group
 
-__all__ = ["Answer", "pima_model", "plot_posterior", "run_demo"]
-
 
 class Answer(NamedTuple):
     """One method's evidence: a row of the demo's table."""
@@ -32,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def pima_model() -> Any:
-    """Logistic regression on the Pima data in PyMC, Cauchy priors of scale 10 (intercept) and 2.5."""
+    """Return logistic regression on the Pima data in PyMC, Cauchy priors of scale 10 (intercept) and 2.5."""
     import pymc as pm
 
     X, y, names, _ = load_binary_regression("pima")
@@ -44,15 +42,7 @@ def pima_model() -> Any:
 
 
 def run_demo(draws: int, random_seed: int | None, progressbar: bool) -> tuple[list[Answer], Any, Any]:
-    """Laplace, importance sampling and SMC on the Pima model.
-
-    Returns
-    -------
-    answers : list of Answer
-    laplace : GaussianApproximation
-    idata : arviz.InferenceData or xarray.DataTree
-        Of the SMC run.
-    """
+    """Run Laplace, importance sampling and SMC on the Pima model; return answers, Laplace, and SMC's InferenceData."""
     import ppl_backends as pb
 
     model = pima_model()
@@ -70,7 +60,7 @@ def run_demo(draws: int, random_seed: int | None, progressbar: bool) -> tuple[li
 
 
 def plot_posterior(idata: Any, laplace: Any, path: Path) -> None:
-    """Histograms of the coefficients' draws with Laplace's Gaussian marginals over them, written as a picture."""
+    """Plot histograms of the coefficients' draws with Laplace's Gaussian marginals over them, written as a picture."""
     from matplotlib.figure import Figure
 
     beta = group(idata, "posterior")["beta"]

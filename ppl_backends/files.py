@@ -8,8 +8,6 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["check_writable", "reason_of", "write_atomically"]
-
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file by new content so that it is never seen, or left, half written."""
@@ -33,14 +31,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError unless a file of that name can be written; nothing is left behind.
-
-    Examples
-    --------
-    >>> check_writable(Path("no such folder") / "result.nc")
-    Traceback (most recent call last):
-    FileNotFoundError: [Errno 2] No such file or directory: 'no such folder'
-    """
+    """Raise OSError unless a file of that name can be written; nothing is left behind."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.parent.exists():

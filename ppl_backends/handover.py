@@ -26,19 +26,16 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import checked, has_moments
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.results.draws import gaussian_of_draws
-from ppl_backends.results.inference_data import group, is_inference_data
+from ppl_backends.results.inference_data import flat_draws, gaussian_of_draws, is_inference_data
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.stan import StanTarget
 from ppl_backends.targets.stan.data import nest_tuples
 
-__all__ = ["cmdstan_inits", "cmdstan_metric", "initvals_for_pymc", "nutpie_options", "nuts_for_pymc"]
-
 
 @checked()
 def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: SeedLike = None) -> list[dict[str, Array]]:
-    """Starting values of every chain for ``pm.sample(initvals=...)``: draws of an approximation or of a posterior.
+    """Return starting values of every chain for ``pm.sample(initvals=...)``: draws of an approximation or of a posterior.
 
     Parameters
     ----------
@@ -64,7 +61,7 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
         _check_dim(source, target)
         values = target.constrain(source.sample(chains, rng), rng)
     else:
-        drawn = _draws(source, free)
+        drawn = flat_draws(source, free)
         missing = [name for name in free if name not in drawn]
         if missing:
             raise ModelError(f"the posterior has no draws of {missing[0]!r}: is it of this model?")
@@ -74,7 +71,7 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
 
 
 def nuts_for_pymc(source: Any, model: Any, **options: Any) -> Any:
-    """``pm.NUTS`` with the covariance of ``source`` as its inverse mass matrix; only its step size adapts.
+    """Return ``pm.NUTS`` with the covariance of ``source`` as its inverse mass matrix; only its step size adapts.
 
     Parameters
     ----------
@@ -96,7 +93,7 @@ def nuts_for_pymc(source: Any, model: Any, **options: Any) -> Any:
 
 
 def nutpie_options(source: Any, model: Any) -> dict[str, Any]:
-    """Keyword arguments for ``nutpie.sample``: chains start around the mean of ``source``.
+    """Return keyword arguments for ``nutpie.sample``: chains start around the mean of ``source``.
 
     nutpie takes no mass matrix; it adapts its own.
 
@@ -114,7 +111,7 @@ def nutpie_options(source: Any, model: Any) -> dict[str, Any]:
 
 
 def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: StanTarget | None = None) -> list[dict]:
-    """Starting values of every chain, for ``CmdStanModel.sample(inits=...)``.
+    """Return starting values of every chain, for ``CmdStanModel.sample(inits=...)``.
 
     Parameters
     ----------
@@ -142,7 +139,7 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
     if not is_inference_data(source):
         points = source.sample(chains, rng)
     else:
-        draws = _unconstrained(source, target)
+        draws = target.unconstrain(flat_draws(source, target.parameter_names))
         points = draws[_chosen(len(draws), chains, rng)]
     values, program = target.parameters(points), target.program
     each = [{name: array[chain] for name, array in values.items()} for chain in range(chains)]
@@ -150,7 +147,7 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
 
 
 def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None = None) -> dict[str, Array]:
-    """The inverse metric: covariance, or variances, of the unconstrained parameters.
+    """Return the inverse metric: covariance, or variances, of the unconstrained parameters.
 
     Parameters
     ----------
@@ -174,7 +171,8 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
     if not is_inference_data(source):
         cov = np.asarray(source.cov)
     else:
-        draws = _unconstrained(source, _stan_target(source, target))
+        target = _stan_target(source, target)
+        draws = target.unconstrain(flat_draws(source, target.parameter_names))
         needed = draws.shape[1] + 1 if kind == "dense_e" else 2
         if len(draws) < needed:
             raise ModelError(f"{len(draws)} draws give no {kind} metric of {draws.shape[1]} parameters; use 'diag_e'")
@@ -183,7 +181,7 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
 
 
 def _gaussian(source: Any, model: Any) -> Gaussian:
-    """The Gaussian with the moments of an approximation, or of draws."""
+    """Return the Gaussian with the moments of an approximation, or of draws."""
     target = as_target(model)
     if is_inference_data(source):
         return gaussian_of_draws(source, target)[1]
@@ -206,20 +204,8 @@ def _stan_target(source: Any, target: StanTarget | None) -> StanTarget:
     return found
 
 
-def _unconstrained(idata: Any, target: StanTarget) -> Array:
-    """All draws of the posterior as points ``(chains·draws, dim)``."""
-    return target.unconstrain(_draws(idata, target.parameter_names))
-
-
-def _draws(idata: Any, names: Any) -> dict[str, Array]:
-    """All draws of the variables that the posterior has: name → ``(chains·draws, *shape)``."""
-    posterior = group(idata, "posterior")
-    n = posterior.sizes["chain"] * posterior.sizes["draw"]
-    return {name: posterior[name].values.reshape(n, *posterior[name].shape[2:]) for name in names if name in posterior}
-
-
 def _chosen(n: int, chains: int, rng: np.random.Generator) -> Index:
-    """Draws to start chains from, chosen at random."""
+    """Return draws to start chains from, chosen at random."""
     if n < chains:
         raise ModelError(f"{n} draws cannot start {chains} chains")
     return rng.choice(n, size=chains, replace=False)

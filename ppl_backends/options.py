@@ -21,28 +21,6 @@ import numpy as np
 from ppl_backends.errors import ModelError
 from ppl_backends.random import spawn_seeds
 
-__all__ = [
-    "COMMON",
-    "Option",
-    "approximation",
-    "array",
-    "check_memory",
-    "checked",
-    "choice",
-    "executor",
-    "flag",
-    "function",
-    "has_moments",
-    "increasing",
-    "instance",
-    "integer",
-    "none",
-    "number",
-    "path",
-    "seed",
-    "shown",
-]
-
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -51,27 +29,17 @@ LONGEST_VALUE = 60  # characters of a value that a message shows
 
 @dataclass(frozen=True)
 class Option:
-    """What an option may be. ``integer(1) | choice("auto")`` is one that may be either.
+    """What an option may be; ``integer(1) | choice("auto")`` is one that may be either.
 
-    Attributes
-    ----------
-    expected : str
-        Ends the message ``draws=0: expected ...``.
-    read : callable
-        The value as the method uses it; raises ValueError or TypeError for any other.
+    ``expected`` ends the message ``draws=0: expected ...``; ``read`` returns the value as the method uses it, and raises
+    ValueError or TypeError for any other.
     """
 
     expected: str
     read: Callable[[Any], Any]
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value as the method uses it.
-
-        Raises
-        ------
-        ModelError
-            In one line, with the name, the value and what was expected.
-        """
+        """Return the value as the method uses it, or raise ModelError with the name, the value and what was expected."""
         try:
             return self.read(value)
         except (ValueError, TypeError):
@@ -90,25 +58,13 @@ class Option:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: in one line, and not a long one.
-
-    Examples
-    --------
-    >>> shown("a"), shown([0.1] * 100)[-3:]
-    ("'a'", '...')
-    """
+    """Return a value as a message shows it: in one line, and not a long one."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def integer(at_least: int | None = None, at_most: int | None = None) -> Option:
-    """Return the option that is an integer within bounds.
-
-    Examples
-    --------
-    >>> integer(1).check("draws", np.int64(5))
-    5
-    """
+    """Return the option that is an integer within bounds."""
     bounds = [f"at least {at_least}"] if at_least is not None else []
     bounds += [f"at most {at_most}"] if at_most is not None else []
 
@@ -176,26 +132,27 @@ def increasing(*, above: float = -np.inf, at_most: float = np.inf) -> Option:
     return Option(f"increasing numbers{bounds}", read)
 
 
-def choice(*values: str | None) -> Option:
-    """Return the option that is one of a few names, or None where that is among them."""
+def that(holds: Callable[[Any], bool], expected: str) -> Option:
+    """Return the option of which something holds."""
 
     def read(value: Any) -> Any:
-        if not (value is None or isinstance(value, str)) or value not in values:
+        if not holds(value):
             raise ValueError
         return value
 
-    return Option(_either(list(map(repr, values))), read)
+    return Option(expected, read)
+
+
+def choice(*values: str | None) -> Option:
+    """Return the option that is one of a few names, or None where that is among them."""
+    return that(
+        lambda value: (value is None or isinstance(value, str)) and value in values, _either(list(map(repr, values)))
+    )
 
 
 def instance(kind: type, expected: str) -> Option:
     """Return the option that is an object of a class."""
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise TypeError
-        return value
-
-    return Option(expected, read)
+    return that(lambda value: isinstance(value, kind), expected)
 
 
 def array(expected: str = "an array of finite numbers") -> Option:
@@ -212,30 +169,17 @@ def array(expected: str = "an array of finite numbers") -> Option:
 
 def function(expected: str) -> Option:
     """Return the option that is callable."""
-
-    def read(value: Any) -> Any:
-        if not callable(value):
-            raise TypeError
-        return value
-
-    return Option(expected, read)
+    return that(callable, expected)
 
 
 def approximation(*names: str) -> Option:
     """Return the option that is the name of an approximation, or an object with a mean and a covariance."""
-
-    def read(value: Any) -> Any:
-        if isinstance(value, str) and value in names:
-            return value
-        if not has_moments(value):
-            raise TypeError
-        return value
-
-    return Option(_either([*map(repr, names), "an object with mean and cov"]), read)
+    expected = _either([*map(repr, names), "an object with mean and cov"])
+    return that(lambda value: (isinstance(value, str) and value in names) or has_moments(value), expected)
 
 
 def has_moments(value: Any) -> bool:
-    """Whether an object, of whatever library, has a mean and a covariance."""
+    """Return whether an object, of whatever library, has a mean and a covariance."""
     mean = getattr(value, "mean", None)  # a method of arrays and of data frames
     return mean is not None and not callable(mean) and hasattr(value, "cov")
 
@@ -287,21 +231,7 @@ COMMON: dict[str, Option] = {
 def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Return a decorator that checks the options of a public function before the function begins.
 
-    Parameters
-    ----------
-    **options : Option
-        By name of parameter, in addition to :data:`COMMON` or in its place.
-
-    Examples
-    --------
-    >>> @checked(draws=integer(2))
-    ... def sample(model=None, *, draws=100):
-    ...     return draws
-    >>> sample(draws=np.int64(2))
-    2
-    >>> sample(None, 50)
-    Traceback (most recent call last):
-    ppl_backends.errors.ModelError: sample() takes options by name, not by position: write draws=50
+    ``options`` are by name of parameter, in addition to :data:`COMMON` or in its place.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -340,15 +270,7 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
 
 
 def check_memory(draws: int, chains: int, dim: int) -> None:
-    """Refuse more draws than the memory holds.
-
-    The figure is of the points and their gradients alone, ``2 × 8`` bytes a coordinate: a run needs more.
-
-    Raises
-    ------
-    ModelError
-        With the bytes needed and available.
-    """
+    """Refuse more draws than the memory holds; points and gradients alone are counted, 2 × 8 bytes a coordinate."""
     needed, available = 16 * draws * chains * dim, available_memory()
     if needed > available:
         raise ModelError(
@@ -372,13 +294,7 @@ def available_memory() -> float:
 
 
 def _bytes(count: float) -> str:
-    """Return a number of bytes as people read it.
-
-    Examples
-    --------
-    >>> _bytes(3.2e13)
-    '32 TB'
-    """
+    """Return a number of bytes as people read it, ``"32 TB"``."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             break

@@ -9,8 +9,6 @@ from concurrent.futures import wait as wait_for
 from threading import Event
 from typing import Any, TypeVar
 
-__all__ = ["map_independent", "run_jobs"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -23,17 +21,7 @@ def map_independent(
 ) -> list[Result]:
     """Apply ``function`` to every item, in order; over ``executor`` where one is given.
 
-    Parameters
-    ----------
-    function : callable
-        Picklable where the executor runs other processes.
-    items : sequence
-    executor : concurrent.futures.Executor, optional
-        Spawned processes or Dask's executor; forked processes must not be used, since JAX hangs in them.
-
-    Notes
-    -----
-    On an interrupt (Ctrl-C) the pending pieces are cancelled before the exception travels on.
+    The executor must not fork processes, since JAX hangs in them. On Ctrl-C the pending pieces are cancelled first.
     """
     if executor is None:
         return [function(item) for item in items]
@@ -53,32 +41,12 @@ def run_jobs(
     threads: int = 1,
     stop: Event | None = None,
 ) -> tuple[list[Result | None], bool]:
-    """Run independent jobs (the chains of a call), and keep what there is after Ctrl-C.
+    """Run independent jobs; return their results, None where there is none, and whether Ctrl-C came.
 
-    Parameters
-    ----------
-    jobs : sequence of callable
-        Each may catch KeyboardInterrupt itself and return a part of its result. Picklable where the executor runs other
-        processes.
-    executor : concurrent.futures.Executor or None
-        One after the other in this process where there is none.
-    is_partial : callable
-        Whether a result is a part.
-    threads : int
-        Of this process, in the place of an executor.
-    stop : threading.Event, optional
-        Set on Ctrl-C; jobs in threads look at it.
-
-    Returns
-    -------
-    results : list
-        In order; None for a job that has no result.
-    interrupted : bool
-
-    Notes
-    -----
-    A terminal sends Ctrl-C to the workers as well. Those that are at work hand in what they have; the pool may be broken
-    afterwards, since an idle worker dies of it.
+    A job may catch KeyboardInterrupt and return a part of its result, which ``is_partial`` knows. Without an
+    ``executor`` they run in order, or in ``threads``, which look at ``stop``. A terminal sends Ctrl-C to workers of an
+    executor as well: those at work hand in what they have; the pool may be broken afterwards, since an idle worker dies
+    of it.
     """
     if executor is not None:
         return _run_over(executor, jobs, is_partial, None, _GRACE)

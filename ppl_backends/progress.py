@@ -10,23 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-__all__ = ["ChainProgress"]
-
 VALUE, BAR, ELAPSED = 7, 8, 8  # columns that a figure, the shortest bar and the clock take
 
 
 class ChainProgress:
-    """Progress of several chains; a context manager.
+    """Progress of several chains; a context manager, which draws nothing unless ``enabled``.
 
-    Parameters
-    ----------
-    description : str
-        What runs, e.g. ``"Tempering SMC"``.
-    chains : int
-    fields : sequence of str
-        Names of the figures shown beside the bar, in order. A narrow terminal leaves out those in the middle.
-    enabled : bool
-        With False nothing is drawn and :meth:`update` does nothing.
+    ``fields`` are names of figures beside the bar, in order; a narrow terminal leaves out those in the middle.
     """
 
     def __init__(self, description: str, chains: int, fields: Sequence[str], enabled: bool = True) -> None:
@@ -65,13 +55,7 @@ class ChainProgress:
 
 
 def _fitting(fields: Sequence[str], room: int) -> list[str]:
-    """The names that fit, the outer ones first.
-
-    Examples
-    --------
-    >>> _fitting(["stage", "acceptance", "moves", "log Z"], 40)
-    ['stage', 'log Z']
-    """
+    """Return the names that fit, the outer ones first."""
     kept = list(fields)
     while len(kept) > 1 and sum(len(name) + VALUE + 2 for name in kept) > room:
         kept.pop(len(kept) // 2)

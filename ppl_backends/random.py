@@ -9,25 +9,11 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["SeedLike", "spawn_generators", "spawn_seeds"]
-
 SeedLike = int | Sequence[int] | np.random.SeedSequence | np.random.Generator | None
 
 
 def spawn_seeds(random_seed: Any, n: int) -> list[np.random.SeedSequence]:
-    """``n`` independent seed sequences from one seed.
-
-    Parameters
-    ----------
-    random_seed : int, sequence of int, SeedSequence, Generator or None
-        None draws fresh entropy.
-    n : int
-
-    Raises
-    ------
-    ModelError
-        If the seed is none of these.
-    """
+    """Return ``n`` independent seed sequences from one seed: an int, integers, a SeedSequence, a Generator, or None."""
     if isinstance(random_seed, np.random.Generator):
         random_seed = random_seed.integers(0, 2**63, size=4).tolist()
     if isinstance(random_seed, np.random.SeedSequence):
@@ -43,12 +29,5 @@ def spawn_seeds(random_seed: Any, n: int) -> list[np.random.SeedSequence]:
 
 
 def spawn_generators(random_seed: Any, n: int) -> list[np.random.Generator]:
-    """``n`` independent generators from one seed; see :func:`spawn_seeds`.
-
-    Examples
-    --------
-    >>> a, b = spawn_generators(1, 2)
-    >>> bool(a.random() == spawn_generators(1, 2)[0].random())
-    True
-    """
+    """Return ``n`` independent generators from one seed; see :func:`spawn_seeds`."""
     return [np.random.default_rng(seed) for seed in spawn_seeds(random_seed, n)]

@@ -68,3 +68,26 @@ def test_capabilities_are_declared_not_probed():
     found = [f"{file.relative_to(PACKAGE)}:{line}" for file in FILES for line in probes(ast.parse(file.read_text()))]
     ours = [place for place in found if not place.startswith(tuple(FOREIGN))]
     assert len(ours) <= MOST_PROBES, ours
+
+
+def test_public_methods_are_documented_here_or_where_they_are_first_defined():
+    trees = [ast.parse(file.read_text()) for file in FILES]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+
+    def documented(kind, method):
+        if any(getattr(node, "name", "") == method and ast.get_docstring(node) for node in kind.body):
+            return True
+        bases = {ast.unparse(base).split("[")[0] for base in kind.bases}
+        return "Protocol" in bases or any(
+            documented(base, method) for base in classes if base.name in bases - {kind.name}
+        )
+
+    bare = [
+        f"{kind.name}.{node.name}"
+        for kind in classes
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef)
+        and "_" not in (kind.name[0], node.name[0])
+        and not documented(kind, node.name)
+    ]
+    assert not bare

@@ -1,17 +1,21 @@
-"""ABC on two problems with exact answers: nets against random points, and a batched sampler against ``pm.sample_smc``.
+"""ABC on two problems with exact answers: nets against random points and other samplers, and a batched one against peers.
 
-    python examples/benchmarks/abc_toys.py [runs]
+    python examples/benchmarks/abc_toys.py [runs] [python with pyABC]
 
-First table: adaptive importance sampling of the mixture toy of Buchholz (2018, section 3.7.1), d = 3, ε = 1. The error is the
-mean square of the average of the three posterior means, times the data sets simulated, as in its table 3.2 (20.6 and 72.9
-there). Second: θ ~ N(0, 1), y | θ ~ N(θ, 0.2²) observed as 1, Gaussian kernel: CPU seconds and squared error of the posterior
-mean, in posterior variances.
+First table: the mixture toy of Buchholz (2018, section 3.7.1), d = 3, ε = 1, by adaptive importance sampling, by SMC-ABC (Del
+Moral, Doucet & Jasra 2012) and by population Monte Carlo (Sisson, Fan & Tanaka 2007, with the weights of Beaumont et al.
+2009). The error is the mean square of the average of the three posterior means, times the data sets simulated, as in its
+table 3.2 (20.6 with nets and 72.9 with random points there). Second: θ ~ N(0, 1), y | θ ~ N(θ, 0.2²) observed as 1, Gaussian
+kernel: CPU seconds and squared error of the posterior mean, in posterior variances.
 """
 
+import json
 import logging
+import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pymc as pm
@@ -47,7 +51,7 @@ def mixture(parameters, rng):
 
 
 def toy(runs, **options):
-    """Adjusted error of the mean, bias and sd of the evidence, simulations."""
+    """Figures of ``sample_abc``: see :func:`figures`."""
     found = []
     for seed in range(runs):
         idata = pb.sample_abc(
@@ -55,9 +59,44 @@ def toy(runs, **options):
         )
         attrs = idata.posterior.attrs
         mean = float(idata["estimates"]["x_mean"].mean())
-        found.append([mean**2, np.exp(attrs["log_evidence"]) / EVIDENCE - 1, attrs["simulations"]])
+        found.append([mean**2, np.exp(attrs["log_evidence"]) / EVIDENCE, attrs["simulations"]])
+    return figures(found)
+
+
+def figures(found):
+    """Adjusted error of the mean with its standard error, bias and sd of the evidence, simulations, most over median."""
     square, ratio, simulations = np.array(found).T
-    return square.mean() * simulations.mean(), ratio.mean(), ratio.std(), simulations.mean()
+    error = square.mean() * simulations.mean()
+    spread = square.std() / len(square) ** 0.5 * simulations.mean()
+    return error, spread, ratio.mean() - 1, ratio.std(), simulations.mean(), simulations.max() / np.median(simulations)
+
+
+def sisson(runs, n=1000):
+    """Figures of population Monte Carlo: every particle is proposed until a data set is within ε, the median before."""
+    found = []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(-HALF, HALF, (n, 3))
+        distance = np.linalg.norm(mixture({"x": x}, rng), axis=1)
+        weights, simulations, epsilon = np.full(n, 1 / n), n, np.inf
+        while epsilon > 1.0:
+            epsilon = max(1.0, float(np.median(distance)))
+            root = np.linalg.cholesky(2 * np.cov(x.T, aweights=weights))
+            new, near, done = np.empty_like(x), np.empty(n), 0
+            while done < n:
+                tried = x[rng.choice(n, n, p=weights)] + rng.standard_normal((n, 3)) @ root.T
+                inside = (np.abs(tried) <= HALF).all(axis=1)
+                apart = np.where(inside, np.linalg.norm(mixture({"x": tried}, rng), axis=1), np.inf)
+                hits = np.flatnonzero(apart <= epsilon)[: n - done]
+                last = n - 1 if len(hits) + done < n else hits[-1]  # nothing is simulated after the last one
+                simulations += int(inside[: last + 1].sum())
+                new[done : done + len(hits)], near[done : done + len(hits)] = tried[hits], apart[hits]
+                done += len(hits)
+            z = np.linalg.solve(root, (new[:, None] - x[None]).reshape(-1, 3).T)
+            density = np.exp(-0.5 * (z**2).sum(axis=0)).reshape(n, n) @ weights
+            x, distance, weights = new, near, (1 / density) / (1 / density).sum()
+        found.append([float((weights @ x).mean()) ** 2, np.nan, simulations])
+    return figures(found)
 
 
 def normal_model(epsilon):
@@ -92,24 +131,43 @@ def pymc_smc(model, seed):
     return float(idata.posterior["theta"].mean())
 
 
-def main(runs):
+def pyabc(python, runs, epsilon):
+    """CPU seconds of a run of pyABC, in an environment of its own, and its squared error."""
+    worker = Path(__file__).parent / "peers" / "pyabc_worker.py"
+    said = subprocess.run([python, worker, str(runs), str(epsilon)], capture_output=True, text=True, check=True).stdout
+    return json.loads(said.splitlines()[-1])
+
+
+def main(runs, python=None):
     """Print both tables."""
     warnings.simplefilter("ignore")
     logging.getLogger("pymc").setLevel(logging.ERROR)
-    print("| points | M | adjusted MSE | bias of Z | sd of Z | simulations |\n| --- | --- | --- | --- | --- | --- |")
+    print("| sampler | M | adjusted MSE | bias of Z | sd of Z | simulations | most / median |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+
+    def row(name, data_sets, found):
+        error, spread, bias, sd, simulations, most = found
+        evidence = f"{bias:.4f} | {sd:.4f}"
+        print(
+            f"| {name} | {data_sets} | {error:.2f} ± {spread:.2f} | {evidence} | {simulations:,.0f} | {most:.2f} |",
+            flush=True,
+        )
+
     for data_sets in (4, 10):
         for qmc in (True, False):
-            error, bias, sd, simulations = toy(runs, qmc=qmc, data_sets=data_sets)
-            print(
-                f"| {'nets' if qmc else 'random'} | {data_sets} | {error:.2f} | {bias:.4f} | {sd:.4f} | {simulations:.0f} |"
-            )
-    print(
-        "\n| ε | CPU s | squared error | pm.sample_smc CPU s | squared error | ratio |\n| --- | --- | --- | --- | --- | --- |"
-    )
+            row("nets" if qmc else "random points", data_sets, toy(runs, qmc=qmc, data_sets=data_sets))
+    row("SMC-ABC", 2, toy(runs, method="smc", chains=1, draws=1000))
+    row("SMC-ABC, r-hit", "r = 3", toy(max(runs // 5, 4), method="smc", chains=1, draws=1000, hits=3))
+    row("population Monte Carlo", 1, sisson(runs))
+    print("\n| ε | CPU s | squared error | pm.sample_smc | squared error | ratio | pyABC | squared error | ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for epsilon in (0.3, 0.1, 0.03):
-        (a, b), (c, d) = (conjugate(max(runs // 4, 4), epsilon, sample) for sample in (ours, pymc_smc))
-        print(f"| {epsilon} | {a:.2f} | {b:.1e} | {c:.2f} | {d:.1e} | {c * d / (a * b):.0f} |")
+        several = max(runs // 4, 4)
+        (a, b), (c, d) = (conjugate(several, epsilon, sample) for sample in (ours, pymc_smc))
+        e, f = (np.nan, np.nan) if python is None else pyabc(python, max(several // 2, 4), epsilon)
+        peers = " | ".join(f"{s:.2f} | {err:.1e} | {s * err / (a * b):.0f}" for s, err in ((c, d), (e, f)))
+        print(f"| {epsilon} | {a:.2f} | {b:.1e} | {peers} |", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50, *sys.argv[2:3])

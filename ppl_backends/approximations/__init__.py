@@ -1,7 +1,7 @@
 """Approximations of a posterior."""
 
-from ppl_backends.approximations.from_draws import from_draws
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.given import from_draws
 from ppl_backends.approximations.laplace import fit_laplace
 from ppl_backends.approximations.mixture import MixtureApproximation
 

@@ -18,41 +18,12 @@ from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["Approximation"]
-
 
 class Approximation:
     """A distribution q near a posterior; complete when constructed, and never changed after.
 
-    Parameters
-    ----------
-    dim : int
-    names : sequence of str, optional
-        Unconstrained names; those of ``target`` by default.
-    target : BaseTarget, optional
-        What the approximation is of; takes draws to model space.
-    method : str
-        What made it, e.g. ``"laplace"``.
-    converged : bool
-    log_evidence, log_evidence_se : float
-        NaN where the method has none.
-    diagnostics : mapping of str to float, optional
-        The method's own figures.
-    accuracy : str
-        ``"approximate"``, unless the target is known to be Gaussian.
-    trouble : str
-        Why it did not converge; empty where it did.
-    **more
-        What only this kind of approximation has.
-
-    Attributes
-    ----------
-    mean, sd : ndarray (dim,)
-    cov : ndarray (dim, dim)
-    elbo, elbo_se : float
-        A lower bound of the log evidence and its standard error; NaN where the method has none.
-    pareto_k : float
-        Of the importance weights p/q; NaN where they were not computed.
+    Figures that a method does not have are NaN; ``trouble`` says why it did not converge; ``more`` is what only this
+    kind has.
     """
 
     mean: Any
@@ -156,7 +127,7 @@ class Approximation:
         raise NotImplementedError
 
     def _attributes(self) -> dict[str, Any]:
-        """What ``to_inference_data`` stores beside the common attributes."""
+        """Return what ``to_inference_data`` stores beside the common attributes."""
         return {}
 
     @checked()
@@ -203,7 +174,7 @@ class Approximation:
 
 
 def _unnamed_target(names: Sequence[str]) -> BaseTarget:
-    """A stand-in for an approximation of no target: one variable ``x`` on the unconstrained space."""
+    """Return a stand-in for an approximation of no target: one variable ``x`` on the unconstrained space."""
     target = BaseTarget()
     target.dim, target.names = len(names), tuple(names)
     return target

@@ -12,8 +12,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.targets.protocol import Array, as_points
 
-__all__ = ["GaussianApproximation"]
-
 
 class GaussianApproximation(Gaussian, Approximation):
     """A normal distribution N(mean, cov) on the unconstrained space.
@@ -78,26 +76,18 @@ class GaussianApproximation(Gaussian, Approximation):
         return self
 
     def whiten(self, x: Array) -> Array:
-        """Return ``F⁻¹(x − mean)`` for every row, the inverse of :meth:`place`."""
         return super().whiten(as_points(x, self.dim))
 
     def from_uniform(self, u: Array) -> Array:
-        """Return the points that points of the unit cube ``(n, dim)`` are taken to, by the inverse normal distribution."""
         return super().from_uniform(as_points(u, self.dim))
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Return the normalised log density ``(n,)`` and its gradient −Σ⁻¹ (x − mean), ``(n, dim)``."""
         return super().log_density_and_gradient(as_points(x, self.dim))
 
     def marginal(self, indices: Any) -> GaussianApproximation:
-        """Return the Gaussian of the coordinates ``indices`` ``(k,)``."""
         return self._part(super().marginal(indices), np.atleast_1d(indices))
 
     def conditional(self, indices: Any, values: Any, free: Any = None) -> GaussianApproximation:
-        """Return the Gaussian of the others given that the coordinates ``indices`` ``(k,)`` equal ``values`` ``(k,)``.
-
-        The others are in the order of ``free``, increasing by default.
-        """
         free = np.setdiff1d(np.arange(self.dim), indices) if free is None else free
         return self._part(super().conditional(indices, values, free), free)
 
@@ -108,7 +98,7 @@ class GaussianApproximation(Gaussian, Approximation):
 
 
 def _covariance_factor(dim: int, cov: Any, precision: Any, factor: Any) -> Array:
-    """Lower Cholesky factor of the covariance, or standard deviations, from whichever matrix was given."""
+    """Return the lower Cholesky factor of the covariance, or standard deviations, from whichever matrix was given."""
     given = {
         name: np.array(value, dtype=np.float64)
         for name, value in (("cov", cov), ("precision", precision), ("cholesky", factor))

@@ -1,4 +1,4 @@
-"""What a caller hands over as an approximation, be it of another library."""
+"""What a caller hands over as an approximation: an object, be it of another library, or draws."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from ppl_backends.approximations.base import Approximation
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.options import checked
+from ppl_backends.results.inference_data import gaussian_of_draws, inference_data
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["GivenApproximation", "as_approximation", "is_poor_start"]
 
 _MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
 
@@ -19,12 +19,8 @@ _MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
 def as_approximation(given: Any, target: BaseTarget | None = None) -> Approximation:
     """Return what a caller handed over, with the members of every approximation.
 
-    An object of another library counts as it is where it can be drawn from and evaluated, else by its mean and covariance.
-
-    Raises
-    ------
-    ModelError
-        If it is over another number of coordinates than ``target``.
+    An object of another library counts as it is where it can be drawn from and evaluated, else by its mean and
+    covariance.
     """
     if target is not None and np.size(given.mean) != target.dim:
         raise ModelError(f"the approximation has {np.size(given.mean)} coordinates, {target.label} has {target.dim}")
@@ -48,16 +44,58 @@ class GivenApproximation(Approximation):
 
     @property
     def cov(self) -> Array:
-        """Covariance ``(dim, dim)``."""
         return np.asarray(self._given.cov)
 
 
 def is_poor_start(approximation: Any) -> bool:
-    """Return whether samplers should not begin at an approximation: a Laplace approximation that is far off.
+    """Return whether samplers should not begin here: at a Laplace approximation with no mode, or with 2 KL(q ‖ p) > dim.
 
-    It has no mode, or its points are on average more than a standard deviation off in every coordinate:
-    2 KL(q ‖ p) > dim. One that is merely not ``converged`` serves, since what begins there is corrected.
+    One that is merely not ``converged`` serves, since what begins there is corrected.
     """
     if approximation.method != "laplace" or approximation.converged:
         return False
     return not approximation.diagnostics.get("distance", np.inf) <= 1.0
+
+
+@checked(idata=inference_data("posterior"))
+def from_draws(idata: Any, model: Any = None, *, data: Any = None, **target_options: Any) -> GaussianApproximation:
+    """Return the Gaussian with the mean and covariance of the draws of a posterior, on the unconstrained space.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        With a ``posterior``, of this package, ``pm.sample`` or Stan; its ``unconstrained_posterior`` is used where it
+        has one.
+    model : pymc.Model, Stan model or target, optional
+        What the draws are of; takes them to the unconstrained space. Not needed with ``unconstrained_posterior``.
+    data : dict or path, optional
+        Data of a Stan model.
+    **target_options
+        Passed on to :func:`ppl_backends.as_target`.
+
+    Returns
+    -------
+    GaussianApproximation
+        Dense where there are more than two draws a coordinate, else diagonal.
+
+    Raises
+    ------
+    ModelError
+        If the draws are in model space and no model is given, or a coordinate does not vary.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.targets import FunctionTarget
+    >>> q = GaussianApproximation([1.0, 2.0], np.eye(2))
+    >>> refitted = from_draws(q.to_inference_data(draws=4000, random_seed=1), FunctionTarget(2, lambda x: None))
+    >>> refitted.mean.round(1)
+    array([1., 2.])
+    """
+    target = None
+    if model is not None:
+        from ppl_backends.targets.convert import as_target
+
+        target = as_target(model, data, **target_options)
+    names, q = gaussian_of_draws(idata, target)
+    return GaussianApproximation(q.mean, cholesky=q.factor, names=names, target=target, method="draws")

@@ -26,8 +26,6 @@ from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
-__all__ = ["fit_laplace", "gaussian_at_mode"]
-
 FALLBACK_STARTS = 8
 NEGLIGIBLE_SHARE = 0.01  # of the mass of two modes, that the other may have
 
@@ -50,7 +48,7 @@ def fit_laplace(
     progressbar: bool = True,
     **target_options: Any,
 ) -> GaussianApproximation:
-    """Laplace approximation of a posterior on the unconstrained space.
+    """Fit the Laplace approximation of a posterior on the unconstrained space.
 
     Parameters
     ----------
@@ -120,7 +118,7 @@ def fit_laplace(
 
 
 def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
-    """The highest mode without trouble; where there is none, the Gaussian whose points see most of the evidence."""
+    """Return the highest mode without trouble; where there is none, the Gaussian whose points see most of the evidence."""
     sound = [check for check in checks if not check.trouble]
     if sound:
         return max(sound, key=lambda check: check.figures["log_density"])
@@ -128,7 +126,7 @@ def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
 
 
 def _advice(q: GaussianApproximation) -> str:
-    """What to use in place of a Gaussian at a mode that is not the posterior."""
+    """Return what to use in place of a Gaussian at a mode that is not the posterior."""
     if "other_mode_share" in q.diagnostics:
         return "; sample_importance and sample_smc start from all modes"
     return "; fit_vi finds a closer one, sample_smc the posterior itself" if np.isfinite(q.log_evidence) else ""
@@ -142,15 +140,7 @@ def gaussian_at_mode(
     random_seed: SeedLike = None,
     progressbar: bool = False,
 ) -> GaussianApproximation:
-    """Fit the Gaussian at one mode and compare it with the posterior there; say nothing and look for no other mode.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    start, max_iterations, random_seed, progressbar
-        See :func:`fit_laplace`.
-    dense : bool
-    """
+    """Fit the Gaussian at one mode and compare it with the posterior there; say nothing and look for no other mode."""
     (rng,) = spawn_generators(random_seed, 1)
     best: ModeCheck | None = None
     progress = ChainProgress("Laplace", 1, ("log density", "decrement"), enabled=progressbar)
@@ -168,7 +158,7 @@ def gaussian_at_mode(
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
-    """The Gaussian at a mode with the verdict of its points."""
+    """Return the Gaussian at a mode with the verdict of its points."""
     verdict = judge_gaussian(target, q)
     trouble = ""
     if verdict.trouble:
@@ -179,7 +169,7 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
 
 
 def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
-    """The Gaussian with the verdict of climbs that look for another mode."""
+    """Return the Gaussian with the verdict of climbs that look for another mode."""
     other = find_other_mode(target, q)
     share = 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
     trouble = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
@@ -187,12 +177,12 @@ def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> Gauss
 
 
 def _judged(q: GaussianApproximation, trouble: str, figures: Mapping[str, float]) -> GaussianApproximation:
-    """The same Gaussian with what is wrong with it, and more figures."""
+    """Return the same Gaussian with what is wrong with it, and more figures."""
     return q.replaced(converged=not trouble, trouble=trouble, diagnostics=q.diagnostics | dict(figures))
 
 
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
-    """Batches of starts of finite density ``(n, dim)``: what was asked for or the origin, then dispersed points."""
+    """Return batches of starts of finite density ``(n, dim)``: what was asked for or the origin, then dispersed points."""
     if isinstance(start, Mapping):
         start = named_point(target, start, "initvals")
     first = np.zeros((1, target.dim)) if start is None else as_points(start, target.dim)
@@ -204,7 +194,7 @@ def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
 
 
 def _nowhere_finite(target: BaseTarget, start: Any) -> str:
-    """The error message when every start has density zero."""
+    """Return the error message when every start has density zero."""
     origin = np.zeros(target.dim) if start is None else start
     reason = "" if isinstance(origin, Mapping) else target.explain(np.ravel(origin))
     return f"{target.label}: the log density is not finite at any start; {reason or 'give initvals= or check the data'}"

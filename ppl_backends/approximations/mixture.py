@@ -14,8 +14,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, SMALLEST
 from ppl_backends.targets.protocol import Array, as_points
 
-__all__ = ["MixtureApproximation"]
-
 BLOCK_BYTES = 2**25
 MANY_POINTS = 100  # from which on one component after the other is faster than all at once: less memory is touched
 
@@ -94,30 +92,23 @@ class MixtureApproximation(Approximation):
 
     @property
     def cov(self) -> Array:
-        """Covariance ``(dim, dim)``."""
         return self._cov
 
     def components(self) -> list[GaussianApproximation]:
-        """The Gaussians, without their weights."""
+        """Return the Gaussians, without their weights."""
         return [
             GaussianApproximation(mean, cholesky=factor, names=self.names, target=self.target, method=self.method)
             for mean, factor in zip(self.means, self._factors, strict=True)
         ]
 
     def component_sds(self) -> Array:
-        """Marginal standard deviations of every component ``(k, dim)``."""
+        """Return marginal standard deviations of every component ``(k, dim)``."""
         return np.sqrt((self._factors**2).sum(axis=2))
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` independent draws ``(n, dim)``."""
         return self._color(rng.choice(self.n_components, size=n, p=self.weights), rng.standard_normal((n, self.dim)))
 
     def from_uniform(self, u: Array) -> Array:
-        """Points of the unit cube ``(n, dim)`` to points of this mixture.
-
-        The first coordinate chooses the component, and what is left of it within the component's share, stretched to
-        (0, 1), is that component's first coordinate.
-        """
         u = np.clip(as_points(u, self.dim), SMALLEST, 1 - SMALLEST)
         ends = np.cumsum(self.weights)
         which = np.minimum(np.searchsorted(ends, u[:, 0]), self.n_components - 1)
@@ -133,11 +124,9 @@ class MixtureApproximation(Approximation):
         return x
 
     def log_density(self, x: Array) -> Array:
-        """Normalised log density ``(n,)`` at points ``(n, dim)``."""
         return np.concatenate([logsumexp(self._parts(block)[0], axis=0) for block in self._blocks(x)])
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Normalised log density ``(n,)`` and its gradient ``(n, dim)``."""
         values, gradients = [], []
         for block in self._blocks(x):
             parts, white = self._parts(block)
@@ -147,13 +136,13 @@ class MixtureApproximation(Approximation):
         return np.concatenate(values), np.concatenate(gradients)
 
     def _blocks(self, x: Array) -> list[Array]:
-        """The points in pieces whose temporaries fit ``BLOCK_BYTES``."""
+        """Return the points in pieces whose temporaries fit ``BLOCK_BYTES``."""
         x = as_points(x, self.dim)
         rows = max(1, BLOCK_BYTES // (8 * self.means.size))
         return [x[start : start + rows] for start in range(0, max(1, len(x)), rows)]
 
     def _parts(self, x: Array) -> tuple[Array, Array]:
-        """Log of every component's share of the density ``(k, n)``, and whitened points ``(k, n, dim)``."""
+        """Return log of every component's share of the density ``(k, n)``, and whitened points ``(k, n, dim)``."""
         if len(x) < MANY_POINTS:
             white = (x - self.means[:, None]) @ np.swapaxes(self._roots, 1, 2)
         else:
@@ -163,7 +152,7 @@ class MixtureApproximation(Approximation):
         return self._log_peak[:, None] - 0.5 * np.einsum("kni,kni->kn", white, white), white
 
     def _pull(self, share: Array, white: Array) -> Array:
-        """Σₖ shareₖ rootₖᵀ whiteₖ ``(n, dim)``."""
+        """Return Σₖ shareₖ rootₖᵀ whiteₖ ``(n, dim)``."""
         if share.shape[1] < MANY_POINTS:
             return np.einsum("kn,kni,kij->nj", share, white, self._roots, optimize=True)
         total = np.zeros(white.shape[1:])

@@ -18,8 +18,6 @@ from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM, modes_above
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["find_other_mode", "with_other_modes"]
-
 CLIMBS = 8  # at once
 FRUITLESS = 8  # climbs in a row after which the search ends: this many, and as many again for every mode
 LIKELIEST = 4  # of the climbs that follow a new mode are from the likeliest points
@@ -32,20 +30,10 @@ SMALLEST_SHARE = 1e-6  # of the evidence, of modes that are kept
 
 
 def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> GaussianApproximation | MixtureApproximation:
-    """Add to a Laplace approximation the modes that climbs from draws of the prior lead to.
+    """Add to a Laplace approximation the modes that climbs from draws of the prior lead to, weighted by their evidences.
 
-    Parameters
-    ----------
-    target : BaseTarget
-    found : GaussianApproximation
-        At one mode. Where there is no other, it is returned as it is; so it is above 300 coordinates, where none is
-        looked for.
-
-    Returns
-    -------
-    GaussianApproximation or MixtureApproximation
-        Gaussians at the modes, weighted by their Laplace evidences; ``diagnostics`` has ``modes``, ``climbs``, and
-        ``search_complete``, 0 where the search ended while it still found new ones. The draws are the same in every call.
+    Above 300 coordinates none is looked for. ``diagnostics`` has ``modes``, ``climbs``, and ``search_complete``, 0
+    where the search ended while it still found new ones. The draws are the same in every call.
     """
     if not np.isfinite(found.log_evidence) or target.dim > LARGEST_NEWTON_DIM:
         return found
@@ -69,13 +57,7 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
 
 
 def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation | None:
-    """Return a mode beyond a Gaussian that the likeliest draws of the prior elsewhere lead to, if they lead to one.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    q : GaussianApproximation
-    """
+    """Return a mode beyond a Gaussian that the likeliest draws of the prior elsewhere lead to, if they lead to one."""
     if target.dim > LARGEST_NEWTON_DIM:
         return None
     modes, _, _ = _search(target, q, CLIMBS)
@@ -86,7 +68,7 @@ def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApp
 def _search(
     target: BaseTarget, found: GaussianApproximation, most_climbs: int
 ) -> tuple[list[GaussianApproximation], int, bool]:
-    """All modes, that ``found`` first, how many climbs led to them, and whether the last ones found nothing new."""
+    """Return all modes, that ``found`` first, how many climbs led to them, and whether the last ones found nothing new."""
     modes, climbs, fruitless, complete = [found], 0, 0, False
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
@@ -101,7 +83,7 @@ def _search(
 
 
 def _new_modes(target: BaseTarget, starts: Array, modes: list[GaussianApproximation]) -> list[GaussianApproximation]:
-    """The modes above points, climbed to all at once, that are none of those known."""
+    """Return the modes above points, climbed to all at once, that are none of those known."""
     new: list[GaussianApproximation] = []
     for mode in modes_above(target, starts, ITERATIONS):
         if not _is_known(mode.mean, modes + new):
@@ -110,24 +92,24 @@ def _new_modes(target: BaseTarget, starts: Array, modes: list[GaussianApproximat
 
 
 def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
-    """Whether a point is at one of the modes, on the scale of the Gaussians there."""
+    """Return whether a point is at one of the modes, on the scale of the Gaussians there."""
     return any(float(np.sum((mode.whiten(x[None])) ** 2)) < APART**2 for mode in modes)
 
 
 def _likeliest_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> list[int]:
-    """The highest of the points beyond all known modes, a few at most."""
+    """Return the highest of the points beyond all known modes, a few at most."""
     elsewhere = np.where(np.all([_beyond(points, mode) for mode in modes], axis=0), height, -np.inf)
     order = np.argsort(-elsewhere)[:LIKELIEST]
     return [int(row) for row in order if np.isfinite(elsewhere[row])]
 
 
 def _beyond(points: Array, q: GaussianApproximation) -> NDArray[np.bool_]:
-    """Which points ``(n, dim)`` are farther out than draws of a Gaussian are, in a chi-squared variable's deviations."""
+    """Return which points ``(n, dim)`` are farther out than draws of a Gaussian are."""
     return (q.whiten(points) ** 2).sum(axis=1) > q.dim + BEYOND * np.sqrt(2 * q.dim)
 
 
 def _dispersed(target: BaseTarget, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Points of finite density to look for modes from, of the prior where it can be drawn from, and how likely they are."""
+    """Return points of finite density to look for modes from, of the prior if possible, and how likely they are."""
     try:
         points = target.sample_prior(PRIOR_POINTS, rng)
         evaluation = target.evaluate(points)

@@ -23,8 +23,6 @@ from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.progress import ChainProgress
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["LARGEST_NEWTON_DIM", "ModeCheck", "check_mode", "climb", "modes_above"]
-
 DECREMENT_TOLERANCE = 1e-6  # posterior standard deviations
 SMALLEST_DROP = 0.05  # of the log density at one standard deviation; a Gaussian has 0.5, a Cauchy 0.41
 LARGEST_DROP = 2.0  # a skewness of 1 makes 0.67
@@ -36,17 +34,7 @@ BLOCK_BYTES = 32e6
 
 
 class _Modes(NamedTuple):
-    """Where several climbs ended: row by row.
-
-    Attributes
-    ----------
-    x : ndarray (starts, dim)
-    log_density : ndarray (starts,)
-    precision : ndarray (starts, dim, dim) or (starts, dim)
-        Negative Hessian, or its diagonal.
-    decrement : ndarray (starts,)
-    iterations : int
-    """
+    """Where several climbs ended, row by row; ``precision`` is the negative Hessian, or its diagonal."""
 
     x: Array
     log_density: Array
@@ -64,10 +52,7 @@ class ModeCheck(NamedTuple):
 
 
 def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[GaussianApproximation]:
-    """Return the Gaussians at the modes that climbs from ``starts`` ``(n, dim)``, all at once, end at; not yet compared.
-
-    A climb that ends elsewhere gives none, and two that end at one mode give it twice.
-    """
+    """Return the Gaussians at the modes that climbs from ``starts`` ``(n, dim)``, all at once, end at; not yet compared."""
     with ChainProgress("Laplace", 1, (), enabled=False) as silent:
         modes = _newton(target, starts, max_iterations, silent)
     at_mode = np.flatnonzero(modes.decrement < DECREMENT_TOLERANCE)
@@ -76,7 +61,7 @@ def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[
 
 
 def climb(target: BaseTarget, starts: Array, dense: bool, max_iterations: int, progress: ChainProgress) -> _Modes:
-    """From each start to a mode."""
+    """Climb from each start to a mode."""
     if target.dim > LARGEST_NEWTON_DIM or not dense:
         starts = np.array([_quasi_newton(target, start, max_iterations, dense) for start in starts])
     if dense:
@@ -88,7 +73,7 @@ def climb(target: BaseTarget, starts: Array, dense: bool, max_iterations: int, p
 
 
 def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainProgress) -> _Modes:
-    """Newton's method from several starts ``(m, dim)`` at once."""
+    """Run Newton's method from several starts ``(m, dim)`` at once."""
     m, dim = x.shape
     value, gradient = target.log_density_and_gradient(x)
     for iteration in range(max_iterations):
@@ -121,7 +106,7 @@ def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainPr
 
 
 def _curvature(precision: Array) -> tuple[Array, Array]:
-    """Eigenvalues c ``(m, k)`` of matrices scaled to a unit diagonal, and axes W ``(m, dim, k)``; inverse W c⁻¹ Wᵀ."""
+    """Return eigenvalues c ``(m, k)`` of matrices scaled to a unit diagonal, and axes W ``(m, dim, k)``; inverse W c⁻¹ Wᵀ."""
     diagonal = np.abs(np.diagonal(precision, axis1=1, axis2=2))
     scale = 1.0 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
     curvature, axes = np.linalg.eigh(scale[:, :, None] * precision * scale[:, None, :])
@@ -129,7 +114,7 @@ def _curvature(precision: Array) -> tuple[Array, Array]:
 
 
 def _quasi_newton(target: BaseTarget, start: Array, max_iterations: int, polished: bool) -> Array:
-    """Where L-BFGS ends ``(dim,)``; it goes less far if Newton's method polishes the mode."""
+    """Return where L-BFGS ends ``(dim,)``; it goes less far if Newton's method polishes the mode."""
 
     def negative(x: Array) -> tuple[float, Array]:
         value, gradient = target.log_density_and_gradient(x[None])
@@ -141,7 +126,7 @@ def _quasi_newton(target: BaseTarget, start: Array, max_iterations: int, polishe
 
 
 def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
-    """−∂²ⱼⱼ log p ``(dim,)`` by central differences of gradients, a block of coordinates a call."""
+    """Return −∂²ⱼⱼ log p ``(dim,)`` by central differences of gradients, a block of coordinates a call."""
     block = max(1, int(BLOCK_BYTES / (2 * 8 * target.dim)))
     curvature = []
     for columns in np.split(np.arange(target.dim), range(block, target.dim, block)):
@@ -151,7 +136,7 @@ def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
 
 
 def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
-    """Is this a mode with a Gaussian around it? Says what is wrong, and makes the Gaussian in either case."""
+    """Return what is wrong with a mode, and the Gaussian around it in either case."""
     x, precision, decrement = modes.x[row], modes.precision[row], float(modes.decrement[row])
     log_density = float(modes.log_density[row])
     if precision.ndim == 2:
@@ -190,7 +175,7 @@ def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
 def _trouble_along_axes(
     target: BaseTarget, mode: Array, log_density: float, curvature: Array, axes: Array | None, figures: dict[str, float]
 ) -> str:
-    """What is wrong with the log density one standard deviation away along the axes; the drops go into ``figures``."""
+    """Return what is wrong with the log density one standard deviation away along the axes; the drops go into ``figures``."""
     if axes is None:  # as many points as a dense check: the widest coordinates
         widest = np.argsort(curvature)[:LARGEST_NEWTON_DIM]
         steps = np.zeros((len(widest), target.dim))
@@ -225,7 +210,7 @@ def _gaussian(
     trouble: str,
     figures: dict[str, float],
 ) -> GaussianApproximation:
-    """The Gaussian at a mode; where there is trouble, one with bounded widths in its place."""
+    """Return the Gaussian at a mode; where there is trouble, one with bounded widths in its place."""
     about: dict[str, Any] = {"target": target, "method": "laplace", "diagnostics": figures}
     about |= {"converged": not trouble, "trouble": trouble}
     if trouble and precision.ndim == 2:
@@ -241,6 +226,6 @@ def _gaussian(
 
 
 def _lower(root: Array) -> Array:
-    """Lower triangular L with L Lᵀ = root rootᵀ, without the product, which rounding may leave indefinite."""
+    """Return a lower triangular L with L Lᵀ = root rootᵀ, without the product, which rounding may leave indefinite."""
     upper: Array = np.linalg.qr(root.T)[1]
     return upper.T * np.sign(np.diagonal(upper))

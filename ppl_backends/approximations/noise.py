@@ -20,8 +20,6 @@ from scipy.stats.qmc import Sobol
 
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["normal_noise", "standardised_noise"]
-
 _BITS = 53  # fewer let points touch the faces of the cube
 _SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
 SOBOL_DIM = 4096  # coordinates beyond these are random
@@ -29,13 +27,13 @@ SOBOL_DIM = 4096  # coordinates beyond these are random
 
 @lru_cache(maxsize=4)
 def _net(log_n: int, dim: int) -> NDArray[np.uint64]:
-    """The first 2^log_n Sobol points as 53-bit integers ``(n, dim)``, their generating matrices scrambled once."""
+    """Return the first 2^log_n Sobol points as 53-bit integers ``(n, dim)``, their generating matrices scrambled once."""
     options: dict[str, Any] = {_SEED: np.random.default_rng(0)}
     return (Sobol(dim, scramble=True, bits=_BITS, **options).random_base2(log_n) * 2.0**_BITS).astype(np.uint64)
 
 
 def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -> Array:
-    """``n`` standard normal rows ``(n, dim)``: the first points of a scrambled Sobol net, or random ones.
+    """Return ``n`` standard normal rows ``(n, dim)``: the first points of a scrambled Sobol net, or random ones.
 
     Matrix scrambling, which takes most of the time, is done once; every call has a random digital shift of its own,
     which makes each point uniform and independent calls independent given the net.
@@ -50,7 +48,7 @@ def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -
 
 
 def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True, factors: int = 0) -> Array:
-    """Symmetric noise ``(n, factors + dim)``, n even, with unit variances.
+    """Return symmetric noise ``(n, factors + dim)``, n even, with unit variances.
 
     No two columns are correlated where n ≥ 4 (factors + dim), and in smaller ones no factor is with any column.
     """
@@ -65,7 +63,7 @@ def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = T
 
 
 def _decorrelated(z: Array) -> Array:
-    """Columns with the second moments of the standard normal law."""
+    """Return columns with the second moments of the standard normal law."""
     root = cholesky(z.T @ z / len(z), lower=True, check_finite=False)
     return solve_triangular(root, z.T, lower=True, check_finite=False).T
 

@@ -18,28 +18,13 @@ from ppl_backends.options import has_moments
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["resolve_approximation", "resolve_start", "warn_if_poor"]
-
 
 def resolve_approximation(
     target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
 ) -> Any:
-    """An approximation of ``target``: fitted where named, checked where given.
+    """Return an approximation of ``target``: fitted where named, checked where given; messages call it ``argument``.
 
-    Parameters
-    ----------
-    target : BaseTarget
-    approximation : {"auto", "laplace", "ep", "vi"} or approximation
-        ``"auto"`` is EP where the target has factors and EP converges, else Laplace. An object with only ``mean`` and
-        ``cov`` becomes a :class:`GaussianApproximation`.
-    random_seed : int or numpy.random.Generator, optional
-    argument : str
-        What the caller knows ``approximation`` as, for messages.
-
-    Raises
-    ------
-    ModelError
-        If the name is unknown or not available, or the object is no approximation of this target.
+    ``"auto"`` is EP where the target has factors and EP converges, else Laplace.
     """
     if isinstance(approximation, str):
         found = _fit(target, approximation, random_seed, argument)
@@ -59,12 +44,6 @@ def resolve_start(
 
     Where ``"auto"`` leads to Laplace, or EP leaves out a mode, climbs from draws of the prior look for all modes, and the
     approximation is a mixture of the Gaussians there. Of a poor one, the caller is to warn.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    approximation, random_seed, argument
-        See :func:`resolve_approximation`.
     """
     if not isinstance(approximation, str):
         return resolve_approximation(target, approximation, random_seed, argument)
@@ -115,7 +94,7 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
 
 
 def _misses_a_mode(target: BaseTarget, q: Any) -> bool:
-    """Whether a draw of the prior that EP does not account for leads to a mode beyond; log-concave sites have only one."""
+    """Return whether a draw of the prior leads to a mode beyond EP's Gaussian; log-concave sites have only one."""
     factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
     if factors is not None and all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
         return False

@@ -25,8 +25,6 @@ from ppl_backends.approximations.noise import standardised_noise
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["POINTS", "Verdict", "evidence_seen", "figures_of_weights", "judge_gaussian"]
-
 POINTS = 256
 LARGEST_SHIFT = 0.2  # of a mean, in posterior standard deviations
 SD_RANGE = (0.8, 1.2)  # of a posterior standard deviation over the Gaussian's
@@ -38,36 +36,17 @@ LARGEST_OUTSIDE = 0.05  # share of points without density
 
 
 class Verdict(NamedTuple):
-    """What the points say of a Gaussian.
-
-    Attributes
-    ----------
-    trouble : str
-        What is wrong with it; empty where nothing is.
-    figures : dict of str to float
-        ``mean_shift`` and ``sd_ratio`` of the coordinates farthest off, ``evidence_shift``, and those of
-        :func:`figures_of_weights`.
-    """
+    """What the points say of a Gaussian: what is wrong with it (empty where nothing is), and figures."""
 
     trouble: str
     figures: dict[str, float]
 
 
 def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
-    """Return what the log weights p/q at points of an approximation q say of it.
+    """Return what the log weights p/q ``(n,)`` at points of an approximation q say of it; at least one is finite.
 
-    Parameters
-    ----------
-    log_weights : ndarray (n,)
-        At least one finite.
-    dim : int
-
-    Returns
-    -------
-    dict
-        ``pareto_k`` and ``tail_share`` of the largest, ``importance_efficiency`` (effective sample size over n),
-        ``outside``, the share of points without density, and ``distance``, √(2 KL(q ‖ p) / dim): how many standard
-        deviations the points are off, in root mean square over the coordinates.
+    ``outside`` is the share of points without density, and ``distance`` √(2 KL(q ‖ p) / dim): how many standard
+    deviations the points are off, in root mean square over the coordinates.
     """
     inside = log_weights[np.isfinite(log_weights)]
     divergence = logsumexp(log_weights) - np.log(len(log_weights)) - inside.mean()
@@ -89,19 +68,7 @@ def evidence_seen(target: BaseTarget, q: Any) -> float:
 
 
 def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
-    """Compare a Gaussian with the posterior at 256 of its points.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    q : GaussianApproximation
-        Dense, with its ``log_evidence``.
-
-    Returns
-    -------
-    Verdict
-        The points are the same in every call.
-    """
+    """Compare a dense Gaussian with the posterior at 256 of its points, the same in every call."""
     z = standardised_noise(POINTS, q.dim, np.random.default_rng(0))
     with np.errstate(all="ignore"):
         log_density, gradient = target.with_fixed_batch_size().log_density_and_gradient(q.place(z))
@@ -133,7 +100,7 @@ class _Moments(NamedTuple):
 
 
 def _first_order(q: Any, z: Array, gradient: Array) -> _Moments:
-    """By Stein's identity, to first order in the log weights."""
+    """Estimate by Stein's identity, to first order in the log weights."""
     factor, sd = q.cholesky, q.sd
     slope = (gradient @ factor + z) if factor.ndim == 2 else gradient * factor + z
     shift = factor @ slope.mean(axis=0) / sd
@@ -143,14 +110,14 @@ def _first_order(q: Any, z: Array, gradient: Array) -> _Moments:
 
 
 def _weighted(q: Any, z: Array, weights: Array) -> _Moments:
-    """By importance sampling, against the same points without weights."""
+    """Estimate by importance sampling, against the same points without weights."""
     x = (q.place(z) - q.mean) / q.sd
     mean = weights @ x
     return _Moments(mean - x.mean(axis=0), np.sqrt(weights @ (x - mean) ** 2) / x.std(axis=0))
 
 
 def _off(moments: _Moments, names: Any, noise: float, largest_ratio: float) -> list[str]:
-    """Which mean and which standard deviation is off by more than may be and ``noise``, with the figure."""
+    """Return which mean and which standard deviation is off by more than may be and ``noise``, with the figure."""
     shift, ratio = moments
     said = []
     worst = int(np.argmax(np.abs(shift)))

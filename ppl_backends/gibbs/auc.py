@@ -13,20 +13,18 @@ from scipy.stats import rankdata
 from ppl_backends.gibbs.losses import Loss
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["auc_hinge_risk", "auc_risk", "pair_risk", "pair_scale"]
-
 Mask = NDArray[np.bool_]
 BLOCK_BYTES = 2**25
 
 
 def pair_scale(positive: Mask) -> float:
-    """2/(n(n − 1)): what a sum over pairs of the two classes is multiplied by to be a mean over ordered pairs."""
+    """Return 2/(n(n − 1)): what a sum over pairs of the two classes is multiplied by to be a mean over ordered pairs."""
     n = len(positive)
     return 2.0 / (n * (n - 1))
 
 
 def auc_risk(scores: Array, positive: Mask) -> Array:
-    """Share of the n(n − 1) ordered pairs that are in the wrong order, ties counting one half, ``(k,)``.
+    """Return the share of the n(n − 1) ordered pairs that are in the wrong order, ties counting one half, ``(k,)``.
 
     It is 1 − AUC times 2n₊n₋/(n(n − 1)).
 
@@ -53,7 +51,7 @@ def auc_risk(scores: Array, positive: Mask) -> Array:
 
 
 def auc_hinge_risk(scores: Array, positive: Mask, gradient: bool = False) -> tuple[Array, Array | None]:
-    """Mean over ordered pairs of (1 − sᵢ + sⱼ)₊, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``.
+    """Return the mean over ordered pairs of (1 − sᵢ + sⱼ)₊, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``.
 
     A pair has a loss where sⱼ > sᵢ − 1: with the positive scores moved down by one, one sort and its running counts and
     sums tell how many do, and by how much.
@@ -75,7 +73,7 @@ def auc_hinge_risk(scores: Array, positive: Mask, gradient: bool = False) -> tup
 
 
 def pair_risk(scores: Array, positive: Mask, loss: Loss, gradient: bool = False) -> tuple[Array, Array | None]:
-    """Mean over ordered pairs of any loss of sᵢ − sⱼ, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``."""
+    """Return mean over ordered pairs of any loss of sᵢ − sⱼ, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``."""
     above, below = scores[:, positive], scores[:, ~positive]
     value = np.zeros(len(scores))
     slope = np.zeros_like(scores) if gradient else None

@@ -30,10 +30,13 @@ from ppl_backends.gibbs.losses import Hinge
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.options import approximation as approximation_option
 from ppl_backends.options import checked, flag, has_moments, integer, none, number
-from ppl_backends.results.inference_data import group, inference_data, is_inference_data, normalised_evidence_error
-from ppl_backends.targets.factors.sites import Array
-
-__all__ = ["Certificate", "certify"]
+from ppl_backends.results.inference_data import (
+    flat_draws,
+    group,
+    inference_data,
+    is_inference_data,
+    normalised_evidence_error,
+)
 
 MONTE_CARLO_SHARE = 0.1
 """Share of ε that is kept for the error of an estimated pseudo-evidence."""
@@ -108,7 +111,7 @@ def certify(
     candidates: int | None = None,
     feature_bound: float | None = None,
 ) -> Certificate:
-    """PAC-Bayes bound on the risk of an approximation of a Gibbs posterior.
+    """Return the PAC-Bayes bound on the risk of an approximation of a Gibbs posterior.
 
     Parameters
     ----------
@@ -182,13 +185,13 @@ def certify(
         rate,
         posterior.n,
         about,
-        _of_predictor(posterior, float(bound), is_inference_data(approximation)),
+        _of_predictor(posterior, float(bound)),
         assumptions,
     )
 
 
 def _candidates(posterior: GibbsPosterior, given: int | None) -> int:
-    """The size of the grid to pay for; refuses choices that no grid covers."""
+    """Return the size of the grid to pay for; refuses choices that no grid covers."""
     recorded = 1
     for choice in posterior.tuning:
         if choice.candidates is None:
@@ -205,7 +208,7 @@ def _candidates(posterior: GibbsPosterior, given: int | None) -> int:
 
 
 def _deviation(posterior: GibbsPosterior, sharp: bool, feature_bound: float | None) -> tuple[float, tuple[str, ...]]:
-    """f(λ, n) and its assumptions."""
+    """Return f(λ, n) and its assumptions."""
     loss, n, rate = posterior.loss, posterior.n, posterior.learning_rate
     if loss is None:
         raise ModelError("no certificate: it is not known whether the loss of this posterior is bounded")
@@ -245,7 +248,7 @@ def _hinge_deviation(posterior: GibbsPosterior, kappa: float) -> tuple[float, tu
 
 
 def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
-    """Exact expected risk and KL of a Gaussian under a Gaussian prior."""
+    """Return exact expected risk and KL of a Gaussian under a Gaussian prior."""
     prior = posterior.gaussian_prior
     if prior is None:
         raise ModelError("the KL of a Gaussian approximation is exact under a Gaussian prior only; certify an SMC run")
@@ -260,9 +263,8 @@ def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
 
 
 def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[float, float, float]:
-    """Expected risk, KL and what is added to −log Ẑ so that it bounds −log Z but with probability ``share``."""
-    found = group(idata, "posterior")
-    attrs = found.attrs
+    """Return expected risk, KL and what is added to −log Ẑ so that it bounds −log Z but with probability ``share``."""
+    attrs = group(idata, "posterior").attrs
     if "log_evidence" not in attrs or not attrs.get("log_evidence_trusted", 1):
         raise ModelError("no certificate: the run has no pseudo-evidence that can be trusted")
     if "SMC" not in str(attrs.get("method", "")):
@@ -270,21 +272,15 @@ def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[floa
     log_z = float(attrs["log_evidence"]) - float(attrs.get("log_prior_normalizer", 0.0))
     error, df = normalised_evidence_error(attrs), float(attrs.get("log_evidence_df", np.nan))
     quantile = norm.ppf(1 - share) if not np.isfinite(df) else student.ppf(1 - share, df)
-    risk = float(posterior.risk(_points(posterior, found)).mean())
+    values = {name: draws.astype(np.float64) for name, draws in flat_draws(idata).items()}
+    risk = float(posterior.risk(posterior.unconstrain(values)).mean())
     kl = -posterior.learning_rate * risk - log_z
     if kl < -3 * error - 0.5:
         raise ModelError(f"the run is not one of this posterior: λ E[r_n] + log Z = {-kl:.3g} is positive")
     return risk, kl, float(quantile * error)
 
 
-def _points(posterior: GibbsPosterior, found: Any) -> Array:
-    values = {
-        name: found[name].values.reshape(-1, *found[name].shape[2:]).astype(np.float64) for name in found.data_vars
-    }
-    return posterior.unconstrain(values)
-
-
-def _of_predictor(posterior: GibbsPosterior, bound: float, is_smc: bool) -> float:
+def _of_predictor(posterior: GibbsPosterior, bound: float) -> float:
     if posterior.loss is None:
         return float("nan")
     if posterior.loss.name == "zero_one":

@@ -13,8 +13,6 @@ from ppl_backends.targets.factors.sites import Array
 from ppl_backends.targets.pymc.graph import no_c_compiler
 from ppl_backends.targets.pymc.target import PyMCTarget
 
-__all__ = ["ExpressionRisk", "gibbs_potential"]
-
 _NAME = "gibbs_risk__"
 
 
@@ -54,15 +52,7 @@ def gibbs_potential(losses: Any, learning_rate: Any, name: str = "gibbs") -> Any
 class ExpressionRisk:
     """The mean of a PyTensor expression of a model's variables, compiled once whatever λ is.
 
-    Parameters
-    ----------
-    model : pm.Model
-        Without likelihood. It is left as it was.
-    losses : PyTensor expression
-    n : int, optional
-        Number of observations; the size of the expression by default.
-    options : dict
-        For the target: backend, cores.
+    ``model`` has no likelihood and is left as it was; ``n`` counts observations, the size of the expression by default.
     """
 
     def __init__(self, model: Any, losses: Any, n: int | None, options: dict[str, Any]) -> None:
@@ -86,13 +76,13 @@ class ExpressionRisk:
         self.has_gradient = self._slopes()
 
     def _slopes(self) -> bool:
-        """Whether the risk has a slope at points of its own; a mean of steps has none."""
+        """Return whether the risk has a slope at points of its own; a mean of steps has none."""
         x = self.target.initial_points(8, np.random.default_rng(0))
         gradient = self.target.evaluate(x, gradient=True).log_likelihood_gradient
         return bool(np.any(gradient))
 
     def evaluate(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Risk ``(k,)`` and its gradient ``(k, dim)``, or None."""
+        """Return risk ``(k,)`` and its gradient ``(k, dim)``, or None."""
         parts = self.target.evaluate(x, gradient)
         slope = parts.log_likelihood_gradient
         return -parts.log_likelihood, None if slope is None else -slope

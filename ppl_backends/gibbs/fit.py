@@ -14,13 +14,24 @@ import numpy as np
 
 from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.gaussian_vi import ALIASES, FAMILIES, MAX_PAIRS, GibbsVI, ScoreProblem, as_result, solve
+from ppl_backends.gibbs.gaussian_vi import (
+    ALIASES,
+    FAMILIES,
+    MAX_PAIRS,
+    GibbsVI,
+    ScoreProblem,
+    Solution,
+    _pair_values,
+    as_result,
+    solve,
+)
+from ppl_backends.gibbs.losses import PairLoss
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
+from ppl_backends.gibbs.risks import LinearRisk
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import approximation, checked, choice, flag, increasing, integer, none, number
-from ppl_backends.random import SeedLike
-
-__all__ = ["FAMILY", "fit_gibbs_vi", "fit_gibbs_vi_path"]
+from ppl_backends.random import SeedLike, spawn_generators
+from ppl_backends.targets.factors.sites import Array
 
 N_TEMPERATURES = 12
 FAMILY = choice(*FAMILIES, *ALIASES)
@@ -50,7 +61,7 @@ def fit_gibbs_vi(
     max_iterations: int = 500,
     random_seed: SeedLike = None,
 ) -> GibbsVI:
-    """Gaussian variational approximation of a Gibbs posterior of linear scores, with exact expectations.
+    """Fit a Gaussian variational approximation of a Gibbs posterior of linear scores, with exact expectations.
 
     Parameters
     ----------
@@ -102,8 +113,6 @@ def fit_gibbs_vi(
     """
     family = ALIASES.get(family, family)
     if posterior.paired and _samples_pairs(posterior, sample_pairs):
-        from ppl_backends.gibbs.pair_sampling import fit_by_pairs
-
         return fit_by_pairs(posterior, family, batch_size, n_iterations, random_seed)
     return _fit_along(posterior, family, ladder, initial, tolerance, max_iterations)[-1]
 
@@ -123,7 +132,7 @@ def fit_gibbs_vi_path(
     tolerance: float = 1e-4,
     max_iterations: int = 500,
 ) -> list[GibbsVI]:
-    """One fit for each of several increasing learning rates, each started at the one before.
+    """Fit once for each of several increasing learning rates, each started at the one before.
 
     Returns
     -------
@@ -138,7 +147,7 @@ def fit_gibbs_vi_path(
 
 
 def default_ladder(learning_rate: float) -> np.ndarray:
-    """Geometric steps from a hundredth of λ up to it, itself left out."""
+    """Return geometric steps from a hundredth of λ up to it, itself left out."""
     return learning_rate * np.geomspace(0.01, 1.0, N_TEMPERATURES)[:-1]
 
 
@@ -165,7 +174,7 @@ def _fit_along(
 
 
 def _start(family: str, start: Any) -> Gaussian:
-    """A Gaussian, brought to the family."""
+    """Return a Gaussian, brought to the family."""
     q = as_approximation(start).gaussian
     if family == "dense":
         return Gaussian.from_covariance(q.mean, q.cov)
@@ -174,6 +183,118 @@ def _start(family: str, start: Any) -> Gaussian:
 
 
 def _samples_pairs(posterior: GibbsPosterior, asked: bool | None) -> bool:
-    assert posterior.y is not None
-    positive = int((posterior.y > 0).sum())
-    return asked if asked is not None else positive * (posterior.n - positive) > MAX_PAIRS
+    risk = posterior._linear("fit_gibbs_vi")
+    return asked if asked is not None else len(risk.above) * len(risk.below) > MAX_PAIRS
+
+
+STEP, HALF_LIFE, DECAY = 0.05, 200.0, 0.9
+N_CHECKPOINTS = 40
+N_CHECK_PAIRS = 100_000
+
+
+class _Coordinates:
+    """Unconstrained coordinates of a family: m, and log σ, log s, or a triangular factor with logs on its diagonal."""
+
+    def __init__(self, family: str, mean: Array, root: Array) -> None:
+        self.family, self.d = family, len(mean)
+        self.lower = np.tril_indices(self.d)
+        self.on_diagonal = self.lower[0] == self.lower[1]
+        self.origin, self.root = mean, root
+
+    def start(self) -> Array:
+        """Return the prior, or nearest to it."""
+        scale = np.sqrt((self.root**2).sum(axis=1))
+        if self.family == "dense":
+            entries = self.root[self.lower]
+            return np.concatenate([self.origin, np.where(self.on_diagonal, np.log(np.abs(entries) + 1e-300), entries)])
+        return np.concatenate([self.origin, np.log(scale) if self.family == "diagonal" else [np.log(scale).mean()]])
+
+    def gaussian(self, z: Array) -> Gaussian:
+        """Return the Gaussian at coordinates ``z``."""
+        rest = z[self.d :]
+        if self.family == "dense":
+            factor = np.zeros((self.d, self.d))
+            factor[self.lower] = np.where(self.on_diagonal, np.exp(np.where(self.on_diagonal, rest, 0.0)), rest)
+            return Gaussian(z[: self.d], factor)
+        return Gaussian(z[: self.d], np.broadcast_to(np.exp(rest), (self.d,)))
+
+    def chain(self, q: Gaussian, in_mean: Array, in_factor: Array) -> Array:
+        """Return the gradient in ``z`` from those in m and in C (or s ``(d,)``)."""
+        if self.family == "dense":
+            entries = in_factor[self.lower]
+            rest = np.where(self.on_diagonal, entries * q.factor[self.lower], entries)
+        else:
+            rest = in_factor * q.factor
+            rest = rest if self.family == "diagonal" else np.atleast_1d(rest.sum())
+        return np.concatenate([in_mean, rest])
+
+
+def fit_by_pairs(
+    posterior: GibbsPosterior, family: str, batch_size: int, n_iterations: int, random_seed: SeedLike
+) -> GibbsVI:
+    """Fit by stochastic gradients from ``batch_size`` pairs a step (Alquier et al. 2016, section 7.3).
+
+    The gradient of E_q[r_n] + KL(q, π)/λ from pairs drawn with replacement is unbiased, and its expectation over θ is exact.
+    Steps are scaled coordinate by coordinate (Adam), decay as (1 + t/τ)^−0.9, and the iterates of the last half are
+    averaged. The expected risk of the result is exact.
+    """
+    prior, risk = posterior.gaussian_prior, posterior._linear("fit_gibbs_vi")
+    if prior is None or not isinstance(risk.loss, PairLoss):
+        raise ModelError("sampled pairs need a Gaussian prior and a pair loss")
+    if batch_size < 1 or n_iterations < 10:
+        raise ModelError(f"batch_size={batch_size}, n_iterations={n_iterations}: expected at least 1 and 10")
+    rng, check_rng = spawn_generators(random_seed, 2)
+    precision, root = prior.normal.precision, prior.normal.factor
+    share = 2 * len(risk.above) * len(risk.below) / (risk.n * (risk.n - 1))
+    coordinates = _Coordinates(family, prior.gaussian.mean, root)
+    z = coordinates.start()
+    first, second, average = np.zeros_like(z), np.zeros_like(z), np.zeros_like(z)
+    inner, rate = risk.loss.inner, posterior.learning_rate
+    check = _pairs(risk, N_CHECK_PAIRS, check_rng)
+    checkpoints = set(np.unique(np.geomspace(1, n_iterations, N_CHECKPOINTS).astype(int)).tolist())
+    trace, tail = [], n_iterations // 2
+    for t in range(1, n_iterations + 1):
+        q = coordinates.gaussian(z)
+        design, offset = _pairs(risk, batch_size, rng)
+        spread = q.whiten_gradient(design)
+        found = inner.expectation(design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread), np.ones(1))
+        in_mean = share * (found.slope @ design) / batch_size + precision @ (q.mean - prior.gaussian.mean) / rate
+        pull = share * found.curvature / batch_size
+        if family == "dense":
+            in_factor = design.T @ (pull[:, None] * spread)
+            in_factor += (precision @ q.factor - np.diag(1 / np.diagonal(q.factor))) / rate
+        else:
+            s = q.factor
+            in_factor = (pull @ design**2) * s + (np.diagonal(precision) * s - 1 / s) / rate
+        gradient = coordinates.chain(q, in_mean, in_factor)
+        first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
+        direction = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.99**t)) + 1e-12)
+        z = z - STEP * (1 + t / HALF_LIFE) ** -DECAY * direction
+        if t > tail:
+            average += (z - average) / (t - tail)
+        if t in checkpoints:
+            at = coordinates.gaussian(average if t > tail else z)
+            trace.append((float(t), share * _mean_loss(inner, at, check), at.kl_to(prior.normal)))
+    q = coordinates.gaussian(average)
+    settled = _settled(np.array(trace), rate)
+    solution = Solution(q, np.nan, np.nan, settled, n_iterations)
+    return as_result(posterior, solution, family, trace, batch_size=float(batch_size))
+
+
+def _pairs(risk: LinearRisk, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return differences of ``size`` pairs drawn with replacement, and of their offsets."""
+    i, j = (rows[rng.integers(len(rows), size=size)] for rows in (risk.above, risk.below))
+    return risk.differences(i, j)
+
+
+def _mean_loss(inner, q: Gaussian, pairs: tuple) -> float:
+    design, offset = pairs
+    spread = q.whiten_gradient(design)
+    return float(_pair_values(inner, design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread)).mean())
+
+
+def _settled(trace: Array, rate: float) -> bool:
+    """Return whether the objective per λ changed by less than 0.002 over the last half of the iterations."""
+    objective = trace[:, 1] + trace[:, 2] / rate
+    late = objective[trace[:, 0] > 0.5 * trace[-1, 0]]
+    return bool(np.ptp(late) < 2e-3)

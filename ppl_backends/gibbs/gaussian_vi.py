@@ -36,8 +36,6 @@ from ppl_backends.gibbs.risks import LinearRisk
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["FAMILIES", "GibbsVI", "ScoreProblem", "expected_risk", "solve"]
-
 FAMILIES = ("isotropic", "diagonal", "dense")
 ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "dense"}
 PAIR_BLOCK = 2**17
@@ -46,13 +44,7 @@ MAX_PAIRS = 200_000
 
 
 class ScoreProblem:
-    """The objective λ E_q[r_n] + KL(q, π), for observations or for all pairs.
-
-    Parameters
-    ----------
-    posterior : GibbsPosterior
-        With a Gaussian prior and a loss of linear scores.
-    """
+    """The objective λ E_q[r_n] + KL(q, π), for observations or for all pairs."""
 
     def __init__(self, posterior: GibbsPosterior) -> None:
         prior = posterior.gaussian_prior
@@ -68,25 +60,25 @@ class ScoreProblem:
         self.dim = prior.dim
 
     def with_weight(self, weight: float) -> ScoreProblem:
-        """The same data at another λ."""
+        """Return the same data at another λ."""
         other = object.__new__(ScoreProblem)
         other.__dict__.update(self.__dict__, weight=weight)
         return other
 
     def expectation(self, q: Gaussian) -> Expectation:
-        """Expected losses of the rows."""
+        """Return expected losses of the rows."""
         mean = self.design @ q.mean + self.offset
         spread = q.whiten_gradient(self.design)
         return self.loss.expectation(mean, np.einsum("nd,nd->n", spread, spread), self.y)
 
     def slopes(self, found: Expectation, q: Gaussian) -> tuple[Array, Array]:
-        """Gradient in m, and the matrix H = Q₀ + w Σ cᵢ xᵢxᵢᵀ, which is Σ⁻¹ at the minimum."""
+        """Return the gradient in m, and the matrix H = Q₀ + w Σ cᵢ xᵢxᵢᵀ, which is Σ⁻¹ at the minimum."""
         slope = self.weight * (self.design.T @ found.slope) + self.precision @ (q.mean - self.prior_mean)
         weighted = self.design * (self.weight * found.curvature)[:, None]
         return slope, self.precision + self.design.T @ weighted
 
     def start(self, family: str) -> Gaussian:
-        """The prior, or the member of the family that is nearest to it."""
+        """Return the prior, or the member of the family that is nearest to it."""
         if family == "dense":
             return Gaussian(self.prior_mean.copy(), self.root.copy())
         scale = np.diag(self.precision) ** -0.5
@@ -132,17 +124,7 @@ class GibbsVI(GaussianApproximation):
 
 
 class Solution(NamedTuple):
-    """Where a solver ended.
-
-    Attributes
-    ----------
-    q : Gaussian
-    value : float
-    gap : float
-        NaN where the loss is not convex.
-    converged : bool
-    iterations : int
-    """
+    """Where a solver ended; ``gap`` is NaN where the loss is not convex."""
 
     q: Gaussian
     value: float
@@ -160,10 +142,7 @@ def solve(
 ) -> Solution:
     """Minimise the objective within a family from ``start``, the prior by default.
 
-    Parameters
-    ----------
-    tolerance : float
-        In nats: of the optimality gap where the loss is convex, else of the decrease that a step promises.
+    ``tolerance`` is in nats: of the optimality gap where the loss is convex, else of the decrease that a step promises.
     """
     q = problem.start(family) if start is None else start
     if family == "dense":
@@ -172,7 +151,7 @@ def solve(
 
 
 def _natural_gradient(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int) -> Solution:
-    """Steps of Σ⁻¹ towards H, kept positive definite by a second-order term where the loss is not convex."""
+    """Take steps of Σ⁻¹ towards H, kept positive definite by a second-order term where the loss is not convex."""
     found = problem.expectation(q)
     value = problem.weight * float(found.value.sum()) + q.kl_to(problem.prior)
     iterations, gap, promise = 0, np.inf, np.inf
@@ -195,7 +174,7 @@ def _natural_gradient(problem: ScoreProblem, q: Gaussian, tolerance: float, max_
 def _step(
     problem: ScoreProblem, q: Gaussian, value: float, slope: Array, precision: Array, wanted: Array
 ) -> tuple[Gaussian, float, Expectation] | None:
-    """The first of shrinking steps that decreases the objective; None where none does."""
+    """Return the first of shrinking steps that decreases the objective; None where none does."""
     change = wanted - precision
     bend = change @ (q.factor @ (q.factor.T @ change))
     for length in 0.5 ** np.arange(14):
@@ -216,7 +195,7 @@ def _step(
 
 
 def _full_gap(problem: ScoreProblem, q: Gaussian, slope: Array, mismatch: Array) -> float:
-    """½‖∇‖² in coordinates that whiten the prior, where the objective is 1-strongly convex in (m, C)."""
+    """Return ½‖∇‖² in coordinates that whiten the prior, where the objective is 1-strongly convex in (m, C)."""
     root = problem.root
     factor = solve_triangular(root, q.factor, lower=True)
     in_factor = np.tril(root.T @ mismatch @ root @ factor)
@@ -224,13 +203,13 @@ def _full_gap(problem: ScoreProblem, q: Gaussian, slope: Array, mismatch: Array)
 
 
 def _promise(q: Gaussian, slope: Array, mismatch: Array) -> float:
-    """Decrease that a unit natural-gradient step promises to first order."""
+    """Return the decrease that a unit natural-gradient step promises to first order."""
     whitened = q.factor.T @ mismatch @ q.factor
     return float(((q.factor.T @ slope) ** 2).sum() + 0.5 * (whitened**2).sum())
 
 
 def _quasi_newton(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int, many: bool) -> Solution:
-    """L-BFGS in (m, σ), or with ``many`` widths in (m, s), on the scale of the prior."""
+    """Run L-BFGS in (m, σ), or with ``many`` widths in (m, s), on the scale of the prior."""
     d, scale = problem.dim, np.diag(problem.precision) ** -0.5
     squares = problem.design**2
     widths = scale if many else np.array([np.mean(scale**-2.0) ** -0.5])
@@ -263,7 +242,7 @@ def _quasi_newton(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iter
 
 
 def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace: Any, **figures: float) -> GibbsVI:
-    """The result for users, with the exact expected risk."""
+    """Return the result for users, with the exact expected risk."""
     q = solution.q
     prior = posterior.gaussian_prior
     assert prior is not None
@@ -294,7 +273,7 @@ def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace:
 
 
 def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
-    """E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` and a loss of linear scores.
+    """Return E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` and a loss of linear scores.
 
     Pairs are summed in blocks, so that 10⁸ of them take seconds and no memory to speak of.
     """
@@ -313,7 +292,7 @@ def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
 def _expected_pair_risk(risk: LinearRisk, mean: Array, spread: Array) -> float:
     inner = risk.loss.inner  # type: ignore[attr-defined]
     variance = np.einsum("nd,nd->n", spread, spread)
-    above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
+    above, below = risk.above, risk.below
     columns, total = np.ascontiguousarray(spread[below].T), 0.0
     step = max(1, PAIR_BLOCK // len(below))
     for start in range(0, len(above), step):
@@ -328,7 +307,7 @@ def _expected_pair_risk(risk: LinearRisk, mean: Array, spread: Array) -> float:
 
 
 def _pair_values(inner: Loss, difference: Array, variance: Array) -> Array:
-    """Expected losses of pairs; those that no score can tell apart count one half under the 0–1 loss."""
+    """Return expected losses of pairs; those that no score can tell apart count one half under the 0–1 loss."""
     value = inner.expected(difference, variance, np.ones(1))
     if inner.bound == 1.0 and not inner.has_gradient:
         value[(variance == 0) & (difference == 0)] = 0.5
@@ -336,10 +315,8 @@ def _pair_values(inner: Loss, difference: Array, variance: Array) -> Array:
 
 
 def _rows(posterior: GibbsPosterior) -> tuple[Array, Array, Array]:
-    """Design, offset and labels of the observations, or of all pairs where they are few."""
+    """Return design, offset and labels of the observations, or of all pairs where they are few."""
     risk = posterior._linear("VI")
     if not isinstance(risk.loss, PairLoss):
         return risk.X, risk.offset, risk.y
-    above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
-    i, j = (index.ravel() for index in np.meshgrid(above, below, indexing="ij"))
-    return risk.X[i] - risk.X[j], risk.offset[i] - risk.offset[j], np.ones(len(i))
+    return *risk.differences(*risk.all_pairs()), np.ones(len(risk.above) * len(risk.below))

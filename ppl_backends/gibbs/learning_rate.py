@@ -33,8 +33,6 @@ from ppl_backends.options import array, checked, choice, increasing, integer, no
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["LearningRateChoice", "PriorScaleChoice", "choose_learning_rate", "choose_prior_scale", "default_grid"]
-
 METHODS = ("cross-validation", "bound", "safe-bayes")
 FITS = ("vi", "ep", "smc")
 TOLERANCE = 1e-2  # nats, of the fits that are compared
@@ -86,7 +84,7 @@ class PriorScaleChoice(NamedTuple):
 
 
 def default_grid(n: int) -> Array:
-    """Eight rates from n/16 to 8n: η from 1/16 to 8, in powers of two."""
+    """Return eight rates from n/16 to 8n: η from 1/16 to 8, in powers of two."""
     return np.exp2(np.arange(-4.0, 4.0)) * float(n)
 
 
@@ -196,7 +194,7 @@ def choose_learning_rate(
 def choose_prior_scale(
     posterior: GibbsPosterior, scales: Sequence[float] | None = None, *, fit: str = "ep", family: str = "dense"
 ) -> PriorScaleChoice:
-    """The scale of a Gaussian prior that maximises the pseudo-evidence.
+    """Choose the scale of a Gaussian prior that maximises the pseudo-evidence.
 
     Parameters
     ----------
@@ -242,7 +240,7 @@ def choose_prior_scale(
 
 
 def _folds(posterior: GibbsPosterior, k: int, rng: np.random.Generator) -> list[Index]:
-    """Random folds, balanced in the classes where there are two."""
+    """Return random folds, balanced in the classes where there are two."""
     if not 2 <= k <= posterior.n:
         raise ModelError(f"folds={k}: expected between 2 and n = {posterior.n}")
     assert posterior.loss is not None
@@ -258,7 +256,7 @@ def _without(n: int, fold: Index) -> Index:
 
 
 def prediction_risk(posterior: GibbsPosterior, scores: Array) -> float:
-    """Risk of mean scores ``(n,)``: misclassification, 1 − AUC, or the mean loss."""
+    """Return the risk of mean scores ``(n,)``: misclassification, 1 − AUC, or the mean loss."""
     loss, y = posterior.loss, posterior.y
     assert loss is not None
     assert y is not None
@@ -280,7 +278,7 @@ def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
 
 
 def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> list[Any]:
-    """A fit at every rate, the one before as its start; None where EP did not converge."""
+    """Return a fit at every rate, the one before as its start; None where EP did not converge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ApproximationWarning)
         if fit == "vi":
@@ -290,7 +288,7 @@ def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> lis
 
 
 def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
-    """Held-out risk ``(folds, rates)`` of VI on the other folds."""
+    """Return held-out risk ``(folds, rates)`` of VI on the other folds."""
     table = []
     for fold in folds:
         rest = posterior.subset(_without(posterior.n, fold))
@@ -301,7 +299,7 @@ def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], fami
 
 
 def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
-    """Held-out risk ``(folds, rates)`` of EP with the sites of a fold removed, all at once; infinite where that fails."""
+    """Return held-out risk ``(folds, rates)`` of EP with the sites of a fold removed; infinite where that fails."""
     table = np.full((len(folds), len(rates)), np.inf)
     owners = _site_owners(posterior)
     for column, q in enumerate(_path(posterior, rates, "ep", family)):
@@ -314,16 +312,14 @@ def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], fa
 
 
 def _site_owners(posterior: GibbsPosterior) -> NDArray[np.integer]:
-    """Observations that each site is of ``(sites, 1 or 2)``."""
+    """Return observations that each site is of ``(sites, 1 or 2)``."""
     if not posterior.paired:
         return np.arange(posterior.n)[:, None]
-    assert posterior.y is not None
-    above, below = np.flatnonzero(posterior.y > 0), np.flatnonzero(posterior.y <= 0)
-    return np.stack([index.ravel() for index in np.meshgrid(above, below, indexing="ij")], axis=1)
+    return np.stack(posterior._linear("cross-validation").all_pairs(), axis=1)
 
 
 def _cavity(q: Any, removed: NDArray[np.bool_]) -> Gaussian | None:
-    """EP's Gaussian without some of its sites; None where that is not proper."""
+    """Return EP's Gaussian without some of its sites; None where that is not proper."""
     design, prior = q.factors.design[removed], q.factors.prior
     tau, nu = q.sites.tau[removed], q.sites.nu[removed]
     shift = q.precision @ (q.mean - prior.mean) - design.T @ nu
@@ -334,7 +330,7 @@ def _cavity(q: Any, removed: NDArray[np.bool_]) -> Gaussian | None:
 def _by_reweighting(
     posterior: GibbsPosterior, rates: Array, folds: list[Index], draws: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Held-out risk ``(folds, rates)`` and Pareto k ``(rates,)`` from one run of SMC, reweighted to every λ less a fold."""
+    """Return held-out risk ``(folds, rates)`` and Pareto k ``(rates,)`` from one run of SMC, reweighted."""
     from ppl_backends.smc import sample_smc
     from ppl_backends.smc.ladder import reweight
 
@@ -354,7 +350,7 @@ def _by_reweighting(
 
 
 def _bounds(posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any]) -> Array:
-    """The bound at every rate, each paying for all."""
+    """Return the bound at every rate, each paying for all."""
     count = len(rates) * int(np.prod([choice.candidates or 1 for choice in posterior.tuning]))
     bounds = []
     for rate, q in zip(rates, _path(posterior, rates, fit, family), strict=True):
@@ -364,7 +360,7 @@ def _bounds(posterior: GibbsPosterior, rates: Array, fit: str, family: str, opti
 
 
 def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str) -> Array:
-    """Mean expected loss of each block under the posterior of the blocks before it ``(blocks, rates)``."""
+    """Return mean expected loss of each block under the posterior of the blocks before it ``(blocks, rates)``."""
     if posterior.paired:
         raise ModelError("SafeBayes adds up the losses of observations; use cross-validation for pair losses")
     prior = posterior.gaussian_prior

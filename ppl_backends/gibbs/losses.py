@@ -20,32 +20,12 @@ from ppl_backends.targets.factors import FunctionSites, Normal, ScaledSites, Sit
 from ppl_backends.targets.factors.families import _truncated_variance, mills, signs
 from ppl_backends.targets.factors.sites import LOG_2PI, Array, Rows, TiltedMoments
 
-__all__ = [
-    "LOSSES",
-    "Expectation",
-    "FunctionLoss",
-    "Hinge",
-    "Logistic",
-    "Loss",
-    "PairLoss",
-    "Quantile",
-    "Squared",
-    "TwoSlopes",
-    "ZeroOne",
-    "resolve_loss",
-]
-
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 class Expectation(NamedTuple):
-    """Expected losses under N(μ, v), and their first and second derivative in μ; ∂/∂v is half the second one.
-
-    Attributes
-    ----------
-    value, slope, curvature : ndarray
-    """
+    """Expected losses under N(μ, v), and their first and second derivative in μ; ∂/∂v is half the second one."""
 
     value: Array
     slope: Array
@@ -77,7 +57,7 @@ class Loss:
     classification: bool = True
 
     def prepare(self, y: Any) -> Array:
-        """Outcomes as the loss reads them: −1 and +1 for classes (0/1, booleans and ±1 are taken), else numbers."""
+        """Return outcomes as the loss reads them: −1 and +1 for classes (0/1, booleans and ±1 are taken), else numbers."""
         if self.classification:
             return signs(y)
         y = np.asarray(y, dtype=np.float64)
@@ -86,23 +66,23 @@ class Loss:
         return y
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
+        """Return losses, shaped as ``s``."""
         raise NotImplementedError(f"{type(self).__name__} must define value(s, y)")
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Derivative in s."""
+        """Return the derivative in s."""
         raise NotImplementedError(f"{type(self).__name__} must define slope(s, y)")
 
     def curvature(self, s: Array, y: Array) -> Array:
-        """Second derivative in s, zero at kinks."""
+        """Return the second derivative in s, zero at kinks."""
         return np.zeros_like(s)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """Sites exp(−weight · ℓ(s, yᵢ))."""
+        """Return sites exp(−weight · ℓ(s, yᵢ))."""
         raise NotImplementedError(f"{type(self).__name__} must define sites(y, weight)")
 
     def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
-        """Expected losses under N(mean, variance); by 40-node quadrature unless overridden."""
+        """Return expected losses under N(mean, variance); by 40-node quadrature unless overridden."""
         sd = np.sqrt(np.maximum(variance, 1e-300))
         s = mean[..., None] + sd[..., None] * _NODES
         value = self.value(s, np.broadcast_to(y, mean.shape)[..., None])
@@ -110,7 +90,7 @@ class Loss:
         return Expectation(*moments)
 
     def expected(self, mean: Array, variance: Array, y: Array) -> Array:
-        """Expected losses under N(mean, variance), without their derivatives."""
+        """Return expected losses under N(mean, variance), without their derivatives."""
         return self.expectation(mean, variance, y).value
 
     def __repr__(self) -> str:
@@ -123,26 +103,23 @@ class ZeroOne(Loss):
     name, bound, has_gradient, convex = "zero_one", 1.0, False, False
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
         return (y * s <= 0).astype(np.float64)
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Zero, as it is almost everywhere."""
         return np.zeros_like(s)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """Steps, with closed-form moments."""
+        """Return steps, with closed-form moments."""
         return Step(y, weight)
 
     def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
-        """Φ(−y μ/√v)."""
+        """Return Φ(−y μ/√v)."""
         sd = np.sqrt(np.maximum(variance, 1e-300))
         z = y * mean / sd
         density = _normal_density(z)
         return Expectation(ndtr(-z), -y * density / sd, z * density / sd**2)
 
     def expected(self, mean: Array, variance: Array, y: Array) -> Array:
-        """Φ(−y μ/√v)."""
         z = -y * mean
         z /= np.sqrt(np.maximum(variance, 1e-300))
         return ndtr(z, out=z)
@@ -154,19 +131,17 @@ class Hinge(Loss):
     name = "hinge"
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
         return np.maximum(1 - y * s, 0.0)
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Derivative in s."""
         return np.where(y * s < 1, -y, 0.0)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """Exponential on one side of the margin, with closed-form moments."""
+        """Return exponential on one side of the margin, with closed-form moments."""
         return TwoSlopes(y, weight * (y > 0), weight * (y < 0))
 
     def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
-        """Closed form, x Φ(x/√v) + √v φ(x/√v) with x = 1 − y μ."""
+        """Return the closed form, x Φ(x/√v) + √v φ(x/√v) with x = 1 − y μ."""
         sd = np.sqrt(np.maximum(variance, 1e-300))
         x = 1 - y * mean
         z = x / sd
@@ -180,23 +155,19 @@ class Logistic(Loss):
     name, smooth = "logistic", True
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
         return np.logaddexp(0.0, -y * s)
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Derivative in s."""
         return -y * expit(-y * s)
 
     def curvature(self, s: Array, y: Array) -> Array:
-        """Second derivative in s."""
         return expit(s) * expit(-s)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """Powers of the logistic function, by quadrature."""
+        """Return powers of the logistic function, by quadrature."""
         return _loss_sites(self, y, weight)
 
     def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
-        """By quadrature of the loss and of its derivatives."""
         s = mean[..., None] + np.sqrt(variance)[..., None] * _NODES
         y = np.broadcast_to(y, mean.shape)[..., None]
         return Expectation(*(part(s, y) @ _WEIGHTS for part in (self.value, self.slope, self.curvature)))
@@ -208,24 +179,20 @@ class Squared(Loss):
     name, smooth, classification = "squared", True, False
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
         return (y - s) ** 2
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Derivative in s."""
         return 2 * (s - y)
 
     def curvature(self, s: Array, y: Array) -> Array:
-        """Second derivative in s."""
         return np.full_like(s, 2.0)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """Gaussian sites, with which EP is exact."""
+        """Return Gaussian sites, with which EP is exact."""
         sd = (2 * weight) ** -0.5
         return ScaledSites(Normal(y, sd), np.full(len(y), 0.5 * LOG_2PI + np.log(sd)))
 
     def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
-        """(y − μ)² + v."""
         return Expectation((y - mean) ** 2 + variance, 2 * (mean - y), np.full_like(mean, 2.0))
 
 
@@ -251,20 +218,17 @@ class Quantile(Loss):
             self.name = "absolute"
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
         return self.scale * (self.tau * (y - s) + np.maximum(s - y, 0.0))
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Derivative in s."""
         return self.scale * ((s > y).astype(np.float64) - self.tau)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """Asymmetric Laplace sites, with closed-form moments."""
+        """Return asymmetric Laplace sites, with closed-form moments."""
         rate = weight * self.scale
         return TwoSlopes(y, np.full(len(y), rate * self.tau), np.full(len(y), rate * (1 - self.tau)))
 
     def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
-        """Closed form."""
         sd = np.sqrt(np.maximum(variance, 1e-300))
         z = (mean - y) / sd
         density, mass = _normal_density(z), ndtr(z)
@@ -316,19 +280,16 @@ class FunctionLoss(Loss):
         self.has_gradient, self.smooth = slope is not None, curvature is not None
 
     def value(self, s: Array, y: Array) -> Array:
-        """Losses, shaped as ``s``."""
         return np.asarray(self._value(s, y), dtype=np.float64)
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Derivative in s; zero where none was given."""
+        """Return the derivative in s; zero where none was given."""
         return np.zeros_like(s) if self._slope is None else np.asarray(self._slope(s, y), dtype=np.float64)
 
     def curvature(self, s: Array, y: Array) -> Array:
-        """Second derivative in s."""
         return np.zeros_like(s) if self._curvature is None else np.asarray(self._curvature(s, y), dtype=np.float64)
 
     def sites(self, y: Array, weight: float) -> SiteFamily:
-        """By quadrature."""
         return _loss_sites(self, y, weight)
 
 
@@ -369,17 +330,15 @@ class TwoSlopes(SiteFamily):
         super().__init__(knot=knot, left=left, right=right)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         knot, left, right = self._at(rows, "knot", "left", "right")
         return -left * np.maximum(knot - s, 0.0) - right * np.maximum(s - knot, 0.0)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         knot, left, right = self._at(rows, "knot", "left", "right")
         return np.where(s < knot, left, 0.0) - np.where(s > knot, right, 0.0), np.zeros_like(s)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Two truncated normal distributions, each tilted by its slope."""
+        """Return two truncated normal distributions, each tilted by its slope."""
         knot, left, right = self._at(rows, "knot", "left", "right")
         left, right, sd, centred = power * left, power * right, np.sqrt(variance), mean - knot
         above, below = (centred - right * variance) / sd, (-centred - left * variance) / sd
@@ -406,13 +365,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
 
 
 def resolve_loss(loss: Any) -> Loss:
-    """A loss by name, or as an object.
-
-    Raises
-    ------
-    ModelError
-        If it is neither.
-    """
+    """Return a loss by name, or as an object."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str) and loss in LOSSES:
@@ -425,7 +378,7 @@ def _normal_density(z: Array) -> Array:
 
 
 def _loss_sites(loss: Loss, y: Array, weight: float) -> SiteFamily:
-    """Sites of any loss, their moments left to quadrature."""
+    """Return sites of any loss, their moments left to quadrature."""
 
     def log_site(s: Array, rows: Rows) -> Array:
         return -weight * loss.value(s, y if rows is None else y[rows])

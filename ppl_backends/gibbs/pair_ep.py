@@ -21,19 +21,12 @@ from ppl_backends.targets.factors.design import Design
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import Index
 
-__all__ = ["fit_pair_ep"]
-
 SHARD_PAIRS = 2**20
 EQUAL = 1e-13  # least variance of a difference, relative to those of its rows
 
 
 class RowDifferences(Design):
-    """The design of all pairs ``(n₊ n₋, d)``, Xᵢ − Xⱼ with i the slower index, as EP uses it.
-
-    Parameters
-    ----------
-    above, below : ndarray (n₊, d), (n₋, d)
-    """
+    """The design of all pairs ``(n₊ n₋, d)``, Xᵢ − Xⱼ with i the slower index, as EP uses it."""
 
     def __init__(self, above: Array, below: Array) -> None:
         centre = below.mean(axis=0)  # of no effect on differences, and less to cancel
@@ -41,7 +34,7 @@ class RowDifferences(Design):
         self.shape = (len(above) * len(below), above.shape[1])
 
     def __matmul__(self, theta: Array) -> Array:
-        """Differences of scores ``(n₊ n₋,)``."""
+        """Return differences of scores ``(n₊ n₋,)``."""
         return ((self.above @ theta)[:, None] - self.below @ theta).ravel()
 
     @property
@@ -57,7 +50,7 @@ class RowDifferences(Design):
         return np.where(variance > EQUAL * sizes, variance, 0.0).ravel()
 
     def gram(self, weights: Array) -> Array:
-        """Σ wᵢⱼ (Xᵢ − Xⱼ)(Xᵢ − Xⱼ)ᵀ."""
+        """Return Σ wᵢⱼ (Xᵢ − Xⱼ)(Xᵢ − Xⱼ)ᵀ."""
         w = weights.reshape(len(self.above), len(self.below))
         cross = self.above.T @ (w @ self.below)
         return (
@@ -72,7 +65,7 @@ class _Transposed:
         self.design = design
 
     def __matmul__(self, weights: Array) -> Array:
-        """Σ wᵢⱼ (Xᵢ − Xⱼ)."""
+        """Return Σ wᵢⱼ (Xᵢ − Xⱼ)."""
         above, below = self.design.above, self.design.below
         w = weights.reshape(len(above), len(below))
         return above.T @ w.sum(axis=1) - below.T @ w.sum(axis=0)
@@ -97,7 +90,7 @@ class _PairRows:
 
 @checked(posterior=POSTERIOR)
 def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, **options: Any) -> Any:
-    """EP of a Gibbs posterior of a pair loss; a sweep is a map over pieces of the n₊n₋ pairs.
+    """Fit a Gibbs posterior of a pair loss by EP; a sweep is a map over pieces of the n₊n₋ pairs.
 
     Parameters
     ----------
@@ -124,7 +117,7 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     risk, prior = posterior._linear("fit_pair_ep"), posterior.gaussian_prior
     if prior is None or not isinstance(risk.loss, PairLoss):
         raise ModelError("fit_pair_ep: expected a pair loss and a Gaussian prior; use fit_ep or sample_smc")
-    above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
+    above, below = risk.above, risk.below
     step = max(1, SHARD_PAIRS // len(below))
     shards = [
         FileShard(

@@ -23,8 +23,6 @@ from ppl_backends.targets.factors import Factors, SiteFamily
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
 from ppl_backends.targets.wrapped import WrappedTarget
 
-__all__ = ["POSTERIOR", "GibbsPosterior", "TuningRecord"]
-
 MAX_PAIR_BYTES = 2**29
 """Budget of the design of pairs, n₊n₋ rows, that EP works on."""
 
@@ -221,11 +219,11 @@ class GibbsPosterior(WrappedTarget):
         return self.prior if isinstance(self.prior, GaussianPriorTarget) else None
 
     def risk(self, x: Any) -> Array:
-        """Empirical risk r_n ``(k,)`` at points ``(k, dim)`` of the unconstrained space."""
+        """Return the empirical risk r_n ``(k,)`` at points ``(k, dim)`` of the unconstrained space."""
         return self._risk.evaluate(as_points(x, self.dim))[0]
 
     def scores(self, x: Any, X: Any = None) -> Array:
-        """Linear scores ``(k, n)`` of the data, or of other rows ``X``, at points ``(k, dim)``."""
+        """Return linear scores ``(k, n)`` of the data, or of other rows ``X``, at points ``(k, dim)``."""
         risk = self._linear("scores")
         theta = as_points(x, self.dim)[:, risk.columns]
         return risk.scores(theta) if X is None else theta @ np.asarray(X, dtype=np.float64).T
@@ -233,49 +231,45 @@ class GibbsPosterior(WrappedTarget):
     # -- relatives -------------------------------------------------------------------------------------------------
 
     def with_learning_rate(self, learning_rate: float) -> GibbsPosterior:
-        """The same posterior at another λ; nothing is compiled again."""
+        """Return the same posterior at another λ; nothing is compiled again."""
         other = copy.copy(self)
         other.learning_rate = _checked_rate(learning_rate)
         other._gaussian_factors = None
         return other
 
     def tempered(self, power: float) -> GibbsPosterior:
-        """exp{−λ r_n} to a power: the learning rate is multiplied."""
+        """Return exp{−λ r_n} to a power: the learning rate is multiplied."""
         return self.with_learning_rate(power * self.learning_rate)
 
     def with_prior(self, prior: Any, **options: Any) -> GibbsPosterior:
-        """The same loss and data under another Gaussian prior."""
+        """Return the same loss and data under another Gaussian prior."""
         risk = self._linear("with_prior")
         return GibbsPosterior(
             prior, risk.loss, self.X, self.y, learning_rate=self.learning_rate, offset=risk.offset, **options
         )._tuned(*self.tuning)
 
     def subset(self, rows: Any) -> GibbsPosterior:
-        """The posterior given some observations only, with the same weight η of each."""
+        """Return the posterior given some observations only, with the same weight η of each."""
         risk = self._linear("subset")
         rows = np.arange(self.n)[rows]
-        other = copy.copy(self)
-        other.X, other.y = risk.X[rows], risk.y[rows]
-        other._risk = LinearRisk(risk.loss, other.X, other.y, risk.offset[rows], risk.columns, self.dim)
-        other._gaussian_factors = None
-        other._adopt_data()
-        return other.with_learning_rate(self.eta * len(rows))
+        return self._on(risk.X[rows], risk.y[rows], risk.offset[rows]).with_learning_rate(self.eta * len(rows))
 
     def with_data(self, new: Mapping[str, Any]) -> GibbsPosterior:
-        """The same posterior on other data ``{"X": …, "y": …}``, with the same λ."""
-        risk = self._linear("with_data")
+        """Return the same posterior on other data ``{"X": …, "y": …}``, with the same λ."""
         if set(new) != {"X", "y"}:
             raise ModelError(f"new data {sorted(new)}: expected X and y")
-        other = copy.copy(self)
-        assert self.loss is not None
-        other.X, other.y, offset = _checked_data(self.loss, new["X"], new["y"], 0.0)
-        other._risk = LinearRisk(risk.loss, other.X, other.y, offset, risk.columns, self.dim)
-        other._gaussian_factors = None
+        return self._on(*_checked_data(self._linear("with_data").loss, new["X"], new["y"], 0.0))
+
+    def _on(self, X: Array, y: Array, offset: Array) -> GibbsPosterior:
+        """Return the same posterior on other rows."""
+        risk, other = self._linear("with_data"), copy.copy(self)
+        other.X, other.y, other._gaussian_factors = X, y, None
+        other._risk = LinearRisk(risk.loss, X, y, offset, risk.columns, self.dim)
         other._adopt_data()
         return other
 
     def _tuned(self, *tuning: TuningRecord) -> GibbsPosterior:
-        """A copy that says how it was chosen."""
+        """Return a copy that says how it was chosen."""
         other = copy.copy(self)
         other.tuning = tuple(tuning)
         return other
@@ -288,14 +282,14 @@ class GibbsPosterior(WrappedTarget):
     # -- the target protocol ---------------------------------------------------------------------------------------
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Log prior, the whole density of a prior that is not told apart further, and its gradient."""
+        """Return log prior, the whole density of a prior that is not told apart further, and its gradient."""
         parts = self.prior.evaluate(as_points(x, self.dim), gradient)
         if parts.log_prior is None:
             return parts.log_density, parts.gradient
         return parts.log_prior, parts.log_prior_gradient
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Log prior, and −λ r_n as the log likelihood."""
+        """Return log prior, and −λ r_n as the log likelihood."""
         x = as_points(x, self.dim)
         prior, prior_slope = self.evaluate_prior(x, gradient)
         risk, slope = self._risk.evaluate(x, gradient)
@@ -303,7 +297,7 @@ class GibbsPosterior(WrappedTarget):
         return Evaluation(prior, value, prior_slope, slope) if gradient else Evaluation(prior, value)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Hessian ``(k, dim, dim)``, for losses that have one."""
+        """Return Hessian ``(k, dim, dim)``, for losses that have one."""
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
         x = as_points(x, self.dim)
@@ -346,16 +340,14 @@ class GibbsPosterior(WrappedTarget):
         risk = self._linear("factors")
         if not isinstance(risk.loss, PairLoss):
             return risk.X, risk.offset, risk.loss.sites(risk.y, self.site_weight)
-        above, below = np.flatnonzero(risk.positive), np.flatnonzero(~risk.positive)
-        size = 8 * len(above) * len(below) * risk.X.shape[1]
+        pairs = len(risk.above) * len(risk.below)
+        size = 8 * pairs * risk.X.shape[1]
         if size > MAX_PAIR_BYTES:
             raise ModelError(
-                f"EP on {len(above) * len(below)} pairs takes a design of {size / 2**30:.1f} GiB; use "
+                f"EP on {pairs} pairs takes a design of {size / 2**30:.1f} GiB; use "
                 "ppl_backends.gibbs.fit_pair_ep, which makes it in pieces, fit_gibbs_vi or sample_smc"
             )
-        i, j = (index.ravel() for index in np.meshgrid(above, below, indexing="ij"))
-        sites = risk.loss.inner.sites(np.ones(len(i)), self.site_weight)
-        return risk.X[i] - risk.X[j], risk.offset[i] - risk.offset[j], sites
+        return *risk.differences(*risk.all_pairs()), risk.loss.inner.sites(np.ones(pairs), self.site_weight)
 
     @property
     def observations(self) -> LossObservations | None:  # type: ignore[override]
@@ -365,13 +357,13 @@ class GibbsPosterior(WrappedTarget):
         return LossObservations(self._risk, self.eta)
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """−(λ/n) ℓᵢ of every observation."""
+        """Return −(λ/n) ℓᵢ of every observation."""
         if self.observations is None:
             raise ModelError(f"{self._name} is not a sum over observations")
         return {"y": self.observations.log_likelihood(x)}
 
     def prior_target(self) -> BaseTarget:
-        """The prior alone, which is sampled by a run of its own where it cannot be drawn from (Stan)."""
+        """Return the prior alone, which is sampled by a run of its own where it cannot be drawn from (Stan)."""
         return self.prior
 
     def __repr__(self) -> str:

@@ -14,20 +14,9 @@ from ppl_backends.options import has_moments
 from ppl_backends.targets.factors import GaussianPrior
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points
 
-__all__ = ["GaussianPriorTarget", "coefficient_columns", "resolve_prior"]
-
 
 class GaussianPriorTarget(BaseTarget):
-    """N(mean, cov) of a vector ``theta`` as a target without data.
-
-    Parameters
-    ----------
-    mean : float or array (dim,)
-    cov : float, array (dim,) of variances, or array (dim, dim)
-    dim : int
-    labels : sequence of str, optional
-        Of the coefficients.
-    """
+    """N(mean, cov) of a vector ``theta`` as a target without data; ``labels`` are those of its coefficients."""
 
     has_split = is_prior = True
     label = "Gaussian prior"
@@ -59,7 +48,6 @@ class GaussianPriorTarget(BaseTarget):
         return Gaussian.from_covariance(self.gaussian.mean, self.covariance, precision)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """The log prior; there is no likelihood."""
         x = as_points(x, self.dim)
         value = self.gaussian.log_density(x)
         if not gradient:
@@ -67,38 +55,28 @@ class GaussianPriorTarget(BaseTarget):
         return Evaluation(value, np.zeros(len(x)), -self.gaussian.apply(x - self.gaussian.mean), np.zeros_like(x))
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """−Q₀ at every point; zero for the likelihood, of which there is none."""
+        """Return −Q₀ at every point; zero for the likelihood, of which there is none."""
         if part == "likelihood":
             return np.zeros((len(x), self.dim, self.dim))
         return np.tile(-self.gaussian.add_to(np.zeros((self.dim, self.dim))), (len(x), 1, 1))
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Independent draws."""
         return self.gaussian.sample(n, rng)
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws of the prior."""
         return self.sample_prior(n, rng)
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """The vector θ."""
         return {"theta": as_points(x, self.dim)}
 
     def unconstrain(self, values: Any) -> Array:
-        """Inverse of :meth:`constrain`."""
         return as_points(values["theta"], self.dim)
 
 
 def resolve_prior(prior: Any, p: int | None, data: Any, labels: Sequence[str] | None, options: Any) -> BaseTarget:
-    """The prior that a user handed in, as a target whose ``log_prior`` (or joint density) it is.
+    """Return the prior that a user handed in, as a target whose ``log_prior`` (or joint density) it is.
 
-    Parameters
-    ----------
-    prior : tuple (mean, cov), object with mean and cov, pm.Model, Stan program, or target
-    p : int or None
-        Columns of the design, where there is one.
-    data, options
-        Of a Stan program or PyMC model.
+    ``p`` is the number of columns of the design, where there is one; ``data`` and ``options`` are for as_target.
     """
     if isinstance(prior, tuple) and len(prior) == 2:
         mean, cov = prior
@@ -133,19 +111,9 @@ def _model_prior(prior: Any, data: Any, options: Any) -> BaseTarget:
 
 
 def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
-    """Which unconstrained coordinates are the ``p`` coefficients of a linear score.
+    """Return which unconstrained coordinates are the ``p`` coefficients of a linear score.
 
-    Parameters
-    ----------
-    prior : BaseTarget
-    names : str, sequence of str, or None
-        Variables, in the order of the columns of X; found where only one fits.
-    p : int
-
-    Raises
-    ------
-    ModelError
-        If they are not ``p`` real coordinates.
+    ``names`` are variables in the order of the columns of X; None finds them where only one fits.
     """
     base = [name.split("[")[0] for name in prior.names]
     if names is None:
@@ -172,5 +140,5 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
 
 
 def _is_of(coordinate: str, variable: str) -> bool:
-    """Whether an unconstrained coordinate (``tau_log__`` where it is transformed) is of a variable."""
+    """Return whether an unconstrained coordinate (``tau_log__`` where it is transformed) is of a variable."""
     return coordinate == variable or (coordinate.startswith(f"{variable}_") and coordinate.endswith("__"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,35 +14,11 @@ from ppl_backends.gibbs.losses import Hinge, Loss, PairLoss, ZeroOne
 from ppl_backends.targets.factors.sites import Array
 from ppl_backends.targets.protocol import Index, Observations, as_points
 
-__all__ = ["FunctionRisk", "LinearRisk", "LossObservations", "Risk"]
-
 BLOCK_BYTES = 2**26
 
 
-class Risk(Protocol):
-    """What a Gibbs posterior needs of its risk."""
-
-    n: int
-    has_gradient: bool
-
-    def evaluate(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Risk ``(k,)`` at the rows of ``x`` and its gradient ``(k, dim)``, or None."""
-        ...
-
-
 class LinearRisk:
-    """Mean loss of the scores s = Xθ + offset, where θ are the coordinates ``columns``.
-
-    Parameters
-    ----------
-    loss : Loss
-    X : ndarray (n, p)
-    y : ndarray (n,)
-        As the loss prepares it.
-    offset : ndarray (n,)
-    columns : ndarray of int (p,)
-    dim : int
-    """
+    """Mean loss of the scores s = Xθ + offset, where θ are the coordinates ``columns``."""
 
     def __init__(self, loss: Loss, X: Array, y: Array, offset: Array, columns: Index, dim: int) -> None:
         self.loss, self.X, self.y, self.offset, self.columns, self.dim = loss, X, y, offset, columns, dim
@@ -50,13 +26,22 @@ class LinearRisk:
         self.has_gradient = loss.has_gradient
         self.pairs = isinstance(loss, PairLoss)
         self.positive = y > 0
+        self.above, self.below = np.flatnonzero(self.positive), np.flatnonzero(~self.positive)
+
+    def all_pairs(self) -> tuple[Index, Index]:
+        """Return the rows of either class in every pair ``(n₊ n₋,)``, that of the first the slower one."""
+        return np.repeat(self.above, len(self.below)), np.tile(self.below, len(self.above))
+
+    def differences(self, i: Index, j: Index) -> tuple[Array, Array]:
+        """Return rows and offsets of pairs."""
+        return self.X[i] - self.X[j], self.offset[i] - self.offset[j]
 
     def scores(self, theta: Array) -> Array:
-        """``(k, n)`` at coefficients ``(k, p)``."""
+        """Return ``(k, n)`` at coefficients ``(k, p)``."""
         return theta @ self.X.T + self.offset
 
     def evaluate(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Risk and gradient, in blocks of points."""
+        """Return risk and gradient, in blocks of points."""
         step = max(1, BLOCK_BYTES // (8 * self.n))
         parts = [self._evaluate_block(x[k : k + step], gradient) for k in range(0, len(x), step)]
         value = np.concatenate([part[0] for part in parts])
@@ -74,7 +59,7 @@ class LinearRisk:
         return value, result
 
     def _of_scores(self, scores: Array, gradient: bool) -> tuple[Array, Array | None]:
-        """Risk ``(k,)`` and its gradient in the scores; None stands for zero."""
+        """Return risk ``(k,)`` and its gradient in the scores; None stands for zero."""
         wanted = gradient and self.has_gradient
         if not isinstance(self.loss, PairLoss):
             value = self.loss.value(scores, self.y).mean(axis=1)
@@ -87,7 +72,7 @@ class LinearRisk:
         return pair_risk(scores, self.positive, inner, wanted)
 
     def hessian(self, x: Array) -> Array:
-        """Hessian ``(k, dim, dim)`` of the risk, for losses of single observations."""
+        """Return Hessian ``(k, dim, dim)`` of the risk, for losses of single observations."""
         curvature = self.loss.curvature(self.scores(x[:, self.columns]), self.y) / self.n
         result = np.zeros((len(x), self.dim, self.dim))
         for k, weights in enumerate(curvature):
@@ -98,14 +83,8 @@ class LinearRisk:
 class FunctionRisk:
     """Mean over the last axis of losses that a function computes from values in model space.
 
-    Parameters
-    ----------
-    function : callable
-        Takes a dict of name → ``(k, *shape)`` and returns losses ``(k, m)``, one column an observation or a pair.
-    constrain : callable
-        Points to that dict.
-    n : int, optional
-        Number of observations; m by default.
+    ``function`` takes a dict of name → ``(k, *shape)``, which ``constrain`` makes of points, and returns losses ``(k,
+    m)``, one column an observation or a pair; ``n`` counts observations, m by default.
     """
 
     has_gradient = False
@@ -122,7 +101,7 @@ class FunctionRisk:
         self.n = int(found.shape[1] if n is None else n)
 
     def losses(self, x: Array) -> Array:
-        """Losses ``(k, m)``."""
+        """Return losses ``(k, m)``."""
         losses = np.asarray(self.function(self.constrain(x)), dtype=np.float64)
         if losses.ndim != 2 or len(losses) != len(x):
             raise ModelError(
@@ -131,30 +110,18 @@ class FunctionRisk:
         return losses
 
     def evaluate(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Risk; its gradient is not known and given as zero."""
+        """Return risk; its gradient is not known and given as zero."""
         return self.losses(x).mean(axis=1), np.zeros_like(x) if gradient else None
 
 
 class LossObservations(Observations):
-    """−(λ/n) ℓᵢ as rows of data, for losses of single observations.
-
-    Parameters
-    ----------
-    risk : LinearRisk
-    rate : float
-        λ/n.
-    """
+    """−``rate`` ℓᵢ as rows of data, for losses of single observations."""
 
     def __init__(self, risk: LinearRisk, rate: float) -> None:
-        self._risk, self._rate = risk, rate
-
-    @property
-    def n(self) -> int:
-        """Number of observations."""
-        return self._risk.n
+        self._risk, self._rate, self.n = risk, rate, risk.n
 
     def _scores(self, x: Array, index: NDArray[np.integer]) -> tuple[Array, Array]:
-        """Scores ``(k, m)`` and, for a set of rows a point, those rows of X ``(k, m, p)``."""
+        """Return scores ``(k, m)`` and, for a set of rows a point, those rows of X ``(k, m, p)``."""
         theta = x[:, self._risk.columns]
         rows = self._risk.X[index]
         if index.ndim == 1:
@@ -162,7 +129,7 @@ class LossObservations(Observations):
         return np.einsum("kmp,kp->km", rows, theta) + self._risk.offset[index], rows
 
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
-        """−(λ/n) ℓᵢ ``(k, m)``, for all observations, for ``index`` ``(m,)``, or for one set a point."""
+        """Return −(λ/n) ℓᵢ ``(k, m)``, for all observations, for ``index`` ``(m,)``, or for one set a point."""
         x = as_points(x, self._risk.dim)
         index = np.arange(self.n) if index is None else np.asarray(index)
         return -self._rate * self._risk.loss.value(self._scores(x, index)[0], self._risk.y[index])
@@ -170,7 +137,6 @@ class LossObservations(Observations):
     def sum(
         self, x: Array, index: NDArray[np.integer] | None = None, weights: Array | None = None, gradient: bool = False
     ) -> Any:
-        """Sum over ``index``, weighted, ``(k,)``, and its gradient ``(k, dim)``."""
         x, index = as_points(x, self._risk.dim), np.arange(self.n) if index is None else np.asarray(index)
         scores, rows = self._scores(x, index)
         y, scale = self._risk.y[index], 1.0 if weights is None else weights

@@ -11,8 +11,6 @@ import numpy as np
 
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["LARGEST_UNDEFINED", "OutsidePoints", "share_undefined"]
-
 LARGEST_UNDEFINED = 0.005  # of points or moves; of moves it is about twice the mass that is cut off
 
 _ASKED = 200  # points that a target is asked about
@@ -21,12 +19,7 @@ _MARGIN = 0.5  # of the particles' range, on either side: further out no mass is
 
 
 class OutsidePoints:
-    """Points of density zero among or near particles.
-
-    Parameters
-    ----------
-    particles : ndarray (n, dim)
-    """
+    """Points of density zero among or near particles ``(n, dim)``."""
 
     def __init__(self, particles: Array) -> None:
         low, high = particles.min(axis=0), particles.max(axis=0)

@@ -19,20 +19,6 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
-__all__ = [
-    "DEFENSIVE_SHARE",
-    "STUDENT_DF",
-    "Defensive",
-    "GaussianProposal",
-    "IndependentT",
-    "Mixture",
-    "Proposal",
-    "StudentMixture",
-    "StudentT",
-    "gaussian_of",
-    "make_proposal",
-]
-
 STUDENT_DF = 5.0
 DEFENSIVE_SHARE = 0.125  # a power of two: a net of 2^m points then has exactly 2^(m-3) of them in the t component
 
@@ -44,11 +30,11 @@ class Proposal(Protocol):
     stratified: bool  # whether the first coordinate of random points is to be stratified
 
     def from_uniform(self, u: Array) -> Array:
-        """Points ``(n, dim)`` from points of the cube ``(n, n_uniforms)``."""
+        """Return points ``(n, dim)`` from points of the cube ``(n, n_uniforms)``."""
         ...
 
     def log_density(self, x: Array) -> Array:
-        """Normalised log density ``(n,)``."""
+        """Return the normalised log density ``(n,)``."""
         ...
 
 
@@ -64,21 +50,12 @@ class GaussianProposal:
 
 
 class StudentT:
-    """Multivariate Student t with the approximation's mean, and its covariance as scale matrix.
-
-    x = mean + L z √(ν/g) with g ~ χ²_ν.
-
-    Parameters
-    ----------
-    approximation : GaussianApproximation
-    df : float
-        ν.
-    """
+    """Multivariate Student t: x = mean + s L z √(ν/g), g ~ χ²_ν, with the approximation's mean and covariance LLᵀ."""
 
     stratified = False
 
-    def __init__(self, approximation: GaussianApproximation, df: float = STUDENT_DF) -> None:
-        self.gaussian, self.df = approximation, df
+    def __init__(self, approximation: GaussianApproximation, df: float = STUDENT_DF, scale: float = 1.0) -> None:
+        self.gaussian, self.df, self.scale = approximation, df, scale
         self.n_uniforms = approximation.dim + 1
         dim = approximation.dim
         self._log_constant = (
@@ -86,87 +63,98 @@ class StudentT:
             - gammaln(df / 2)
             - 0.5 * dim * np.log(df * np.pi)
             - 0.5 * approximation.log_determinant
+            - dim * np.log(scale)
         )
 
     def from_uniform(self, u: Array) -> Array:
-        """Points of the t; the first coordinate of the cube is that of g."""
+        """Return points of the t; the first coordinate of the cube is that of g."""
         g = 2 * gammaincinv(self.df / 2, _inside(u[:, 0]))
         mean = self.gaussian.mean
-        return mean + (self.gaussian.from_uniform(u[:, 1:]) - mean) * np.sqrt(self.df / g)[:, None]
+        return mean + (self.gaussian.from_uniform(u[:, 1:]) - mean) * (self.scale * np.sqrt(self.df / g))[:, None]
 
     def log_density(self, x: Array) -> Array:
-        """Normalised log density ``(n,)``."""
+        """Return the normalised log density ``(n,)``."""
         z = self.gaussian.whiten(x)
         return self.at_whitened(z, (z**2).sum(axis=1))
 
     def at_whitened(self, z: Array, square: Array) -> Array:
-        """Log density ``(n,)`` at points of whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
-        return self._log_constant - 0.5 * (self.df + self.gaussian.dim) * np.log1p(square / self.df)
+        """Return the log density ``(n,)`` at whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
+        return self._log_constant - 0.5 * (self.df + self.gaussian.dim) * np.log1p(square / (self.df * self.scale**2))
 
     def whitened_slope(self, z: Array, square: Array) -> Array:
-        """Gradient ``(n, dim)`` of that in z."""
-        return z * (-(self.df + self.gaussian.dim) / (self.df + square))[:, None]
+        """Return the gradient ``(n, dim)`` of that in z."""
+        return z * (-(self.df + self.gaussian.dim) / (self.df * self.scale**2 + square))[:, None]
+
+    def nearest_scale(self, z: Array, square: Array, weights: Array) -> float:
+        """Return the scale after one step of EM on weighted points, with expanded parameters (Liu, Rubin & Wu 1998)."""
+        pull = weights / (self.df + square / self.scale**2)
+        return float(np.sqrt(pull @ square / (self.gaussian.dim * pull.sum())))
+
+    def with_scale(self, scale: float) -> StudentT:
+        """Return the t with another scale."""
+        return StudentT(self.gaussian, self.df, scale)
 
 
 class IndependentT:
-    """Independent Student t variables along orthogonal axes of what the approximation whitens: x = mean + L A z, zⱼ ~ t_ν.
+    """Independent Student t variables along orthogonal axes of what the approximation whitens: x = mean + s L A z, zⱼ ~ t_ν.
 
-    Along a single one of these coordinates its density falls as |z|^−(ν+1), whatever the dimension; that of a multivariate t
-    falls as |z|^−(ν+dim), which is slower only where all coordinates are large together.
-
-    Parameters
-    ----------
-    approximation : GaussianApproximation
-    df : float
-        ν.
-    axes : ndarray (dim, dim), optional
-        A, orthonormal columns; those of the whitened coordinates by default.
+    Along a single one of these coordinates its density falls as |z|^−(ν+1), whatever the dimension; that of a
+    multivariate t falls as |z|^−(ν+dim), which is slower only where all coordinates are large together.
     """
 
     stratified = False
 
-    def __init__(self, approximation: GaussianApproximation, df: float = STUDENT_DF, axes: Array | None = None) -> None:
-        self.gaussian, self.df, self.axes = approximation, df, axes
+    def __init__(
+        self,
+        approximation: GaussianApproximation,
+        df: float = STUDENT_DF,
+        axes: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        self.gaussian, self.df, self.axes, self.scale = approximation, df, axes, scale
         self.n_uniforms = approximation.dim
-        one = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * np.log(df * np.pi)
+        one = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * np.log(df * np.pi) - np.log(scale)
         self._log_constant = approximation.dim * one - 0.5 * approximation.log_determinant
 
     def from_uniform(self, u: Array) -> Array:
-        """Points by the inverse distribution function of the t."""
-        z = stdtrit(self.df, _inside(u))
+        """Return points by the inverse distribution function of the t."""
+        z = self.scale * stdtrit(self.df, _inside(u))
         return self.gaussian.place(z if self.axes is None else z @ self.axes.T)
 
     def log_density(self, x: Array) -> Array:
-        """Normalised log density ``(n,)``."""
+        """Return the normalised log density ``(n,)``."""
         z = self.gaussian.whiten(x)
         return self.at_whitened(z, (z**2).sum(axis=1))
 
     def at_whitened(self, z: Array, square: Array) -> Array:
-        """Log density ``(n,)`` at points of whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
+        """Return the log density ``(n,)`` at whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
         z = z if self.axes is None else z @ self.axes
-        return self._log_constant - 0.5 * (self.df + 1) * np.log1p(z**2 / self.df).sum(axis=1)
+        return self._log_constant - 0.5 * (self.df + 1) * np.log1p(z**2 / (self.df * self.scale**2)).sum(axis=1)
 
     def whitened_slope(self, z: Array, square: Array) -> Array:
-        """Gradient ``(n, dim)`` of that in z."""
+        """Return the gradient ``(n, dim)`` of that in z."""
         z = z if self.axes is None else z @ self.axes
-        slope = -(self.df + 1) * z / (self.df + z**2)
+        slope = -(self.df + 1) * z / (self.df * self.scale**2 + z**2)
         return slope if self.axes is None else slope @ self.axes.T
+
+    def nearest_scale(self, z: Array, square: Array, weights: Array) -> float:
+        """Return the scale after one step of EM on weighted points, with expanded parameters (Liu, Rubin & Wu 1998)."""
+        squares = (z if self.axes is None else z @ self.axes) ** 2
+        pull = weights[:, None] / (self.df + squares / self.scale**2)
+        return float(np.sqrt((pull * squares).sum() / pull.sum()))
+
+    def with_scale(self, scale: float) -> IndependentT:
+        """Return the t's with another scale."""
+        return IndependentT(self.gaussian, self.df, self.axes, scale)
 
 
 class StudentMixture:
     """A mixture of an approximation with Student t's around it; it bounds the weights of targets of no heavier tails.
 
-    The mixture's density is in the denominator of every weight (deterministic mixture; Hesterberg 1995). The first coordinate
-    of the cube, which is stratified, allocates the components; a component's share of it is stretched to (0, 1) and serves
-    where the component needs a coordinate more than it has dimensions.
-
-    Parameters
-    ----------
-    approximation : approximation
-    students : sequence of StudentT or IndependentT
-        Around the Gaussian with the approximation's moments.
-    shares : array
-        Of the Student t's, in their order, and at last of the approximation; positive, with sum one.
+    The mixture's density is in the denominator of every weight (deterministic mixture; Hesterberg 1995). The first
+    coordinate of the cube, which is stratified, allocates the components; a component's share of it is stretched to (0,
+    1) and serves where the component needs a coordinate more than it has dimensions. ``shares`` are those of the
+    Student t's, and at last of the approximation.
     """
 
     stratified = True
@@ -181,8 +169,12 @@ class StudentMixture:
         factor = self._gaussian.cholesky
         self._root = 1.0 / factor if factor.ndim == 1 else solve_triangular(factor, np.eye(self.dim), lower=True)
 
+    def with_parts(self, students: Sequence[StudentT | IndependentT], shares: Any) -> StudentMixture:
+        """Return the approximation mixed with other Student t's."""
+        return StudentMixture(self.approximation, students, shares)
+
     def from_uniform(self, u: Array) -> Array:
-        """Points of the mixture."""
+        """Return points of the mixture."""
         which = np.minimum(np.searchsorted(self._ends, u[:, 0], side="right"), len(self.students))
         x = np.empty((len(u), self.dim))
         for k, component in enumerate((*self.students, self.approximation)):
@@ -195,25 +187,25 @@ class StudentMixture:
         return x
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` independent draws ``(n, dim)``."""
+        """Return ``n`` independent draws ``(n, dim)``."""
         return self.from_uniform(rng.random((n, self.n_uniforms)))
 
     def log_density(self, x: Array) -> Array:
-        """Normalised log density ``(n,)`` of the mixture."""
+        """Return the normalised log density ``(n,)`` of the mixture."""
         total: Array = np.logaddexp.reduce(np.log(self.shares)[:, None] + self.component_log_densities(x), axis=0)
         return total
 
     def component_log_densities(self, x: Array) -> Array:
-        """Log densities ``(k, n)`` of the components, in the order of their shares."""
-        z = self._whiten(x)
-        return self._parts(z, np.einsum("nd,nd->n", z, z), self.approximation.log_density(x))
+        """Return log densities ``(k, n)`` of the components, in the order of their shares."""
+        z = self.whiten(x)
+        return self.parts(z, np.einsum("nd,nd->n", z, z), self.approximation.log_density(x))
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Normalised log density ``(n,)`` and its gradient ``(n, dim)``."""
-        z = self._whiten(x)
+        """Return the normalised log density ``(n,)`` and its gradient ``(n, dim)``."""
+        z = self.whiten(x)
         square = np.einsum("nd,nd->n", z, z)
         own, own_slope = self.approximation.log_density_and_gradient(x)
-        parts = np.log(self.shares)[:, None] + self._parts(z, square, own)
+        parts = np.log(self.shares)[:, None] + self.parts(z, square, own)
         total = np.logaddexp.reduce(parts, axis=0)
         belongs = np.exp(parts - total)
         slope = np.zeros_like(z)
@@ -221,16 +213,17 @@ class StudentMixture:
             slope += share[:, None] * student.whitened_slope(z, square)
         return total, self._pull(slope) + belongs[-1][:, None] * own_slope
 
-    def _parts(self, z: Array, square: Array, own: Array) -> Array:
+    def parts(self, z: Array, square: Array, own: Array) -> Array:
+        """Return log densities ``(k, n)`` of the components at whitened points, that of the approximation being known."""
         return np.stack([*(student.at_whitened(z, square) for student in self.students), own])
 
-    def _whiten(self, x: Array) -> Array:
-        """L⁻¹(x − mean) by one product, in place of a triangular solve that takes three times as long."""
+    def whiten(self, x: Array) -> Array:
+        """Return L⁻¹(x − mean) by one product, in place of a triangular solve that takes three times as long."""
         centred = x - self._gaussian.mean
         return centred * self._root if self._root.ndim == 1 else centred @ self._root.T
 
     def _pull(self, slope: Array) -> Array:
-        """L⁻ᵀ of every row."""
+        """Return L⁻ᵀ of every row."""
         return slope * self._root if self._root.ndim == 1 else slope @ self._root
 
 
@@ -244,13 +237,8 @@ class Defensive(StudentMixture):
 class Mixture:
     """Proposals of the same kind around the Gaussians of a mixture.
 
-    The first coordinate of the cube, which is stratified, chooses the component; what is left of it within the component's
-    share, stretched to (0, 1), is that component's first coordinate.
-
-    Parameters
-    ----------
-    weights : ndarray (k,)
-    parts : list of Proposal
+    The first coordinate of the cube, which is stratified, chooses the component; what is left of it within the
+    component's share, stretched to (0, 1), is that component's first coordinate.
     """
 
     stratified = True
@@ -260,7 +248,7 @@ class Mixture:
         self.n_uniforms = parts[0].n_uniforms
 
     def from_uniform(self, u: Array) -> Array:
-        """Points of the mixture."""
+        """Return points of the mixture."""
         ends = np.cumsum(self.weights)
         which = np.minimum(np.searchsorted(ends, u[:, 0]), len(ends) - 1)
         rest = (u[:, 0] - (ends - self.weights)[which]) / self.weights[which]
@@ -270,25 +258,15 @@ class Mixture:
         return np.concatenate(points)[np.argsort(np.concatenate(groups))]
 
     def log_density(self, x: Array) -> Array:
-        """Normalised log density ``(n,)`` of the mixture."""
+        """Return the normalised log density ``(n,)`` of the mixture."""
         logs = [np.log(w) + part.log_density(x) for w, part in zip(self.weights, self.parts, strict=True)]
         return np.logaddexp.reduce(logs)
 
 
 def make_proposal(name: str, approximation: Any) -> Proposal:
-    """The proposal of that name around an approximation.
+    """Return the proposal of that name around an approximation, or around every Gaussian of a mixture of modes.
 
-    Parameters
-    ----------
-    name : {"gaussian", "t", "defensive"}
-    approximation : approximation
-        ``"gaussian"`` uses its own density; ``"t"`` its mean and covariance; ``"defensive"`` both. Of a mixture of modes,
-        every Gaussian has a t of its own.
-
-    Raises
-    ------
-    ModelError
-        If the name is none of these.
+    ``"gaussian"`` uses its own density; ``"t"`` its mean and covariance; ``"defensive"`` both.
     """
     if name not in ("gaussian", "t", "defensive"):
         raise ModelError(f"proposal={name!r}: expected 'gaussian', 't' or 'defensive'")
@@ -300,12 +278,12 @@ def make_proposal(name: str, approximation: Any) -> Proposal:
 
 
 def gaussian_of(approximation: Any) -> GaussianApproximation:
-    """The Gaussian with the mean and covariance of an approximation."""
+    """Return the Gaussian with the mean and covariance of an approximation."""
     if isinstance(approximation, GaussianApproximation):
         return approximation
     return GaussianApproximation(approximation.mean, approximation.cov)
 
 
 def _inside(u: Array) -> Array:
-    """Points of the cube, those on its faces moved inwards."""
+    """Return points of the cube, those on its faces moved inwards."""
     return np.clip(u, 2.0**-53, 1 - 2.0**-53)

@@ -46,8 +46,6 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["sample_importance", "scrambled_net"]
-
 # Below this efficiency factor the 95% intervals that weights of lognormal tails report cover less than 93% at n = 2048.
 SMALLEST_EFFICIENCY = 0.1
 LARGEST_MISSED_SHARE = 0.02
@@ -62,17 +60,8 @@ _SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters els
 class _Chain(NamedTuple):
     """One set of weighted points and the draws resampled from it.
 
-    Attributes
-    ----------
-    x : ndarray (n, dim)
-    log_weights : ndarray (n,)
-    ancestor : ndarray of int (draws,)
-    efficiency : float
-        ESS over n.
-    pareto_k : float
-    log_evidence : float
-    undefined: float
-        Share of the points that are among or near those with weights and have a density that is NaN or +inf.
+    ``efficiency`` is ESS over n; ``undefined`` the share of the points that are among or near those with weights and
+    have a density that is NaN or +inf.
     """
 
     x: Array
@@ -107,7 +96,7 @@ def sample_importance(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    """Posterior and evidence by importance sampling from an approximation.
+    """Estimate posterior and evidence by importance sampling from an approximation.
 
     Parameters
     ----------
@@ -227,7 +216,7 @@ def sample_importance(
 
 
 def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.Generator) -> tuple[Proposal, str]:
-    """The proposal of that name, and its name.
+    """Return the proposal of that name, and its name.
 
     ``"auto"`` is the mixture with tails where these are needed, else the approximation itself, unless a pilot set of its
     points has weights without a fourth moment.
@@ -244,7 +233,7 @@ def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.
 def _figures(
     target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """What the weights of all chains say of the proposal."""
+    """Return what the weights of all chains say of the proposal."""
     log_weights = np.concatenate([chain.log_weights for chain in chains])
     return {
         "efficiency_factor": effective_sample_size(log_weights) / log_weights.size,
@@ -258,7 +247,7 @@ def _figures(
 def _weigh(
     target: BaseTarget, proposal: Proposal, points: int, qmc: bool, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """One set of points ``(n, dim)`` of the proposal and their log weights ``(n,)``."""
+    """Return one set of points ``(n, dim)`` of the proposal and their log weights ``(n,)``."""
     x = proposal.from_uniform(_cube(proposal, points, qmc, rng))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
         return x, target.log_density(x) - proposal.log_density(x)
@@ -286,7 +275,7 @@ def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rn
 
 
 def _cube(proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -> Array:
-    """Points of the unit cube: a scrambled Sobol net of the next power of two ≥ ``draws``, or random ones."""
+    """Return points of the unit cube: a scrambled Sobol net of the next power of two ≥ ``draws``, or random ones."""
     dim = proposal.n_uniforms
     if not qmc:
         u = rng.random((draws, dim))
@@ -307,10 +296,11 @@ def scrambled_net(n: int, dim: int, rng: np.random.Generator) -> Array:
 def _missed_share(
     target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
 ) -> float | None:
-    """Share of the evidence that draws of the prior show where the proposal has no points; None without such draws.
+    """Return the share of the evidence that draws of the prior show where the proposal has no points, if there are draws.
 
-    A point is beyond all others where the proposal is less dense than at any of them. If the posterior has a share s of its
-    mass there, the estimate has mean s, so that by Markov's inequality it exceeds 2 % with probability s / 0.02 at most.
+    A point is beyond all others where the proposal is less dense than at any of them. If the posterior has a share s of
+    its mass there, the estimate has mean s, so that by Markov's inequality it exceeds 2 % with probability s / 0.02 at
+    most.
     """
     if not target.has_split:
         return None
@@ -330,7 +320,7 @@ def _missed_share(
 
 
 def _distrust(weights: Mapping[str, Any], figures: Mapping[str, float]) -> str:
-    """What is wrong with the weights, with the figure; empty where nothing is. ``figures`` are the approximation's."""
+    """Return what is wrong with the weights, with the figure; empty where nothing is. ``figures`` are the approximation's."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
     undefined = weights["undefined_share"]
     reasons = []
@@ -363,7 +353,7 @@ def _evidence_attributes(evidence: ImportanceEvidence, trouble: str) -> dict[str
 
 
 def _sample_stats(chains: list[_Chain]) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Figures per chain, and per draw its parent."""
+    """Return figures per chain, and per draw its parent."""
     return {
         "efficiency_factor": (("chain",), np.array([chain.efficiency for chain in chains])),
         "pareto_k": (("chain",), np.array([chain.pareto_k for chain in chains])),
@@ -375,7 +365,7 @@ def _sample_stats(chains: list[_Chain]) -> dict[str, tuple[tuple[str, ...], Any]
 def _weighted_points(
     target: BaseTarget, chains: list[_Chain], rng: np.random.Generator
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """The points in model space and their log weights, with dims (chain, point, the model's own)."""
+    """Return the points in model space and their log weights, with dims (chain, point, the model's own)."""
     n = len(chains[0].x)
     variables: dict[str, tuple[tuple[str, ...], Any]] = {
         "log_weight": (("chain", "point"), np.stack([chain.log_weights for chain in chains]))

@@ -6,12 +6,13 @@ everywhere. A multivariate t falls too fast along the axes of a product of t's, 
 of a multivariate t, and both are poor in the middle if their degrees of freedom are few. So the proposal is a mixture of the
 approximation with both, of one and of four degrees of freedom.
 
-Its shares come from a pilot. Draws of the mixture with equal shares, which see tails where the approximation has no draws,
-are weighed, and EM on the weighted points leads the shares to the mixture nearest to the target in Kullback–Leibler
-divergence (Cappé, Douc, Guillin, Marin & Robert 2008), each at least 1/32. That mixture is taken where it is nearer to the
-target than the approximation by more than three standard errors of the pilot. A second pilot has the independent t's along
-the axes in which the target is heaviest, and its mixture is taken where it is nearer than the first. The same EM, on
-particles in place of weighted points, fits the density of a bridge.
+A pilot gives it shares and the t's their scales: the Laplace approximation of a t with d coordinates is (1 + d/ν)^½ times too
+narrow. Draws of the mixture with equal shares, which see tails where the approximation has no draws, are weighed. EM on the
+weighted points leads shares and scales to the mixture nearest to the target in Kullback–Leibler divergence (Cappé, Douc,
+Guillin, Marin & Robert 2008), each share at least 1/32. That mixture is taken where it is nearer to the target than the
+approximation by more than three standard errors of the pilot. A second pilot has the independent t's along the axes in which
+the target is heaviest, and its mixture is taken where it is nearer than the first. The same EM, on particles in place of
+weighted points, fits the density of a bridge.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.importance.axes import heavy_axes
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.importance.proposals import IndependentT, StudentMixture, StudentT, gaussian_of
 from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["fit_shares", "is_nearer", "student_mixture", "with_tails"]
-
 PILOT_POINTS = 4096
 _DEGREES_OF_FREEDOM = (1.0, 4.0)
 _GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
-_EM_STEPS = 10
+_EM_ROUNDS, _FIRST_ROUNDS = 10, 2
+_STEPS_A_ROUND = 5  # of EM in the shares, which are cheaper than one in the scales
+_SCALES = (0.25, 32.0)  # of a Student t in units of the approximation's
 _CUT = 20  # the largest weights count as much as the twentieth: single ones do not decide
 _LARGEST_TURNED = 50  # coordinates, above which no axes are looked for
 _CLEARLY = 3.0  # standard errors
@@ -42,24 +43,7 @@ _LARGEST_GAIN = (
 def with_tails(target: BaseTarget, approximation: Any) -> StudentMixture | None:
     """Return the mixture of an approximation with Student t's that is nearest to the target, None where tails are not needed.
 
-    Parameters
-    ----------
-    target : BaseTarget
-    approximation : approximation
-
-    References
-    ----------
-    Cappé, O., Douc, R., Guillin, A., Marin, J.-M. and Robert, C. P. (2008). Adaptive importance sampling in general mixture
-    classes. *Statistics and Computing* 18, 447–459.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from ppl_backends.approximations import GaussianApproximation
-    >>> from ppl_backends.targets import FunctionTarget
-    >>> cauchy = FunctionTarget(1, lambda x: (-np.log1p(x[:, 0] ** 2), -2 * x / (1 + x**2)))
-    >>> bool(with_tails(cauchy, GaussianApproximation([0.0], [[0.5]])).shares[-1] < 0.2)
-    True
+    Cappé, Douc, Guillin, Marin & Robert (2008), Statistics and Computing 18, 447–459.
     """
     rng = np.random.default_rng(0)  # the same mixture in every call
     found, _, _ = _pilot(target, student_mixture(approximation), rng)
@@ -75,7 +59,7 @@ def with_tails(target: BaseTarget, approximation: Any) -> StudentMixture | None:
 def _pilot(
     target: BaseTarget, mixture: StudentMixture, rng: np.random.Generator
 ) -> tuple[StudentMixture | None, Array, Array]:
-    """Weigh draws of a mixture and fit its shares to them: the mixture or None, the points and their weights."""
+    """Weigh draws of a mixture and fit it to them: the mixture or None, the points and their weights."""
     x = mixture.sample(PILOT_POINTS, rng)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
         log_weights = target.log_density(x) - mixture.log_density(x)
@@ -83,7 +67,7 @@ def _pilot(
     if np.sum(log_weights > -np.inf) < _CUT:
         return None, x, np.zeros(len(x))
     weights, _ = normalised_weights(np.minimum(log_weights, np.sort(log_weights)[-_CUT]))
-    return fit_shares(mixture, x, weights), x, weights
+    return fit_mixture(mixture, x, weights), x, weights
 
 
 def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMixture:
@@ -96,26 +80,34 @@ def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMix
     return StudentMixture(approximation, students, np.full(len(students) + 1, 1.0 / (len(students) + 1)))
 
 
-def fit_shares(mixture: StudentMixture, x: Array, weights: Array) -> StudentMixture | None:
-    """Fit the shares of a mixture to weighted points; None where the approximation alone is as near to them.
-
-    Parameters
-    ----------
-    mixture : StudentMixture
-    x : ndarray (n, dim)
-    weights : ndarray (n,)
-        Normalised.
-    """
+def fit_mixture(mixture: StudentMixture, x: Array, weights: Array) -> StudentMixture | None:
+    """Fit shares and scales of a mixture to weighted points; None where the approximation alone is as near to them."""
     used = weights > 0
-    parts, weights, shares = mixture.component_log_densities(x[used]), weights[used], mixture.shares
-    for _ in range(_EM_STEPS):
-        joint = np.log(shares)[:, None] + parts
-        shares = np.maximum(np.exp(joint - np.logaddexp.reduce(joint, axis=0)) @ weights, 1e-6)
-    shares = _on_grid(shares)
-    fitted = np.logaddexp.reduce(np.log(shares)[:, None] + parts, axis=0)
-    if not is_nearer(fitted, parts[-1], weights):
+    x, weights = x[used], weights[used]
+    fitted, z = mixture, mixture.whiten(x)
+    known = z, np.einsum("nd,nd->n", z, z), mixture.approximation.log_density(x)
+    for done in range(1, _EM_ROUNDS + 1):
+        fitted = _em_round(fitted, *known, weights)
+        if done == _FIRST_ROUNDS and not is_nearer(fitted.log_density(x), known[-1], weights):
+            return None
+    fitted = fitted.with_parts(fitted.students, _on_grid(fitted.shares))
+    if not is_nearer(fitted.log_density(x), known[-1], weights):
         return None
-    return StudentMixture(mixture.approximation, mixture.students, shares)
+    return fitted
+
+
+def _em_round(mixture: StudentMixture, z: Array, square: Array, own: Array, weights: Array) -> StudentMixture:
+    """Return the mixture after steps of EM in its shares, and one in the scales of the Student t's; ``own`` is log q."""
+    parts, shares = mixture.parts(z, square, own), mixture.shares
+    for _ in range(_STEPS_A_ROUND):
+        joint = np.log(shares)[:, None] + parts
+        belongs = np.exp(joint - np.logaddexp.reduce(joint, axis=0)) * weights
+        shares = np.maximum(belongs.sum(axis=1), 1e-6)
+    students = [
+        student.with_scale(np.clip(student.nearest_scale(z, square, belonging), *_SCALES))
+        for student, belonging in zip(mixture.students, belongs, strict=False)
+    ]
+    return mixture.with_parts(students, shares)
 
 
 def is_nearer(log_density: Array, other: Array, weights: Array) -> bool:
@@ -132,3 +124,49 @@ def _on_grid(shares: Array) -> Array:
     whole = np.floor(counts)
     whole[np.argsort(whole - counts)[: free - int(whole.sum())]] += 1
     return (1 + whole) / _GRAIN
+
+
+_RADIUS = 20.0  # standard deviations: far enough for tails, near enough to climb
+_STARTS = 2  # times the dimension
+_STEPS, _FIRST_STEP, _SHRINKAGE = 100, 0.5, 0.95  # in radians
+_APART = 0.9  # sine of the angle between a new axis and the span of those found
+
+
+def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.random.Generator) -> Array:
+    """Find orthonormal axes ``(dim, dim)``, as columns in whitened coordinates, along which a density is heaviest far out.
+
+    A product of heavy-tailed variables has its far mass along their axes: on a large sphere the density is highest there,
+    and a ridge leads to every one. A Gaussian with the curvature of the mode whitens mixed variables up to a rotation, so
+    that the axes are orthogonal in its coordinates. They are found by gradient ascent on the sphere, from random
+    directions, all at once.
+    """
+    axes = np.empty((0, gaussian.dim))
+    while len(axes) < gaussian.dim:  # climbs may all miss one: those of the next round are orthogonal to what is found
+        direction = _outside(rng.standard_normal((_STARTS * gaussian.dim, gaussian.dim)), axes)
+        for step in range(_STEPS):
+            _, slope = _both_sides(target, gaussian, direction)
+            slope -= np.sum(slope * direction, axis=1, keepdims=True) * direction
+            direction = _outside(direction + _FIRST_STEP * _SHRINKAGE**step * _outside(slope, axes), axes)
+        height, _ = _both_sides(target, gaussian, direction)
+        for row in direction[np.argsort(-height)]:
+            rest = row - axes.T @ (axes @ row)
+            if len(axes) < gaussian.dim and np.linalg.norm(rest) > _APART:
+                axes = np.vstack([axes, rest / np.linalg.norm(rest)])
+    return axes.T
+
+
+def _outside(rows: Array, axes: Array) -> Array:
+    """Return the parts of the rows that are orthogonal to the axes, of length one; zero where nothing is left."""
+    rest = rows - (rows @ axes.T) @ axes
+    return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), 1e-300)
+
+
+def _both_sides(target: BaseTarget, gaussian: GaussianApproximation, direction: Array) -> tuple[Array, Array]:
+    """Return the sum of the log densities at both ends of a diameter of the sphere, and its gradient in the direction."""
+    ends = np.concatenate([gaussian.place(_RADIUS * direction), gaussian.place(-_RADIUS * direction)])
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        value, slope = target.log_density_and_gradient(ends)
+    factor = gaussian.cholesky
+    slope = np.nan_to_num(slope * factor if factor.ndim == 1 else slope @ factor, posinf=0.0, neginf=0.0)
+    n = len(direction)
+    return np.nan_to_num(value[:n] + value[n:], nan=-np.inf), slope[:n] - slope[n:]

@@ -1,4 +1,7 @@
-"""Step sizes adapted to an acceptance rate while a chain tunes, with an adaptation that vanishes."""
+"""What chains learn while they tune: a step size by dual averaging, and the shape of their proposals by windows.
+
+The adaptation of all kernels. Chains that move as one batch adapt each for itself, as they would alone.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["DualAveraging"]
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.metric import AnyMetric, ChainMetric
+from ppl_backends.kernels.protocol import KernelParameters
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.targets.protocol import Array
 
 GAMMA, T0, KAPPA = 0.05, 10.0, 0.75
+FIRST_WINDOW = 100
+LONGEST_STEP = (
+    2.0  # in calibrated ones, where nothing is known of the shape: simulators may fail at points that are far out
+)
 
 
 class DualAveraging(NamedTuple):
@@ -20,10 +31,8 @@ class DualAveraging(NamedTuple):
         Acceptance rate to reach.
     centre : float
         Log of the initial step size, which early steps shrink towards.
-    log_scale : float or ndarray (n,)
-        Of the next step.
-    log_average : float or ndarray (n,)
-        Of the steps after tuning.
+    log_scale, log_average : float or ndarray (n,)
+        Of the next step, and of the steps after tuning.
     error : float or ndarray (n,)
         Running mean of target − acceptance.
     steps : int
@@ -61,13 +70,8 @@ class DualAveraging(NamedTuple):
         """Of the steps after tuning."""
         return np.minimum(np.exp(self.log_average), self.largest)
 
-    @property
-    def metric(self) -> None:
-        """None: that in use stays."""
-        return None
-
-    def update(self, acceptance: Any, x: Any = None) -> DualAveraging:
-        """Return what follows a step of that acceptance probability; where it ended, ``x``, does not matter."""
+    def update(self, acceptance: Any) -> DualAveraging:
+        """Return what follows a step of that acceptance probability."""
         count = self.steps + 1
         weight = 1.0 / (count + T0)
         error = (1 - weight) * self.error + weight * (self.target - acceptance)
@@ -75,3 +79,140 @@ class DualAveraging(NamedTuple):
         share = count**-KAPPA
         log_average = share * log_scale + (1 - share) * self.log_average
         return self._replace(error=error, steps=count, log_scale=log_scale, log_average=log_average)
+
+
+class Windows(NamedTuple):
+    """The factors in use, and the moments of the window that will replace them.
+
+    Windows last 100, 200, 400, … steps; at the end of each its covariance, shrunk a little, comes into use and the next
+    window begins with nothing, so that the way to the posterior is forgotten.
+
+    Attributes
+    ----------
+    family : {"dense", "diagonal"}
+        Dense covariances are shrunk towards their diagonal, variances towards one.
+    factor : ndarray (n, dim, dim) or (n, dim), or None
+        Lower Cholesky factors, or standard deviations, of every chain; None before the first window ends.
+    mean, scatter : float or ndarray
+        Of the points of the present window, ``(n, dim)`` and as ``factor``.
+    n_points, length : int
+        Points in the window, and when it ends.
+    """
+
+    family: str
+    factor: Array | None = None
+    mean: Any = 0.0
+    scatter: Any = 0.0
+    n_points: int = 0
+    length: int = FIRST_WINDOW
+
+    def update(self, x: Array) -> Windows:
+        """Return the windows with one more point of every chain ``(n, dim)``."""
+        n, from_old = self.n_points + 1, x - self.mean
+        mean = self.mean + from_old / n
+        from_new = x - mean
+        product = from_old[:, :, None] * from_new[:, None, :] if self.family == "dense" else from_old * from_new
+        more = self._replace(mean=mean, scatter=self.scatter + product, n_points=n)
+        return more._next() if n >= self.length else more
+
+    def _next(self) -> Windows:
+        """Take the covariances of the chains that moved in every coordinate into use, and begin another window."""
+        share, covariance = self.n_points / (self.n_points + 5.0), self.scatter / (self.n_points - 1)
+        dim = covariance.shape[1]
+        if self.family == "diagonal":
+            last = np.ones_like(covariance) if self.factor is None else self.factor
+            moved = np.asarray((covariance > 0).all(axis=1))
+            factor = np.where(moved[:, None], np.sqrt(share * covariance + (1 - share)), last)
+        else:
+            spread = covariance * np.eye(dim)
+            moved = np.asarray((np.diagonal(covariance, axis1=1, axis2=2) > 0).all(axis=1))
+            last = np.broadcast_to(np.eye(dim), covariance.shape) if self.factor is None else self.factor
+            shrunk = np.where(moved[:, None, None], share * covariance + (1 - share) * spread, np.eye(dim))
+            factor = np.where(moved[:, None, None], np.linalg.cholesky(shrunk), last)
+        return Windows(self.family, factor, length=2 * self.length)
+
+
+class Adaptation(NamedTuple):
+    """Shape and scale of the proposals of chains.
+
+    Attributes
+    ----------
+    reference : Gaussian
+        Whose coordinates are whitened before covariances are taken.
+    step : DualAveraging
+        Of the scale, in the metric in use.
+    calibrated : float
+        The scale that each metric begins with.
+    windows : Windows or None
+        None where the shape stays the reference's.
+    known : bool
+        Whether the reference may be used before anything is learnt.
+    """
+
+    reference: Gaussian
+    step: DualAveraging
+    calibrated: float
+    windows: Windows | None
+    known: bool = True
+
+    @classmethod
+    def begin(
+        cls, reference: Gaussian, scale: float, rate: float, largest: float = np.inf, learn: str | None = None
+    ) -> Adaptation:
+        """Start from a reference and a calibrated ``scale``, to reach an acceptance ``rate``; ``learn`` names a family."""
+        windows = None if learn is None else Windows(learn)
+        return cls(reference, DualAveraging.begin(scale, rate, largest), scale, windows)
+
+    @classmethod
+    def of_covariance(cls, given: Any, dim: int, scale: float, rate: float) -> Adaptation:
+        """Start from the covariance that a user gave; without one it is learnt, beginning with the identity.
+
+        Raises
+        ------
+        ModelError
+            If it is not a positive definite matrix of that size.
+        """
+        largest = LONGEST_STEP * scale
+        if given is None:
+            return cls.begin(Gaussian(0.0, np.ones(dim)), scale, rate, largest, "dense")._replace(known=False)
+        covariance = np.asarray(given, dtype=np.float64)
+        if covariance.shape != (dim, dim) or np.linalg.eigvalsh(covariance + covariance.T).min() <= 0:
+            raise ModelError(
+                f"covariance has shape {covariance.shape}: expected a positive definite ({dim}, {dim}) matrix"
+            )
+        return cls.begin(
+            Gaussian(0.0, np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)), scale, rate, largest
+        )
+
+    @property
+    def metric(self) -> AnyMetric:
+        """The shape in use."""
+        learnt = None if self.windows is None else self.windows.factor
+        return self.reference if learnt is None else ChainMetric(self.reference, learnt)
+
+    @property
+    def average(self) -> Any:
+        """Of the scales after tuning.
+
+        Raises
+        ------
+        ModelError
+            If nothing is known of the shape.
+        """
+        if not self.known and self.step.steps == 0 and self.windows is not None and self.windows.factor is None:
+            raise ModelError("the step learns its proposals while tuning: with tune=0 give covariance=")
+        return self.step.average
+
+    @property
+    def parameters(self) -> KernelParameters:
+        """What a kernel moves with at first."""
+        return KernelParameters(self.metric, self.step.scale, adaptation=self)
+
+    def update(self, acceptance: Any, x: Array) -> Adaptation:
+        """Return what follows a step that ended at ``x`` ``(n, dim)``; a new metric starts the scale anew."""
+        step, windows = self.step.update(acceptance), self.windows
+        if windows is not None:
+            windows = windows.update(self.reference.whiten(x))
+            if windows.n_points == 0:
+                step = DualAveraging.begin(self.calibrated, step.target, step.largest)
+        return self._replace(windows=windows, step=step)

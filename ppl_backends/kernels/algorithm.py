@@ -21,8 +21,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["COMMON_STATS", "Algorithm", "ChainDensity", "ChainState", "Statistics"]
-
 Statistics = dict[str, Any]
 
 COMMON_STATS: dict[str, type] = {"accept": float, "approximate": int, "tune": bool, "accepted": bool}
@@ -98,6 +96,8 @@ class Algorithm:
         False only if the stationary law is exactly the posterior.
     batched : bool
         Whether several chains can be one population.
+    shapes : mapping of str to tuple of int
+        Of those statistics that are arrays.
     stats : mapping of str to type
         Per-step statistics, name → ``float``, ``int`` or ``bool``; always :data:`COMMON_STATS`.
     attributes : dict
@@ -110,6 +110,7 @@ class Algorithm:
         self.name, self.dim, self.batched = kernel.name, density.dim, kernel.batched
         self.approximate = not kernel.exact
         self.stats: Mapping[str, type] = {**COMMON_STATS, **kernel.stats}
+        self.shapes = dict(kernel.shapes)
         self.attributes: dict[str, Any] = {}
 
     def initial_point(self, rng: np.random.Generator) -> Array | None:

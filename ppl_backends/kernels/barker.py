@@ -13,8 +13,6 @@ import numpy as np
 
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S, accept, column
 
-__all__ = ["Barker"]
-
 
 class Barker(Kernel):
     """The Barker proposal of Livingstone & Zanella (2022), preconditioned by a covariance."""
@@ -24,13 +22,11 @@ class Barker(Kernel):
     target_acceptance = 0.4
 
     def initial_scale(self, dim: int) -> float:
-        """Return 2.4 / dim^(1/6)."""
         return float(2.4 / dim ** (1.0 / 6.0))
 
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
     ) -> tuple[S, KernelInfo]:
-        """Make one proposal for every point."""
         metric = parameters.metric
         z = column(parameters.scale) * rng.standard_normal(population.x.shape)
         slope = metric.whiten_gradient(population.gradient)

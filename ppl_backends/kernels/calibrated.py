@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.adaptation import DualAveraging
+from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.independent import Independent, Weighed
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Kernel, KernelParameters
 from ppl_backends.kernels.streams import each
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["Evaluated", "Proposals", "TargetDensity", "calibrated", "independence_sampler"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ def calibrated(
     adapt: bool,
     scale: float | None = None,
     target_acceptance: float | None = None,
+    metric: str | None = None,
 ) -> Algorithm:
     """Return a kernel on a target, or on a block of one, whose metric is an approximation's covariance.
 
@@ -57,14 +56,16 @@ def calibrated(
         Step size to begin with, the kernel's calibrated one by default.
     target_acceptance : float, optional
         The kernel's by default.
+    metric : {"diagonal", "dense", None}
+        What is learnt while tuning of the covariance in coordinates that the approximation whitens; nothing for a block.
     """
     if kernel.uses_gradient and not target.has_gradient:
         raise ModelError(f"{kernel.name} needs gradients and {target.label} has none; use RandomWalk")
     scale = kernel.initial_scale(target.dim) if scale is None else float(scale)
     rate = kernel.target_acceptance if target_acceptance is None else float(target_acceptance)
-    adaptation = DualAveraging.begin(scale, rate, kernel.largest_scale) if adapt else None
-    metric = block_gaussian(target, approximation)
-    parameters = KernelParameters(metric, scale, adaptation=adaptation)
+    shape, learn = block_gaussian(target, approximation), None if len(target.others) else metric
+    adaptation = Adaptation.begin(shape, scale, rate, kernel.largest_scale, learn)
+    parameters = adaptation.parameters if adapt else KernelParameters(shape, scale)
     return Algorithm(kernel, TargetDensity(target, Proposals(target, approximation), parameters, kernel.uses_gradient))
 
 
@@ -124,7 +125,6 @@ class WeighedDensity(TargetDensity):
     """A target for chains, with the density of the proposals; for a block, q(a | b) moves with b."""
 
     def __call__(self, x: Array, rng: Any) -> Weighed:
-        """Return the points with both log densities."""
         return Weighed(x, self.target.log_density(x), self._proposals.log_density(x))
 
 

@@ -13,8 +13,6 @@ from ppl_backends.kernels.independent import Independent
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S
 from ppl_backends.kernels.random_walk import RandomWalk
 
-__all__ = ["Cycle"]
-
 
 class Cycle(Kernel):
     """A random walk and independent proposals, of which the parameters say which is next; else a coin does."""
@@ -23,7 +21,6 @@ class Cycle(Kernel):
     parts = (RandomWalk(), Independent())
 
     def initial_scale(self, dim: int) -> float:
-        """Return 2.38 / √dim, cut to 1 by the independent proposals."""
         return self.parts[0].initial_scale(dim)
 
     def step(

@@ -9,8 +9,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.unnormalized import UnnormalizedTarget
 
-__all__ = ["DoublyIntractable"]
-
 
 class DoublyIntractable:
     """All terms but the unnormalised likelihood on one side, that likelihood and its simulator on the other.

@@ -23,17 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
-from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
 from ppl_backends.kernels.doubly_intractable import DoublyIntractable
 from ppl_backends.kernels.mala import Mala
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, acceptance_probability
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["AuxiliaryDensity", "AuxiliaryPoints", "AuxiliaryVariableMethod", "exchange", "mala_exchange"]
 
 FEWEST_REFERENCE_DRAWS = 100
 FIRST_CHECKS = 8  # at the first draw, for the warning
@@ -74,12 +72,12 @@ class AuxiliaryDensity:
         None uses the same draws for both; 0 estimates no gradient.
     power : float
         α of the tempered posterior.
-    tuning : AdaptiveProposal
+    tuning : Adaptation
         Shape and scale of the proposals to begin with.
     """
 
     def __init__(
-        self, target: BaseTarget, n_draws: int, n_gradient_draws: int | None, power: float, tuning: AdaptiveProposal
+        self, target: BaseTarget, n_draws: int, n_gradient_draws: int | None, power: float, tuning: Adaptation
     ) -> None:
         self.model, self.dim = DoublyIntractable(target), target.dim
         self.n_draws, self.n_gradient_draws, self.power, self._tuning = n_draws, n_gradient_draws, power, tuning
@@ -224,8 +222,7 @@ class AuxiliaryVariableMethod(Algorithm):
     def _tuned(self, points: Array) -> KernelParameters:
         """Return proposals of the covariance of draws of the posterior."""
         first = self.density.parameters()
-        assert isinstance(first.adaptation, AdaptiveProposal)
-        if not first.adaptation.learns:
+        if first.adaptation.windows is None:
             return first
         share, spread = len(points) / (len(points) + 5.0), np.atleast_2d(np.cov(points.T))
         covariance = share * spread + (1 - share) * np.diag(np.diagonal(spread))
@@ -276,16 +273,14 @@ class _Watched(Kernel):
         return self.part
 
     def step(self, rng: Any, population: Any, density: Any, parameters: Any) -> tuple[Any, KernelInfo]:
-        """Make the kernel's step."""
         moved, info = self._kernel.step(rng, population, density, parameters)
         self.log_ratio_found = info.log_ratio
         return moved, info
 
 
-def proposals(target: BaseTarget, kernel: type[Kernel], rate: float, covariance: Any) -> AdaptiveProposal:
+def proposals(target: BaseTarget, kernel: type[Kernel], rate: float, covariance: Any) -> Adaptation:
     """Return proposals that are learnt while tuning, or have the ``covariance`` given."""
-    scale = kernel().initial_scale(target.dim)
-    return AdaptiveProposal.begin(as_covariance(covariance, target.dim), target.dim, scale, rate)
+    return Adaptation.of_covariance(covariance, target.dim, kernel().initial_scale(target.dim), rate)
 
 
 def exchange(

@@ -14,17 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S, accept, column
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array
-
-__all__ = ["Independent", "Reference", "Weighed"]
 
 
 class Reference(Protocol):
     """A distribution to propose from."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> Array: ...  # noqa: D102
+    def sample(self, n: int, rng: np.random.Generator) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,11 @@ class Independent(Kernel):
             self.stats = {"log_weight": float}
 
     def initial_scale(self, dim: int) -> float:
-        """Return 1: independent proposals."""
         return 1.0
 
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
     ) -> tuple[S, KernelInfo]:
-        """Make one proposal for every point."""
         if self.reference is not None:
             return self._from_reference(rng, population, density)
         metric, h = parameters.metric, np.minimum(column(parameters.scale), 1.0)
@@ -73,7 +69,6 @@ class Independent(Kernel):
         return accept(rng, population, proposal, log_ratio, ((proposed - y) ** 2).sum(axis=1))
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return the log weights of the proposals, where they come from a reference."""
         if self.reference is None:
             return super().statistics(before, after, parameters, info)
         return {"log_weight": before.log_density - before.log_reference + info.log_ratio}

@@ -12,8 +12,6 @@ import numpy as np
 
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S, accept, column, cut
 
-__all__ = ["Mala"]
-
 
 class Mala(Kernel):
     """Metropolis-adjusted Langevin, preconditioned by a covariance."""
@@ -23,13 +21,11 @@ class Mala(Kernel):
     target_acceptance = 0.574
 
     def initial_scale(self, dim: int) -> float:
-        """Return 1.65 / dim^(1/6)."""
         return float(1.65 / dim ** (1.0 / 6.0))
 
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
     ) -> tuple[S, KernelInfo]:
-        """Make one Langevin proposal for every point."""
         h, metric = column(parameters.scale), parameters.metric
         z = self._normals(rng, population.x.shape)
         drift = cut(metric.whiten_gradient(population.gradient), h)

@@ -14,8 +14,6 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["AnyMetric", "SplitMetric", "cross_fitted_metric", "metric_from_points"]
-
 # Points further out than this many robust standard deviations count as this far in the correlations.
 _WINSOR = 3.0
 
@@ -121,4 +119,36 @@ def cross_fitted_metric(
     return SplitMetric(metric_from_points(x[half:], reference), metric_from_points(x[:half], reference), n_first)
 
 
-AnyMetric = Gaussian | SplitMetric
+@dataclass(frozen=True)
+class ChainMetric:
+    """A metric for every chain: its own factor ``(n, dim, dim)`` or ``(n, dim)`` after that of a reference."""
+
+    reference: Gaussian
+    factor: Array
+
+    def take(self, rows: Index, n: int) -> ChainMetric:
+        """Return the metrics of some of the chains."""
+        return replace(self, factor=self.factor[rows])
+
+    def colour(self, z: Array) -> Array:
+        """Return ``L z``."""
+        own = self.factor * z if self.factor.ndim == 2 else (self.factor @ z[:, :, None])[:, :, 0]
+        return self.reference.colour(own)
+
+    def whiten_gradient(self, gradient: Array) -> Array:
+        """Return ``Lᵀ g``."""
+        first = self.reference.whiten_gradient(gradient)
+        return self.factor * first if self.factor.ndim == 2 else (first[:, None, :] @ self.factor)[:, 0]
+
+    def place(self, y: Array) -> Array:
+        """Return points with whitened coordinates ``y``, about the reference's centre."""
+        return self.reference.mean + self.colour(y)
+
+    def whiten(self, x: Array) -> Array:
+        """Return whitened coordinates."""
+        y = self.reference.whiten(x)
+        own = y / self.factor if self.factor.ndim == 2 else np.linalg.solve(self.factor, y[:, :, None])[:, :, 0]
+        return np.asarray(own, dtype=np.float64)
+
+
+AnyMetric = Gaussian | SplitMetric | ChainMetric

@@ -24,8 +24,6 @@ from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelPar
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["NoisyLangevin", "UnadjustedLangevin"]
-
 
 class UnadjustedLangevin(Kernel):
     """Langevin steps that are made wherever they stay inside the support."""
@@ -82,7 +80,6 @@ class NoisyLangevin(AuxiliaryVariableMethod):
         self.attributes["step_size"] = float(step_size)
 
     def start(self, x: Array, rng: Any) -> ChainState:
-        """Return the state at ``x``, for exchange moves."""
         return self._exchange.start(x, rng)
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
@@ -100,5 +97,4 @@ class NoisyLangevin(AuxiliaryVariableMethod):
         return state._replace(population=population, parameters=parameters._replace(scale=self._scale, adaptation=None))
 
     def _acceptance_pair(self, state: ChainState, rng: np.random.Generator) -> tuple[float, float]:
-        """Return one, and what Metropolis–Hastings would have made of the step."""
         return super()._acceptance_pair(self._ready(state, rng), rng)

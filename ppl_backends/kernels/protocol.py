@@ -1,7 +1,7 @@
 """The one shape of all Markov kernels, and the one Metropolis–Hastings acceptance.
 
 A kernel moves a population: every point once, leaving a density invariant. The density reaches it as a function from points
-to a population (:mod:`~ppl_backends.kernels.population`), so that a kernel does not know whether it is a posterior, a
+to a population (:mod:`~ppl_backends.numerics.population`), so that a kernel does not know whether it is a posterior, a
 tempered one, a conditional or an estimate. Sequential Monte Carlo, :func:`~ppl_backends.sample_mcmc` and PyMC's loop call
 the same objects; a chain is a population of one. A proposal whose log density is not finite is rejected.
 """
@@ -16,44 +16,27 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric
-from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.kernels.metric import AnyMetric
 from ppl_backends.targets.protocol import Array, Index
-
-__all__ = [
-    "Adaptation",
-    "Density",
-    "Kernel",
-    "KernelInfo",
-    "KernelParameters",
-    "Points",
-    "accept",
-    "acceptance_probability",
-    "balanced_normals",
-    "column",
-    "cut",
-    "log_density_ratio",
-    "squares",
-]
 
 
 class Points(Protocol):
-    """Points with what is known of the density there; a :class:`~ppl_backends.kernels.population.Population`."""
+    """Points with what is known of the density there; a :class:`~ppl_backends.numerics.population.Population`."""
 
     @property
-    def x(self) -> Array: ...  # noqa: D102
+    def x(self) -> Array: ...
 
     @property
-    def log_density(self) -> Array: ...  # noqa: D102
+    def log_density(self) -> Array: ...
 
     @property
-    def gradient(self) -> Any: ...  # noqa: D102
+    def gradient(self) -> Any: ...
 
-    def take(self: S, index: Any) -> S: ...  # noqa: D102
+    def take(self: S, index: Any) -> S: ...
 
-    def where(self: S, accepted: NDArray[np.bool_], proposal: S) -> S: ...  # noqa: D102
+    def where(self: S, accepted: NDArray[np.bool_], proposal: S) -> S: ...
 
-    def scatter(self: S, index: Any, rows: S) -> S: ...  # noqa: D102
+    def scatter(self: S, index: Any, rows: S) -> S: ...
 
 
 S = TypeVar("S", bound="Points")
@@ -62,30 +45,12 @@ Density = Callable[[Array, np.random.Generator], S]
 """``(x, rng)`` to a population at ``x``; an estimate of a density draws from ``rng``, and stays in the record."""
 
 
-class Adaptation(Protocol):
-    """A scale, and possibly a metric, that follow the steps of a chain while it tunes."""
-
-    @property
-    def scale(self) -> Any: ...  # noqa: D102
-
-    @property
-    def average(self) -> Any: ...  # noqa: D102
-
-    @property
-    def metric(self) -> Gaussian | None: ...  # noqa: D102
-
-    def update(self: A, acceptance: Any, x: Any) -> A: ...  # noqa: D102
-
-
-A = TypeVar("A", bound="Adaptation")
-
-
 class KernelParameters(NamedTuple):
     """What a kernel moves with.
 
     Attributes
     ----------
-    metric : Gaussian or SplitMetric
+    metric : Gaussian, SplitMetric or ChainMetric
     scale : float or ndarray (n,)
         Of a step, in whitened coordinates.
     n_steps : ndarray (n,) or None
@@ -93,14 +58,14 @@ class KernelParameters(NamedTuple):
     part : int or None
         Which kernel of a cycle is next; else a coin decides.
     adaptation : Adaptation or None
-        Of the scale, or of scale and metric; None where they are fixed, or where someone else tunes them.
+        Of scale and metric; None where they are fixed, or where someone else tunes them.
     """
 
     metric: AnyMetric
     scale: float | Array
     n_steps: Index | None = None
     part: int | None = None
-    adaptation: Adaptation | None = None
+    adaptation: Any = None
 
     def settled(self) -> KernelParameters:
         """Return those of the steps after tuning."""
@@ -195,6 +160,8 @@ class Kernel:
         Whether chains can move as one population: every point draws by itself, from ``rng.random`` and the like.
     stats : mapping of str to type
         What a step says of itself beside its acceptance, name → ``float``, ``int`` or ``bool``.
+    shapes : mapping of str to tuple of int
+        Of those that are arrays, for every chain.
     step_name : str or None
         Name of the step method in ``pb.steps`` that the kernel makes with options of the common kind.
     """
@@ -209,6 +176,7 @@ class Kernel:
     target_acceptance: float = 0.234
     largest_scale: float = np.inf
     stats: Mapping[str, type] = MappingProxyType({"scaling": float, "n_steps": int})
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def __init__(self, *, log_ratio: Callable[[Any, Any], Array] = log_density_ratio, balanced: bool = True) -> None:
         self.log_ratio, self.balanced = log_ratio, balanced
@@ -216,25 +184,6 @@ class Kernel:
     def initial_scale(self, dim: int) -> float:
         """Return the scale to begin with where the metric is the target's covariance."""
         raise NotImplementedError
-
-    def calibrate(
-        self, population: Points, weights: Array | None = None, reference: Gaussian | None = None
-    ) -> KernelParameters:
-        """Return parameters from a cloud of points: the metric of either half for the other, and a first scale.
-
-        Parameters
-        ----------
-        population : Population
-        weights : ndarray (n,), optional
-            Normalised; equal by default.
-        reference : Gaussian, optional
-            One near to that of the points.
-        """
-        x = population.x
-        if weights is not None:
-            ends = np.cumsum(weights)
-            x = x[np.searchsorted(ends / ends[-1], (np.arange(len(x)) + 0.5) / len(x))]
-        return KernelParameters(cross_fitted_metric(x, reference), self.initial_scale(x.shape[1]))
 
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
@@ -246,9 +195,8 @@ class Kernel:
         """Return parameters that follow the acceptance of a step that ended at ``population``, while tuning."""
         if parameters.adaptation is None:
             return parameters
-        adaptation = parameters.adaptation.update(info.acceptance, None if population is None else population.x)
-        metric = parameters.metric if adaptation.metric is None else adaptation.metric
-        return parameters._replace(adaptation=adaptation, scale=adaptation.scale, metric=metric)
+        adaptation = parameters.adaptation.update(info.acceptance, population.x)
+        return parameters._replace(adaptation=adaptation, scale=adaptation.step.scale, metric=adaptation.metric)
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
         """Return :attr:`stats` of a step between two populations, scalars or ``(n,)``."""

@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
-from ppl_backends.kernels.covariance import AdaptiveProposal, as_covariance
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, accept, column
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["LikelihoodEstimator", "PseudoMarginal"]
 
 REPLICATES = 40  # that measure the variance of an estimate
 TOO_NOISY, TOO_FINE = 1.5, 0.5
@@ -144,20 +142,27 @@ class EstimatedDensity:
         ρ of an estimate's numbers from one step to the next.
     n_first : int or None
         N; None finds it at the start.
-    tuning : AdaptiveProposal
+    tuning : Adaptation
         Shape and scale of the proposals to begin with.
+
+    Attributes
+    ----------
+    fewest, most_at_start, most : int
+        N to begin with, and at most at the start and later.
     """
+
+    fewest, most_at_start, most = 1, MOST_AT_START, MOST_ESTIMATES
 
     def __init__(
         self,
         target: BaseTarget,
-        estimator: LikelihoodEstimator,
+        estimator: Any,
         correlation: float,
         n_first: int | None,
-        tuning: AdaptiveProposal,
+        tuning: Adaptation,
     ) -> None:
         self.target, self.dim, self.estimator = target, target.dim, estimator
-        self.correlation, self._n_first, self._tuning = correlation, n_first, tuning
+        self.correlation, self.n_first, self._tuning = correlation, n_first, tuning
 
     def __call__(self, x: Array, rng: np.random.Generator) -> Any:
         """Refuse: an estimate is made beside another one, see :meth:`beside`."""
@@ -195,13 +200,14 @@ class EstimatedDensity:
         log_rest = self.target.log_density(x)
         if not np.isfinite(log_rest).all():
             raise ModelError(f"{self.target.label}: the log density is not finite at the starting point")
-        first = EstimatedPoints(x, log_rest, np.full(1, -np.inf), None, self._n_first or 1, np.nan)
-        points = (
-            self.measured(self.fresh(first, rng), rng) if self._n_first else self.with_enough(first, rng, MOST_AT_START)
-        )
-        if not np.isfinite(points.estimate).all():
+        first = EstimatedPoints(x, log_rest, np.full(len(x), -np.inf), None, self.n_first or self.fewest, np.nan)
+        enough = self.most_at_start
+        points = self.measured(self.fresh(first, rng), rng) if self.n_first else self.with_enough(first, rng, enough)
+        zero = ~np.isfinite(points.estimate)
+        if zero.any():
+            at = np.round(x[np.argmax(zero)], 3)
             raise ModelError(
-                f"every likelihood estimate at the starting point {np.round(x[0], 3)} is zero: start elsewhere (initvals=)"
+                f"every likelihood estimate at the starting point {at} is zero: start elsewhere (initvals=)"
             )
         return points
 
@@ -233,6 +239,10 @@ class EstimatedDensity:
         correlated = self.estimator.n_normals is not None
         return replace(points, variance=float((values**2).mean() if correlated else values.var(ddof=1)))
 
+    def rounded(self, n: int) -> int:
+        """Return a number of estimates that is to be used in place of ``n``."""
+        return max(1, n)
+
     def with_enough(self, points: EstimatedPoints, rng: np.random.Generator, most: int) -> EstimatedPoints:
         """Return it with N such that the variance is about one, and a fresh estimate if N changed and one is not zero."""
         found = points
@@ -241,12 +251,13 @@ class EstimatedDensity:
             if found.variance <= TOO_NOISY or found.n_estimates >= most:
                 break
             more = int(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4
-            found = replace(found, n_estimates=min(most, found.n_estimates * more))
+            found = replace(found, n_estimates=min(most, self.rounded(found.n_estimates * more)))
         if found.variance < TOO_FINE and found.n_estimates == points.n_estimates:
-            found = replace(found, n_estimates=max(1, int(np.ceil(found.n_estimates * found.variance))))
+            fewer = self.rounded(int(np.ceil(found.n_estimates * found.variance)))
+            found = replace(found, n_estimates=min(found.n_estimates, fewer))
         if found.n_estimates == points.n_estimates and np.isfinite(points.estimate).all():
             return found
-        fresh = self.fresh(replace(found, estimate=np.full(1, -np.inf)), rng)
+        fresh = self.fresh(replace(found, estimate=np.full(len(points.x), -np.inf)), rng)
         return fresh if np.isfinite(fresh.estimate).all() else replace(points, variance=found.variance)
 
 
@@ -254,21 +265,19 @@ class PseudoMarginalKernel(Kernel):
     """A random walk whose proposals come with estimates of their own; the present estimate is kept."""
 
     name = "pseudo-marginal"
+    estimates = "estimates"
     target_acceptance = 0.2
     stats = MappingProxyType({"scaling": float, "n_estimates": int, "estimate_variance": float})
 
     def initial_scale(self, dim: int) -> float:
-        """Return 2.38 / √dim."""
         return float(2.38 / np.sqrt(dim))
 
     def step(self, rng: Any, population: Any, density: Any, parameters: KernelParameters) -> tuple[Any, KernelInfo]:
-        """Make one proposal for every point."""
         jump = column(parameters.scale) * rng.standard_normal(population.x.shape)
         proposal = density.beside(population, population.x + parameters.metric.colour(jump), rng)
         return accept(rng, population, proposal, self.log_ratio(population, proposal), (jump**2).sum(axis=1))
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return the scale, and what the estimates are made of."""
         return {
             "scaling": parameters.scale,
             "n_estimates": before.n_estimates,
@@ -276,7 +285,49 @@ class PseudoMarginalKernel(Kernel):
         }
 
 
-class PseudoMarginal(Algorithm):
+class EstimatedMetropolis(Algorithm):
+    """A kernel on an estimated density; while it tunes it finds how many estimates it takes.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    density : EstimatedDensity
+    advice : str
+        What to do where estimates are too noisy.
+    """
+
+    def __init__(self, kernel: PseudoMarginalKernel, density: EstimatedDensity, advice: str) -> None:
+        super().__init__(kernel, density)
+        self._advice, self._estimates, self._warned = advice, kernel.estimates, False
+
+    def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
+        """Make one step; while tuning, see now and then how many estimates it takes."""
+        if tune and _is_check(state.n_steps):
+            state = self.checked(state, rng)
+        return super().step(state, rng, tune)
+
+    def checked(self, state: ChainState, rng: Any) -> ChainState:
+        """Return the state with as many estimates as it takes, where they are not fixed."""
+        if self.density.n_first is not None:
+            return state
+        points = self.density.with_enough(state.population, rng, self.density.most)
+        self._alarm(points)
+        return state._replace(population=points)
+
+    def _alarm(self, points: EstimatedPoints) -> None:
+        """Say once that the estimates are too noisy."""
+        if self._warned or points.variance <= ALARM:
+            return
+        self._warned = True
+        warnings.warn(
+            f"the log of the likelihood estimate has variance {points.variance:.1f} with "
+            f"{points.n_estimates} {self._estimates}: chains will stick; {self._advice}",
+            SamplerWarning,
+            stacklevel=2,
+        )
+
+
+class PseudoMarginal(EstimatedMetropolis):
     """Random-walk pseudo-marginal Metropolis–Hastings. Exact for unbiased estimators.
 
     Parameters
@@ -306,33 +357,13 @@ class PseudoMarginal(Algorithm):
         covariance: Any = None,
     ) -> None:
         kernel, estimator = PseudoMarginalKernel(), LikelihoodEstimator(target, log_likelihood_estimate, n_normals)
-        self._auto, self._warned = n_estimates == "auto", False
-        scale, given = kernel.initial_scale(target.dim), as_covariance(covariance, target.dim)
-        tuning = AdaptiveProposal.begin(given, target.dim, scale, kernel.target_acceptance)
-        first = None if self._auto else n_estimates
-        super().__init__(kernel, EstimatedDensity(target, estimator, correlation, first, tuning))
+        scale, rate = kernel.initial_scale(target.dim), kernel.target_acceptance
+        tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate)
+        first = None if n_estimates == "auto" else n_estimates
+        density = EstimatedDensity(target, estimator, correlation, first, tuning)
+        super().__init__(kernel, density, "use a better estimator, or a correlated one (n_normals=)")
         self.batched = False
         self.attributes = {"n_normals": n_normals or 0, "correlation": 0.0 if n_normals is None else correlation}
-
-    def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
-        """Make one step; while tuning, see now and then how many estimates it takes."""
-        if tune and self._auto and _is_check(state.n_steps):
-            points = self.density.with_enough(state.population, rng, MOST_ESTIMATES)
-            self._alarm(points)
-            state = state._replace(population=points)
-        return super().step(state, rng, tune)
-
-    def _alarm(self, points: EstimatedPoints) -> None:
-        """Say once that the estimates are too noisy."""
-        if self._warned or points.variance <= ALARM:
-            return
-        self._warned = True
-        warnings.warn(
-            f"the log of the likelihood estimate has variance {points.variance:.1f} with {points.n_estimates} estimates: "
-            "chains will stick; use a better estimator, or a correlated one (n_normals=)",
-            SamplerWarning,
-            stacklevel=2,
-        )
 
 
 def _is_check(n_steps: int) -> bool:

@@ -9,8 +9,6 @@ import numpy as np
 
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S, accept, column
 
-__all__ = ["RandomWalk"]
-
 
 class RandomWalk(Kernel):
     """Random-walk Metropolis."""
@@ -18,13 +16,11 @@ class RandomWalk(Kernel):
     name = "random_walk"
 
     def initial_scale(self, dim: int) -> float:
-        """Return 2.38 / √dim."""
         return float(2.38 / np.sqrt(dim))
 
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
     ) -> tuple[S, KernelInfo]:
-        """Make one symmetric proposal for every point."""
         jump = column(parameters.scale) * rng.standard_normal(population.x.shape)
         proposal = density(population.x + parameters.metric.colour(jump), rng)
         return accept(rng, population, proposal, self.log_ratio(population, proposal), (jump**2).sum(axis=1))

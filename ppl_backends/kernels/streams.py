@@ -9,8 +9,6 @@ import numpy as np
 
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Generators", "each"]
-
 
 class Generators:
     """The part of ``numpy.random.Generator`` that kernels use, with row i of what is drawn from generator i.

@@ -11,8 +11,6 @@ from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.random_walk import RandomWalk
 
-__all__ = ["KERNELS", "make_kernel"]
-
 KERNELS: dict[str, type[Kernel]] = {
     RandomWalk.name: RandomWalk,
     Independent.name: Independent,

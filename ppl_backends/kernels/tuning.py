@@ -35,22 +35,6 @@ from ppl_backends.kernels.metric import AnyMetric
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = [
-    "AcceptanceTuning",
-    "BuchholzPretuning",
-    "CycleParameters",
-    "CycleTuning",
-    "FearnheadTaylor",
-    "KernelTuning",
-    "Parameters",
-    "StepParameters",
-    "Uneven",
-    "acceptance_tuning",
-    "make_tuning",
-    "move_once",
-    "with_metric",
-]
-
 # Change of log scale per unit of acceptance above target: about the inverse slope of a walk's acceptance curve. Where a
 # trajectory becomes unstable in one direction the curve is several times as steep.
 _GAIN, _LEAST_GAIN = 1.5, 0.3

@@ -19,13 +19,12 @@ from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
+from ppl_backends.results.inference_data import ARVIZ_MAJOR, build_inference_data
 from ppl_backends.steps.calibrated import HMC
 from ppl_backends.steps.specification import Step, is_bound
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
-
-__all__ = ["sample_mcmc"]
 
 REPORTS = 50  # a chain
 
@@ -61,7 +60,7 @@ def sample_mcmc(
     log_likelihood: bool = False,
     **target_options: Any,
 ) -> Any:
-    """Posterior draws by a step method of ``pb.steps``.
+    """Draw from a posterior by a step method of ``pb.steps``.
 
     Parameters
     ----------
@@ -149,7 +148,7 @@ def _resolve(
 
 
 def _without_model(kind: Any) -> Any:
-    """A step with its defaults, whatever model is on the context stack."""
+    """Return a step with its defaults, whatever model is on the context stack."""
     specification = object.__new__(kind)
     specification.__init__()
     return specification
@@ -186,7 +185,8 @@ def _run(
     """Run a chain, or all chains as one batch; what they have so far where they are interrupted."""
     total = tune + draws
     x = np.empty((len(start), draws, algorithm.dim))
-    stats: dict[str, Any] = {name: np.zeros(x.shape[:2], dtype=kind) for name, kind in algorithm.stats.items()}
+    shape, own = x.shape[:2], algorithm.shapes
+    stats: dict[str, Any] = {n: np.zeros(shape + own.get(n, ()), dtype=kind) for n, kind in algorithm.stats.items()}
     kept = 0
     try:
         state = algorithm.start(start if algorithm.batched else start[0], rng)
@@ -247,9 +247,6 @@ def _inference_data(
     clock: float,
     log_likelihood: bool,
 ) -> Any:
-    from ppl_backends.results import build_inference_data
-    from ppl_backends.results.convergence import why_not_converged
-
     kept, length = _longest_block([chain for run in runs for chain in run.chains()])
     complete = length == draws and len(kept) == chains
     if not complete:
@@ -259,9 +256,12 @@ def _inference_data(
     trouble = why_not_converged(x, target.names)
     if trouble:
         warnings.warn(f"{algorithm.name}: {trouble}; raise tune and draws", SamplerWarning, stacklevel=4)
-    on = ("chain", "draw")
+    on, own = ("chain", "draw"), ("time", "state")
     stats: dict[str, Any] = {
-        name: (on, np.array([run.stats[name][0, :length] for run in kept]).astype(kind if kind is not bool else int))
+        name: (
+            (*on, *own[: len(algorithm.shapes.get(name, ()))]),
+            np.array([run.stats[name][0, :length] for run in kept]).astype(kind if kind is not bool else int),
+        )
         for name, kind in algorithm.stats.items()
         if name != "tune"
     }
@@ -279,15 +279,37 @@ def _inference_data(
 
 
 def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:
-    """Return the chains and the number of draws of each that make most draws in all.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If there is no draw.
-    """
+    """Return the chains and the number of draws of each that make most draws in all; an interrupt where there is no draw."""
     lengths = sorted((run.x.shape[1] for run in runs), reverse=True)
     length = max(lengths, key=lambda length: length * sum(other >= length for other in lengths), default=0)
     if not length:
         raise KeyboardInterrupt("interrupted before the first draw")
     return [run for run in runs if run.x.shape[1] >= length], length
+
+
+LARGEST_RHAT = 1.05
+_FEWEST_DRAWS = 20
+
+
+def rank_rhat(draws: Array) -> Array:
+    """Return the rank-normalised R̂ ``(dim,)``, by ArviZ, of draws ``(chain, draw, dim)``; NaN where all draws are equal."""
+    import arviz as az
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if ARVIZ_MAJOR == 0:
+            return np.atleast_1d(np.asarray(az.rhat(az.convert_to_dataset({"x": draws}))["x"]))
+        return np.atleast_1d(np.asarray(az.rhat(draws, chain_axis=0, draw_axis=1)))
+
+
+def why_not_converged(draws: Array, names: Sequence[str]) -> str:
+    """Return why chains cannot have converged, with the figure; empty where nothing shows it, or there is one chain."""
+    if len(draws) < 2 or draws.shape[1] < _FEWEST_DRAWS:
+        return ""
+    stuck = np.flatnonzero(np.ptp(draws, axis=1).max(axis=0) == 0)
+    if len(stuck):
+        return f"no chain ever moved in `{names[stuck[0]]}`"
+    rhat = rank_rhat(draws)
+    worst = int(np.nanargmax(rhat))
+    if not rhat[worst] > LARGEST_RHAT:
+        return ""
+    return f"the chains have not converged: R-hat is {rhat[worst]:.2f} for `{names[worst]}`, above {LARGEST_RHAT}"

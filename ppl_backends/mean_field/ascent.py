@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaln
@@ -13,27 +13,9 @@ from ppl_backends.errors import ApproximationWarning
 from ppl_backends.progress import ChainProgress
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Ascent", "Sweeper", "ascend", "best_of", "log_beta", "warn_unconverged"]
-
-
-class Sweeper(Protocol):
-    """A variational posterior that can be improved in place."""
-
-    def sweep(self) -> float:
-        """Update every factor once; the bound afterwards."""
-        ...
-
 
 class Ascent(NamedTuple):
-    """One run.
-
-    Attributes
-    ----------
-    state : Sweeper
-    trace : ndarray (sweeps,)
-        The bound after each sweep.
-    converged : bool
-    """
+    """One run: the approximation, whose ``sweep()`` improved it in place, and the bound after each sweep."""
 
     state: Any
     trace: Array
@@ -68,7 +50,7 @@ def best_of(
     max_sweeps: int,
     progressbar: bool,
 ) -> tuple[Ascent, Array]:
-    """The run of highest bound, and the bounds of all runs ``(n_starts,)``."""
+    """Return the run of highest bound, and the bounds of all runs ``(n_starts,)``."""
     best: Ascent | None = None
     bounds = []
     with ChainProgress(description, 1, ("start", "sweep", "ELBO"), enabled=progressbar) as progress:
@@ -100,6 +82,6 @@ def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
 
 
 def log_beta(concentrations: Array | Sequence[float]) -> Array:
-    """Log normaliser Σ log Γ(αₖ) − log Γ(Σ αₖ) of Dirichlet distributions, over the last axis."""
+    """Return the log normaliser Σ log Γ(αₖ) − log Γ(Σ αₖ) of Dirichlet distributions, over the last axis."""
     alpha = np.asarray(concentrations)
     return gammaln(alpha).sum(axis=-1) - gammaln(alpha.sum(axis=-1))

@@ -27,13 +27,11 @@ from scipy.special import digamma, gammaln, ndtri
 
 from ppl_backends.errors import ModelError
 from ppl_backends.mean_field.ascent import best_of, warn_unconverged
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.options import checked, integer, none, number
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["MatrixFactors", "fit_matrix_completion"]
-
-LOG_2PI = float(np.log(2 * np.pi))
 NOISE_PRIOR = 1e-3  # shape and (in units of the data's variance) rate of β's gamma prior
 NEGLIGIBLE = 1e-4  # of the variance of the observed entries: components below it do not count towards the rank
 VANISHED = 1e-6  # of that variance: components below it are left out of the sweeps
@@ -81,18 +79,18 @@ class MatrixFactors:
         self.rank = int((self.shares > NEGLIGIBLE).sum())
 
     def predict(self, i: Any, j: Any) -> Array:
-        """Posterior means of the entries (i, j)."""
+        """Return posterior means of the entries (i, j)."""
         return self.offset + np.einsum("nk,nk->n", self.rows[i], self.columns[j])
 
     def predictive_sd(self, i: Any, j: Any, noise: bool = True) -> Array:
-        """Standard deviations of the entries (i, j): of new observations, or without ``noise`` of u_iᵀ v_j."""
+        """Return standard deviations of the entries (i, j): of new observations, or without ``noise`` of u_iᵀ v_j."""
         u, v, su, sv = self.rows[i], self.columns[j], self.rows_cov[i], self.columns_cov[j]
         variance = np.einsum("nk,nkl,nl->n", u, sv, u) + np.einsum("nk,nkl,nl->n", v, su, v)
         variance += np.einsum("nkl,nkl->n", su, sv)
         return np.sqrt(variance + (self.noise_sd**2 if noise else 0.0))
 
     def interval(self, i: Any, j: Any, probability: float = 0.95, noise: bool = True) -> tuple[Array, Array]:
-        """Central intervals for new observations of the entries (i, j), by a normal approximation."""
+        """Return central intervals for new observations of the entries (i, j), by a normal approximation."""
         half = ndtri(0.5 + 0.5 * probability) * self.predictive_sd(i, j, noise)
         mean = self.predict(i, j)
         return mean - half, mean + half
@@ -249,11 +247,11 @@ class _Side:
         self.gram = np.zeros((m, k, k))
 
     def second_moments(self) -> Array:
-        """E[u uᵀ] ``(m, K, K)``."""
+        """Return E[u uᵀ] ``(m, K, K)``."""
         return self.cov + self.mean[:, :, None] * self.mean[:, None, :]
 
     def update(self, other: _Side, noise_precision: float, inverse_scale: Array) -> None:
-        """Exact Gaussian of every row given the other side."""
+        """Update every row to its exact Gaussian given the other side."""
         k = len(inverse_scale)
         moments = other.second_moments()[:, self.lower[0], self.lower[1]]
         sums = self.data.pattern @ moments  # (m, K(K+1)/2)
@@ -269,7 +267,7 @@ class _Side:
         self.mean = np.einsum("mkl,ml->mk", self.cov, right)
 
     def total(self) -> Array:
-        """Σ E[u uᵀ] over rows ``(K, K)``."""
+        """Return Σ E[u uᵀ] over rows ``(K, K)``."""
         return self.mean.T @ self.mean + self.cov.sum(axis=0)
 
     def transform(self, rotation: Any) -> None:
@@ -279,7 +277,7 @@ class _Side:
         self.log_determinants = self.log_determinants + 2 * np.linalg.slogdet(rotation)[1]
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Only the components ``kept``; log determinants are those of their marginal Gaussians."""
+        """Keep only the components ``kept``; log determinants are those of their marginal Gaussians."""
         self.mean, self.cov, self.gram = (
             self.mean[:, kept],
             self.cov[:, kept][:, :, kept],
@@ -289,11 +287,11 @@ class _Side:
         self.log_determinants = np.linalg.slogdet(self.cov)[1]
 
     def energy(self) -> Array:
-        """Σ E[u_k²] over rows ``(K,)``."""
+        """Return Σ E[u_k²] over rows ``(K,)``."""
         return (self.mean**2).sum(axis=0) + np.einsum("mkk->k", self.cov)
 
     def entropy(self) -> float:
-        """Of all rows together."""
+        """Return the entropy of all rows together."""
         m, k = self.mean.shape
         return 0.5 * float(self.log_determinants.sum()) + 0.5 * m * k * (1 + LOG_2PI)
 
@@ -337,7 +335,7 @@ class _State:
         return self._bound(squares)
 
     def shares(self) -> Array:
-        """Variance of the fitted entries that each component accounts for, as a share of that of the observed entries."""
+        """Return the variance of fitted entries by component, as a share of that of the observed entries."""
         second = [(side.mean**2).sum(axis=0) / len(side.mean) for side in self.sides]
         return second[0] * second[1] / self.data.variance
 
@@ -361,14 +359,14 @@ class _State:
         self.scale_rate, self.k = self.scale_rate[kept], int(kept.sum())
 
     def _expected_squares(self) -> float:
-        """Σ E[(y − u·v)²] over the observed entries; ``gram`` of V holds the sums over U's current moments."""
+        """Return Σ E[(y − u·v)²] over the observed entries; ``gram`` of V holds the sums over U's current moments."""
         u, v = self.sides
         fitted = _fitted(self.data.entries, u.mean, v.mean)
         spread = np.einsum("mkl,mkl->", v.second_moments(), v.gram) - float((fitted**2).sum())
         return float(((self.data.entries.data - fitted) ** 2).sum() + spread)
 
     def _bound(self, squares: float) -> float:
-        """The evidence lower bound after a sweep."""
+        """Return the evidence lower bound after a sweep."""
         u, v = self.sides
         size = len(u.mean) + len(v.mean)
         log_scale = np.log(self.scale_rate) - digamma(self.scale_shape)  # E log γ
@@ -388,11 +386,11 @@ class _State:
 
 
 def _best_rotation(of_u: Array, of_v: Array, difference: int, weight: float, rate: float) -> Array:
-    """The matrix R of highest bound with the scales at their optimum, but for the scales' prior rate b.
+    """Return the matrix R of highest bound with the scales at their optimum, but for the scales' prior rate b.
 
-    The bound is, up to a constant, (m₁ − m₂) log abs det R − w Σₖ log(b + ½(RᵀAR)ₖₖ + ½(R⁻¹BR⁻ᵀ)ₖₖ), where A and B are the
-    sums of second moments of the two sides. For b = 0 Hadamard's inequality gives the R that makes both diagonal and
-    equal, times c with log c = ½ artanh((m₁ − m₂) / 2w). The identity is kept where that R is no better.
+    The bound is, up to a constant, (m₁ − m₂) log abs det R − w Σₖ log(b + ½(RᵀAR)ₖₖ + ½(R⁻¹BR⁻ᵀ)ₖₖ), where A and B are
+    the sums of second moments of the two sides. For b = 0 Hadamard's inequality gives the R that makes both diagonal
+    and equal, times c with log c = ½ artanh((m₁ − m₂) / 2w). The identity is kept where that R is no better.
     """
     root = np.linalg.cholesky(of_u)
     squares, vectors = np.linalg.eigh(root.T @ of_v @ root)
@@ -409,20 +407,20 @@ def _best_rotation(of_u: Array, of_v: Array, difference: int, weight: float, rat
 
 
 def _gamma_terms(shape: float, rate: float, q_shape: float, q_rate: Any, expected_log: Any) -> Any:
-    """E_q[log p − log q] for gamma p and q."""
+    """Return E_q[log p − log q] for gamma p and q."""
     prior = shape * np.log(rate) - gammaln(shape) + (shape - 1) * expected_log - rate * q_shape / q_rate
     own = q_shape * np.log(q_rate) - gammaln(q_shape) + (q_shape - 1) * expected_log - q_shape
     return prior - own
 
 
 def _fitted(entries: sparse.csr_matrix, u: Array, v: Array) -> Array:
-    """u_i·v_j at the observed entries, in their order ``(n,)``."""
+    """Return u_i·v_j at the observed entries, in their order ``(n,)``."""
     i = np.repeat(np.arange(len(u)), np.diff(entries.indptr))
     return np.einsum("nk,nk->n", u[i], v[entries.indices])
 
 
 def _start(data: _Data, k: int, rng: np.random.Generator, spectral: bool) -> tuple[Array, Array]:
-    """Factors from the singular vectors of the matrix with zeros for what is missing, or random ones."""
+    """Return factors from the singular vectors of the matrix with zeros for what is missing, or random ones."""
     m1, m2 = data.entries.shape
     if spectral and k < min(m1, m2):
         left, singular, right = svds(data.entries, k=k, v0=rng.standard_normal(min(m1, m2)))

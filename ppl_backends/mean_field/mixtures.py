@@ -13,21 +13,19 @@ as good, are not counted.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import digamma, logsumexp, multigammaln, xlogy
 
 from ppl_backends.errors import ModelError
 from ppl_backends.mean_field.ascent import Ascent, best_of, log_beta, warn_unconverged
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.options import Option, checked, integer, number
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
-
-__all__ = ["CategoricalMixture", "GaussianMixture", "fit_categorical_mixture", "fit_gaussian_mixture"]
-
-LOG_2PI = float(np.log(2 * np.pi))
 
 
 class _Mixture:
@@ -46,20 +44,27 @@ class _Mixture:
     def __init__(self, x: Array, k: int, weight_prior: float) -> None:
         self.k, self._x, self._weight_prior = k, x, weight_prior
 
+    def _result_of(self, run: Ascent, restarts: Array, selection: dict[int, float]) -> Self:
+        """Return the result of the run that ended here, with its figures."""
+        result = copy.copy(self)
+        result.elbo, result.trace, result.converged = float(run.trace[-1]), run.trace, run.converged
+        result.restarts, result.selection = restarts, selection
+        return result
+
     def _update(self, labels: Array) -> float:
-        """Conjugate posterior given label probabilities ``(n, K)``; Σ log Z(posterior) − log Z(prior) of components."""
+        """Return the conjugate posterior given label probabilities ``(n, K)``, and Σ log Z(posterior) − log Z(prior)."""
         raise NotImplementedError
 
     def _expected_log_density(self, x: Array) -> Array:
-        """E_q log p(x | component) ``(n, K)``."""
+        """Return E_q log p(x | component) ``(n, K)``."""
         raise NotImplementedError
 
     def _distances(self, x: Array, centre: Array) -> Array:
-        """Squared distances to one point, for the starts."""
+        """Return squared distances to one point, for the starts."""
         raise NotImplementedError
 
     def _begin(self, rng: np.random.Generator) -> None:
-        """Labels by the nearest of K spread-out data points (k-means++)."""
+        """Begin with labels by the nearest of K spread-out data points (k-means++)."""
         n = len(self._x)
         nearest = self._distances(self._x, self._x[rng.integers(n)])
         distances = [nearest]
@@ -93,13 +98,13 @@ class _Mixture:
         return int((self.concentrations - self._weight_prior >= 1).sum())
 
     def responsibilities(self, x: Any) -> Array:
-        """Probability ``(n, K)`` that each observation belongs to each component."""
+        """Return probability ``(n, K)`` that each observation belongs to each component."""
         log_weight = digamma(self.concentrations) - digamma(self.concentrations.sum())
         score = log_weight + self._expected_log_density(self._checked(x))
         return np.exp(score - logsumexp(score, axis=1, keepdims=True))
 
     def predict(self, x: Any) -> Array:
-        """Most probable component of each observation ``(n,)``."""
+        """Return most probable component of each observation ``(n,)``."""
         return np.argmax(self.responsibilities(x), axis=1)
 
     def _checked(self, x: Any) -> Array:
@@ -256,7 +261,7 @@ def fit_gaussian_mixture(
     random_seed: SeedLike = None,
     progressbar: bool = True,
 ) -> GaussianMixture:
-    """Gaussian mixture with full covariances; the number of components with the highest bound.
+    """Fit Gaussian mixtures with full covariances; keep the number of components with the highest bound.
 
     Parameters
     ----------
@@ -320,7 +325,7 @@ def fit_categorical_mixture(
     random_seed: SeedLike = None,
     progressbar: bool = True,
 ) -> CategoricalMixture:
-    """Latent classes: within a component the variables are independent and categorical.
+    """Fit latent classes: within a component the variables are independent and categorical.
 
     Parameters
     ----------
@@ -373,7 +378,7 @@ def _select(
     random_seed: SeedLike,
     progressbar: bool,
 ) -> Any:
-    """The best fit over numbers of components and starts."""
+    """Return the best fit over numbers of components and starts."""
     numbers = [components] if isinstance(components, int) else sorted(set(components))
     if not numbers or numbers[-1] > n:
         raise ModelError(f"components={components!r}: expected numbers between 1 and that of the observations, {n}")
@@ -389,18 +394,14 @@ def _select(
 
         text = f"{description}, {k} components"
         found[k] = best_of(text, starts(), tries, tolerance, max_sweeps, progressbar)
-    for run, bounds in found.values():
-        run.state.trace, run.state.restarts, run.state.converged = run.trace, bounds, run.converged
-        run.state.elbo = float(run.trace[-1])
-    best = max(found, key=lambda k: found[k][0].trace[-1])
-    run = found[best][0]
-    run.state.selection = {int(k): float(fit.trace[-1]) for k, (fit, _) in found.items()}
+    selection = {int(k): float(run.trace[-1]) for k, (run, _) in found.items()}
+    run, bounds = found[max(selection, key=lambda k: selection[k])]
     warn_unconverged(description.lower(), run, stacklevel=5)
-    return run.state
+    return run.state._result_of(run, bounds, selection)
 
 
 def _normal_wishart(kappa: Array, dof: Array, scatter: Array) -> Array:
-    """Log normalisers of Normal–Wishart distributions ``(K,)``, without powers of π."""
+    """Return log normalisers of Normal–Wishart distributions ``(K,)``, without powers of π."""
     d = scatter.shape[-1]
     log_determinant = -np.linalg.slogdet(scatter)[1]
     gamma = np.array([multigammaln(0.5 * nu, d) for nu in dof])

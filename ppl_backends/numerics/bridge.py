@@ -17,23 +17,12 @@ from scipy.special import logsumexp
 
 from ppl_backends.numerics.arrays import Array, Index
 
-__all__ = ["BridgeEstimate", "bridge"]
-
-
 _ITERATIONS = 1000
 _EXACT = 1e-9
 
 
 class BridgeEstimate(NamedTuple):
-    """Log integral by one bridge.
-
-    Attributes
-    ----------
-    log_evidence : float
-    variance : float
-    df : float
-        Degrees of freedom of ``variance``.
-    """
+    """Log integral by one bridge; ``df`` are the degrees of freedom of its ``variance``."""
 
     log_evidence: float
     variance: float
@@ -41,26 +30,9 @@ class BridgeEstimate(NamedTuple):
 
 
 def bridge(log_ratio: Array, log_ratio_proposed: Array, ancestor: Index) -> BridgeEstimate:
-    """Bridge sampling between points of γ/Z and independent points of a normalised q.
+    """Estimate by bridge sampling between points of γ/Z and independent points of a normalised q, from log γ − log q at both.
 
-    Parameters
-    ----------
-    log_ratio : ndarray (n,)
-        log γ − log q at points of γ/Z.
-    log_ratio_proposed : ndarray (m,)
-        The same at points of q.
-    ancestor : ndarray (n,)
-        Label below n: points of γ/Z with different ones are independent.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x, y = np.random.default_rng(1).standard_normal((2, 4000))
-    >>> def log_ratio(z):  # of e² N(0.1, 1) to N(0, 1)
-    ...     return 2.0 + 0.1 * z - 0.005
-    >>> found = bridge(log_ratio(0.1 + x), log_ratio(y), np.arange(4000))
-    >>> bool(abs(found.log_evidence - 2.0) < 0.01)
-    True
+    Points of γ/Z with different ``ancestor``, a label below n, are independent.
     """
     n = float(len(log_ratio))
     log_z = _solve(log_ratio, log_ratio_proposed, n, float(np.median(log_ratio)))
@@ -76,7 +48,7 @@ def bridge(log_ratio: Array, log_ratio_proposed: Array, ancestor: Index) -> Brid
 
 
 def _summands(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> tuple[Array, Array]:
-    """Logs of Zq / (s₁γ + s₂Zq) at the points and of γ / (s₁γ + s₂Zq) at those of q, Z in common left out."""
+    """Return logs of Zq / (s₁γ + s₂Zq) at the points and of γ / (s₁γ + s₂Zq) at those of q, Z in common left out."""
     total = worth + len(log_ratio_proposed)
     log_share, log_rest = np.log(worth / total), np.log(len(log_ratio_proposed) / total)
     at_points = -np.logaddexp(log_share + log_ratio, log_rest + log_z)
@@ -84,7 +56,7 @@ def _summands(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: 
 
 
 def _solve(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> float:
-    """The fixed point, from ``log_z`` on."""
+    """Return the fixed point, from ``log_z`` on."""
     size = np.log(len(log_ratio)) - np.log(len(log_ratio_proposed))
     for _ in range(_ITERATIONS):
         at_points, at_proposed = _summands(log_ratio, log_ratio_proposed, worth, log_z)
@@ -95,7 +67,7 @@ def _solve(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: flo
 
 
 def _terms(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> tuple[Array, Array]:
-    """What every point, and every point of q, adds to the error of log Z."""
+    """Return what every point, and every point of q, adds to the error of log Z."""
     at_points, at_proposed = _summands(log_ratio, log_ratio_proposed, worth, log_z)
     one, other = (np.exp(logs - logsumexp(logs)) - 1.0 / len(logs) for logs in (at_points, at_proposed))
     return one, other

@@ -24,9 +24,6 @@ from scipy.special import ndtri
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["LOG_2PI", "MAX_DENSE_DIM", "SMALLEST", "Gaussian", "widen_inverse"]
-
-
 MAX_DENSE_DIM = 4000
 """Largest dimension held with a full covariance: the factor then takes 128 MB."""
 
@@ -36,26 +33,9 @@ SMALLEST = 2.0**-53
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gaussian:
-    """A normal distribution.
+    """A normal distribution, by a triangular ``factor`` F (an ``upper`` one if so said) or standard deviations s.
 
-    Parameters
-    ----------
-    mean : ndarray (dim,) or float
-    factor : ndarray (dim, dim) or (dim,)
-        Triangular F, or standard deviations s.
-    directions : ndarray (dim, r), optional
-        C; with standard deviations only.
-    upper : bool
-        Whether a triangular F is an upper one.
-
-    Examples
-    --------
-    >>> q = Gaussian(np.array([0.0, 1.0]), np.array([[1.0, 0.0], [0.5, 2.0]]))
-    >>> q.cov
-    array([[1.  , 0.5 ],
-           [0.5 , 4.25]])
-    >>> bool(np.isclose(q.log_density(np.zeros((1, 2)))[0], -np.log(4 * np.pi) - 0.125))
-    True
+    ``directions`` ``(dim, r)`` are C of the low-rank form, with standard deviations only.
     """
 
     mean: Any
@@ -65,13 +45,7 @@ class Gaussian:
 
     @classmethod
     def from_covariance(cls, mean: Array, cov: Array, precision: Array | None = None) -> Gaussian:
-        """Return the Gaussian with a covariance ``(dim, dim)``, whose inverse is not computed where it is known.
-
-        Raises
-        ------
-        numpy.linalg.LinAlgError
-            If it is not positive definite.
-        """
+        """Return the Gaussian with a covariance ``(dim, dim)``, whose inverse is not computed where it is known."""
         q = Gaussian(mean, cholesky(cov, lower=True))
         if precision is not None:
             vars(q)["precision"] = precision
@@ -205,7 +179,7 @@ class Gaussian:
         return self._log_density_at(-np.einsum("nd,nd->n", centred, gradient)), gradient
 
     def _log_density_at(self, square: Array) -> Array:
-        """From squared Mahalanobis distances."""
+        """Return the log density from squared Mahalanobis distances."""
         return -0.5 * (square + self.dim * LOG_2PI + self.log_determinant)
 
     @property
@@ -222,10 +196,7 @@ class Gaussian:
         return Gaussian.from_covariance(self.mean[kept], rows @ rows.T)
 
     def conditional(self, indices: Any, values: Any, free: Any = None) -> Gaussian:
-        """Return the Gaussian of the others given that the coordinates ``indices`` ``(k,)`` equal ``values`` ``(k,)``.
-
-        The others are in the order of ``free``, increasing by default.
-        """
+        """Return the Gaussian of the others, in the order of ``free``, given ``values`` of the coordinates ``indices``."""
         given = np.atleast_1d(indices)
         free = np.setdiff1d(np.arange(self.dim), given) if free is None else free
         if self.representation == "diagonal":
@@ -247,7 +218,7 @@ class Gaussian:
         return 0.5 * (square + trace - self.dim + other.log_determinant - self.log_determinant)
 
     def _rows(self, kept: Any) -> Array:
-        """Rows of F."""
+        """Return rows of F."""
         if self.directions is None:
             return self.factor[kept]
         c = self.directions

@@ -10,9 +10,6 @@ import numpy as np
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.gaussian import Gaussian
 
-__all__ = ["Expansion", "Summit", "climb_concave"]
-
-
 HALVINGS = 30
 
 
@@ -26,18 +23,9 @@ class Expansion(NamedTuple):
 
 
 class Summit(NamedTuple):
-    """Where a climb ended.
+    """Where a climb ended; ``step`` is N(H⁻¹g, H⁻¹): the Newton step, and the covariance of the Laplace approximation.
 
-    Attributes
-    ----------
-    x : ndarray (dim,)
-    expansion : Expansion
-    step : Gaussian
-        N(H⁻¹g, H⁻¹): the Newton step, and the covariance of the Laplace approximation.
-    gain : float
-        ½ gᵀH⁻¹g, what the step promises.
-    settled : bool
-        Whether the climb ended before its iterations did.
+    ``gain`` is ½ gᵀH⁻¹g, what the step promises; a climb ``settled`` if it ended before its iterations did.
     """
 
     x: Array
@@ -52,23 +40,8 @@ def climb_concave(
 ) -> Summit | None:
     """Return the maximum; None where the start has no finite value, or a Hessian is not negative definite.
 
-    Parameters
-    ----------
-    expand : callable
-        Point ``(dim,)`` → :class:`Expansion`.
-    start : ndarray (dim,)
-    gain : float
-        The search stops where a step promises less.
-    max_iterations : int
-    rounding : float
-        Share of the value by which a step may lose ground.
-
-    Examples
-    --------
-    >>> def log_gamma(x):  # of the logarithm of a gamma variable with shape 3
-    ...     return Expansion(float(3 * x[0] - np.exp(x[0])), 3 - np.exp(x), np.exp(x)[:, None])
-    >>> climb_concave(log_gamma, np.zeros(1), 1e-12).x.round(6)
-    array([1.098612])
+    The search stops where a step promises less than ``gain``; by ``rounding``, a share of the value, a step may lose
+    ground.
     """
     x, here = start, expand(start)
     if not np.isfinite(here.value):

@@ -10,31 +10,12 @@ from scipy.special import gammaln
 
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["Student"]
-
-
 _SWEEPS = 50
 
 
 @dataclass(frozen=True)
 class Student:
-    """Multivariate Student t.
-
-    Attributes
-    ----------
-    location : ndarray (dim,)
-    factor : ndarray (dim, dim)
-        Lower Cholesky factor of the scale matrix.
-    df : float
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).normal([1.0, -1.0], [1.0, 5.0], size=(5000, 2))
-    >>> fitted = Student.fit(x)
-    >>> bool(np.abs(fitted.location - [1.0, -1.0]).max() < 0.3)
-    True
-    """
+    """Multivariate Student t; ``factor`` is the lower Cholesky factor of the scale matrix."""
 
     location: Array
     factor: Array
@@ -42,13 +23,7 @@ class Student:
 
     @classmethod
     def fit(cls, x: Array, df: float = 5.0) -> Student:
-        """Fit location and scale to points ``(n, dim)`` by maximum likelihood, with the EM algorithm of Lange et al. (1989).
-
-        Raises
-        ------
-        numpy.linalg.LinAlgError
-            If the points do not span the space.
-        """
+        """Fit location and scale to points ``(n, dim)`` by maximum likelihood: EM, after Lange et al. (1989)."""
         n, dim = x.shape
         low, location, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
         factor = np.diag(np.where(high > low, 0.5 * (high - low), 1.0))
@@ -61,12 +36,12 @@ class Student:
         return cls(location, factor, df)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Independent draws ``(n, dim)``."""
+        """Return independent draws ``(n, dim)``."""
         z = rng.standard_normal((n, len(self.location))) @ self.factor.T
         return self.location + z * np.sqrt(self.df / rng.chisquare(self.df, n))[:, None]
 
     def log_density(self, x: Array) -> Array:
-        """Log density ``(n,)``."""
+        """Return the log density ``(n,)``."""
         dim = len(self.location)
         z = solve_triangular(self.factor, (x - self.location).T, lower=True)
         constant = gammaln(0.5 * (self.df + dim)) - gammaln(0.5 * self.df) - 0.5 * dim * np.log(self.df * np.pi)

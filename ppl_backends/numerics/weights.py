@@ -14,38 +14,18 @@ from scipy.special import logsumexp
 
 from ppl_backends.numerics.arrays import Array
 
-__all__ = [
-    "LARGEST_PARETO_K",
-    "ImportanceEvidence",
-    "effective_sample_size",
-    "estimate_evidence",
-    "heavy_tail",
-    "normalised_weights",
-    "pareto_k",
-    "smoothed_weights",
-    "systematic_resampling",
-    "tail_share",
-]
-
-
 LARGEST_PARETO_K = 0.7
 NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
 
 
 def normalised_weights(log_weights: Array) -> tuple[Array, float]:
-    """Weights that sum to one ``(n,)``, and the log of the mean unnormalised weight."""
+    """Return weights that sum to one ``(n,)``, and the log of the mean unnormalised weight."""
     total = logsumexp(log_weights)
     return np.exp(log_weights - total), float(total - np.log(len(log_weights)))
 
 
 def effective_sample_size(log_weights: Array) -> float:
-    """(Σw)² / Σw², between 1 and n; 0 where every weight is zero.
-
-    Examples
-    --------
-    >>> round(effective_sample_size(np.log([1.0, 1.0, 1.0, 1e-9])), 6)
-    3.0
-    """
+    """Return (Σw)² / Σw², between 1 and n; 0 where every weight is zero."""
     total = logsumexp(log_weights)
     if not np.isfinite(total):
         return 0.0
@@ -53,18 +33,17 @@ def effective_sample_size(log_weights: Array) -> float:
 
 
 def systematic_resampling(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Index of the parent of each of ``n`` draws; a parent has ⌊nW⌋ or ⌈nW⌉ of them, siblings adjacent."""
+    """Return index of the parent of each of ``n`` draws; a parent has ⌊nW⌋ or ⌈nW⌉ of them, siblings adjacent."""
     positions = (rng.random() + np.arange(n)) / n
     cumulative = np.cumsum(weights)
     return np.searchsorted(cumulative / cumulative[-1], positions).clip(max=len(weights) - 1)
 
 
 def pareto_k(log_weights: Array) -> float:
-    """Shape of a generalised Pareto distribution fitted to the largest weights, by ArviZ's PSIS.
+    """Return the shape of a generalised Pareto distribution fitted to the largest weights, by ArviZ's PSIS.
 
-    Above 0.7 the mean of the weights, and every error estimated from them, is unreliable at any practical number of
-    points (Vehtari et al. 2024). 0 where the largest weights are equal, as when q is the target itself; infinity where
-    fewer than 25 points have any weight.
+    Above 0.7 the mean of the weights is unreliable at any practical number of points (Vehtari et al. 2024). 0 where the
+    largest weights are equal; infinity where fewer than 25 points have any weight.
     """
     weights = np.sort(log_weights[np.isfinite(log_weights)])
     if len(weights) < 25:
@@ -76,12 +55,7 @@ def pareto_k(log_weights: Array) -> float:
 
 
 def smoothed_weights(log_weights: Array) -> tuple[Array, float]:
-    """Log weights with the largest replaced by quantiles of the tail fitted to them, and the shape k of that tail.
-
-    Parameters
-    ----------
-    log_weights : ndarray (n,)
-    """
+    """Return log weights with the largest replaced by quantiles of the tail fitted to them, and the shape k of that tail."""
     k = pareto_k(log_weights)
     if not 0.0 < k < np.inf:
         return log_weights, k
@@ -92,7 +66,7 @@ def smoothed_weights(log_weights: Array) -> tuple[Array, float]:
 
 
 def _psis(log_weights: Array) -> tuple[Array, float]:
-    """ArviZ's Pareto-smoothed importance sampling: smoothed log weights, and k."""
+    """Return ArviZ's Pareto-smoothed importance sampling: smoothed log weights, and k."""
     with np.errstate(all="ignore"):  # ArviZ's fit overflows on its way
         try:  # ArviZ 1 takes log likelihoods, the negative log weights of leave-one-out
             from arviz_stats.base import array_stats
@@ -106,7 +80,7 @@ def _psis(log_weights: Array) -> tuple[Array, float]:
 
 
 def tail_share(log_weights: Array) -> float:
-    """Share of the total weight by which the largest weights, those Pareto k is fitted to, exceed the smallest of them.
+    """Return the share of the total weight by which the weights that Pareto k is fitted to exceed the smallest of them.
 
     However heavy their tail, weights that hold next to nothing between them cannot move a mean: k alone cries wolf where
     nearly all weights are equal.
@@ -117,23 +91,14 @@ def tail_share(log_weights: Array) -> float:
 
 
 def heavy_tail(k: float, share: float) -> bool:
-    """Whether a tail of Pareto shape ``k`` that holds ``share`` of the weight makes means of the weights unreliable."""
+    """Return whether a tail of shape ``k`` that holds ``share`` of the weight makes means of the weights unreliable."""
     return k > LARGEST_PARETO_K and share > NEGLIGIBLE_TAIL
 
 
 class ImportanceEvidence(NamedTuple):
-    """Log evidence and how far it can be off.
+    """Log of the mean of the chains' evidences, its standard error, and degrees of freedom (NaN where many).
 
-    Attributes
-    ----------
-    log_evidence : float
-        Log of the mean of the chains' evidences.
-    standard_error : float
-        Of ``log_evidence``, by the delta method.
-    df : float
-        Degrees of freedom of the standard error; NaN where they are many.
-    source : str
-        ``"scrambles"`` (spread of independent scrambles) or ``"weights"`` (variance of the weights).
+    ``source`` is ``"scrambles"`` (spread of independent scrambles) or ``"weights"`` (variance of the weights).
     """
 
     log_evidence: float
@@ -143,20 +108,15 @@ class ImportanceEvidence(NamedTuple):
 
 
 def estimate_evidence(log_weights: Array, scrambled: bool) -> ImportanceEvidence:
-    """Evidence from all chains.
+    """Return the evidence from log weights ``(chains, n)``, whose chains may be independent scrambles of a net.
 
-    Plain Monte Carlo points are independent, so their weights give the error: relative variance (1/EF − 1)/n. Points
-    of a scrambled net are not, and their error comes from the spread of independent scrambles; for one scramble the
-    figure from the weights stands in as a conservative bound.
+    Plain Monte Carlo points are independent, so their weights give the error: relative variance (1/EF − 1)/n. Points of
+    a scrambled net are not, and their error comes from the spread of independent scrambles; for one scramble the figure
+    from the weights stands in as a conservative bound.
 
     Where some points have weight zero, the integrand jumps. A net sees the position of a jump to within one point: its
-    scrambles can all agree and be off by a part of one point's weight, whose variance is at most (w / 2n)². That is added.
-
-    Parameters
-    ----------
-    log_weights : ndarray (chains, n)
-    scrambled : bool
-        Whether the chains are independent scrambles of a net.
+    scrambles can all agree and be off by a part of one point's weight, whose variance is at most (w / 2n)². That is
+    added.
     """
     chains, n = log_weights.shape
     if scrambled and chains > 1:

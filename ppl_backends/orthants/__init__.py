@@ -8,6 +8,7 @@
 (-12.1, 'tilting', True)
 """
 
+from ppl_backends.orthants.estimate import estimate_log_likelihood
 from ppl_backends.orthants.gradients import RectangleGradient, rectangle_gradient
 from ppl_backends.orthants.rectangle import RectangleProbability, rectangle_probability
 from ppl_backends.orthants.truncated import TruncatedDraws, sample_truncated
@@ -16,6 +17,7 @@ __all__ = [
     "RectangleGradient",
     "RectangleProbability",
     "TruncatedDraws",
+    "estimate_log_likelihood",
     "rectangle_gradient",
     "rectangle_probability",
     "sample_truncated",

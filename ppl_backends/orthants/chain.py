@@ -7,16 +7,16 @@ neighbours in a ranking, have z_k itself. Particles need no moves after resampli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.orthants.intervals import Array, quantile
 from ppl_backends.orthants.ordering import Rectangle
+from ppl_backends.orthants.path import CoordinatePath, Coordinates
 from ppl_backends.orthants.tilt import Tilt
-
-__all__ = ["Chain", "ChainPath", "find_chain"]
+from ppl_backends.smc.core import Start
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,33 @@ def find_chain(rectangle: Rectangle) -> Chain | None:
     return None
 
 
-class ChainPath:
-    """The coordinates of a chain as a path for :func:`ppl_backends.orthants.loop.smc`; it keeps the states alone."""
+class ChainPath(CoordinatePath):
+    """The coordinates of a chain, of which particles keep the state alone: now, and at the end of the next stage."""
 
-    def __init__(self, rectangle: Rectangle, chain: Chain, tilt: Tilt, n: int) -> None:
-        self.rectangle, self.chain, self.tilt, self.n = rectangle, chain, tilt, n
-        self.z = np.zeros((1, n))
+    def __init__(self, rectangle: Rectangle, chain: Chain, tilt: Tilt, uniforms: Array) -> None:
+        super().__init__(rectangle, tilt, uniforms)
+        self.chain = chain
 
-    @property
-    def length(self) -> int:
-        """Number of stages."""
-        return self.rectangle.rank
+    def start(self, n: int, rng: np.random.Generator) -> Start:
+        """Return particles before the first coordinate."""
+        return Start(Coordinates(np.zeros((2, n)).T))
 
-    def extend(self, k: int, u: Array) -> Array:
-        """Draw coordinate k and return the log increments of the weights."""
-        state, chain, mean = self.z[0], self.chain, self.tilt.mean[k]
-        offset = chain.effect[k] * state
-        shift = offset + mean
-        x, log_p = quantile(u, self.rectangle.lower[k] - shift, self.rectangle.upper[k] - shift)
-        self.z[0] = chain.keep[k] * state + chain.gain[k] * (x + mean)
-        return log_p + (0.5 * mean**2 - self.tilt.push[k] * offset)
+    def drawing(self, population: Coordinates) -> Callable[[int], Array]:
+        """Return the function that draws coordinate k, goes on to the next state, and returns the logs of the weights."""
+        states, chain, tilt, rectangle = population.x.T, self.chain, self.tilt, self.rectangle
+        states[1] = states[0]
 
-    def take(self, k: int, index: NDArray[np.intp]) -> None:
-        """Keep the particles of an index."""
-        self.z = self.z[:, index]
+        def draw(k: int) -> Array:
+            mean = tilt.mean[k]
+            offset = chain.effect[k] * states[1]
+            shift = offset + mean
+            x, log_p = quantile(self.uniforms[k], rectangle.lower[k] - shift, rectangle.upper[k] - shift)
+            states[1] = chain.keep[k] * states[1] + chain.gain[k] * (x + mean)
+            return log_p + (0.5 * mean**2 - tilt.push[k] * offset)
 
-    def move(self, k: int, rng: np.random.Generator) -> None:
-        """Leave the particles: only their states matter from here on."""
+        return draw
+
+    def extend(self, population: Coordinates, stage: int, rng: np.random.Generator) -> Coordinates:
+        """Return the particles at the states that were reached."""
+        states = population.x.T
+        return Coordinates(np.array([states[1], states[1]]).T, stage)

@@ -8,8 +8,6 @@ from scipy.special import logsumexp
 
 from ppl_backends.orthants.intervals import LOG_ROOT_2PI, Array, log_interval
 
-__all__ = ["bivariate", "independent"]
-
 DROP = 45.0  # in the log, from the mode to where the integrand is cut
 NODES = 20
 PANELS = 24

@@ -15,8 +15,6 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from ppl_backends.orthants.intervals import Array, moments
 
-__all__ = ["SiteFit", "dense_ep", "factor_ep"]
-
 STEP = 0.8  # of each update
 MOST_SWEEPS = 200
 TOLERANCE = 1e-9

@@ -26,8 +26,6 @@ from ppl_backends.orthants.solvers import LEAST_EFFICIENCY, Sequential, scramble
 from ppl_backends.orthants.tilt import saddle_point, weigh
 from ppl_backends.random import SeedLike, spawn_seeds
 
-__all__ = ["RectangleGradient", "rectangle_gradient"]
-
 
 @dataclass(frozen=True)
 class RectangleGradient:
@@ -127,9 +125,11 @@ def _points(
     if 1 / (relative**2).sum() >= LEAST_EFFICIENCY * len(relative):
         return logsumexp(by_replicate, axis=1) - np.log(n), z, log_weights, True
     solver = Sequential(rectangle, n, "tilted_smc")
-    end = solver.particles(1.0, seeds)
-    inside = end.log_weights - logsumexp(end.log_weights, axis=1, keepdims=True) + end.log_p[:, None]
-    return end.log_p, end.z, inside.ravel(), not solver.judge(end.log_p).reasons
+    ends = solver.particles(1.0, seeds)
+    log_p = np.array([end.log_p for end in ends])
+    with np.errstate(divide="ignore"):
+        log_shares = np.concatenate([np.log(end.weights) + end.log_p for end in ends])
+    return log_p, np.hstack([end.z for end in ends]), log_shares, not solver.judge(log_p).reasons
 
 
 def _derivatives(

@@ -15,9 +15,6 @@ from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["Array", "Moments", "log_interval", "moments", "quantile"]
-
-
 LOG_ROOT_2PI = 0.5 * np.log(2 * np.pi)
 NARROW = 1e-5  # half width, times the distance from zero: below it the density is a tilted constant
 SHARE = 1e-6  # of Φ(upper) that an interval holds at least, for Φ(upper) − Φ(lower) to be right to 1e-10

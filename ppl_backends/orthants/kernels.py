@@ -7,8 +7,6 @@ import math
 import numba
 import numpy as np
 
-__all__ = ["gibbs", "truncated_normal"]
-
 BLOCK = 64  # particles moved together, so that what they need stays in the cache
 FASTMATH = {"nnan", "nsz", "contract"}
 

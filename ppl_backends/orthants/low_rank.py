@@ -13,8 +13,6 @@ from scipy.special import gammaln, stdtrit
 from ppl_backends.orthants.ep import factor_ep
 from ppl_backends.orthants.intervals import LOG_ROOT_2PI, Array, log_interval
 
-__all__ = ["find_factors", "log_weights"]
-
 LARGEST_RANK = 50
 BLOCK_BYTES = 2**23
 

@@ -15,8 +15,6 @@ from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.ordering import Rectangle
 from ppl_backends.orthants.tilt import Tilt
 
-__all__ = ["MOVES", "Move"]
-
 Move = Callable[[np.random.Generator, Array, Array, Array, Array, Array], None]
 LAST = 20  # coordinates that the block move renews
 WALKS = 10  # proposals of the random walk that make up one move

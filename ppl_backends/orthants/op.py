@@ -12,25 +12,25 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from ppl_backends.errors import ModelError
-from ppl_backends.orthants.batch import RowDerivatives, log_rectangles
+from ppl_backends.orthants.batch import RowDerivatives, best_log_rectangles
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.solvers import scramble
-
-__all__ = ["log_rectangle"]
+from ppl_backends.targets.pymc.jax_backend import declare_operation
 
 
 def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points: int = 256, seed: int = 0) -> Any:
     """Return log P(lower ≤ X ≤ upper) as a PyTensor variable, X ~ N(mean, cholesky @ cholesky.T), with gradients.
 
-    The points are fixed: a function of its arguments, as NUTS and optimisers need. For up to about ten dimensions; every
-    row of bounds is one rectangle.
+    Two or three variables with one bound each need no points, but for tails and near-singular factors. Else the points are
+    fixed: a smooth function of its arguments, as NUTS and optimisers need. For up to about ten dimensions; every row of
+    bounds is one rectangle.
 
     Parameters
     ----------
     mean, lower, upper : tensor (dim,) or (n, dim)
         Broadcast against each other.
-    cholesky : tensor (dim, dim)
-        Lower triangular, its diagonal above zero.
+    cholesky : tensor (dim, dim) or (n, dim, dim)
+        Lower triangular, its diagonal above zero; one for all rows, or one each.
     n_points : int
         Rounded up to a power of two.
     seed : int
@@ -52,12 +52,17 @@ def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points:
     """
     vectors = [pt.as_tensor(v).astype("float64") for v in (mean, lower, upper)]
     cholesky = pt.as_tensor(cholesky).astype("float64")
-    if cholesky.ndim != 2 or max(v.ndim for v in vectors) > 2:
-        raise ModelError("log_rectangle takes one Cholesky factor (dim, dim), and mean and bounds (dim,) or (n, dim)")
-    single = max(v.ndim for v in vectors) < 2
-    rows = [pt.atleast_2d(v) for v in vectors]
-    rows = list(pt.broadcast_arrays(*rows, pt.zeros((1, cholesky.shape[0]))))[:3]
-    log_p = _LogRectangle(2 ** int(np.ceil(np.log2(n_points))), seed)(rows[0], cholesky, rows[1], rows[2])[0]
+    if cholesky.ndim not in (2, 3) or max(v.ndim for v in vectors) > 2:
+        raise ModelError(
+            "log_rectangle takes a Cholesky factor (dim, dim), or (n, dim, dim), and mean and bounds (dim,) or (n, dim)"
+        )
+    single = max(v.ndim for v in vectors) < 2 and cholesky.ndim == 2
+    factors = cholesky if cholesky.ndim == 3 else cholesky[None]
+    shape = pt.zeros_like(factors[:, :, 0])
+    rows = [vector + shape for vector in vectors]
+    factors = factors + pt.zeros_like(sum(rows))[:, :, None]
+    rows = [vector + pt.zeros_like(factors[:, :, 0]) for vector in rows]
+    log_p = _LogRectangle(2 ** int(np.ceil(np.log2(n_points))), seed)(rows[0], factors, rows[1], rows[2])[0]
     return log_p[0] if single else log_p
 
 
@@ -75,13 +80,13 @@ class _LogRectangle(Op):
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         mean, cholesky, lower, upper = inputs
-        if not (np.isfinite(mean).all() and np.isfinite(cholesky).all() and (np.diag(cholesky) > 0).all()):
+        positive = (np.einsum("nii->ni", cholesky) > 0).all()
+        if not (np.isfinite(mean).all() and np.isfinite(cholesky).all() and positive):
             zero = np.zeros_like(mean)
-            found = RowDerivatives(
-                np.full(len(mean), -np.inf), zero, zero, zero, np.zeros((len(mean), *cholesky.shape))
-            )
+            found = RowDerivatives(np.full(len(mean), -np.inf), zero, zero, zero, np.zeros_like(cholesky))
         else:
-            found = log_rectangles(mean, cholesky, lower, upper, _points(self.n_points, len(cholesky), self.seed))
+            points = fixed_points(self.n_points, mean.shape[1], self.seed)
+            found = best_log_rectangles(mean, cholesky, lower, upper, points)
         for storage, value in zip(output_storage, found, strict=True):
             storage[0] = np.asarray(value)
 
@@ -96,7 +101,7 @@ class _LogRectangle(Op):
         _, by_mean, by_lower, by_upper, by_cholesky = outputs
         return [
             log_p[:, None] * by_mean,
-            (log_p[:, None, None] * by_cholesky).sum(axis=0),
+            log_p[:, None, None] * by_cholesky,
             log_p[:, None] * by_lower,
             log_p[:, None] * by_upper,
         ]
@@ -105,5 +110,23 @@ class _LogRectangle(Op):
 
 
 @lru_cache(maxsize=16)
-def _points(n: int, dim: int, seed: int) -> Array:
+def fixed_points(n: int, dim: int, seed: int) -> Array:
+    """Return the points of an op, the same in every run."""
     return scramble(n, dim, np.random.SeedSequence(seed))
+
+
+def _register_jax(jax_funcify: Any) -> None:
+    """Tell PyTensor's translation to JAX."""
+    from ppl_backends.orthants.jax_rows import with_derivatives
+
+    def translate(op: _LogRectangle, **_: Any) -> Any:
+        def log_p(mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
+            points = fixed_points(op.n_points, mean.shape[1], op.seed)
+            return with_derivatives(points)(mean, cholesky, lower, upper)
+
+        return log_p
+
+    jax_funcify.register(_LogRectangle, translate)
+
+
+declare_operation(_register_jax, differenced=_LogRectangle)

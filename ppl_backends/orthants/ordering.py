@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from ppl_backends.orthants.intervals import Array, log_interval, moments
 
-__all__ = ["Rectangle", "order_rectangle"]
-
 SINGULAR = 1e-12  # conditional variance, relative to the variance, below which a variable is a function of the others
 
 

@@ -13,8 +13,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.options import Option, array, none, number
 from ppl_backends.orthants.intervals import Array
 
-__all__ = ["GAUSSIAN", "STRUCTURE", "Problem", "read_problems"]
-
 LARGEST_ASYMMETRY = 1e-8
 
 
@@ -25,10 +23,10 @@ def _read_bounds(value: Any) -> Array:
     return values
 
 
-_BOUNDS = Option("an array of numbers, infinite where there is no bound", _read_bounds)
+BOUNDS = Option("an array of numbers, infinite where there is no bound", _read_bounds)
 
 # Checks of the options that describe a rectangle of a Gaussian vector, and of those for factors and a Student vector.
-GAUSSIAN = {"cov": none | array(), "lower": none | _BOUNDS, "upper": none | _BOUNDS}
+GAUSSIAN = {"cov": none | array(), "lower": none | BOUNDS, "upper": none | BOUNDS}
 GAUSSIAN |= {"cholesky": none | array(), "mean": none | array()}
 STRUCTURE = {"loadings": none | array(), "diagonal": none | array(), "df": none | number(above=0, at_most=np.inf)}
 

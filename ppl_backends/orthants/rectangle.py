@@ -29,8 +29,6 @@ from ppl_backends.orthants.solvers import (
 from ppl_backends.orthants.student import radius_nodes
 from ppl_backends.random import SeedLike, spawn_seeds
 
-__all__ = ["RectangleProbability", "rectangle_probability"]
-
 METHODS = ("auto", "closed_form", "low_rank", "tilting", "tilted_smc", "particle_filter", "ghk", "ridgway", "ep")
 POINTS = {"low_rank": 2048, "tilting": 4096, "ghk": 4096, "tilted_smc": 1024, "ridgway": 1024, "particle_filter": 2048}
 REPLICATES = {"low_rank": 8, "tilting": 8, "ghk": 8}  # of the others: 16

@@ -19,13 +19,12 @@ from ppl_backends.orthants import closed
 from ppl_backends.orthants.chain import Chain, ChainPath
 from ppl_backends.orthants.ep import dense_ep, factor_ep
 from ppl_backends.orthants.intervals import Array, log_interval
-from ppl_backends.orthants.loop import CoordinatePath, Particles, Path, smc
 from ppl_backends.orthants.low_rank import log_weights
+from ppl_backends.orthants.moves import MOVES
 from ppl_backends.orthants.ordering import Rectangle
+from ppl_backends.orthants.path import CoordinatePath, Particles, sequential
 from ppl_backends.orthants.problem import Problem
 from ppl_backends.orthants.tilt import Tilt, no_tilt, saddle_point, weigh
-
-__all__ = ["Closed", "Ep", "LowRank", "Net", "Runs", "Sequential", "Solver", "scramble"]
 
 LEAST_EFFICIENCY = 0.1  # below which a few scrambles of a net understate their error
 LARGEST_SPREAD = 0.7  # sd of log P between runs of SMC, above which their mean is not near normal
@@ -170,31 +169,28 @@ class Sequential:
     n: int
     name: str
     kernel: str = "gibbs"
-    repeats: int = 1
     chain: Chain | None = None
-
-    def path(self, radius: float, runs: int) -> Path:
-        """Return the path of all runs."""
-        rectangle = self.rectangle.scaled(radius)
-        tilt = no_tilt(rectangle) if self.name == "ridgway" else saddle_point(rectangle)
-        if self.chain is not None:
-            return ChainPath(rectangle, self.chain, tilt, runs * self.n)
-        return CoordinatePath(rectangle, tilt, runs * self.n, self.kernel, self.repeats)
 
     def guess(self, radius: float) -> float:
         """Return the bound of log P at the saddle point."""
         return saddle_point(self.rectangle.scaled(radius)).log_bound
 
-    def particles(self, radius: float, seeds: list[np.random.SeedSequence]) -> Particles:
+    def particles(self, radius: float, seeds: list[np.random.SeedSequence]) -> list[Particles]:
         """Return the particles of one run a seed."""
-        rank = self.rectangle.rank
-        uniforms = np.concatenate([scramble(self.n, rank, seed) for seed in seeds]).T
-        rng = np.random.default_rng(seeds[0].generate_state(5))
-        return smc(self.path(radius, len(seeds)), len(seeds), rng, uniforms=uniforms)
+        rectangle = self.rectangle.scaled(radius)
+        tilt = no_tilt(rectangle) if self.name == "ridgway" else saddle_point(rectangle)
+        return [self._particles(rectangle, tilt, seed) for seed in seeds]
+
+    def _particles(self, rectangle: Rectangle, tilt: Tilt, seed: np.random.SeedSequence) -> Particles:
+        uniforms = np.ascontiguousarray(scramble(self.n, rectangle.rank, seed).T)
+        rng = np.random.default_rng(seed.generate_state(5))
+        if self.chain is not None:
+            return sequential(ChainPath(rectangle, self.chain, tilt, uniforms), rng)
+        return sequential(CoordinatePath(rectangle, tilt, uniforms), rng, MOVES[self.kernel])
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
         """Return one estimate a seed."""
-        return self.judge(self.particles(radius, seeds).log_p)
+        return self.judge(np.array([run.log_p for run in self.particles(radius, seeds)]))
 
     def judge(self, log_p: Array) -> Runs:
         """Return estimates of runs with what their spread says."""

@@ -13,8 +13,6 @@ from scipy.special import gammaln
 
 from ppl_backends.orthants.intervals import Array
 
-__all__ = ["log_radius_density", "radius_nodes"]
-
 DROP = 20.0  # in the log of the integrand, from the mode to the outermost nodes
 NODES = 24
 LONGEST_STEP = 0.2

@@ -32,8 +32,6 @@ from scipy.linalg import cho_factor, cho_solve
 from ppl_backends.orthants.intervals import Array, moments, quantile
 from ppl_backends.orthants.ordering import Rectangle
 
-__all__ = ["PANEL", "Tilt", "extend", "no_tilt", "saddle_point", "weigh"]
-
 PANEL = 64  # coordinates whose offsets are begun in one matrix product
 TOLERANCE = 1e-9
 MOST_STEPS = 100

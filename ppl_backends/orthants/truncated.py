@@ -16,17 +16,16 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.numerics.weights import normalised_weights, systematic_resampling
+from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.options import checked, choice
 from ppl_backends.orthants.intervals import Array, moments, quantile
-from ppl_backends.orthants.loop import CoordinatePath, smc
+from ppl_backends.orthants.moves import MOVES, move
 from ppl_backends.orthants.ordering import Rectangle, order_rectangle
+from ppl_backends.orthants.path import CoordinatePath, Particles, sequential
 from ppl_backends.orthants.problem import GAUSSIAN, STRUCTURE, read_problems
 from ppl_backends.orthants.student import radius_nodes
 from ppl_backends.orthants.tilt import Tilt, saddle_point, weigh
 from ppl_backends.random import SeedLike, spawn_generators
-
-__all__ = ["TruncatedDraws", "sample_truncated"]
 
 CHUNK = 4096  # proposals at a time
 MOST_COORDINATES = 2e8  # proposed in accept-reject before SMC takes over
@@ -218,15 +217,17 @@ def _accept(proposal: _Proposal, wanted: int, most: int | None, rng: np.random.G
 def _particles(rectangle: Rectangle, draws: int, rng: np.random.Generator) -> tuple[Array, float]:
     """Return particles ``(draws, dim)`` of one run of tilted SMC, resampled and moved, and the ESS of their lineages."""
     n = max(draws, PARTICLES)
-    path = CoordinatePath(rectangle, saddle_point(rectangle), n, "gibbs", 1)
-    end = smc(path, 1, rng)
-    weights = normalised_weights(end.log_weights[0])[0]
-    shares = np.bincount(end.lineage[0], weights)
-    index = systematic_resampling(weights, draws, rng)
-    settled = CoordinatePath(rectangle, path.tilt, draws, "gibbs", SETTLING)
-    settled.z[:] = end.z[:, rng.permutation(index)]
-    settled.move(rectangle.rank - 1, rng)
-    return (rectangle.loadings @ settled.z).T, min(float(draws), 1 / float(shares @ shares))
+    tilt = saddle_point(rectangle)
+    end = _run(rectangle, tilt, n, rng)
+    shares = np.bincount(end.lineage, end.weights)
+    z = end.z[:, rng.permutation(systematic_resampling(end.weights, draws, rng))]
+    move(rng, rectangle, tilt, rectangle.rank, z, MOVES["gibbs"], SETTLING)
+    return (rectangle.loadings @ z).T, min(float(draws), 1 / float(shares @ shares))
+
+
+def _run(rectangle: Rectangle, tilt: Tilt, n: int, rng: np.random.Generator) -> Particles:
+    """Return the particles of one run of tilted SMC."""
+    return sequential(CoordinatePath(rectangle, tilt, rng.random((rectangle.rank, n))), rng, MOVES["gibbs"])
 
 
 def _student_particles(rectangle: Rectangle, df: float, draws: int, rng: np.random.Generator) -> tuple[Array, float]:
@@ -234,7 +235,7 @@ def _student_particles(rectangle: Rectangle, df: float, draws: int, rng: np.rand
     radii, log_p = radius_nodes(df, lambda radius: saddle_point(rectangle.scaled(radius)).log_bound)
     pilots = [rectangle.scaled(float(radius)) for radius in radii]
     for i, scaled in enumerate(pilots):
-        log_p[i] += smc(CoordinatePath(scaled, saddle_point(scaled), 512, "gibbs", 1), 1, rng).log_p[0]
+        log_p[i] += _run(scaled, saddle_point(scaled), 512, rng).log_p
     counts = np.bincount(systematic_resampling(np.exp(log_p - logsumexp(log_p)), draws, rng), minlength=len(radii))
     x, ess = [], 0.0
     for radius, scaled, count in zip(radii, pilots, counts, strict=True):

@@ -14,8 +14,6 @@ from ppl_backends.options import checked, choice, instance, none
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["plot_ladder", "plot_smc_run"]
-
 _COVERAGE = 0.95
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_PANELS = 6  # parameters that plot_ladder draws by default
@@ -75,7 +73,7 @@ def plot_smc_run(idata: Any, axes: Any = None) -> Any:
 
 
 def _per_chain(axis: Any, values: xr.DataArray, title: str) -> None:
-    """One line a chain over the stages."""
+    """Plot one line a chain over the stages."""
     stages = np.arange(1, values.sizes["stage"] + 1)
     for chain, line in enumerate(values.transpose("chain", "stage").values):
         axis.plot(stages, line, marker="o", markersize=3, color=f"C{chain % 10}", alpha=0.8)
@@ -84,7 +82,7 @@ def _per_chain(axis: Any, values: xr.DataArray, title: str) -> None:
 
 
 def _evidences(axis: Any, idata: Any) -> None:
-    """Log evidence of every chain with its interval, and the band of all together."""
+    """Plot the log evidence of every chain with its interval, and the band of all together."""
     stats, attrs = group(idata, "sample_stats"), group(idata, "posterior").attrs
     single, error = stats["log_evidence_single_run"].values, stats["log_evidence_single_run_se"].values
     chains = np.arange(len(single))
@@ -163,7 +161,7 @@ def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, scale: s
 
 
 def _summary(idata: Any, stats: xr.Dataset, chain: int, parameter: int) -> tuple[Array, Array]:
-    """β ``(stages,)`` and five curves ``(5, stages)``: outer, inner, centre, inner, outer."""
+    """Return β ``(stages,)`` and five curves ``(5, stages)``: outer, inner, centre, inner, outer."""
     try:
         ladder = group(idata, "ladder").isel(chain=chain, unconstrained_parameter=parameter)
     except KeyError:
@@ -180,27 +178,21 @@ def _summary(idata: Any, stats: xr.Dataset, chain: int, parameter: int) -> tuple
 
 
 def _weighted_quantiles(x: Array, weight: Array) -> Array:
-    """5 %, 25 %, 50 %, 75 % and 95 % quantiles of weighted points ``(n,)``."""
+    """Return 5 %, 25 %, 50 %, 75 % and 95 % quantiles of weighted points ``(n,)``."""
     order = np.argsort(x)
     position = (np.cumsum(weight[order]) - 0.5 * weight[order]) / weight.sum()
     return np.interp(_QUANTILES, position, x[order])
 
 
 def _band(axis: Any, beta: Array, curves: Array, color: str) -> None:
-    """Two nested bands and the line in their middle."""
+    """Plot two nested bands and the line in their middle."""
     axis.fill_between(beta, curves[0], curves[4], color=color, alpha=0.08, linewidth=0)
     axis.fill_between(beta, curves[1], curves[3], color=color, alpha=0.15, linewidth=0)
     axis.plot(beta, curves[2], color=color, marker="o", markersize=3)
 
 
 def _stages(idata: Any) -> xr.Dataset:
-    """The figures per stage.
-
-    Raises
-    ------
-    ModelError
-        If this is no result of tempering SMC.
-    """
+    """Return the figures per stage, or refuse what is no result of tempering SMC."""
     stats = group(idata, "sample_stats")
     if "beta" not in stats or "stage" not in stats["beta"].dims:
         raise ModelError(
@@ -210,7 +202,7 @@ def _stages(idata: Any) -> xr.Dataset:
 
 
 def _axes(axes: Any, number: int) -> Any:
-    """The axes given, as a flat array, or those of a new figure."""
+    """Return the axes given, as a flat array, or those of a new figure."""
     if axes is not None:
         flat = np.ravel(np.asarray(axes, dtype=object))
         if len(flat) < number:

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 import ppl_backends
+from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import Option
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = [
-    "ARVIZ_MAJOR",
-    "as_inference_data",
-    "build_inference_data",
-    "group",
-    "inference_data",
-    "is_inference_data",
-    "normalised_evidence_error",
-]
 
 ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
@@ -34,7 +26,7 @@ DimsAndValues = tuple[tuple[str, ...], Any]
 
 
 def as_inference_data(groups: Mapping[str, xr.Dataset]) -> Any:
-    """Groups of data sets as ``arviz.InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ 1.x)."""
+    """Return groups of data sets as ``arviz.InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ 1.x)."""
     kept = {name: data for name, data in groups.items() if len(data.data_vars)}
     if ARVIZ_MAJOR == 0:
         import arviz
@@ -44,19 +36,19 @@ def as_inference_data(groups: Mapping[str, xr.Dataset]) -> Any:
 
 
 def group(idata: Any, name: str) -> xr.Dataset:
-    """One group of either kind of InferenceData as a data set.
-
-    Raises
-    ------
-    KeyError
-        If there is no such group.
-    """
+    """Return one group of either kind of InferenceData as a data set."""
     found = idata[name]
     return found.to_dataset() if isinstance(found, xr.DataTree) else found
 
 
+def group_names(idata: Any) -> list[str]:
+    """Return the names of the groups of InferenceData or of a DataTree."""
+    names = idata.groups() if callable(getattr(idata, "groups", None)) else list(idata.children)
+    return [name.strip("/") for name in names if name.strip("/")]
+
+
 def is_inference_data(value: Any) -> bool:
-    """Whether a value is InferenceData of either kind."""
+    """Return whether a value is InferenceData of either kind."""
     kind = getattr(sys.modules.get("arviz"), "InferenceData", xr.DataTree)
     return isinstance(value, xr.DataTree | kind)
 
@@ -78,7 +70,7 @@ def inference_data(*groups: str) -> Option:
 
 
 def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence") -> float:
-    """Standard error of an evidence less the log integral of the prior, from the attributes of a result.
+    """Return the standard error of an evidence less the log integral of the prior, from the attributes of a result.
 
     That of tempering from the prior has the error of the prior's integral in it; others do not.
     """
@@ -103,31 +95,10 @@ def build_inference_data(
     log_prior: bool = False,
     unconstrained: bool = False,
 ) -> Any:
-    """Draws on the unconstrained space become InferenceData in model space.
+    """Return draws ``(chains, draws, dim)`` on the unconstrained space as InferenceData in model space.
 
-    Parameters
-    ----------
-    target : BaseTarget
-    points : ndarray (chains, draws, dim)
-    method : str
-        Name of the method, stored as an attribute.
-    accuracy : {"exact", "approximate"}
-    sampling_time : float
-        Seconds.
-    rng : numpy.random.Generator
-        For generated quantities.
-    attrs : mapping, optional
-        More attributes of ``posterior``: str, int, float or numeric arrays. None values are left out.
-    sample_stats : mapping of str to (dims, values), optional
-        Numeric arrays with named dims.
-    extra_groups : mapping of group name to mapping of str to (dims, values), optional
-    log_likelihood, log_prior, unconstrained : bool
-        Groups on request: ``log_likelihood`` (pointwise; always, where a Stan program has ``log_lik``), ``log_prior``
-        (total), ``unconstrained_posterior``.
-
-    Returns
-    -------
-    arviz.InferenceData or xarray.DataTree
+    ``attrs`` that are None are left out. ``sample_stats`` and the groups of ``extra_groups`` map names to (dims, values).
+    ``log_likelihood`` is pointwise, and stored in any case where a Stan program has ``log_lik``.
     """
     chains, draws, _ = points.shape
     flat = points.reshape(chains * draws, -1)
@@ -170,7 +141,7 @@ def _log_prior(target: BaseTarget, points: Array) -> Array:
 
 
 def _draws(values: Mapping[str, Array], chains: int, draws: int, coords: Mapping, dims: Mapping) -> xr.Dataset:
-    """Variables ``(chains·draws, *shape)`` as a data set with dims (chain, draw, the model's own)."""
+    """Return variables ``(chains·draws, *shape)`` as a data set with dims (chain, draw, the model's own)."""
     variables, index = {}, {"chain": np.arange(chains), "draw": np.arange(draws)}
     for name, value in values.items():
         if np.iscomplexobj(value):  # which neither NetCDF nor ArviZ's summaries know
@@ -192,7 +163,7 @@ def _constants(values: Mapping[str, Array], coords: Mapping, dims: Mapping) -> x
 
 
 def _own_dims(name: str, shape: tuple[int, ...], coords: Mapping, dims: Mapping, index: dict) -> list[str]:
-    """The model's dims of a variable, ArviZ's ``name_dim_k`` where it has none; fills the coordinates they need."""
+    """Return the model's dims of a variable, ArviZ's ``name_dim_k`` where it has none; fills the coordinates they need."""
     given = list(dims.get(name) or [])
     own = []
     for axis, length in enumerate(shape):
@@ -217,3 +188,44 @@ def _with_index_coords(data: xr.Dataset, target: BaseTarget) -> xr.Dataset:
     if "unconstrained_parameter" in labels:
         labels["unconstrained_parameter"] = np.asarray(target.names)
     return data.assign_coords(labels)
+
+
+def gaussian_of_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str, ...], Gaussian]:
+    """Return names of coordinates, and the Gaussian with the mean and covariance of the draws.
+
+    Dense where there are more than two draws a coordinate, else diagonal.
+    """
+    names, x = _unconstrained_draws(idata, target)
+    n, dim = x.shape
+    sd = x.std(axis=0, ddof=1) if n > 1 else np.zeros(dim)
+    if not (np.isfinite(sd) & (sd > 0)).all():
+        stuck = names[int(np.argmin(np.where(np.isfinite(sd), sd, -1.0)))]
+        raise ModelError(f"the {n} draws of {stuck} do not vary or are not finite: no Gaussian can be fitted to them")
+    if n <= 2 * dim or dim > MAX_DENSE_DIM:
+        return names, Gaussian(x.mean(axis=0), sd)
+    try:
+        return names, Gaussian.from_covariance(x.mean(axis=0), np.atleast_2d(np.cov(x.T)))
+    except np.linalg.LinAlgError:
+        raise ModelError(f"the covariance of the {n} draws is not positive definite") from None
+
+
+def _unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str, ...], Array]:
+    """Return names and draws ``(n, dim)`` on the unconstrained space."""
+    try:
+        stored = group(idata, "unconstrained_posterior")
+    except KeyError:
+        stored = None
+    if stored is not None and "x" in stored:
+        values = stored["x"].values
+        names = tuple(str(name) for name in stored["unconstrained_parameter"].values)
+        return names, values.reshape(-1, values.shape[-1])
+    if target is None:
+        raise ModelError("the draws are in model space: give model=, which takes them to the unconstrained space")
+    return target.names, np.asarray(target.unconstrain(flat_draws(idata)), dtype=np.float64)
+
+
+def flat_draws(idata: Any, names: Sequence[str] | None = None) -> dict[str, Array]:
+    """Return the draws of a posterior, name → ``(chains·draws, *shape)``: all, or those of ``names`` that it has."""
+    posterior = group(idata, "posterior")
+    kept = posterior.data_vars if names is None else [name for name in names if name in posterior]
+    return {str(name): np.concatenate(posterior[name].values, axis=0) for name in kept}

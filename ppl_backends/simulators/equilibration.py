@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["Equilibration", "compare_starts"]
-
-
 # Starts whose means differ by less than this many standard deviations count as one.
 NEGLIGIBLE = 0.1
 LEVEL = 4.0
@@ -70,7 +67,7 @@ class Equilibration:
         return bool((self.gap[:, at] < max(NEGLIGIBLE, LEVEL * self.noise)).all())
 
     def __str__(self) -> str:
-        """A table of the largest gap at each burn-in."""
+        """Return a table of the largest gap at each burn-in."""
         worst = self.gap.max(axis=(0, 2))
         lines = [f"{'burn-in':>10}  largest gap between {', '.join(self.starts)} (sd; noise {self.noise:.2f})"]
         for length, gap in zip(self.burn_in, worst, strict=True):
@@ -90,7 +87,7 @@ def compare_starts(
     replicates: int,
     names: tuple[str, ...],
 ) -> Equilibration:
-    """Means and standard deviations of ``run(start, theta) -> (lengths, k)`` over replicates."""
+    """Return means and standard deviations of ``run(start, theta) -> (lengths, k)`` over replicates."""
     draws = np.array([[[run(start, point) for _ in range(replicates)] for start in starts] for point in theta])
     return Equilibration(
         theta, starts, names, np.asarray(burn_in), in_use, draws.mean(axis=2), draws.std(axis=2), replicates

@@ -15,8 +15,6 @@ from ppl_backends.simulators import ergm_kernels as kernels
 from ppl_backends.simulators.equilibration import Equilibration, compare_starts
 from ppl_backends.simulators.family import Array, ExponentialFamily
 
-__all__ = ["ERGM"]
-
 _TERMS = {"edges": kernels.EDGES, "kstar": kernels.KSTAR, "triangles": kernels.TRIANGLES, "gwesp": kernels.GWESP}
 _MOVES = {"gibbs": kernels.GIBBS, "tnt": kernels.TNT}
 _STARTS = {"empty": kernels.EMPTY, "complete": kernels.COMPLETE, "random": kernels.RANDOM}
@@ -99,19 +97,18 @@ class ERGM(ExponentialFamily):
         self.exact = moves == "enumerate"
 
     def simulate(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
-        """``n`` adjacency matrices ``(n, n_nodes, n_nodes)`` of 0 and 1; with Markov chains successive states of one."""
+        """Return ``n`` adjacency matrices ``(n, n_nodes, n_nodes)``; with Markov chains successive states of one."""
         if self.exact:
             return _graphs(self._draw(theta, n, rng), self.n_nodes)
         return self._run(theta, self._schedule(n), rng, keep=True)[1]
 
     def simulate_statistics(self, theta: Any, n: int, rng: np.random.Generator) -> Array:
-        """Statistics ``(n, n_parameters)`` of ``n`` draws."""
         if self.exact:
             return self._enumeration.draw(self._parameters(theta), n, rng)
         return self._run(theta, self._schedule(n), rng)[0]
 
     def log_normalizer(self, theta: Any) -> float:
-        """Log Z(θ) by enumeration, for up to 7 nodes."""
+        """Return log Z(θ) by enumeration, for up to 7 nodes."""
         if self.n_nodes > _MOST_NODES_ENUMERATED:
             raise ModelError(f"log Z by enumeration is for up to {_MOST_NODES_ENUMERATED} nodes, not {self.n_nodes}")
         return self._enumeration.log_normalizer(self._parameters(theta))
@@ -119,7 +116,7 @@ class ERGM(ExponentialFamily):
     def equilibration(
         self, theta: Any, rng: np.random.Generator, *, burn_in: Sequence[int] | None = None, replicates: int = 200
     ) -> Equilibration:
-        """Whether chains from the empty and the complete graph, and from ``start``, forget where they began.
+        """Return whether chains from the empty and the complete graph, and from ``start``, forget where they began.
 
         Parameters
         ----------
@@ -163,7 +160,7 @@ class ERGM(ExponentialFamily):
         keep: bool = False,
         start: int | None = None,
     ) -> tuple[Array, NDArray[np.int8]]:
-        """Statistics, and graphs if ``keep``, after each of the ``toggles``."""
+        """Return statistics, and graphs if ``keep``, after each of the ``toggles``."""
         out = np.empty((len(toggles), self.n_parameters))
         graphs = np.empty((len(toggles) if keep else 0, *self.shape), dtype=np.int8)
         kernels.chain(
@@ -192,7 +189,7 @@ class ERGM(ExponentialFamily):
         return self._enumerated
 
     def _draw(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-        """Codes of ``n`` graphs, exactly."""
+        """Return codes of ``n`` graphs, exactly."""
         energy = self._enumerated @ self._parameters(theta)
         cumulated = np.cumsum(np.exp(energy - energy.max()))
         return np.searchsorted(cumulated, rng.random(n) * cumulated[-1], side="right")
@@ -223,13 +220,7 @@ class ERGM(ExponentialFamily):
 
 
 def _parse(term: str) -> tuple[str, int, float]:
-    """Name, code and parameter of a term.
-
-    Examples
-    --------
-    >>> _parse("kstar(2)")
-    ('kstar(2)', 1, 2.0)
-    """
+    """Return name, code and parameter of a term: ``("kstar(2)", 1, 2.0)``."""
     match = re.fullmatch(r"(\w+?)(?:\((\d+(?:\.\d+)?)\))?", str(term).replace(" ", ""))
     name, value = match.groups() if match else ("", None)
     needs_value = name in ("kstar", "gwesp")
@@ -240,7 +231,7 @@ def _parse(term: str) -> tuple[str, int, float]:
 
 
 def _graphs(codes: NDArray[np.integer], n_nodes: int) -> NDArray[np.int8]:
-    """Adjacency matrices whose lower triangle, row by row, is the binary expansion of the codes."""
+    """Return adjacency matrices whose lower triangle, row by row, is the binary expansion of the codes."""
     rows, columns = np.tril_indices(n_nodes, -1)
     bits = (np.asarray(codes)[:, None] >> np.arange(len(rows))) & 1
     graphs = np.zeros((len(bits), n_nodes, n_nodes), dtype=np.int8)

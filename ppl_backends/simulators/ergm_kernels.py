@@ -9,20 +9,6 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-__all__ = [
-    "COMPLETE",
-    "EDGES",
-    "EMPTY",
-    "GIBBS",
-    "GWESP",
-    "KSTAR",
-    "RANDOM",
-    "TNT",
-    "TRIANGLES",
-    "chain",
-    "count_statistics",
-]
-
 EDGES, KSTAR, TRIANGLES, GWESP = range(4)
 GIBBS, TNT = range(2)
 GIVEN, EMPTY, COMPLETE, RANDOM = range(4)
@@ -30,7 +16,7 @@ GIVEN, EMPTY, COMPLETE, RANDOM = range(4)
 
 @numba.njit(cache=True)
 def _choose(n, k):
-    """Binomial coefficient as a float."""
+    """Return the binomial coefficient as a float."""
     value = 1.0
     for i in range(k):
         value *= (n - i) / (i + 1.0)
@@ -39,7 +25,7 @@ def _choose(n, k):
 
 @numba.njit(cache=True)
 def _shared(adjacency, i, j):
-    """Common neighbours of two nodes."""
+    """Return common neighbours of two nodes."""
     count = 0
     for k in range(adjacency.shape[0]):
         count += adjacency[i, k] & adjacency[j, k]
@@ -48,7 +34,7 @@ def _shared(adjacency, i, j):
 
 @numba.njit(cache=True)
 def _gwesp_change(adjacency, i, j, present, decay):
-    """Gain of gwesp by the tie (i, j): its own term, and one more shared partner for the ties around it."""
+    """Return gain of gwesp by the tie (i, j): its own term, and one more shared partner for the ties around it."""
     ratio = 1.0 - np.exp(-decay)
     shared, change = 0, 0.0
     for k in range(adjacency.shape[0]):
@@ -60,7 +46,7 @@ def _gwesp_change(adjacency, i, j, present, decay):
 
 @numba.njit(cache=True)
 def change_statistics(adjacency, degree, i, j, kinds, parameters, out):
-    """Statistics of the graph with the tie (i, j) minus those without it, whichever of the two the graph is."""
+    """Return statistics of the graph with the tie (i, j) minus those without it, whichever of the two the graph is."""
     present = adjacency[i, j]
     for t in range(kinds.size):
         if kinds[t] == EDGES:
@@ -76,7 +62,7 @@ def change_statistics(adjacency, degree, i, j, kinds, parameters, out):
 
 @numba.njit(cache=True)
 def count_statistics(adjacency, degree, kinds, parameters, out):
-    """Statistics of a graph, counted from nothing."""
+    """Return statistics of a graph, counted from nothing."""
     n = degree.size
     for t in range(kinds.size):
         total = 0.0
@@ -121,7 +107,7 @@ def _toggle(adjacency, degree, ties, place, n_ties, i, j):
 
 @numba.njit(cache=True)
 def _log_tnt_ratio(n_ties, n_dyads, adding):
-    """Log proposal ratio of tie/no-tie: half of the time a tie chosen at random is removed, else a dyad is toggled."""
+    """Return the log proposal ratio of tie/no-tie: half of the time a random tie is removed, else a dyad is toggled."""
     if adding:
         if n_ties == 0:
             return np.log(0.5 * n_dyads + 0.5)
@@ -133,7 +119,7 @@ def _log_tnt_ratio(n_ties, n_dyads, adding):
 
 @numba.njit(cache=True)
 def _any_dyad(rng, n):
-    """A dyad (i, j), i > j, at random."""
+    """Return a dyad (i, j), i > j, at random."""
     i = int(rng.random() * n)
     j = int(rng.random() * (n - 1))
     j += j >= i
@@ -186,26 +172,10 @@ def _first_graph(rng, start, given, adjacency, degree):
 
 @numba.njit(cache=True)
 def chain(rng, theta, kinds, parameters, move, flip_every, start, given, toggles, graphs, keep, out):
-    """One chain of graphs, recorded after each entry of ``toggles`` further toggles.
+    """Run one chain of graphs, recorded after each entry of ``toggles`` (m,) further toggles.
 
-    Parameters
-    ----------
-    rng : Generator
-    theta : array (k,)
-    kinds, parameters : arrays (k,)
-        Codes and parameters of the terms.
-    move : int
-        ``GIBBS`` or ``TNT``.
-    flip_every : int
-        Toggles between two proposals of the complement; 0 for none.
-    start, given : int, array (n, n)
-        ``GIVEN`` starts from ``given``.
-    toggles : array of int (m,)
-    graphs : array of int8 (m, n, n)
-        Filled if ``keep``.
-    keep : bool
-    out : array (m, k)
-        Filled with the statistics.
+    Every ``flip_every`` toggles the complement is proposed (0: never). ``out`` (m, k) is filled with the statistics,
+    and ``graphs`` (m, n, n) if ``keep``.
     """
     n = given.shape[0]
     n_dyads = n * (n - 1) // 2

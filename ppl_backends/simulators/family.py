@@ -11,27 +11,20 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["Enumeration", "ExponentialFamily"]
-
 
 class Enumeration:
-    """The law of the statistics over a small set of data sets: their different values, and how often each occurs.
-
-    Parameters
-    ----------
-    statistics : array (n_data_sets, n_parameters)
-    """
+    """The law of the statistics over a small set of data sets: their different values, and how often each occurs."""
 
     def __init__(self, statistics: Array) -> None:
         _, index, counts = np.unique(statistics.round(9), axis=0, return_index=True, return_counts=True)
         self.values, self.log_counts = statistics[index], np.log(counts)
 
     def log_normalizer(self, theta: Array) -> float:
-        """Log Z(θ)."""
+        """Return log Z(θ)."""
         return float(np.logaddexp.reduce(self.values @ theta + self.log_counts))
 
     def draw(self, theta: Array, n: int, rng: np.random.Generator) -> Array:
-        """Statistics ``(n, n_parameters)`` of ``n`` exact draws."""
+        """Return statistics ``(n, n_parameters)`` of ``n`` exact draws."""
         energy = self.values @ theta + self.log_counts
         cumulated = np.cumsum(np.exp(energy - energy.max()))
         return self.values[np.searchsorted(cumulated, rng.random(n) * cumulated[-1], side="right")]
@@ -63,7 +56,7 @@ class ExponentialFamily:
         return len(self.statistic_names)
 
     def statistics(self, data: Any) -> Array:
-        """Statistics ``(n_parameters,)`` of one data set, or ``(n, n_parameters)`` of ``n`` of them."""
+        """Return statistics ``(n_parameters,)`` of one data set, or ``(n, n_parameters)`` of ``n`` of them."""
         data = np.asarray(data)
         if data.shape[data.ndim - len(self.shape) :] != self.shape or data.ndim > len(self.shape) + 1:
             raise ModelError(f"data have shape {data.shape}; expected {self.shape}, or (n, *{self.shape})")
@@ -72,19 +65,19 @@ class ExponentialFamily:
         return counts if data.ndim > len(self.shape) else counts[0]
 
     def simulate(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
-        """``n`` data sets ``(n, *shape)`` from p(· | θ)."""
+        """Return ``n`` data sets ``(n, *shape)`` from p(· | θ)."""
         raise NotImplementedError
 
     def simulate_statistics(self, theta: Any, n: int, rng: np.random.Generator) -> Array:
-        """Statistics ``(n, n_parameters)`` of ``n`` data sets from p(· | θ)."""
+        """Return statistics ``(n, n_parameters)`` of ``n`` data sets from p(· | θ)."""
         raise NotImplementedError
 
     def log_unnormalized(self, theta: Any, statistics: Any) -> Array:
-        """θᵀs: the log density but for log Z(θ), for every row of statistics."""
+        """Return θᵀs: the log density but for log Z(θ), for every row of statistics."""
         return np.asarray(statistics, dtype=np.float64) @ self._parameters(theta)
 
     def _enumerate(self) -> Array:
-        """Statistics of every data set there is, for small sets."""
+        """Return statistics of every data set there is, for small sets."""
         raise NotImplementedError
 
     @cached_property
@@ -95,7 +88,7 @@ class ExponentialFamily:
         """Refuse what is no data set of this family."""
 
     def _count(self, data: NDArray) -> Array:
-        """Statistics of checked data sets ``(n, *shape)``."""
+        """Return statistics of checked data sets ``(n, *shape)``."""
         raise NotImplementedError
 
     def _parameters(self, theta: Any) -> Array:

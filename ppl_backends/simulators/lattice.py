@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
 from ppl_backends.simulators import lattice_kernels as kernels
-from ppl_backends.simulators.family import Array, ExponentialFamily
-from ppl_backends.simulators.transfer import TransferMatrix
-
-__all__ = ["Ising", "Potts"]
+from ppl_backends.simulators.family import ExponentialFamily
 
 _MOST_STATES = 4096  # colourings of one row
 _MOST_ENUMERATED = 2**16  # of the whole lattice
@@ -49,15 +47,15 @@ class _Lattice(ExponentialFamily):
         self._neighbours = _neighbours(rows, columns, periodic)
 
     def _terms(self, theta: Any) -> tuple[float, Array]:
-        """Coupling J and field ``(n_colours,)``."""
+        """Return coupling J and field ``(n_colours,)``."""
         raise NotImplementedError
 
     def _values(self, colours: NDArray) -> NDArray[np.int8]:
-        """Data as users see them, of colours."""
+        """Return data as users see them, of colours."""
         return colours.astype(np.int8)
 
     def simulate(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
-        """``n`` configurations ``(n, rows, columns)``; with Markov chains successive states of one."""
+        """Return ``n`` configurations ``(n, rows, columns)``; with Markov chains successive states of one."""
         coupling, field = self._terms(theta)
         if self._transfer is not None and self.method == "transfer":
             return self._values(self._transfer.draw(coupling, field, n, rng))
@@ -65,7 +63,7 @@ class _Lattice(ExponentialFamily):
         return self._values(self._run(coupling, sites, n, rng).reshape(n, *self.shape))
 
     def _run(self, coupling: float, field: Array, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """``n`` states of a chain."""
+        """Return ``n`` states of a chain."""
         if self.method == "swendsen_wang" and coupling < 0:
             raise ModelError("Swendsen–Wang needs a coupling of at least zero; use method='gibbs'")
         move = kernels.swendsen_wang if self.method == "swendsen_wang" else kernels.gibbs
@@ -77,7 +75,6 @@ class _Lattice(ExponentialFamily):
         return out
 
     def simulate_statistics(self, theta: Any, n: int, rng: np.random.Generator) -> Array:
-        """Statistics ``(n, n_parameters)`` of ``n`` draws."""
         if self.exact and self.n_colours ** len(self._neighbours) <= _MOST_ENUMERATED:
             return self._enumeration.draw(self._parameters(theta), n, rng)
         return self._count(self.simulate(theta, n, rng))
@@ -89,7 +86,7 @@ class _Lattice(ExponentialFamily):
         return self._count(self._values(colours).reshape(-1, *self.shape))
 
     def _log_z(self, theta: Any) -> tuple[float, float]:
-        """Coupling, and log Z of the colouring."""
+        """Return coupling and log Z of the colouring."""
         if self._transfer is None:
             raise ModelError(
                 f"log Z is for free boundaries and at most {_MOST_STATES} colourings of the narrow side of the lattice"
@@ -98,7 +95,7 @@ class _Lattice(ExponentialFamily):
         return coupling, self._transfer.messages(coupling, field)[1]
 
     def _pairs(self, data: NDArray) -> list[tuple[NDArray, NDArray]]:
-        """Both ends of all neighbouring pairs, in each direction."""
+        """Return both ends of all neighbouring pairs, in each direction."""
         ends = [(data[:, 1:], data[:, :-1]), (data[:, :, 1:], data[:, :, :-1])]
         if self.periodic:  # a side of length two has no second bond between its two sites
             rows, columns = self.shape
@@ -156,7 +153,7 @@ class Ising(_Lattice):
         return (2 * colours - 1).astype(np.int8)
 
     def log_normalizer(self, theta: Any) -> float:
-        """Log Z(θ), for free boundaries and a side of up to 12."""
+        """Return log Z(θ), for free boundaries and a side of up to 12."""
         coupling, log_z = self._log_z(theta)
         return log_z - 0.5 * coupling * (self._neighbours >= 0).sum() / 2
 
@@ -225,7 +222,7 @@ class Potts(_Lattice):
         return float(self._parameters(theta)[0]), np.zeros(self.n_colours)
 
     def log_normalizer(self, theta: Any) -> float:
-        """Log Z(θ), for free boundaries and at most 4,096 colourings of the narrow side."""
+        """Return log Z(θ), for free boundaries and at most 4,096 colourings of the narrow side."""
         return self._log_z(theta)[1]
 
     def _check(self, data: NDArray) -> None:
@@ -238,7 +235,7 @@ class Potts(_Lattice):
 
 
 def _neighbours(rows: int, columns: int, periodic: bool) -> NDArray[np.int64]:
-    """Table ``(sites, 4)`` of neighbours, padded with -1; each pair once from either end."""
+    """Return a table ``(sites, 4)`` of neighbours, padded with -1; each pair once from either end."""
     sites = np.arange(rows * columns).reshape(rows, columns)
     table = np.full((rows, columns, 4), -1, dtype=np.int64)
     table[1:, :, 0], table[:-1, :, 1] = sites[:-1], sites[1:]
@@ -253,7 +250,7 @@ def _neighbours(rows: int, columns: int, periodic: bool) -> NDArray[np.int64]:
 def _from_the_past(
     coupling: float, field: Array, neighbours: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """An exact draw of a two-colour model with J ≥ 0, by monotone coupling from the past.
+    """Draw exactly from a two-colour model with J ≥ 0, by monotone coupling from the past.
 
     Chains from all zeros and all ones are run from ever further back with the same random numbers; where they meet by
     time zero every chain from the infinite past would be. Each doubling lengthens the past and keeps what is nearer.
@@ -275,3 +272,62 @@ def _from_the_past(
                 "lattice; use method='transfer' or 'swendsen_wang', or a prior that keeps away"
             )
         past.append(rng.random((length, n)))
+
+
+class TransferMatrix:
+    """Exact draws and log Z of colourings of ``rows`` × ``columns`` sites with free boundaries, row by row.
+
+    The rows form a Markov chain. A backward pass over its states, all colourings of one row (the narrow side), gives log Z; a
+    forward pass draws. The matrix between two rows is a Kronecker product of one q × q matrix per column, so that both take
+    time proportional to the number of states, not to its square.
+    """
+
+    def __init__(self, rows: int, columns: int, n_colours: int) -> None:
+        self.turned = columns > rows
+        self.rows, self.columns = (columns, rows) if self.turned else (rows, columns)
+        self.n_colours = n_colours
+        self.n_states = n_colours**self.columns
+        codes = np.arange(self.n_states)
+        self.colours = np.stack(
+            [codes // n_colours ** (self.columns - 1 - c) % n_colours for c in range(self.columns)], axis=1
+        )
+        self.pairs = (self.colours[:, 1:] == self.colours[:, :-1]).sum(axis=1)
+
+    def messages(self, coupling: float, field: Array) -> tuple[list[Array], float]:
+        """Return weights of each row's states with the rows below summed out, and log Z; ``field`` is ``(n_colours,)``."""
+        local = coupling * self.pairs + field[self.colours].sum(axis=1)
+        local_weight, log_scale = np.exp(local - local.max()), float(local.max())
+        weights, log_z = [], 0.0
+        below = np.ones(self.n_states)
+        for _ in range(self.rows):
+            weight = local_weight * below
+            total = weight.sum()
+            weights.append(weight / total)
+            log_z += log_scale + np.log(total)
+            below = self._between(coupling, weight / total)
+        return weights[::-1], log_z
+
+    def draw(self, coupling: float, field: Array, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
+        """Return ``n`` exact draws ``(n, rows, columns)``."""
+        weights, _ = self.messages(coupling, field)
+        kernel = np.exp(coupling * np.eye(self.n_colours) - max(coupling, 0.0))
+        out = np.empty((n, self.rows, self.columns), dtype=np.int8)
+        law = np.broadcast_to(weights[0], (n, self.n_states))
+        for row in range(self.rows):
+            cumulated = np.cumsum(law, axis=1)
+            state = (cumulated < rng.random((n, 1)) * cumulated[:, -1:]).sum(axis=1)
+            out[:, row] = self.colours[np.minimum(state, self.n_states - 1)]
+            if row + 1 < self.rows:
+                step = np.ones((n, 1))
+                for column in range(self.columns):  # the row's own row of the Kronecker product
+                    step = (step[:, :, None] * kernel[out[:, row, column]][:, None, :]).reshape(n, -1)
+                law = step * weights[row + 1]
+        return np.swapaxes(out, 1, 2) if self.turned else out
+
+    def _between(self, coupling: float, weight: Array) -> Array:
+        """Return the matrix between two rows times a vector."""
+        kernel = np.exp(coupling * np.eye(self.n_colours))
+        cube = weight.reshape((self.n_colours,) * self.columns)
+        for axis in range(self.columns):
+            cube = np.moveaxis(np.tensordot(kernel, cube, axes=(1, axis)), 0, axis)
+        return cube.reshape(-1)

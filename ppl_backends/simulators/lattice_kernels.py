@@ -9,12 +9,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-__all__ = ["gibbs", "heat_bath", "swendsen_wang"]
-
 
 @numba.njit(cache=True)
 def _site(u, x, i, coupling, field, neighbours, weights):
-    """Colour of site i given the rest, by inversion of one uniform number."""
+    """Return the colour of site i given the rest, by inversion of one uniform number."""
     energy = field[i].copy()
     for k in range(neighbours.shape[1]):
         j = neighbours[i, k]
@@ -31,7 +29,7 @@ def _site(u, x, i, coupling, field, neighbours, weights):
 
 @numba.njit(cache=True)
 def heat_bath(x, uniforms, coupling, field, neighbours):
-    """Systematic sweeps, one per row of ``uniforms`` ``(sweeps, sites)``; monotone in ``x`` for two colours and J ≥ 0."""
+    """Sweep once per row of ``uniforms`` ``(sweeps, sites)``; monotone in ``x`` for two colours and J ≥ 0."""
     weights = np.empty(field.shape[1])
     for sweep in range(uniforms.shape[0]):
         for i in range(x.size):
@@ -40,7 +38,7 @@ def heat_bath(x, uniforms, coupling, field, neighbours):
 
 @numba.njit(cache=True)
 def gibbs(rng, x, sweeps, coupling, field, neighbours):
-    """Systematic sweeps from fresh random numbers."""
+    """Make systematic sweeps from fresh random numbers."""
     weights = np.empty(field.shape[1])
     for _ in range(sweeps):
         for i in range(x.size):
@@ -57,7 +55,7 @@ def _root(parent, i):
 
 @numba.njit(cache=True)
 def swendsen_wang(rng, x, sweeps, coupling, field, neighbours):
-    """Clusters of equal neighbours, bonded with probability 1 − exp(−J), take a new colour given the field."""
+    """Make clusters of equal neighbours, bonded with probability 1 − exp(−J), take a new colour given the field."""
     n, q = field.shape
     parent, energy, weights = np.empty(n, np.int64), np.empty((n, q)), np.empty(q)
     bond = 1.0 - np.exp(-coupling)

@@ -13,8 +13,6 @@ from sklearn.utils.validation import check_is_fitted
 from ppl_backends.mean_field.matrix_completion import fit_matrix_completion
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["MatrixCompletion"]
-
 
 class MatrixCompletion(RegressorMixin, BaseEstimator):
     """Predict entries of a matrix of low rank from others, with the rank found and intervals.
@@ -125,7 +123,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Posterior means of the entries.
+        """Return posterior means of the entries.
 
         Parameters
         ----------
@@ -148,14 +146,14 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         return mean, sd
 
     def predict_interval(self, X: Any, probability: float = 0.95) -> tuple[Array, Array]:
-        """Central intervals for new observations of the entries; NaN for labels not seen."""
+        """Return central intervals for new observations of the entries; NaN for labels not seen."""
         rows, columns, known = self._indices(X)
         low, high = np.full((2, len(known)), np.nan)
         low[known], high[known] = self.approximation_.interval(rows, columns, probability)
         return low, high
 
     def _indices(self, X: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Rows and columns of the pairs with labels that are known, and which these are."""
+        """Return rows and columns of the pairs with labels that are known, and which these are."""
         check_is_fitted(self)
         pairs = _pairs(X)
         found = []

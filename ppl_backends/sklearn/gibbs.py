@@ -18,8 +18,6 @@ from ppl_backends.gibbs.learning_rate import choose_learning_rate
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["GibbsClassifier", "GibbsRanker"]
-
 METHODS = ("vi", "ep", "smc")
 
 
@@ -88,7 +86,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return np.column_stack([np.ones(len(X)), X]) if self.fit_intercept else X
 
     def _with_rate(self, posterior: GibbsPosterior) -> GibbsPosterior:
-        """The posterior at the learning rate asked for."""
+        """Return the posterior at the learning rate asked for."""
         rate = self.learning_rate
         if rate is None:
             return posterior
@@ -109,7 +107,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return int(state.randint(2**31)) if isinstance(state, np.random.RandomState) else state
 
     def _fit_approximation(self) -> None:
-        """Mean and a factor of the covariance of θ, and the draws of SMC."""
+        """Find mean and a factor of the covariance of θ, and the draws of SMC."""
         if self.method not in METHODS:
             raise ModelError(f"method={self.method!r}: expected one of {', '.join(METHODS)}")
         if self.method == "smc":
@@ -137,27 +135,27 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return self._mean[1:] if self.fit_intercept else self._mean
 
     def _scores(self, X: Any) -> tuple[Array, Array]:
-        """Mean and standard deviation of the scores of rows under the pseudo-posterior."""
+        """Return mean and standard deviation of the scores of rows under the pseudo-posterior."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         design = self._design(X)
         return design @ self._mean - self.threshold_, np.sqrt(((design @ self._factor) ** 2).sum(axis=1))
 
     def mean_score(self, X: Any) -> Array:
-        """Mean scores ``(n,)`` under the pseudo-posterior: linear, ``X @ coef_[0] + intercept_``."""
+        """Return mean scores ``(n,)`` under the pseudo-posterior: linear, ``X @ coef_[0] + intercept_``."""
         return self._scores(X)[0]
 
     def decision_function(self, X: Any) -> Array:
-        """Mean scores ``(n,)``; positive ones are of ``classes_[1]``."""
+        """Return mean scores ``(n,)``; positive ones are of ``classes_[1]``."""
         return self.mean_score(X)
 
     def predict(self, X: Any) -> Any:
-        """Class of each row ``(n,)``, by the sign of its mean score."""
+        """Return the class of each row ``(n,)``, by the sign of its mean score."""
         positive = self.decision_function(X) > 0
         return self.classes_[positive.astype(int)]
 
     def score_interval(self, X: Any, level: float = 0.9) -> Array:
-        """Central intervals ``(n, 2)`` of the scores under the (Gaussian) pseudo-posterior."""
+        """Return central intervals ``(n, 2)`` of the scores under the (Gaussian) pseudo-posterior."""
         if not 0 < level < 1:
             raise ModelError(f"level={level}: expected a probability strictly between 0 and 1")
         mean, sd = self._scores(X)
@@ -165,7 +163,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return np.column_stack([mean - half, mean + half])
 
     def certificate(self, epsilon: float = 0.05, **options: Any) -> Certificate:
-        """PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which refuses where none holds."""
+        """Return the PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which refuses where none holds."""
         check_is_fitted(self)
         found = certify(self.posterior_, self.approximation_, epsilon=epsilon, **options)
         if not self.standardize:
@@ -236,12 +234,12 @@ class GibbsClassifier(_LinearGibbs):
         self.random_state = random_state
 
     def decision_function(self, X: Any) -> Array:
-        """Mean scores over their standard deviations under the pseudo-posterior ``(n,)``: the vote, as a normal quantile."""
+        """Return mean scores over their standard deviations ``(n,)``: the vote, as a normal quantile."""
         mean, sd = self._scores(X)
         return mean / np.maximum(sd, 1e-300)
 
     def predict_proba(self, X: Any) -> Array:
-        """Share of the pseudo-posterior that votes for each class ``(n, 2)``.
+        """Return the share of the pseudo-posterior that votes for each class ``(n, 2)``.
 
         It tells how far the data determine the vote: a pseudo-probability, not the frequency of the class.
         """
@@ -315,7 +313,7 @@ class GibbsRanker(_LinearGibbs):
         return float(0.5 * (scores[cut - 1] + scores[cut]))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """AUC of the scores."""
+        """Return the AUC of the scores."""
         return float(
             roc_auc_score(np.asarray(y) == self.classes_[1], self.decision_function(X), sample_weight=sample_weight)
         )

@@ -22,14 +22,12 @@ from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
-from ppl_backends.importance.tails import fit_shares, is_nearer, student_mixture
+from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.bridge import BridgeEstimate, bridge
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.smc.mixing import modes
 from ppl_backends.targets.protocol import Array, Index
-
-__all__ = ["Sample", "bridge_evidence"]
 
 _MOST_DRAWS = 1000  # of the density fitted, for each chain
 
@@ -45,7 +43,7 @@ class Sample(NamedTuple):
     ancestor: Index
 
     def rows(self, which: slice) -> Sample:
-        """Some of the points."""
+        """Return some of the points."""
         _, ancestor = np.unique(self.ancestor[which], return_inverse=True)
         return Sample(self.x[which], self.log_density[which], ancestor)
 
@@ -53,20 +51,9 @@ class Sample(NamedTuple):
 def bridge_evidence(
     samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator
 ) -> EvidenceEstimate | None:
-    """Log integral of a density of which there are samples, by bridges to what is fitted to the others.
+    """Return the log integral of a density of which there are samples, by bridges to what is fitted to the others.
 
-    Parameters
-    ----------
-    samples : sequence of Sample
-        Independent of each other; a single one is halved.
-    log_density : callable
-        ``(n, dim)`` to ``(n,)``.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    EvidenceEstimate or None
-        None where there are too few points to fit a Gaussian to, for their dimension, or they do not vary.
+    A single sample is halved. None where points are too few to fit a Gaussian to, for their dimension, or do not vary.
     """
     if len(samples) == 1:
         half = len(samples[0].x) // 2
@@ -88,7 +75,7 @@ def bridge_evidence(
 def _bridge_to(
     others: Array, sample: Sample, log_density: Callable[[Array], Array], rng: np.random.Generator
 ) -> BridgeEstimate | None:
-    """A bridge from the sample to what is fitted to the others."""
+    """Return a bridge from the sample to what is fitted to the others."""
     try:
         q = _fitted(others)
     except ModelError:
@@ -114,7 +101,7 @@ def _with_tails(x: Array, gaussian: MixtureApproximation) -> StudentMixture | No
     """Fit a mixture with Student t's; None where it is not clearly nearer to the points than a Gaussian."""
     middle = metric_from_points(x)  # from quantiles, which a Cauchy has too
     shares = np.full(len(x), 1.0 / len(x))
-    tailed = fit_shares(student_mixture(GaussianApproximation(middle.mean, cholesky=middle.factor)), x, shares)
+    tailed = fit_mixture(student_mixture(GaussianApproximation(middle.mean, cholesky=middle.factor)), x, shares)
     if tailed is None or not is_nearer(tailed.log_density(x), gaussian.log_density(x), shares):
         return None
     return tailed

@@ -14,8 +14,6 @@ from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.core import SMCState
 from ppl_backends.smc.records import SMCResult
 
-__all__ = ["TEMPERING", "Shows", "run_chains"]
-
 
 def run_chains(
     chains: Sequence[Callable[..., SMCResult]],
@@ -25,16 +23,9 @@ def run_chains(
     checkpoint: Checkpoint | None = None,
     progressbar: bool,
 ) -> tuple[list[SMCResult], bool]:
-    """All chains in order, or after Ctrl-C those there are; and whether there was one.
+    """Return all chains in order, or after Ctrl-C those there are; and whether there was one.
 
     Each of ``chains`` runs one of them, complete, so that it can be sent elsewhere, and takes ``report=`` and ``store=``.
-
-    Raises
-    ------
-    WorkerError
-        If a worker died.
-    KeyboardInterrupt
-        If no chain has anything to show.
     """
     with ChainProgress("SMC", len(chains), shows.fields, enabled=progressbar) as progress:
 
@@ -91,7 +82,7 @@ def _result(job: partial[SMCResult], run: SMCResult | None) -> SMCResult | None:
 
 
 def _says_that_a_worker_died(error: BaseException) -> bool:
-    """A broken pool, or Dask's word for it (by name: Dask is optional)."""
+    """Return whether a pool is broken, also in Dask's word for it (by name: Dask is optional)."""
     return any(kind.__name__ in ("BrokenExecutor", "KilledWorker") for kind in type(error).__mro__)
 
 
@@ -116,7 +107,7 @@ TEMPERING = Shows(("β", "ESS", "acceptance", "moves", "ε", "L", "log Z", "ETA"
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as 0:05, 1:02:03."""
+    """Return seconds as 0:05, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

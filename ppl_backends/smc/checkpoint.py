@@ -22,7 +22,7 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
-from ppl_backends.approximations.variational.result import VariationalApproximation
+from ppl_backends.approximations.variational.fit import VariationalApproximation
 from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
 from ppl_backends.kernels.metric import SplitMetric
@@ -47,8 +47,6 @@ from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
-
-__all__ = ["ChainStore", "Checkpoint"]
 
 _FORMAT = 3
 # What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
@@ -77,10 +75,7 @@ class ChainStore:
     chain: int
 
     def load(self) -> SMCState | None:
-        """Return the chain as last saved; None where it never was.
-
-        A file that is damaged, or is of another chain or another call, is refused.
-        """
+        """Return the chain as last saved, None where it never was; refuse a damaged file, or one of another chain or call."""
         if not self.path.exists():
             return None
         content = _read(self.path, "chain", "its chain then begins anew")
@@ -108,22 +103,10 @@ class ChainStore:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All files of one call.
+    """All files of one call; ``run`` is the checksum of the first, empty before :meth:`begin`.
 
-    Attributes
-    ----------
-    path : Path
-    settings : mapping
-        Options, and digests of the model.
-    seed : tuple of int
-        Entropy that every generator of the call derives from.
-    initial : object
-        What the path starts from: as given (``named`` where by a name), or as fitted the first time.
-    start : tuple of str
-        What tells one start from another: the digest of an approximation that was given, and the shares of the Student t's
-        that a pilot added.
-    run : str
-        Checksum of the file; empty before :meth:`begin`.
+    ``seed`` is the entropy of all generators, ``initial`` what the path starts from, as given (``named`` by a name) or
+    fitted, and ``start`` tells one start from another: the digest of what was given, and the shares of Student t's.
     """
 
     path: Path
@@ -138,17 +121,9 @@ class Checkpoint:
     def open(
         cls, path: str | os.PathLike, target: BaseTarget, settings: Mapping[str, Any], initial: Any, random_seed: Any
     ) -> Checkpoint:
-        """Return the checkpoint of that name, or a new one.
+        """Return the checkpoint of that name, or a new one; one of another model or other ``settings`` is refused.
 
-        ``settings`` are options that a call must have in common with the one that began it, ``chains`` among them. A seed of
-        None takes up that of a checkpoint that exists.
-
-        Raises
-        ------
-        ModelError
-            If the checkpoint belongs to another model or other settings, or one of its files is damaged.
-        CheckpointError
-            If a new one cannot be written.
+        A seed of None takes up that of a checkpoint that exists.
         """
         path, named = Path(path), isinstance(initial, str)
         settings = {**settings, "initial": initial if named else "approximation"}

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DamagedError", "pack", "unpack"]
-
 _VALUE = "value"
 _CHECKSUM = 64  # bytes
 _NUMERIC = "biufc"
@@ -37,24 +35,7 @@ class DamagedError(ValueError):
 
 
 def pack(value: Any, types: Iterable[type] = ()) -> bytes:
-    """Return the bytes of a file that holds ``value``.
-
-    Parameters
-    ----------
-    value : object
-    types : iterable of type
-        Dataclasses, named tuples and plain classes whose objects may occur in it.
-
-    Raises
-    ------
-    TypeError
-        If it holds anything else.
-
-    Examples
-    --------
-    >>> unpack(pack({"x": np.arange(2.0), "n": (1, float("inf"))}))
-    {'x': array([0., 1.]), 'n': (1, inf)}
-    """
+    """Return the bytes of a file that holds ``value``; ``types`` are dataclasses and tuples that may occur in it."""
     writer = _Writer({kind: kind.__name__ for kind in types})
     tree = json.dumps(writer.encode(value), allow_nan=False)
     file = io.BytesIO()
@@ -71,12 +52,7 @@ def pack(value: Any, types: Iterable[type] = ()) -> bytes:
 def unpack(content: bytes, types: Iterable[type] = ()) -> Any:
     """Return the value that :func:`pack` wrote.
 
-    Raises
-    ------
-    DamagedError
-        If the checksum does not match. Nothing is read from the content before that is known.
-    ValueError
-        If the content is whole and holds a type that is not in ``types``, or fields that the type does not have.
+    Nothing is read before the checksum is known to match (else DamagedError); a type not in ``types`` is a ValueError.
     """
     if _checksum(content[:-_CHECKSUM]) != content[-_CHECKSUM:]:
         raise DamagedError("its checksum does not match")
@@ -135,7 +111,7 @@ class _Writer:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether a class, and not only one that it extends, is a dataclass."""
+    """Return whether a class, and not only one that it extends, is a dataclass."""
     return "__dataclass_fields__" in vars(kind)
 
 

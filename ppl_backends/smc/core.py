@@ -8,9 +8,9 @@ wanted (Del Moral, Doucet & Jasra 2006, section 3.1; Chopin & Ridgway 2017, Algo
    Algorithm 2), or none while the weights are even;
 3. *move*: a kernel that leaves π_t invariant moves them.
 
-What a particle is, the path alone knows: a point with its densities, a subset of {0, 1}^p, a parameter with a simulated data
-set. Populations are records of arrays (:mod:`~ppl_backends.kernels.population`), and nothing here names their fields. How far
-a step goes, when to resample, how to move and what to write down are parts that are handed in.
+What a particle is, the path alone knows: a point with its densities, a subset of {0, 1}^p, a parameter with a simulated
+data set. Populations are records of arrays (:mod:`~ppl_backends.numerics.population`), and nothing here names their
+fields. How far a step goes, when to resample, how to move and what to write down are parts that are handed in.
 
 A run between two stages is a value, :class:`SMCState`, and :func:`smc_step` makes the next one from it. What is saved,
 resumed, interrupted or cut short is always such a value; with the generator's state in it the rest follows to the bit.
@@ -29,8 +29,6 @@ from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.smc.evidence import LineageVariance, log_relative
 from ppl_backends.targets.protocol import Array, Index
-
-__all__ = ["Moved", "Parts", "Path", "Resampled", "SMCState", "Start", "Step", "begin", "run_smc", "smc_step"]
 
 
 def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
@@ -71,7 +69,8 @@ def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Any) -> SMCStat
     # 2. Resample
     drawn = parts.resample(weights, path.is_last(stage), run.rng)
     parents = np.arange(n) if drawn is None else drawn
-    particles = path.extend(run.population.take(parents), stage, run.rng)
+    kept = run.population if drawn is None else run.population.take(drawn)
+    particles = path.extend(kept, stage, run.rng)
 
     # 3. Move
     moved = parts.move(Resampled(run.population, weights, parents, particles, stage), path, run.tuning, run.rng)
@@ -118,31 +117,9 @@ class Start(NamedTuple):
 class SMCState:
     """A run between two stages: all that the next one needs, and what a checkpoint holds.
 
-    Attributes
-    ----------
-    population : Population
-        The particles, siblings adjacent.
-    rng : numpy.random.Generator
-    lineage : LineageVariance
-        Initial particle each descends from, and the variance of the log evidence that follows.
-    log_evidence : float
-    start : object
-        Figures of the start.
-    tuning : object
-        What the moves have learned.
-    records : mapping
-        What is written down: name → object whose ``after(step)`` is the same with one more stage.
-    stage : object
-        The one reached, as the path has it; None before the first.
-    stages : tuple
-        Figures of every stage.
-    weights : ndarray (n,) or None
-        Normalised, where the particles were not resampled after the last step; None for equal ones.
-    ess : float or None
-        Effective sample size of the last step's weights; None before the first.
-    n_inside : int
-        Particles to which that step gave a weight above zero.
-    seconds : float
+    Siblings are adjacent in the ``population``; ``weights`` are normalised, and None for equal ones; ``lineage`` holds the
+    initial particle that each descends from; ``records`` are objects whose ``after(step)`` is the same with one more stage;
+    ``ess`` and ``n_inside`` (particles of weight above zero) are of the last step.
     """
 
     population: Any
@@ -206,7 +183,7 @@ class Path(Protocol):
         ...
 
     def is_last(self, stage: Any) -> bool:
-        """Whether the path ends at a stage, or before the first one (None)."""
+        """Return whether the path ends at a stage, or before the first one (None)."""
         ...
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:

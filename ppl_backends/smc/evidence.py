@@ -25,21 +25,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import sparse
 from scipy.special import logsumexp
 from scipy.stats import f as f_distribution
 
 from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
-
-__all__ = [
-    "EvidenceEstimate",
-    "LineageVariance",
-    "PathSampling",
-    "combine_evidence",
-    "ess_of_means",
-    "log_relative",
-    "sums_by_lineage",
-]
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
@@ -50,13 +41,7 @@ _SPREAD_LEVEL = 0.005
 
 
 class LineageVariance:
-    """Accumulates U_e over the stages of one run.
-
-    Parameters
-    ----------
-    n : int
-        Number of particles.
-    """
+    """Accumulate U_e over the stages of one run of ``n`` particles."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -64,18 +49,18 @@ class LineageVariance:
         self.ancestor = np.arange(n)
 
     def reweighted(self, weights: Array, before: Array | None = None) -> LineageVariance:
-        """A copy with a stage that takes normalised weights ``(n,)`` from ``before``, by default equal, to ``weights``."""
+        """Return a copy with a stage that takes normalised weights from ``before``, by default equal, to ``weights``."""
         carried = copy.copy(self)
         added = self.by_lineage(self.n * (weights - (1.0 / self.n if before is None else before)))
         carried.contribution = self.contribution + added
         return carried
 
     def by_lineage(self, values: Array) -> Array:
-        """Sums ``(n,)`` of the particles' values over the descendants of each initial particle."""
+        """Return sums ``(n,)`` of the particles' values over the descendants of each initial particle."""
         return np.bincount(self.ancestor, values, minlength=self.n).astype(np.float64)
 
     def resampled(self, parents: Index) -> LineageVariance:
-        """A copy that carries the ancestors to the new particles."""
+        """Return a copy that carries the ancestors to the new particles."""
         carried = copy.copy(self)
         carried.ancestor = self.ancestor[parents]
         return carried
@@ -97,7 +82,7 @@ class LineageVariance:
 
 
 def _df(contribution: Array) -> Array:
-    """3(ΣU²)²/ΣU⁴ over the first axis."""
+    """Return 3(ΣU²)²/ΣU⁴ over the first axis."""
     fourth = (contribution**4).sum(axis=0)
     df: Array = np.where(
         fourth == 0, 1.0, 3.0 * (contribution**2).sum(axis=0) ** 2 / np.where(fourth == 0, 1.0, fourth)
@@ -107,15 +92,7 @@ def _df(contribution: Array) -> Array:
 
 @dataclass(frozen=True)
 class PathSampling:
-    """Log evidence of one run by path sampling, beside the one from the weights.
-
-    Attributes
-    ----------
-    log_evidence : float
-        To begin with, the log normaliser of the start.
-    difference : ndarray (n,)
-        Contributions of the lineages to log Ẑ less this log evidence.
-    """
+    """Log evidence of one run by path sampling; ``difference`` ``(n,)`` is what lineages contribute to log Ẑ less it."""
 
     log_evidence: float
     difference: Array
@@ -145,7 +122,7 @@ class PathSampling:
 
 
 def log_relative(weights: Array | None) -> Array | float:
-    """Logs of normalised weights scaled to mean one; 0 for None, equal ones."""
+    """Return logs of normalised weights scaled to mean one; 0 for None, equal ones."""
     if weights is None:
         return 0.0
     with np.errstate(divide="ignore"):
@@ -154,19 +131,10 @@ def log_relative(weights: Array | None) -> Array | float:
 
 
 class EvidenceEstimate(NamedTuple):
-    """Log evidence of several runs.
+    """Log evidence of several runs; ``df`` are degrees of freedom of its standard error, for intervals by Student's t.
 
-    Attributes
-    ----------
-    log_evidence : float
-        Log of the mean of the runs' evidences.
-    standard_error : float
-    df : float
-        Degrees of freedom of the standard error; intervals use Student's t.
-    runs_disagree : bool
-        Whether the spread between runs is larger than the single-run errors explain.
-    spread : float
-        Standard deviation of the runs' log evidences (NaN for one run).
+    ``spread`` is the standard deviation of the runs' log evidences, NaN for one; where ``runs_disagree``, it is larger
+    than the single-run errors explain.
     """
 
     log_evidence: float
@@ -177,13 +145,7 @@ class EvidenceEstimate(NamedTuple):
 
 
 def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> EvidenceEstimate:
-    """Pool runs: log of the mean evidence and its standard error.
-
-    Parameters
-    ----------
-    log_evidence, variance, df : ndarray (runs,)
-        Each run's log evidence, its single-run variance and that variance's degrees of freedom.
-    """
+    """Pool runs ``(runs,)``: log of the mean evidence and its standard error."""
     runs = len(log_evidence)
     combined = float(logsumexp(log_evidence) - np.log(runs))
     pooled, total_df, disagree = (float(figure) for figure in _pooled(log_evidence, variance, df))
@@ -206,25 +168,16 @@ def _pooled(values: Array, variance: Array, df: Array) -> tuple[Array, Array, Ar
 
 
 def sums_by_lineage(values: Array, ancestor: Index) -> Array:
-    """Return the sums of rows ``(n, k)`` over the particles of every lineage, which are independent of each other.
-
-    Of centred rows, the sum of their squares over n² estimates the variance of the mean.
-    """
+    """Return the sums of rows ``(n, k)`` over the particles of every lineage, which are independent of each other."""
     _, lineage = np.unique(ancestor, return_inverse=True)
-    sums = np.zeros((int(lineage.max()) + 1, values.shape[1]))
-    np.add.at(sums, lineage, values)
-    return sums
+    n = len(lineage)
+    return sparse.csr_matrix((np.ones(n), (lineage, np.arange(n)))) @ values
 
 
 def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
     """Return how many independent draws the mean of each coordinate over all runs is worth ``(dim,)``.
 
     Lineages within runs tell, and the spread between them: a run that has lost a mode looks well by itself.
-
-    Parameters
-    ----------
-    samples : sequence of (points (n, dim), ancestors (n,))
-        Of each run.
     """
     means, variance, df = [], [], []
     for x, ancestor in samples:

@@ -7,28 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
+from scipy.stats import chi2
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
-from ppl_backends.smc.agreement import Apart, chains_apart
-from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means
+from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, sums_by_lineage
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
-
-__all__ = [
-    "Figures",
-    "ShortSteps",
-    "Verdict",
-    "distrust",
-    "draws_are_healthy",
-    "figures_of",
-    "in_one_mode",
-    "is_too_coarse",
-    "judge",
-    "split_finished",
-    "warn_if_distrusted",
-]
+from ppl_backends.targets.protocol import Array, Index
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
@@ -70,22 +58,9 @@ class ShortSteps(NamedTuple):
 class Figures(NamedTuple):
     """Runs, and what tells whether they can be trusted.
 
-    Attributes
-    ----------
-    runs : sequence of SMCResult
-    evidence : EvidenceEstimate
-        Of tempering.
-    ess : float
-        Independent draws that the mean of the coordinate worst off is worth.
-    apart : Apart or None
-        Chains that are in different places.
-    disagreement : str
-        Between the evidence and that of path sampling; empty where errors explain it.
-    divergent : float
-        Share of the last trajectories that diverged. Between separated modes, whose common metric is too wide for either,
-        some do without harm.
-    short_steps : ShortSteps or None
-        What shorter steps did to the last particles, where they were tried.
+    ``ess`` is how many independent draws the mean of the worst coordinate is worth, ``apart`` chains in different
+    places, ``disagreement`` what speaks against the evidence, ``divergent`` the share of the last trajectories that
+    diverged.
     """
 
     runs: Sequence[SMCResult]
@@ -127,10 +102,7 @@ def is_too_coarse(figures: Figures) -> bool:
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
-    """The runs to return, and what to say of the others.
-
-    Chains at β = 1 are kept by themselves; where there are none, the unfinished ones are all there is.
-    """
+    """Return the runs to keep, those at β = 1 or else all, and what to say of the others."""
     finished = [run for run in runs if run.complete]
     if len(finished) == chains:
         return finished, ""
@@ -142,10 +114,7 @@ def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) ->
 
 
 def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] = ()) -> list[str]:
-    """Return reasons, each with its figure, not to trust the evidence and the draws; none for a healthy result.
-
-    ``chains_kept`` says that the moves were waste-free; ``names`` are those of the coordinates.
-    """
+    """Return reasons, each with its figure, not to trust the evidence and the draws; none for a healthy result."""
     runs, evidence = figures.runs, figures.evidence
     reasons = _not_mixed(runs, chains_kept) + _misses_a_neck(figures, names)
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names)
@@ -168,9 +137,8 @@ def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
         return []
     worst = max(slow, key=lambda move: move.correlation)
     return [
-        f"the particles did not forget where they were at {len(slow)} of {len(moves)} stages (after "
-        f"{worst.n_moves} moves a correlation of {worst.correlation:.2f} is left, acceptance "
-        f"{worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
+        f"{len(slow)} of {len(moves)} stages did not mix (autocorrelation {worst.correlation:.2f} after "
+        f"{worst.n_moves} moves, acceptance {worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
     ]
 
 
@@ -225,7 +193,7 @@ def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
 
 
 def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
-    """The weights see particles before they move, path sampling half of them after: it is off where moves were not enough."""
+    """Return what there is to say of path sampling, which sees half of the particles after their moves."""
     differences = [run.log_evidence - run.path_sampling.log_evidence for run in runs]
     error = np.sqrt(np.mean([run.path_sampling.variance_of_difference for run in runs]) / len(runs))
     difference = float(np.mean(differences))
@@ -299,15 +267,11 @@ def judge(
     prior_error: float = 0.0,
     names: Sequence[str] = (),
 ) -> Verdict:
-    """The evidence to report.
+    """Return the evidence to report: that of bridge sampling, or of tempering.
 
-    That of bridge sampling, if it may be reported (``replaceable``), the last particles are healthy, in one mode, the
-    bridges are precise and agree, and there is reason to distrust that of tempering or a larger error: what was made on the
-    way is not in the bridges. More than one nat is not made good: particles that came by such a way may all have missed a
-    part.
-
-    ``prior_error`` is that of the log integral of the prior, where runs start from the prior. It is in the evidence of
-    tempering too, and cancels from their difference, the normalised evidence; it adds to the error of bridge sampling.
+    The bridges' is taken if it may be (``replaceable``), the last particles are healthy and in one mode, the bridges
+    precise and within a nat of tempering, and tempering is distrusted or has the larger error. ``prior_error``, of the
+    prior's integral, is in the error of tempering already.
     """
     evidence, reasons = figures.evidence, distrust(figures, chains_kept, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
@@ -349,9 +313,53 @@ def draws_are_healthy(figures: Figures) -> bool:
 
 
 def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = "") -> None:
-    """One :class:`SamplerWarning` with all there is to say; ``replaced`` says what was reported instead."""
+    """Warn once (:class:`SamplerWarning`) with all there is to say; ``replaced`` says what was reported instead."""
     said = [unfinished] if unfinished else []
     if reasons:
         said.append((replaced or "do not trust this evidence yet") + ": " + "; ".join(reasons))
     if said:
-        warnings.warn(f"tempering SMC: {'; '.join(said)}", SamplerWarning, stacklevel=4)
+        warnings.warn(f"SMC: {'; '.join(said)}", SamplerWarning, stacklevel=4)
+
+
+_LEVEL = 1e-4  # of the test over all coordinates
+_LARGE = 0.3  # standard deviations of the draws, below which a disagreement does not matter
+
+
+class Apart(NamedTuple):
+    """A coordinate in which a chain is elsewhere than all: by how many standard deviations of the draws, and errors."""
+
+    coordinate: int
+    distance: float
+    errors: float
+
+
+def chains_apart(x: Sequence[Array], lineages: Sequence[Index]) -> Apart | None:
+    """Return the coordinate in which chains disagree most, if they disagree by more than their errors explain.
+
+    The standard error of a chain's mean comes from its lineages. Means of normal scores of the pooled ranks are compared,
+    since tails of any weight leave these a variance, and means of their squares, as R̂ compares ranks and folded ranks
+    (Vehtari et al. 2021, Bayesian Analysis 16(2)). Cochran's Q adds up squared distances from the common mean.
+    """
+    chains, (n, dim) = len(x), x[0].shape
+    if chains < 2:
+        return None
+    pooled = np.concatenate(x)
+    scores, of_ranks = np.empty_like(pooled), ndtri((np.arange(len(pooled)) + 0.5) / len(pooled))
+    np.put_along_axis(scores, np.argsort(pooled, axis=0), of_ranks[:, None], axis=0)
+    columns = np.hstack([scores, (scores**2 - 1) / np.sqrt(2)]).reshape(chains, n, 2 * dim)
+    mean = columns.mean(axis=1)
+    variance = np.stack([_variance_of_mean(*pair) for pair in zip(columns - mean[:, None], lineages, strict=True)])
+    away = mean - (mean / variance).sum(axis=0) / (1 / variance).sum(axis=0)
+    significant = chi2.sf((away**2 / variance).sum(axis=0), chains - 1) * 2 * dim < _LEVEL
+    distance = np.where(significant, np.abs(away), 0.0)
+    chain, column = np.unravel_index(np.argmax(distance), distance.shape)
+    if distance[chain, column] <= _LARGE:
+        return None
+    errors = float(distance[chain, column] / np.sqrt(variance[chain, column]))
+    return Apart(int(column) % dim, float(distance[chain, column]), errors)
+
+
+def _variance_of_mean(centred: Array, lineage: Index) -> Array:
+    """Return the variance ``(k,)`` of the mean of columns ``(n, k)`` by lineages; no less than of n independent draws."""
+    n = len(centred)
+    return np.maximum((sums_by_lineage(centred, lineage) ** 2).sum(axis=0), (centred**2).sum(axis=0)) / n**2 + 1e-12

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import check_memory, checked, choice, instance, integer, none, number
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import inference_data
+from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.smc.chains import Shows, run_chains
 from ppl_backends.smc.core import Parts, SMCState, run_smc
-from ppl_backends.smc.moves import MoveSettings, UntilMixed
+from ppl_backends.smc.filters import filter_path
+from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.records import SMCResult, stage_figures
 from ppl_backends.smc.routes import choose_kernel, prior_path
 from ppl_backends.smc.rows import Prequential, RowsPath, rows_have_gradients
@@ -32,8 +32,6 @@ from ppl_backends.smc.schedule import Resampling, make_schedule
 from ppl_backends.smc.updates import before_stages, ibis_inference_data, n_chains, restored
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget
-
-__all__ = ["run_ibis", "sample_ibis", "update_smc"]
 
 _OPTIONS = {
     "kernel": choice("auto", *KERNELS),
@@ -66,7 +64,7 @@ def sample_ibis(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    r"""Posterior and evidence by letting observations in, in their order, each predicted before it is.
+    r"""Estimate posterior and evidence by letting observations in, in their order, each predicted before it is.
 
     Iterated batch importance sampling: particles of the prior are weighted by the likelihood of as many rows as keep their
     effective sample size, resampled, and moved by a kernel that looks at the rows so far alone. When there are more rows,
@@ -130,9 +128,8 @@ def sample_ibis(
     settings = _settings(ess_threshold, min_moves, max_moves, max_time)
     path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
     jobs = [partial(run_ibis, path, chosen, draws, rng, None, settings) for rng in generators]
-    runs, interrupted = _run_chains(path, jobs, executor, progressbar)
-    groups = {"log_likelihood": log_likelihood, "log_prior": log_prior}
-    return ibis_inference_data(path, chosen.name, runs, (len(jobs), interrupted), rng=result_rng, clock=clock, **groups)
+    asked = {"rng": result_rng, "clock": clock, "log_likelihood": log_likelihood, "log_prior": log_prior}
+    return run_row_chains(path, chosen.name, jobs, executor, progressbar, **asked)
 
 
 @checked(
@@ -164,7 +161,7 @@ def update_smc(
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        From :func:`~ppl_backends.sample_ibis` or from this function. It is not changed.
+        From :func:`~ppl_backends.sample_ibis`, :func:`~ppl_backends.sample_smc2` or this function. It is not changed.
     model : pymc.Model, Stan program or Target
         The model. Without ``new`` it holds all observations, the new ones after those that ``idata`` has seen.
     new : mapping, optional
@@ -210,25 +207,27 @@ def update_smc(
         target = target.append(new)
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
     settings = _settings(ess_threshold, min_moves, max_moves, max_time)
-    path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
+    method = group(idata, "posterior").attrs.get("filter")
+    if method is None:
+        path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
+    else:
+        chosen = choose_kernel(kernel, target, False)
+        path = filter_path(target, prior_path(target, prior_rng, chosen, settings), idata)
     then = restored(idata, path, chosen, generators)
     jobs = [partial(run_ibis, path, chosen, len(run.population.x), run.rng, run, settings) for run in then]
-    runs, interrupted = _run_chains(path, jobs, executor, progressbar)
-    groups = {"log_likelihood": log_likelihood, "log_prior": log_prior}
-    return ibis_inference_data(path, chosen.name, runs, (len(jobs), interrupted), rng=result_rng, clock=clock, **groups)
+    asked = {"rng": result_rng, "clock": clock, "log_likelihood": log_likelihood, "log_prior": log_prior}
+    return run_row_chains(path, chosen.name, jobs, executor, progressbar, **asked)
 
 
 def _settings(ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None) -> Settings:
-    if min_moves > max_moves:
-        raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected min_moves <= max_moves")
-    schedule, moves = make_schedule("ess", ess_threshold), MoveSettings(min_moves, max_moves)
+    schedule, moves = make_schedule("ess", ess_threshold), move_settings(min_moves, max_moves)
     return Settings(schedule=schedule, moves=moves, max_time=max_time)
 
 
 def _path_and_kernel(
     target: BaseTarget, kernel: str, rng: np.random.Generator, settings: Settings
 ) -> tuple[RowsPath, Kernel]:
-    """The path over the rows of a target, and the kernel asked for."""
+    """Return the path over the rows of a target, and the kernel asked for."""
     chosen = choose_kernel(kernel, target, rows_have_gradients(target))
     return RowsPath(target, prior_path(target, rng, chosen, settings)).with_gradient(chosen.uses_gradient), chosen
 
@@ -244,15 +243,11 @@ def run_ibis(
     report: Callable[[SMCState], None] | None = None,
     store: None = None,
 ) -> SMCResult:
-    """Let in the rows that a run, by default one from the prior, has not seen.
-
-    There are no checkpoints on the way: the result itself can go on. Where time or Ctrl-C ends it, it ends with the last
-    block that is in.
-    """
+    """Let in the rows that a run has not seen; where time or Ctrl-C ends it, it ends with a whole block."""
     begun = then or before_stages(
         path, kernel, path.start(draws, rng), rng, Prequential((0.0,), np.empty(0), np.zeros(draws))
     )
-    parts = Parts(settings.schedule, Resampling(draws), UntilMixed(kernel, settings.moves), stage_figures)
+    parts = Parts(settings.schedule, Resampling(draws), path.moves(kernel, settings.moves), stage_figures)
     watch = _Blocks(begun, settings.max_time, report)
     _, ended = run_smc(begun, path, parts, watch)
     if ended == "interrupted" and watch.whole is begun:
@@ -272,16 +267,20 @@ class _Blocks(Watcher):
         return super().stops(run) if run is self.whole else ""
 
     def see(self, run: SMCState) -> None:
-        """Take note of a block that is in."""
         if run.stage.beta == 1.0:
             self.whole = run
             super().see(run)
 
 
-def _run_chains(
-    path: RowsPath, jobs: Sequence[Callable[..., SMCResult]], executor: Executor | None, progressbar: bool
-) -> tuple[list[SMCResult], bool]:
-    """All chains, and whether Ctrl-C ended them."""
+def run_row_chains(
+    path: RowsPath,
+    kernel: str,
+    jobs: Sequence[Callable[..., SMCResult]],
+    executor: Executor | None,
+    progressbar: bool,
+    **asked: Any,
+) -> Any:
+    """Return what the chains leave as InferenceData, with what is ``asked`` of it."""
 
     def figures(run: SMCState) -> tuple[float, dict[str, float | str]]:
         stage, rows = run.stages[-1], run.stage.rows
@@ -295,4 +294,5 @@ def _run_chains(
         return rows / max(path.n, 1), shown
 
     shows = Shows(("rows", "ESS", "acceptance", "moves", "log Z"), figures)
-    return run_chains(jobs, shows=shows, executor=executor, progressbar=progressbar)
+    runs, interrupted = run_chains(jobs, shows=shows, executor=executor, progressbar=progressbar)
+    return ibis_inference_data(path, kernel, runs, (len(jobs), interrupted), **asked)

@@ -25,8 +25,6 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Reweighted", "StageParticles", "ladder_group", "reweight", "thermodynamic_integration"]
-
 _UNRELIABLE_K = 0.7
 
 
@@ -51,7 +49,7 @@ class StageParticles(NamedTuple):
 
 
 def ladder_group(ladders: Sequence[Sequence[StageParticles]]) -> dict[str, tuple[tuple[str, ...], Array]]:
-    """The chains' ladders as variables with dims (chain, stage, particle), NaN where a chain has fewer temperatures."""
+    """Return the chains' ladders with dims (chain, stage, particle), NaN where a chain has fewer temperatures."""
     longest = max(len(ladder) for ladder in ladders)
     n, dim = ladders[0][0].x.shape
     scalar = np.full((2, len(ladders), longest), np.nan)
@@ -99,17 +97,17 @@ class Reweighted(NamedTuple):
     betas: Array
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` points drawn in proportion to their weights ``(n, dim)``."""
+        """Return ``n`` points drawn in proportion to their weights ``(n, dim)``."""
         return self.x[rng.choice(len(self.x), size=n, p=np.exp(self.log_weight))]
 
     def mean(self, values: Array | None = None) -> Array:
-        """Weighted mean of ``values`` ``(n, ...)``, by default of the points."""
+        """Return the weighted mean of ``values`` ``(n, ...)``, by default of the points."""
         return np.tensordot(np.exp(self.log_weight), self.x if values is None else values, axes=1)
 
 
 @checked(idata=inference_data("posterior"), power=none | number(at_least=0))
 def reweight(idata: Any, *, power: float | None = None, model: Any = None, data: Any = None) -> Reweighted:
-    """The posterior under another power of the likelihood, or under another model of the same parameters.
+    """Return the posterior under another power of the likelihood, or under another model of the same parameters.
 
     Parameters
     ----------
@@ -185,7 +183,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
 
 
 def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array:
-    """Log γ(x) − log π_β(x), with π_β normalised by the running evidence."""
+    """Return log γ(x) − log π_β(x), with π_β normalised by the running evidence."""
     given = rung["log_weight"] + rung["log_marginal_likelihood"]
     if new is not None:
         return given + new.log_density(rung["x"]) - rung["log_density"]
@@ -197,7 +195,7 @@ def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array
 
 @checked(idata=inference_data("posterior"))
 def thermodynamic_integration(idata: Any) -> xr.Dataset:
-    r"""The mean increment along the path, and the log evidence as its integral.
+    r"""Return the mean increment along the path, and the log evidence as its integral.
 
     Parameters
     ----------

@@ -12,8 +12,6 @@ import numpy as np
 from ppl_backends.smc.schedule import next_beta
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["WeightAutocorrelation", "correlation_left", "modes"]
-
 _GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six sd apart have it
 _SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
 _FEWEST = 100  # points that can show a gap
@@ -24,7 +22,8 @@ _ROUNDING = 1e-12  # relative
 class WeightAutocorrelation:
     """Correlation of the incremental weights with what they were before the moves.
 
-    The step to come is taken from the particles before the moves; at β = 1, where none comes, only log weights are compared.
+    The step to come is taken from the particles before the moves; at β = 1, where none comes, only log weights are
+    compared.
     """
 
     def __init__(self, increment: Array, beta: float, labels: Index) -> None:
@@ -36,7 +35,7 @@ class WeightAutocorrelation:
         self.before = self._functions(increment)
 
     def _functions(self, increment: Array) -> Array:
-        """Log weights and weights as columns, centred within modes and of length one."""
+        """Return log weights and weights as columns, centred within modes and of length one."""
         log_weight = np.clip(increment, self.low, self.high)
         columns = np.stack([log_weight, np.exp(self.step * (log_weight - self.high))], axis=1)
         rounding = _ROUNDING * np.abs(columns).max(axis=0) * len(columns) ** 0.5  # of a likelihood that is constant
@@ -45,12 +44,12 @@ class WeightAutocorrelation:
         return np.where(length > rounding, columns / np.maximum(length, 1e-300), 0.0)
 
     def left(self, increment: Array) -> float:
-        """The larger of the two correlations with the increments before the moves."""
+        """Return the larger of the two correlations with the increments before the moves."""
         return float((self.before * self._functions(increment)).sum(axis=0).max())
 
 
 def correlation_left(before: Array, after: Array, labels: Index) -> Array:
-    """Correlation over particles of z + z² before and after a move, per coordinate, with z robustly standardised.
+    """Return the correlation over particles of z + z² before and after a move, per coordinate, with z robustly standardised.
 
     Particles are standardised, and correlations taken, within the modes that ``labels`` ``(n,)`` number.
     """
@@ -67,7 +66,7 @@ def correlation_left(before: Array, after: Array, labels: Index) -> Array:
 
 
 def _centred(columns: Array, labels: Index) -> Array:
-    """Columns less their means within each mode."""
+    """Return columns less their means within each mode."""
     if not labels.any():
         return columns - columns.mean(axis=0)
     counts = np.bincount(labels)
@@ -77,7 +76,7 @@ def _centred(columns: Array, labels: Index) -> Array:
 
 
 def modes(x: Array) -> Index:
-    """Number ``(n,)`` of the mode that each point ``(n, dim)`` is in, as far as gaps along coordinates tell them apart."""
+    """Return the number ``(n,)`` of the mode that each point is in, as far as gaps along coordinates tell."""
     labels = np.zeros(len(x), dtype=np.intp)
     smallest = max(int(_SMALLEST_SHARE * len(x)), 1)
     to_do = [0] if len(x) >= _FEWEST else []
@@ -94,7 +93,7 @@ def modes(x: Array) -> Index:
 
 
 def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
-    """Coordinate and middle of the widest gap that leaves ``smallest`` points on both sides, if it is one between modes."""
+    """Return coordinate and middle of the widest gap between modes that leaves ``smallest`` points on both sides."""
     if len(x) < 2 * smallest or len(x) < _FEWEST // 4:
         return None
     ordered = np.sort(x, axis=0)
@@ -109,7 +108,7 @@ def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
 
 
 def _width(x: Array) -> Array:
-    """Half the distance between the 16 % and the 84 % quantile."""
+    """Return half the distance between the 16 % and the 84 % quantile."""
     low, high = np.quantile(x, [0.158655, 0.841345], axis=0)
     width: Array = 0.5 * (high - low)
     return width

@@ -19,30 +19,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ppl_backends.errors import ModelError
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.metric import AnyMetric, SplitMetric, cross_fitted_metric, metric_from_points
-from ppl_backends.kernels.population import concatenate
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.population import concatenate
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
-
-__all__ = [
-    "MoveSettings",
-    "MoveSummary",
-    "Pilot",
-    "Planned",
-    "PlannedMoves",
-    "UntilMixed",
-    "WasteFree",
-    "chain_metric",
-    "share_of_divergent",
-    "stay",
-]
 
 _CORRELATION_LEFT = 0.1  # α' of Algorithm 14
 _DIVERGED = 20.0  # energy error of a trajectory
@@ -61,34 +49,20 @@ class MoveSettings:
     maximum: int = 100
 
 
+def move_settings(min_moves: int, max_moves: int) -> MoveSettings:
+    """Return the floor and cap that a caller gave, or refuse them."""
+    if min_moves > max_moves:
+        raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected min_moves <= max_moves")
+    return MoveSettings(min_moves, max_moves)
+
+
 @dataclass(frozen=True)
 class MoveSummary:
     """Figures of the moves at one temperature.
 
-    Attributes
-    ----------
-    n_moves : int
-    acceptance : float
-        Mean acceptance probability.
-    scale : float
-        Step of the last move; the median, where each particle has its own.
-    correlation : float
-        The autocorrelation left: the larger of the correlation of the weights with those before the moves and the largest
-        running product over coordinates.
-    squared_jump : float
-        Mean squared jumping distance per coordinate and move, in units of the posterior's variance.
-    gradients : float
-        Evaluations of the density per particle kept.
-    stuck : float
-        Share of particles that never moved.
-    noise : float
-        Two standard errors of a correlation over so many particles.
-    n_modes : int
-        Separated modes in which the moves began; correlations are within them.
-    divergent : float
-        Share of the trajectories whose energy error is above 20, and finite; 0 for kernels that have none.
-    undefined : float
-        Share of the moves that met, among the particles, a density that is NaN or +inf.
+    ``scale`` is the (median) step of the last move, ``squared_jump`` per coordinate and move in units of the variance,
+    ``gradients`` evaluations per particle, ``correlation`` what is left of weights and coordinates before the moves,
+    within ``n_modes`` modes, ``noise`` two standard errors of it, ``divergent`` the share of energy errors above 20.
     """
 
     n_moves: int
@@ -134,9 +108,8 @@ class UntilMixed:
 class WasteFree:
     """From every particle a chain, of which ``length`` states are kept (Dau & Chopin 2022, Algorithm 2).
 
-    Where a chain of that length still remembers where it began, every other state is dropped and it goes on, twice as far,
-    until it has mixed or the next doubling would exceed the cap. Where the chain has to have more moves than states, it
-    begins with so many between two states kept.
+    A chain of that length that has not mixed drops every other state and goes on, twice as far, until it has, or the next
+    doubling would exceed the cap.
     """
 
     kernel: Kernel
@@ -176,10 +149,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Planned:
-    """The moves of a plan, whatever they achieve: the kernel does not depend on the particles it moves.
-
-    The plan has them by beta; ``length`` is the number of states kept of every chain.
-    """
+    """The moves of a plan, by beta, whatever they achieve: the kernel does not depend on the particles it moves."""
 
     kernel: Kernel
     plan: Mapping[float, PlannedMoves | None]
@@ -204,7 +174,7 @@ def stay(drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.ra
 
 
 def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple[Parameters, ...]:
-    """Planned parameters; where each particle has its own, dealt anew: resampled particles have an order."""
+    """Return planned parameters, dealt anew where each particle has its own: resampled particles have an order."""
     if not isinstance(scales[0], StepParameters):
         return scales
     order = rng.permutation(len(scales[0].scale))
@@ -212,11 +182,10 @@ def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple
 
 
 def chain_metric(drawn: Resampled, length: int, reference: Gaussian | None, rng: np.random.Generator) -> SplitMetric:
-    """The metric of waste-free chains: of all weighted particles, since few of them begin a chain.
+    """Return the metric of waste-free chains: of all weighted particles, since few of them begin a chain.
 
-    The halves part between two of the last chains, where about half of the weight is on either side. A point whose own
-    chain is in its metric would be moved by a metric that it stretches; in as many dimensions as there are points it then
-    stays where it is, for good.
+    The halves part between two of the last chains. A point whose own chain is in its metric would be moved by a metric
+    that it stretches; in as many dimensions as there are points it then stays where it is, for good.
     """
     x = drawn.before.x
     chosen = systematic_resampling(drawn.weights, len(x), rng)
@@ -292,7 +261,7 @@ class _Walk:
         self.left = max(float(self.product.max()), self.weights.left(self.path.ahead(self.state)[0]))
 
     def _parameters(self) -> Parameters:
-        """Of the next move: those of the tuning, with shorter steps among them where its step is too long in places."""
+        """Return those of the next move: of the tuning, with shorter steps where its step is too long in places."""
         tuned = self.tuning.parameters()
         if not isinstance(tuned, float) or not self.too_long:
             return tuned
@@ -305,7 +274,7 @@ class _Walk:
         return self.left < max(_CORRELATION_LEFT, self.weights.noise)
 
     def result(self, states: Sequence[PathState] | None = None) -> Moved:
-        """The particles as they are now; or all ``states`` of the chains, those of a chain adjacent."""
+        """Return the particles as they are now; or all ``states`` of the chains, those of a chain adjacent."""
         if states is None:
             return Moved(self.state, self.drawn.parents, self.tuning, self._summary(1), tuple(self.scales))
         # Where the length does not divide n, some states of the last chain are left out.

@@ -15,29 +15,18 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.population import Population
 from ppl_backends.smc.core import Start
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["BridgePath", "PathState", "Power", "PriorPath", "TemperingPath"]
-
 
 @dataclass(frozen=True)
 class PathState(Population):
-    """Points with both parts of the path evaluated there, read at ``beta``.
-
-    Attributes
-    ----------
-    x : ndarray (n, dim)
-    base, increment : ndarray (n,)
-    base_gradient, increment_gradient : ndarray (n, dim) or None
-    beta : float
-        β at which ``log_density`` and ``gradient`` are read.
-    """
+    """Points with both parts of the path evaluated there; ``log_density`` and ``gradient`` are read at ``beta``."""
 
     base: Array
     increment: Array
@@ -58,7 +47,7 @@ class PathState(Population):
         return self.base_gradient + self.beta * self.increment_gradient
 
     def at(self, beta: float) -> PathState:
-        """The same points read at another β."""
+        """Return the same points read at another β."""
         return replace(self, beta=beta)
 
 
@@ -77,24 +66,9 @@ class Power(NamedTuple):
 class TemperingPath:
     """Powers β of an increment; subclasses have the start and :meth:`evaluate`.
 
-    Parameters
-    ----------
-    target : BaseTarget
-
-    Attributes
-    ----------
-    description : str
-        Where it starts.
-    reference : Gaussian or None
-        A dense one near to those of the targets on the way.
-    approximation : object
-        What it starts from, where that was fitted.
-    tails : StudentMixture or None
-        The start, where it has tails from which particles on the way are proposed anew.
-    integral : PriorIntegral or None
-        Of the prior as written, where the path starts there, as far as the target knows it.
-    gradient : bool
-        Whether particles that are moved have gradients.
+    ``reference`` is a dense Gaussian near to the targets on the way; ``approximation`` what the path starts from, where
+    that was fitted, with ``tails`` its mixture with Student t's; ``integral`` that of the prior as written, where it is
+    known.
     """
 
     description: str
@@ -123,7 +97,7 @@ class TemperingPath:
         return drawn._replace(population=self.evaluate(drawn.population, 0.0, False))
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
-        """Both parts at the points."""
+        """Return both parts at the points."""
         raise NotImplementedError
 
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Any, Array]:
@@ -133,7 +107,7 @@ class TemperingPath:
         return Power(beta, step), step * population.increment
 
     def is_last(self, stage: Any) -> bool:
-        """Whether β = 1."""
+        """Return whether β = 1."""
         return stage is not None and stage.beta == 1.0
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
@@ -178,14 +152,11 @@ class PriorPath(TemperingPath):
         self.integral: PriorIntegral = stated_integral(target) or PriorIntegral(0.0)
 
     def draw(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw from the prior, whose density as written may not integrate to one (``ordered``: 1/K!).
-
-        All runs share the log integral; its error is added to that of their mean.
-        """
+        """Draw from the prior, whose density as written may not integrate to one (``ordered``: 1/K!)."""
         return Start(self.target.sample_prior(n, rng), self.integral.log_integral)
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
-        """Base log p(θ), increment log L(θ)."""
+        """Return base log p(θ), increment log L(θ)."""
         parts = self.target.evaluate(x, gradient)
         assert isinstance(parts, Evaluation)
         slopes = parts.log_prior_gradient, parts.log_likelihood_gradient
@@ -210,11 +181,10 @@ class BridgePath(TemperingPath):
         self.reference = Gaussian(approximation.mean, approximation.cholesky) if dense else None
 
     def draw(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw from q."""
         return Start(np.asarray(self.q.sample(n, rng), dtype=np.float64))
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
-        """Base log q, increment log joint − log q."""
+        """Return base log q, increment log joint − log q."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails of q
             if not gradient:
                 base = self.q.log_density(x)

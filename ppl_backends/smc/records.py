@@ -12,31 +12,13 @@ from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Ladder", "Plan", "SMCResult", "Stage", "WeightedPoints", "stage_figures"]
-
 
 @dataclass(frozen=True)
 class Stage:
-    """One temperature of the ladder.
+    """One temperature of the ladder; ``mean`` and ``sd`` ``(dim,)`` are weighted, ``ess`` is of the incremental weights.
 
-    Attributes
-    ----------
-    beta : float
-        β reached.
-    log_evidence : float
-        Running log evidence at β.
-    ess : float
-        Effective sample size of the incremental weights.
-    mean, sd : ndarray (dim,)
-        Weighted moments of the particles at β.
-    n_lineages : int
-        Initial particles with descendants after resampling.
-    moves : MoveSummary or None
-        None where the run was a single importance step.
-    seconds : float
-        Since the run began.
-    n_distinct : int
-        Different particles after resampling and moves.
+    ``n_lineages`` counts initial particles with descendants, ``n_distinct`` different ones after the moves, ``seconds``
+    since the run began; ``moves`` is None where the run was a single importance step.
     """
 
     beta: float

@@ -19,15 +19,6 @@ from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = [
-    "evidence_attrs",
-    "evidence_of",
-    "lineage_ess",
-    "prior_normalizer",
-    "smc_inference_data",
-    "with_prior_error",
-]
-
 
 def smc_inference_data(
     path: TemperingPath,
@@ -77,19 +68,19 @@ def smc_inference_data(
 
 
 def evidence_of(runs: Sequence[SMCResult]) -> EvidenceEstimate:
-    """The evidence of tempering."""
+    """Return the evidence of tempering."""
     return combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
 
 
 def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None) -> dict[str, float]:
-    """The evidences of both methods, whichever is reported."""
+    """Return the evidences of both methods, whichever is reported."""
     found = {"tempering": tempering} if bridge is None else {"tempering": tempering, "bridge": bridge}
     attrs = {f"log_evidence_{name}": estimate.log_evidence for name, estimate in found.items()}
     return attrs | {f"log_evidence_{name}_se": estimate.standard_error for name, estimate in found.items()}
 
 
 def prior_normalizer(path: TemperingPath, runs: Sequence[SMCResult]) -> PriorIntegral | None:
-    """Log integral of the prior as written, from the runs that drew it or as the target states it; None where not known."""
+    """Return the log integral of the prior, from the runs that drew it or as the target states it, where known."""
     if path.integral is None:
         return stated_integral(path.target)
     if not isinstance(path, SampledPriorPath):
@@ -101,7 +92,7 @@ def prior_normalizer(path: TemperingPath, runs: Sequence[SMCResult]) -> PriorInt
 
 
 def with_prior_error(evidence: EvidenceEstimate, path: TemperingPath) -> EvidenceEstimate:
-    """The evidence of runs that start from a prior whose integral is an estimate, which they share."""
+    """Return the evidence of runs that start from a prior whose integral is an estimate, which they share."""
     if path.integral is None:
         return evidence
     error, df = path.integral.added_to(evidence.standard_error, evidence.df)
@@ -128,7 +119,7 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
 
 
 def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...], Array]]:
-    """Per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage."""
+    """Return per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage."""
     longest = max(len(run.stages) for run in runs)
     stats: dict[str, tuple[tuple[str, ...], Array]] = {}
     for name, figure in _STAGE_FIGURES.items():
@@ -158,10 +149,10 @@ def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...],
 
 
 def lineage_ess(x: Array, ancestor: Index) -> Array:
-    """Effective number of draws per coordinate from the variance of the mean over independent lineages.
+    """Return the effective number of draws per coordinate from the variance of the mean over independent lineages.
 
-    Particles that descend from different initial ones are independent, so Σ_e (Σ_{i: E_i = e} (x_i − x̄))² / n² estimates
-    the variance of the mean; the variance of x over it is the ESS, at most n.
+    Σ_e (Σ_{i: E_i = e} (x_i − x̄))² / n² estimates the variance of the mean; the variance of x over it is the ESS, at
+    most n.
     """
     n = len(x)
     centred = x - x.mean(axis=0)
@@ -170,7 +161,7 @@ def lineage_ess(x: Array, ancestor: Index) -> Array:
 
 
 def _weighted_points(runs: Sequence[SMCResult]) -> dict[str, dict]:
-    """Group ``proposal`` with the weighted points where every run was one importance step."""
+    """Return group ``proposal`` with the weighted points where every run was one importance step."""
     weighted = [run.weighted for run in runs if run.weighted is not None]
     if len(weighted) < len(runs):
         return {}
@@ -184,6 +175,6 @@ def _weighted_points(runs: Sequence[SMCResult]) -> dict[str, dict]:
 
 
 def _ladder(runs: Sequence[SMCResult]) -> dict[str, dict]:
-    """Group ``ladder`` with the particles of every temperature, where they were kept."""
+    """Return group ``ladder`` with the particles of every temperature, where they were kept."""
     ladders = [run.ladder for run in runs if run.ladder is not None]
     return {"ladder": ladder_group(ladders)} if ladders else {}

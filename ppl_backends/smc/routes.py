@@ -20,13 +20,11 @@ from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.sampler import SampledPriorPath, Settings
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["choose_kernel", "choose_path", "prior_path"]
-
 
 def choose_path(
     target: BaseTarget, initial: Any, rng: np.random.Generator, kernel: Kernel, settings: Settings
 ) -> TemperingPath:
-    """The path that ``initial`` names; the prior and approximations fall back on one another where one cannot be had.
+    """Return the path that ``initial`` names; prior and approximations fall back on one another where one cannot be had.
 
     ``kernel`` and ``settings`` are for a run that draws the prior.
     """
@@ -46,7 +44,7 @@ def choose_path(
 def _approximation_path(
     target: BaseTarget, name: str, rng: np.random.Generator, from_prior: Callable[[], TemperingPath | None]
 ) -> TemperingPath:
-    """The path from the approximation of that name; from the prior where it is a poor start, and the prior can be sampled."""
+    """Return the path from the approximation of that name, or from the prior where it is a poor start."""
     try:
         approximation = resolve_start(target, name, random_seed=rng, argument="initial")
     except ModelError as error:
@@ -66,7 +64,7 @@ def _approximation_path(
 def _prior_path_if_any(
     target: BaseTarget, rng: np.random.Generator, kernel: Kernel, settings: Settings
 ) -> TemperingPath | None:
-    """The path from the prior; None where the prior cannot be sampled."""
+    """Return the path from the prior; None where the prior cannot be sampled."""
     try:
         return prior_path(target, rng, kernel, settings)
     except PriorSamplingError:
@@ -74,13 +72,7 @@ def _prior_path_if_any(
 
 
 def prior_path(target: BaseTarget, rng: np.random.Generator, kernel: Kernel, settings: Settings) -> PriorPath:
-    """The path from the prior, drawn from directly or, where the target has it as a density only, by a run of its own.
-
-    Raises
-    ------
-    PriorSamplingError
-        If the prior is improper, or not known apart from the likelihood.
-    """
+    """Return the path from the prior, drawn from directly or, where the target has only its density, by a run of its own."""
     try:
         target.sample_prior(1, rng)
         return PriorPath(target)
@@ -92,7 +84,7 @@ def prior_path(target: BaseTarget, rng: np.random.Generator, kernel: Kernel, set
 
 
 def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
-    """The kernel asked for; ``"auto"`` is HMC where there are gradients, else the mixed one."""
+    """Return the kernel asked for; ``"auto"`` is HMC where there are gradients, else the mixed one."""
     if name == "auto":
         return make_kernel("hmc" if has_gradient else "mixed")
     chosen = make_kernel(name)

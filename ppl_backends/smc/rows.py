@@ -12,7 +12,7 @@ the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,27 +20,22 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.protocol import Density
-from ppl_backends.smc.core import Start, Step
+from ppl_backends.kernels.protocol import Density, Kernel
+from ppl_backends.smc.core import SMCState, Start, Step
+from ppl_backends.smc.evidence import PathSampling
+from ppl_backends.smc.moves import MoveSettings, UntilMixed
 from ppl_backends.smc.path import PathState, PriorPath, TemperingPath
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.power import PowerTarget
 from ppl_backends.targets.protocol import Array, BaseTarget, Observations, sanitize
 
-__all__ = ["Block", "Prequential", "RowState", "Rows", "RowsPath", "next_block", "rows_have_gradients"]
-
 _CHUNK_ELEMENTS = 1 << 20  # of the table points × rows in which the next rows are looked at
 
 
 @dataclass(frozen=True)
 class RowState(PathState):
-    """Particles of p(θ | y_{1:first}) p(y_{first+1:stop} | θ)^β.
-
-    Attributes
-    ----------
-    first, stop : int
-    """
+    """Particles of p(θ | y_{1:first}) p(y_{first+1:stop} | θ)^β."""
 
     first: int
     stop: int
@@ -49,8 +44,8 @@ class RowState(PathState):
 class Block(NamedTuple):
     """Rows that are let in together, up to ``stop``.
 
-    ``increment`` is their log likelihood at the particles, with the Potentials where they are the first, and ``log_others``
-    the log mean of what is in it beside them; ``log_scores`` are log predictive densities of each row.
+    ``increment`` is their log likelihood at the particles, with the Potentials where they are the first, and
+    ``log_others`` the log mean of what is in it beside them; ``log_scores`` are log predictive densities of each row.
     """
 
     stop: int
@@ -84,18 +79,10 @@ class Rows(NamedTuple):
 
 
 class RowsPath(TemperingPath):
-    """The observations of a target in their order, from its prior.
-
-    Parameters
-    ----------
-    target : BaseTarget
-        With ``observations``.
-    prior : PriorPath
-        Draws the particles before any data.
-
-    """
+    """The observations of a target in their order, from its prior."""
 
     description = "prior"
+    attributes: Mapping[str, Any] = {}  # of results
 
     def __init__(self, target: BaseTarget, prior: PriorPath) -> None:
         super().__init__(target)
@@ -103,16 +90,15 @@ class RowsPath(TemperingPath):
         self.integral = stated_integral(target) or PriorIntegral(0.0)
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw from the prior."""
         drawn = self.prior.draw(n, rng)
         return drawn._replace(population=self.seen(drawn.population, 0))
 
     def seen(self, x: Array, rows: int) -> RowState:
-        """The points as particles of p(θ | y_{1:rows})."""
+        """Return the points as particles of p(θ | y_{1:rows})."""
         return self._at(x, self.all_of(rows), False)
 
     def all_of(self, rows: int) -> Rows:
-        """The stage at which so many rows are in."""
+        """Return the stage at which so many rows are in."""
         return Rows(rows, rows, 1.0, 0.0, self.n)
 
     def next(self, population: RowState, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
@@ -132,7 +118,6 @@ class RowsPath(TemperingPath):
         return Rows(first, stop, beta, step, self.n, block), step * increment
 
     def is_last(self, stage: Rows) -> bool:
-        """Whether all rows are in."""
         return stage.stop == self.n and stage.beta == 1.0
 
     def extend(self, population: RowState, stage: Rows, rng: np.random.Generator) -> RowState:
@@ -145,8 +130,28 @@ class RowsPath(TemperingPath):
         """Return the map from points to particles of the stage; it looks at the rows before ``stop`` alone."""
         return lambda x, rng: self._at(x, stage, self.gradient)
 
+    def moves(self, kernel: Kernel, settings: MoveSettings) -> Any:
+        """Return the moves of a stage."""
+        return UntilMixed(kernel, settings)
+
+    def records(self, log_evidence: float, n: int) -> dict[str, Any]:
+        """Return what is written down of a run beside its rows, before its first stage."""
+        return {"path_sampling": PathSampling(log_evidence, np.zeros(n))}
+
+    def stage_figures(self, runs: Sequence[SMCState]) -> dict[str, list[Sequence[float]]]:
+        """Return what results say of every stage beside what all paths do: name → figures of each run."""
+        return {"n_observations": [run.records["rows"].rows for run in runs]}
+
+    def kept(self, runs: Sequence[SMCState]) -> dict[str, Any]:
+        """Return the variables, beside points, that results keep for runs that go on from them."""
+        return {}
+
+    def again(self, x: Array, rows: int, points: Any, chain: int) -> RowState:
+        """Return the particles of a result's chain as they were; ``points`` is its group of them."""
+        return self.seen(x, rows)
+
     def _at(self, x: Array, stage: Rows, gradient: bool) -> RowState:
-        """Base: prior and rows so far; increment: the rows of the block.
+        """Evaluate base (prior and rows so far) and increment (the rows of the block).
 
         Before the first row the Potentials, which are no rows, count as part of the increment.
         """
@@ -163,7 +168,7 @@ class RowsPath(TemperingPath):
         return RowState(x, base, increment, slope, increment_slope, stage.beta, stage.first, stage.stop)
 
     def _sum(self, x: Array, start: int, stop: int, gradient: bool) -> tuple[Array, Array | None]:
-        """Log likelihood of the rows from ``start`` to ``stop`` ``(n,)``, and its gradient ``(n, dim)``."""
+        """Return the log likelihood of the rows from ``start`` to ``stop`` ``(n,)``, and its gradient ``(n, dim)``."""
         if start == stop:
             return np.zeros(len(x)), np.zeros_like(x) if gradient else None
         rows = np.arange(start, stop)
@@ -173,7 +178,7 @@ class RowsPath(TemperingPath):
 
 
 def _added(parts: Sequence[Any], which: int) -> Array:
-    """Sum of the values (0) or of the gradients (1)."""
+    """Return the sum of the values (0) or of the gradients (1)."""
     return np.sum([part[which] for part in parts], axis=0)
 
 
@@ -181,6 +186,11 @@ def observations_of(target: BaseTarget) -> Observations:
     """Return the observations of a target, or refuse one that does not know them one by one."""
     if isinstance(target, PowerTarget):
         raise ModelError(f"{target.label}: sample_ibis lets observations in whole; power= needs sample_smc")
+    if target.state_space is not None and target.observations is None:
+        raise ModelError(
+            f"{target.label}: sample_ibis needs exact densities of the rows, which only pb.state_space.linear_gaussian has, "
+            "and no other data; pb.sample_smc2 lets rows in by filters"
+        )
     if target.observations is None:
         raise ModelError(f"{target.label}: sample_ibis needs the observations one by one, and none are known")
     return target.observations
@@ -202,8 +212,8 @@ def rows_have_gradients(target: BaseTarget) -> bool:
 class Prequential:
     """Rows let in after every stage (a fraction inside a block that took several), and what was predicted of each.
 
-    ``log_scores`` are log p(y_i | y_{1:i−1}), and ``contribution`` those of the lineages to the error of the evidence when
-    the run was begun or taken up. The last ``block`` is kept with the ``log_evidence`` before it.
+    ``log_scores`` are log p(y_i | y_{1:i−1}), and ``contribution`` those of the lineages to the error of the evidence
+    when the run was begun or taken up. The last ``block`` is kept with the ``log_evidence`` before it.
     """
 
     rows: tuple[float, ...]
@@ -234,7 +244,7 @@ class Prequential:
 
 
 def next_block(path: RowsPath, x: Array, seen: int, ess_fraction: float, width: int) -> Block:
-    """The rows up to the last one before the effective sample size of their weights falls below the threshold; at least one.
+    """Return the rows up to the last before the ESS of their weights falls below the threshold; at least one.
 
     Rows are looked at in chunks, the first of ``width``, each twice as long as the one before.
     """
@@ -263,6 +273,6 @@ def next_block(path: RowsPath, x: Array, seen: int, ess_fraction: float, width: 
 
 
 def _log_sum(log_weights: Array) -> Array:
-    """Log of the sum over points, ``-inf`` where all are zero."""
+    """Return the log of the sum over points, ``-inf`` where all are zero."""
     with np.errstate(divide="ignore"):
         return logsumexp(log_weights, axis=0)

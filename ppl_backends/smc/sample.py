@@ -17,7 +17,6 @@ from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
 from ppl_backends.random import spawn_generators
-from ppl_backends.smc.again import finer
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
@@ -31,7 +30,7 @@ from ppl_backends.smc.health import (
     split_finished,
     warn_if_distrusted,
 )
-from ppl_backends.smc.moves import MoveSettings
+from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.results import (
@@ -47,8 +46,6 @@ from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
-
-__all__ = ["sample_smc"]
 
 _DEFAULT_TUNING = "acceptance"
 # Waste-free by default: so many chains, if each then has at least so many states; and none with more than so many.
@@ -96,7 +93,7 @@ def sample_smc(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    r"""Posterior and evidence by tempering SMC from the prior or from a Gaussian approximation.
+    r"""Estimate posterior and evidence by tempering SMC from the prior or from a Gaussian approximation.
 
     Parameters
     ----------
@@ -191,15 +188,15 @@ def sample_smc(
     >>> bool(abs(idata.posterior.attrs["log_evidence"] - exact) < 0.2)
     True
     """
-    _check_moves(draws, min_moves, max_moves, len_chain)
+    moves, length = move_settings(min_moves, max_moves), chain_length(len_chain, draws)
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
     check_memory(draws, chains, target.dim)
     clock = time.perf_counter()
     chosen = choose_kernel(kernel, target, target.has_gradient)
     settings = Settings(
         schedule=make_schedule(schedule, ess_threshold),
-        moves=MoveSettings(min_moves, max_moves),
-        len_chain=_chain_length(len_chain, draws),
+        moves=moves,
+        len_chain=length,
         tuning=_DEFAULT_TUNING if tuning == "auto" else tuning,
         unbiased=unbiased,
         keep_ladder=keep_ladder,
@@ -255,22 +252,19 @@ class _Call(NamedTuple):
         again: Sequence[np.random.Generator],
         checkpoint: Checkpoint | None,
     ) -> tuple[Figures, Settings, str]:
-        """Run all chains, and once more with finer steps where the first run was too coarse and there are generators for it.
-
-        Returns the figures of the runs to report, how they were made, and what there is to say of unfinished ones.
-        """
+        """Run all chains, and once more with finer steps where the first run was too coarse and there are generators."""
         found, interrupted = self._run(settings, generators, checkpoint)
         runs, unfinished = split_finished(found, len(generators), interrupted)
         figures = figures_of(runs, evidence_of(runs))
         if not again or unfinished or not is_too_coarse(figures):
             return figures, settings, unfinished
         try:
-            runs, interrupted = self._run(finer(settings), again, None)
+            runs, interrupted = self._run(settings.finer(), again, None)
         except KeyboardInterrupt:  # the runs of the first time are there
             return figures, settings, unfinished
         if interrupted or not all(run.complete for run in runs):
             return figures, settings, unfinished
-        return figures_of(runs, evidence_of(runs)), finer(settings), unfinished
+        return figures_of(runs, evidence_of(runs)), settings.finer(), unfinished
 
     def _run(
         self, settings: Settings, generators: Sequence[np.random.Generator], checkpoint: Checkpoint | None
@@ -306,7 +300,7 @@ class _Call(NamedTuple):
 
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
-    """The evidence from the last particles alone, where these were moved at β = 1."""
+    """Return the evidence from the last particles alone, where these were moved at β = 1."""
     if not all(run.complete and run.weighted is None for run in runs):
         return None
     samples = [Sample(run.x, run.log_density, run.lineage.ancestor) for run in runs]
@@ -314,7 +308,7 @@ def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Gener
 
 
 def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
-    """The verdict on a run, with what is wrong with the Gaussian it began with where it is not to be trusted."""
+    """Return the verdict on a run, with what is wrong with the Gaussian it began with where it is not to be trusted."""
     start = path.approximation
     if not verdict.reasons or not isinstance(start, GaussianApproximation) or not start.trouble:
         return verdict
@@ -322,15 +316,10 @@ def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
     return verdict._replace(reasons=[*verdict.reasons, said])
 
 
-def _check_moves(draws: int, min_moves: int, max_moves: int, len_chain: int | str | None) -> None:
-    if min_moves > max_moves:
-        raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected min_moves <= max_moves")
+def chain_length(len_chain: int | str | None, draws: int) -> int | None:
+    """Return states kept of a waste-free chain; None where only the last one is."""
     if isinstance(len_chain, int) and len_chain > draws // 2:
         raise ModelError(f"len_chain={len_chain!r}: expected 'auto', None or an integer from 2 to draws / 2")
-
-
-def _chain_length(len_chain: int | str | None, draws: int) -> int | None:
-    """States kept of a waste-free chain; None where only the last one is."""
     if len_chain == "auto":
         return min(draws // _AUTO_CHAINS, _LONGEST_AUTO) if draws >= _FEWEST_AUTO * _AUTO_CHAINS else None
     return len_chain  # type: ignore[return-value]

@@ -30,32 +30,18 @@ from ppl_backends.smc.schedule import RESAMPLE_BELOW, Resampling, Schedule
 from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, start_inside
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["SMCResult", "SampledPriorPath", "Settings", "Watcher", "run_tempering"]
-
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a variance
 _NEGLIGIBLE_TAIL = 0.02
+# Of a second run: the share of the particles that a step keeps, times as many chains, and states kept of each at least.
+_FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
 
 
 class Settings(NamedTuple):
-    """How a run is made.
+    """How a run is made; with ``len_chain``, moves are waste-free chains of so many states.
 
-    Attributes
-    ----------
-    schedule : Schedule
-        By the ESS of each reweighting, as :func:`~ppl_backends.smc.schedule.share_to_keep` has it, by default.
-    moves : MoveSettings
-    len_chain : int or None
-        Waste-free moves: ``n / len_chain`` particles are resampled, and of a chain from each so many states are kept.
-    tuning : {"acceptance", "ft", "pr"}
-        How the kernel's parameters are found; see :mod:`~ppl_backends.kernels.tuning`.
-    unbiased : bool
-        Whether to run twice, the second time as the first decided: betas, number and scale of the moves and their
-        metric no longer depend on the particles, and the evidence (not its log) has no bias.
-    keep_ladder : bool
-        Whether to keep the particles at every beta.
-    max_time : float or None
-        Seconds after which no further stage is begun, one being done in any case; the run is then incomplete.
+    An ``unbiased`` run is made twice, the second time as the first decided: betas and moves no longer depend on the
+    particles, and the evidence (not its log) has no bias. After ``max_time`` seconds no further stage is begun.
     """
 
     schedule: Schedule = Schedule()
@@ -65,6 +51,19 @@ class Settings(NamedTuple):
     unbiased: bool = False
     keep_ladder: bool = False
     max_time: float | None = None
+
+    def finer(self) -> Settings:
+        """Return the settings of a second run where the first was too coarse and the ladder was left to it.
+
+        A mode that has little mass where modes separate is held by few chains, and a step that keeps half of all particles
+        may lose them; at the end means rest on few lineages. So the second run begins four times as many chains, each of as
+        many moves, and keeps nine tenths of the particles at every step.
+        """
+        changed, length, moves = self._replace(schedule=Schedule(fraction=_FINER_SHARE)), self.len_chain, self.moves
+        if length is None:
+            return changed
+        moves = replace(moves, minimum=min(max(moves.minimum, length - 1), moves.maximum))
+        return changed._replace(len_chain=max(_SHORTEST, length // _MORE_CHAINS), moves=moves)
 
 
 def run_tempering(
@@ -79,8 +78,8 @@ def run_tempering(
 ) -> SMCResult:
     """Run ``n`` particles along ``path``, with fields of :class:`Settings` as ``settings``.
 
-    ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued. Ctrl-C after the
-    first stage ends the run at the last finished one.
+    ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued. Ctrl-C
+    after the first stage ends the run at the last finished one.
     """
     how, path = Settings(**settings), path.with_gradient(kernel.uses_gradient)
     run = store.load() if store else None
@@ -104,7 +103,7 @@ def _begin(
     how: Settings,
     pilot: SMCState | None = None,
 ) -> SMCState:
-    """A run at β = 0: one that a pilot has planned, a pilot, or one that needs none."""
+    """Return a run at β = 0: one that a pilot has planned, a pilot, or one that needs none."""
     start = start_inside(path, n, rng, None if pilot is None else pilot.start.n_draws)
     moved = n if how.len_chain is None else -(-n // how.len_chain)
     tuning = make_tuning(how.tuning, kernel, moved, path.target.dim, rng)
@@ -120,7 +119,7 @@ def _begin(
 
 
 def _parts(run: SMCState, path: TemperingPath, kernel: Kernel, n: int, how: Settings) -> Parts:
-    """What the run goes on with."""
+    """Return the parts of the run."""
     schedule, length, plan = replace(how.schedule, len_chain=how.len_chain or 1), how.len_chain, run.records.get("plan")
     resample = Resampling(n, RESAMPLE_BELOW if how.schedule.kind == "cess" else np.inf)
     if length is not None:
@@ -139,9 +138,8 @@ def _parts(run: SMCState, path: TemperingPath, kernel: Kernel, n: int, how: Sett
 def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
     """Return whether one importance step reaches β = 1 and needs no move after it.
 
-    Its draws must not be copies of a few points: the ESS of all independent initial points, those of weight zero included,
-    keeps the share that every step is to keep. And its weights have a light tail, or next to nothing in it; the ESS alone
-    does not tell, since with heavy-tailed weights it looks best in the very runs that missed the tail.
+    Its draws must not be copies of a few points, and its weights have a light tail, or next to nothing in it; the ESS
+    alone does not tell, since with heavy-tailed weights it looks best in the very runs that missed the tail.
     """
     stage, log_weights = path.next(run.population, run.weights, schedule.after(run))
     if not path.is_last(stage):

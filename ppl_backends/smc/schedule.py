@@ -40,8 +40,6 @@ from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import SMCState
 from ppl_backends.targets.protocol import Array, Index
 
-__all__ = ["Resampling", "Schedule", "adaptation_bias", "make_schedule", "next_beta", "share_to_keep"]
-
 RESAMPLE_BELOW = 0.5  # of the particles, by conditional ESS
 _LEAST_SHARE, _LARGEST_SHARE = 0.5, 0.97  # of the particles, kept by a step
 _LARGE_BIAS = 1.0  # of a step with an ESS of one half, times the number of particles
@@ -51,19 +49,10 @@ _CONDITIONAL_SHARE = 0.9  # Zhou, Johansen & Aston keep this much or more
 
 
 def next_beta(increment: Array, beta: float, ess_fraction: float, weights: Array | None = None) -> float:
-    """Largest β' ≤ 1 whose incremental weights exp{(β' − β)·increment} keep an ESS of ``ess_fraction`` of the points.
+    """Return the largest β' ≤ 1 whose incremental weights keep an ESS of ``ess_fraction`` of the points.
 
-    Buchholz (2018), equation 5.1 and Algorithm 13. Points outside the support have weight zero at every β' > β, so the ESS
-    is measured against those inside.
-
-    Parameters
-    ----------
-    increment : ndarray (n,)
-    beta : float
-        The present β.
-    ess_fraction : float
-    weights : ndarray (n,), optional
-        Normalised weights that the points have already; the ESS is then conditional on them.
+    Buchholz (2018), equation 5.1 and Algorithm 13. Points outside the support have weight zero at every β' > β, so the
+    ESS is measured against those inside. With ``weights``, normalised, it is conditional on them.
     """
     inside = increment > -np.inf
     finite = increment[inside]
@@ -90,20 +79,13 @@ def next_beta(increment: Array, beta: float, ess_fraction: float, weights: Array
 
 
 def _conditional_ess(log_weights: Array, share: Array) -> float:
-    """(ΣWw)²/ΣWw², between 0 and 1."""
+    """Return (ΣWw)²/ΣWw², between 0 and 1."""
     w = np.exp(log_weights - log_weights.max())
     return float((share @ w) ** 2 / (share @ w**2))
 
 
 def adaptation_bias(increment: Array, step: float) -> float:
-    """Return what N independent particles lose of the log evidence by a step that their own ESS chose, times N.
-
-    Parameters
-    ----------
-    increment : ndarray (n,)
-        Finite.
-    step : float
-    """
+    """Return what N independent particles lose of the log evidence by a step that their own ESS chose, times N."""
     once, twice = _tilted(increment, step), _tilted(increment, 2.0 * step)
     mean = float((once * increment).mean())
     slope = 2.0 * (float((twice * increment).mean()) - mean)  # −d log ESS/dΔ
@@ -113,19 +95,8 @@ def adaptation_bias(increment: Array, step: float) -> float:
 def share_to_keep(increment: Array, step: float, len_chain: int = 1) -> float:
     """Return the share of the particles that the ESS of the next step should keep: a half, more for skewed or slow ones.
 
-    Parameters
-    ----------
-    increment : ndarray (n,)
-        Chain by chain.
-    step : float
-        That keeps a half.
-    len_chain : int
-        Adjacent particles that are states of one chain; 1 where all were moved by themselves.
-
-    Notes
-    -----
-    With c = max(1, bias)·max(1, states for one / 3)² the relative variance of the weights is at most c⁻². The powers are
-    larger than first-order theory has, since a sample's third moment and sums over few chains both miss a tail.
+    With c = max(1, bias)·max(1, states for one / 3)² the relative variance of the weights is at most c⁻². The powers
+    are larger than first-order theory has: a sample's third moment and sums over few chains both miss a tail.
     """
     inside = np.flatnonzero(increment > -np.inf)
     finite = increment[inside]
@@ -139,7 +110,7 @@ def share_to_keep(increment: Array, step: float, len_chain: int = 1) -> float:
 
 
 def _tilted(increment: Array, step: float) -> Array:
-    """Weights of mean one."""
+    """Return weights of mean one."""
     weights = np.exp(step * (increment - increment.max()))
     scaled: Array = weights / weights.mean()
     return scaled
@@ -147,21 +118,10 @@ def _tilted(increment: Array, step: float) -> Array:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the next beta is found.
+    """How the next beta is found: by the ``"ess"``, the conditional ``"cess"``, or as given (``"fixed"``).
 
-    Attributes
-    ----------
-    kind : {"ess", "cess", "fixed"}
-    fraction : float, optional
-        Of the particles, which the (conditional) ESS of a step keeps; None leaves it to :func:`share_to_keep`.
-    betas : tuple of float
-        Those to visit, where they are given.
-    len_chain : int
-        Adjacent particles that are states of one chain, where they were moved already.
-    last_share : float or None
-        Of the particles, which the last step kept; None at the start.
-    asked : float
-        Share that this step is to keep at least.
+    A step keeps the share ``fraction``, which None leaves to :func:`share_to_keep`, and at least ``asked``;
+    ``len_chain`` adjacent particles are states of one chain.
     """
 
     kind: str = "ess"
@@ -194,8 +154,8 @@ class Schedule:
     def next(self, increment: Array, beta: float, weights: Array | None = None) -> float:
         """Return the beta after ``beta``, for particles of normalised ``weights`` (None for equal ones).
 
-        The relative variance of the weights at most doubles from step to step. A step from the start that may end at 1 does:
-        no particle has chosen its length.
+        The relative variance of the weights at most doubles from step to step, but for a step from the start that may end
+        at 1.
         """
         if self.kind == "fixed":
             return next(given for given in self.betas if given > beta)
@@ -235,10 +195,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Resampling:
-    """Systematic resampling of ``n`` parents, where the ESS of the weights is ``below`` a share of the particles.
-
-    By default they are resampled at every stage.
-    """
+    """Systematic resampling of ``n`` parents, where the ESS of the weights is ``below`` a share of the particles."""
 
     n: int
     below: float = np.inf
@@ -250,13 +207,7 @@ class Resampling:
 
 
 def make_schedule(schedule: str | Sequence[float], threshold: float | str) -> Schedule:
-    """Return the schedule asked for; ``threshold`` is the share of the particles that a step keeps, or ``"auto"``.
-
-    Examples
-    --------
-    >>> make_schedule([0.1, 0.5], 0.5).betas
-    (0.1, 0.5, 1.0)
-    """
+    """Return the schedule asked for; ``threshold`` is the share of the particles that a step keeps, or ``"auto"``."""
     fraction = None if isinstance(threshold, str) else float(threshold)
     if isinstance(schedule, str):
         return Schedule(schedule, fraction)

@@ -26,8 +26,6 @@ from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["move_with_short_steps", "try_short_steps"]
-
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
 _SHORTER, _MOVES = 0.25, 8
 _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains together
@@ -48,17 +46,7 @@ def try_short_steps(
 def move_with_short_steps(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> ShortSteps:
-    """Move some of the last particles of every run with a quarter of its step.
-
-    Parameters
-    ----------
-    path : TemperingPath
-    kernel : Kernel
-        Whose steps are trajectories.
-    runs : sequence of SMCResult
-        At β = 1.
-    rng : numpy.random.Generator
-    """
+    """Move some of the last particles of every run with a quarter of its step."""
     points = _affordable(runs)
     before, after, errors, divergent = [], [], [], []
     for run in runs:
@@ -88,7 +76,7 @@ def _affordable(runs: Sequence[SMCResult]) -> int:
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start.stages, *run.stages) if stage.moves
     )
     shortest = min(run.scale for run in runs)
-    return int(np.clip(_COST * made / (_MOVES * Hmc.n_steps(_SHORTER * shortest)), _FEWEST_POINTS, _POINTS))
+    return int(np.clip(_COST * made / (_MOVES * int(Hmc().n_steps(_SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
 
 
 def _where(x: Array, errors: Array) -> tuple[int, bool]:

@@ -21,14 +21,12 @@ import numpy as np
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.importance.outside import share_undefined
-from ppl_backends.kernels.population import concatenate
+from ppl_backends.numerics.population import concatenate
 from ppl_backends.smc.core import Start
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.propriety import improper_coordinate
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["IndependentCauchy", "StartFigures", "cauchy_around", "check_proper", "start_inside"]
 
 _SHARE, _FEWEST = 0.1, 100  # of the particles, or so many: points inside that make a start
 _MOST = 100  # draws per particle
@@ -36,11 +34,10 @@ _HOPELESS = 20  # points inside, fewer than which are no basis for an error bar
 
 
 class StartFigures(NamedTuple):
-    """What is kept of a start.
+    """What is kept of a start: the log integral of the path's base, with variance and degrees of freedom of its estimate.
 
-    The log of the integral of the path's base, 0 for a normalised one, with the variance and degrees of freedom of its
-    estimate; the stages of the run that drew the particles, where one did; the share of the draws whose density is NaN or
-    +inf; and the number of draws, more than particles where few of them are inside the support.
+    ``stages`` are those of the run that drew it, ``undefined`` the share of draws whose density is NaN or +inf, and
+    ``n_draws`` more than particles where few draws are inside the support.
     """
 
     log_normalizer: float
@@ -53,12 +50,7 @@ class StartFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class IndependentCauchy:
-    """Independent Cauchy coordinates, as an approximation that a path can start from.
-
-    Attributes
-    ----------
-    location, scale : ndarray (dim,)
-    """
+    """Independent Cauchy coordinates, as an approximation that a path can start from."""
 
     location: Array
     scale: Array
@@ -71,16 +63,16 @@ class IndependentCauchy:
         return len(self.location)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws ``(n, dim)``."""
+        """Return draws ``(n, dim)``."""
         return self.location + self.scale * rng.standard_cauchy((n, self.dim))
 
     def log_density(self, x: Array) -> Array:
-        """Log density ``(n,)``."""
+        """Return the log density ``(n,)``."""
         z = (x - self.location) / self.scale
         return -(np.log1p(z**2) + np.log(np.pi * self.scale)).sum(axis=1)
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Log density ``(n,)`` and gradient ``(n, dim)``."""
+        """Return the log density ``(n,)`` and gradient ``(n, dim)``."""
         z = (x - self.location) / self.scale
         return self.log_density(x), -2.0 * z / (1.0 + z**2) / self.scale
 
@@ -91,12 +83,11 @@ _SWEEPS = 2
 
 
 def cauchy_around(target: BaseTarget) -> IndependentCauchy:
-    """Independent Cauchy variables with the medians and widths of a density's slices along the axes.
+    """Return independent Cauchy variables with the medians and widths of a density's slices along the axes.
 
-    A slice through a point is put on a grid and normalised; its median and half the distance between its 16 % and 84 %
-    quantiles are kept. Slices go through a few random points, from which medians are taken, since through a single one
-    they can be degenerate (a hierarchical prior is a pole where all its members are equal). A second sweep takes its
-    points from where the first one found the density.
+    Slices go through a few random points, of which medians are taken, since through a single one they can be degenerate
+    (a hierarchical prior is a pole where all members are equal); a second sweep takes points where the first found
+    density.
     """
     rng = np.random.default_rng(0)  # the same start in every run
     location, scale = np.zeros(target.dim), np.ones(target.dim)
@@ -108,7 +99,7 @@ def cauchy_around(target: BaseTarget) -> IndependentCauchy:
 
 
 def _slices(target: BaseTarget, centre: Array, scale: Array) -> tuple[Array, Array]:
-    """Medians and widths ``(dim,)`` of the density's slices through ``centre``; those given where a slice is empty."""
+    """Return medians and widths ``(dim,)`` of the density's slices through ``centre``; those given where a slice is empty."""
     nodes = centre[:, None] + scale[:, None] * _GRID  # (dim, grid)
     points = np.repeat(centre[None, :], nodes.size, axis=0)
     points[np.arange(nodes.size), np.repeat(np.arange(target.dim), len(_GRID))] = nodes.ravel()
@@ -132,8 +123,8 @@ def check_proper(target: BaseTarget) -> None:
 def start_inside(path: TemperingPath, n: int, rng: np.random.Generator, n_draws: int | None = None) -> Start:
     """Draw the start of a path, and more of it where few of its points are inside the support.
 
-    A start that a run of its own drew is left as it is. ``n_draws`` is how many to make, where a pilot run decided it. Where
-    no point is inside the support, the error says what is in the way.
+    A start that a run of its own drew is left as it is. ``n_draws`` is how many to make, where a pilot run decided it.
+    Where no point is inside the support, the error says what is in the way.
     """
     start = path.start(n, rng)
     state, lineage = start.population, start.lineage or LineageVariance(n)
@@ -173,5 +164,5 @@ def _check(path: TemperingPath, state: PathState, n_inside: int, n_draws: int) -
 
 
 def _goes_on(n_inside: int, wanted: int, drawn: int, n: int) -> bool:
-    """Whether more draws are needed, and can be expected to be enough."""
+    """Return whether more draws are needed, and can be expected to be enough."""
     return n_inside < wanted and drawn < _MOST * n and (n_inside + 1) * _MOST * n >= _HOPELESS * drawn

@@ -13,17 +13,15 @@ import xarray as xr
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import acceptance_tuning
-from ppl_backends.results.inference_data import as_inference_data, group
+from ppl_backends.results.inference_data import as_inference_data, group, group_names
 from ppl_backends.smc.core import SMCState, Start, begin
-from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, PathSampling, combine_evidence
+from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, combine_evidence
 from ppl_backends.smc.health import Verdict, distrust, figures_of, split_finished, warn_if_distrusted
 from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.smc.results import evidence_of, smc_inference_data, with_prior_error
 from ppl_backends.smc.rows import Prequential, RowsPath
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.protocol import Array
-
-__all__ = ["before_stages", "ibis_inference_data", "n_chains", "restored"]
 
 _CHECKED_POINTS = 8
 _SAME = 1e-6  # relative difference of log densities that should be equal
@@ -42,7 +40,7 @@ def before_stages(
     lineage = start.lineage or LineageVariance(n)
     figures = start.figures or StartFigures(log_evidence, lineage.variance, lineage.df)
     tuning = acceptance_tuning(kernel, kernel.initial_scale(x.shape[1]) if scale is None else scale, x.shape[1])
-    records: dict[str, Any] = {"path_sampling": PathSampling(log_evidence, np.zeros(n)), "rows": seen}
+    records = {**path.records(log_evidence, n), "rows": seen}
     with np.errstate(all="ignore"):
         mean, sd = x.mean(axis=0), x.std(axis=0)
     reached = path.all_of(seen.seen)
@@ -62,7 +60,7 @@ def ibis_inference_data(
     log_likelihood: bool,
     log_prior: bool,
 ) -> Any:
-    """InferenceData with the rows seen, their scores, and what it takes to go on.
+    """Return InferenceData with the rows seen, their scores, and what it takes to go on.
 
     ``asked`` is how many chains were to be run, and whether Ctrl-C ended them; ``clock`` when the call began.
     """
@@ -82,29 +80,30 @@ def ibis_inference_data(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
-    return _with_state(idata, runs, [run.records["rows"] for run in runs])
+    return _with_state(path, idata, runs, [run.records["rows"] for run in runs])
 
 
-def _with_state(idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> Any:
-    """The same InferenceData with the groups and figures that this path adds."""
-    names = idata.groups() if callable(getattr(idata, "groups", None)) else list(idata.children)
-    groups = {name.strip("/"): group(idata, name.strip("/")) for name in names}
+def _with_state(path: RowsPath, idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> Any:
+    """Return the same InferenceData with the groups and figures that this path adds."""
+    groups = {name: group(idata, name) for name in group_names(idata)}
     stats, new = groups["sample_stats"], _evidence_of_new(runs, rows)
     groups["posterior"] = groups["posterior"].assign_attrs(
+        **path.attributes,
         path="data",
         n_observations=min(each.seen for each in rows),
         log_evidence_new=new.log_evidence,
         log_evidence_new_se=new.standard_error,
     )
     contribution = np.stack([run.lineage.contribution for run in runs])
-    groups["sample_stats"] = stats.assign(
-        n_observations=(("chain", "stage"), _padded([each.rows for each in rows], stats.sizes["stage"])),
-        lineage_contribution=(("chain", "draw"), contribution),
-    )
+    figures = {
+        name: (("chain", "stage"), _padded(values, stats.sizes["stage"]))
+        for name, values in path.stage_figures(runs).items()
+    }
+    groups["sample_stats"] = stats.assign({**figures, "lineage_contribution": (("chain", "draw"), contribution)})
     x, seen = np.stack([run.x for run in runs]), max(each.seen for each in rows)
     coords: dict[str, Any] = {"chain": np.arange(x.shape[0]), "draw": np.arange(x.shape[1])}
     coords["unconstrained_parameter"] = stats["unconstrained_parameter"]
-    groups["unconstrained_posterior"] = xr.Dataset({"x": (tuple(coords), x)}, coords=coords)
+    groups["unconstrained_posterior"] = xr.Dataset({"x": (tuple(coords), x), **path.kept(runs)}, coords=coords)
     groups["prequential"] = xr.Dataset(
         {"log_score": (("chain", "observation"), _padded([each.log_scores for each in rows], seen))},
         coords={"chain": np.arange(len(runs)), "observation": np.arange(seen)},
@@ -113,7 +112,7 @@ def _with_state(idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequentia
 
 
 def _padded(rows: Sequence[Any], width: int) -> Array:
-    """Rows of different lengths as a table, with NaN where one ends."""
+    """Return rows of different lengths as a table, with NaN where one ends."""
     table = np.full((len(rows), width), np.nan)
     for place, row in enumerate(rows):
         table[place, : len(row)] = row
@@ -121,7 +120,7 @@ def _padded(rows: Sequence[Any], width: int) -> Array:
 
 
 def _evidence_of_new(runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> EvidenceEstimate:
-    """The evidence of what the runs let in since they were made or taken up."""
+    """Return the evidence of what the runs let in since they were made or taken up."""
     found = []
     for run, each in zip(runs, rows, strict=True):
         since = LineageVariance(len(run.x))
@@ -152,7 +151,7 @@ def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np
     runs = []
     for chain, rng in enumerate(generators):
         x, seen = np.ascontiguousarray(points["x"].values[chain]), int(seen_by_chain[chain])
-        population = path.seen(x, seen)
+        population = path.again(x, seen, points, chain)
         _check_rows(population.log_density, stats["lp"].values[chain], seen, target.label)
         lineage = LineageVariance(len(x))
         lineage.ancestor = stats["ancestor"].values[chain].astype(np.intp)
@@ -168,7 +167,7 @@ def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np
 
 
 def _check_rows(now: Array, then: Array, seen: int, label: str) -> None:
-    """The density of the rows seen must be what it was."""
+    """Refuse new data under which the density of the rows seen is not what it was."""
     now, then = now[:_CHECKED_POINTS], then[:_CHECKED_POINTS]
     if not np.allclose(now, then, rtol=_SAME, atol=_SAME):
         raise ModelError(

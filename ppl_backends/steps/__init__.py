@@ -3,6 +3,7 @@
 from ppl_backends.steps.calibrated import HMC, STEPS, Independent, RandomWalk
 from ppl_backends.steps.check import check_acceptance, check_subsets
 from ppl_backends.steps.exchange import Exchange, MALAExchange, NoisyExchange, NoisyLangevin, NoisyMALAExchange
+from ppl_backends.steps.particle import ParticleGibbs, ParticleMetropolis
 from ppl_backends.steps.pseudo_marginal import PseudoMarginal
 from ppl_backends.steps.specification import Step
 from ppl_backends.steps.subsampling import (
@@ -22,6 +23,8 @@ __all__ = [
     "NoisyExchange",
     "NoisyLangevin",
     "NoisyMALAExchange",
+    "ParticleGibbs",
+    "ParticleMetropolis",
     "PseudoMarginal",
     "RandomWalk",
     "ScalableMetropolis",

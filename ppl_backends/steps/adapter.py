@@ -24,8 +24,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.graph import free_variables
 
-__all__ = ["PyMCStep", "forkable_target", "pymc_step"]
-
 Point = Mapping[str, NDArray]
 
 
@@ -49,9 +47,9 @@ def pymc_step(
 
 
 def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
-    """A PyMC model compiled by Numba, or by C where Numba lacks an operation: JAX does not run in forked workers.
+    """Return a PyMC model compiled by Numba, or by C where Numba lacks an operation: JAX does not run in forked workers.
 
-    ``prior_alone`` for steps that never evaluate all data at once.
+    ``prior_alone`` is for steps that never evaluate all data at once.
     """
     recent = _recent.get(id(model))
     if recent is not None and recent.is_of(model):
@@ -72,23 +70,12 @@ _recent: WeakValueDictionary[int, PyMCTarget] = WeakValueDictionary()
 class PyMCStep(BlockedStep):
     """An :class:`~ppl_backends.kernels.algorithm.Algorithm` as a PyMC step method.
 
-    A chain that starts at the model's default initial point starts at a draw of the algorithm's approximation instead;
-    other initial values, those of ``initvals`` among them, are kept.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    target : BaseTarget
-        The one that ``algorithm`` is bound to; a conditional one gets the other variables' values before each step.
-    vars : list of value variables
-    layout : mapping of str to shape
-        The value variables of the whole model, in the order of the target's coordinates.
-    default : ndarray (full dim,)
-        The model's default initial point.
+    A chain at the model's ``default`` point starts at a draw of the approximation instead; a conditional ``target``
+    gets the other variables' values before each step; ``layout`` maps value variables to shapes, in the target's order.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PyMCStep:
-        """Plain construction: variables and model have been sorted out by :func:`pymc_step`."""
+        """Construct plainly: variables and model have been sorted out by :func:`pymc_step`."""
         return object.__new__(cls)
 
     def __init__(
@@ -119,7 +106,7 @@ class PyMCStep(BlockedStep):
         self._state: Any = None
 
     def __getnewargs_ex__(self) -> tuple[tuple, dict]:
-        """No arguments: the attributes say all."""
+        """Return no arguments: the attributes say all."""
         return (), {}
 
     def set_rng(self, rng: Any) -> None:
@@ -136,7 +123,7 @@ class PyMCStep(BlockedStep):
         self._state = None
 
     def step(self, point: Point) -> tuple[dict[str, NDArray], list[dict[str, Any]]]:
-        """One step of the algorithm from ``point``, the values of all variables."""
+        """Make one step of the algorithm from ``point``, the values of all variables."""
         state = self._ready(point)
         self._state, found = self.algorithm.step(state, self.rng, self.tune)
         x = self._state.x.reshape(-1)
@@ -147,7 +134,7 @@ class PyMCStep(BlockedStep):
         return moved, [stats]
 
     def _ready(self, point: Point) -> Any:
-        """The state at ``point``."""
+        """Return the state at ``point``."""
         moved = len(self.target.others) > 0 and self.target.set_others(_ravel(point, self._layout))
         state = self._state
         if state is not None and all(
@@ -162,7 +149,7 @@ class PyMCStep(BlockedStep):
 
 
 def _value_variables(vars: Any, model: pm.Model) -> list:
-    """The value variables that the user means, by variable or by name."""
+    """Return the value variables that the user means, by variable or by name."""
     if vars is None:
         return [model.rvs_to_values[rv] for rv in free_variables(model)]
     given = list(vars) if isinstance(vars, Sequence) and not isinstance(vars, str) else [vars]

@@ -7,22 +7,21 @@ from typing import Any, ClassVar
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.calibrated import calibrated, independence_sampler
-from ppl_backends.kernels.hmc import FixedLength, Hmc
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.random_walk import RandomWalk as RandomWalkKernel
 from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation as approximation_option
-from ppl_backends.options import checked, integer, none, number
+from ppl_backends.options import checked, choice, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["APPROXIMATION", "HMC", "STEPS", "CalibratedStep", "Independent", "RandomWalk", "approximation_of"]
-
 APPROXIMATION = approximation_option("auto", "laplace", "ep", "vi")
+METRIC = choice("diagonal", "dense", None)
 
 
 def approximation_of(target: BaseTarget, approximation: Any) -> Any:
-    """The approximation asked for, of the full target."""
+    """Return the approximation asked for, of the full target."""
     return resolve_approximation(target.full, approximation)
 
 
@@ -63,7 +62,6 @@ class RandomWalk(Step):
         self.approximation, self.scale, self.adapt = approximation, scale, adapt
 
     def bind(self, target: BaseTarget) -> Algorithm:
-        """The algorithm on ``target``."""
         q = approximation_of(target, self.approximation)
         return calibrated(target, RandomWalkKernel(), q, adapt=self.adapt, scale=self.scale)
 
@@ -77,27 +75,31 @@ class CalibratedStep(Step):
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     target_accept : float, optional
         Acceptance rate that the step size is adapted to while tuning, the kernel's optimal one by default.
+    metric : {"diagonal", "dense", None}
+        What is learnt of the covariance while tuning: the variances of the coordinates that the approximation whitens, or
+        their covariance; None keeps the approximation's. A step for a block of the variables keeps it too.
     model : pm.Model, optional
     """
 
     kernel: ClassVar[type[Kernel]]
 
-    @checked(approximation=APPROXIMATION, target_accept=none | number(above=0, below=1))
+    @checked(approximation=APPROXIMATION, target_accept=none | number(above=0, below=1), metric=METRIC)
     def __init__(
         self,
         vars: Any = None,
         *,
         approximation: Any = "laplace",
         target_accept: float | None = None,
+        metric: str | None = "diagonal",
         model: Any = None,
     ) -> None:
-        self.approximation = approximation
+        self.approximation, self.metric = approximation, metric
         self.target_accept = self.kernel.target_acceptance if target_accept is None else target_accept
 
     def bind(self, target: BaseTarget) -> Algorithm:
-        """The algorithm on ``target``."""
         q = approximation_of(target, self.approximation)
-        return calibrated(target, self.kernel(balanced=False), q, adapt=True, target_acceptance=self.target_accept)
+        kernel, rate = self.kernel(balanced=False), self.target_accept
+        return calibrated(target, kernel, q, adapt=True, target_acceptance=rate, metric=self.metric)
 
 
 def _step_of(kernel: type[Kernel]) -> type[CalibratedStep]:
@@ -119,33 +121,40 @@ class HMC(Step):
     vars : list of variables or names, optional
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     path_length : float
-        εL, in posterior standard deviations. L is rounded up or down at random, so that this is the mean length.
+        Mean of the length εL, in posterior standard deviations; it is drawn anew for every trajectory, up to 30 % shorter or
+        longer. π/2 makes draws of a Gaussian independent. A longer one makes their means more precise and the means of
+        their squares less.
     target_accept : float
-        Acceptance rate that ε is adapted to while tuning, by dual averaging.
+        Acceptance rate that the longest ε is adapted to while tuning, by dual averaging. L is the smallest even number of
+        steps no longer than that; where two will do for every length, acceptance is above the rate.
     max_steps : int
-        Largest L.
+        Largest L, at least 2.
+    metric : {"diagonal", "dense", None}
+        What is learnt of the mass while tuning, in windows of 100, 200, 400, … steps: the variances of the coordinates
+        that the approximation whitens, or their covariance; None keeps Σ. A step for a block of the variables keeps it too.
     model : pm.Model, optional
     """
 
-    @checked(approximation=APPROXIMATION, path_length=number(above=0), max_steps=integer(1))
+    @checked(approximation=APPROXIMATION, path_length=number(above=0), max_steps=integer(2), metric=METRIC)
     def __init__(
         self,
         vars: Any = None,
         *,
         approximation: Any = "laplace",
-        path_length: float = 1.5,
+        path_length: float = 1.6,
         target_accept: float = 0.8,
         max_steps: int = 100,
+        metric: str | None = "diagonal",
         model: Any = None,
     ) -> None:
-        self.approximation, self.path_length = approximation, path_length
+        self.approximation, self.path_length, self.metric = approximation, path_length, metric
         self.target_accept, self.max_steps = target_accept, max_steps
 
     def bind(self, target: BaseTarget) -> Algorithm:
-        """The algorithm on ``target``."""
         q = approximation_of(target, self.approximation)
-        kernel = Hmc(FixedLength(self.path_length, self.max_steps), balanced=False)
-        return calibrated(target, kernel, q, adapt=True, target_acceptance=self.target_accept)
+        kernel = Hmc(self.path_length, self.max_steps, balanced=False)
+        rate = self.target_accept
+        return calibrated(target, kernel, q, adapt=True, target_acceptance=rate, metric=self.metric)
 
 
 class Independent(Step):
@@ -165,5 +174,4 @@ class Independent(Step):
         self.approximation = approximation
 
     def bind(self, target: BaseTarget) -> Algorithm:
-        """The algorithm on ``target``."""
         return independence_sampler(target, approximation_of(target, self.approximation))

@@ -10,11 +10,9 @@ import numpy as np
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.options import checked, integer
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import group, inference_data
+from ppl_backends.results.inference_data import flat_draws, group, inference_data
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.convert import as_target
-
-__all__ = ["check_acceptance", "check_subsets"]
 
 FEWEST_SUBSETS = 50
 
@@ -60,12 +58,10 @@ def check_acceptance(
     else:  # built inside of a model context
         target, algorithm = step.target, step.algorithm
     [rng] = spawn_generators(random_seed, 1)
-    posterior = group(idata, "posterior")
-    total = posterior.sizes["chain"] * posterior.sizes["draw"]
+    drawn = flat_draws(idata)
+    total = len(next(iter(drawn.values())))
     picked = rng.choice(total, size=min(states, total), replace=False)
-    values = {
-        str(name): np.asarray(v.values).reshape(total, *v.shape[2:])[picked] for name, v in posterior.data_vars.items()
-    }
+    values = {name: draws[picked] for name, draws in drawn.items()}
     estimated, exact = algorithm.acceptance_pairs(target.unconstrain(values), rng)
     gap = np.abs(estimated - exact)
     return {
@@ -78,7 +74,7 @@ def check_acceptance(
 
 @checked(idata=inference_data("posterior", "sample_stats"))
 def check_subsets(idata: Any) -> dict[str, float]:
-    """Whether the subsets of an informed sub-sampling run moved and kept to their law.
+    """Check whether the subsets of an informed sub-sampling run moved and kept to their law.
 
     A chain on subsets that stand still samples the surrogate of one subset: its effective sample size looks good and says
     nothing of the shift. The effective size to look at is that of z(U).

@@ -12,9 +12,6 @@ from ppl_backends.options import array, checked, integer, none, number
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["Exchange", "MALAExchange", "NoisyExchange", "NoisyLangevin", "NoisyMALAExchange"]
-
-
 COVARIANCE = none | array("a covariance matrix")
 
 
@@ -27,13 +24,11 @@ class _AuxiliaryStep(Step):
         self.options = options
 
     def make_target(self, model: Any) -> BaseTarget:
-        """The target of a ``pm.Model`` with an unnormalised variable."""
         from ppl_backends.targets.pymc.unnormalized import unnormalized_target
 
         return unnormalized_target(model)
 
     def bind(self, target: BaseTarget) -> Algorithm:
-        """The algorithm on ``target``."""
         return type(self).algorithm(target, **self.options)
 
 

@@ -10,8 +10,6 @@ from ppl_backends.options import array, checked, choice, function, integer, none
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["PseudoMarginal"]
-
 
 class PseudoMarginal(Step):
     """Metropolis–Hastings on an unbiased estimate of the likelihood (Andrieu & Roberts 2009). Exact.
@@ -77,7 +75,6 @@ class PseudoMarginal(Step):
         self.correlation, self.covariance = correlation, covariance
 
     def bind(self, target: BaseTarget) -> PseudoMarginalAlgorithm:
-        """The algorithm on ``target``."""
         return PseudoMarginalAlgorithm(
             target,
             log_likelihood_estimate=self.log_likelihood_estimate,

@@ -8,8 +8,6 @@ from typing import Any
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["Step", "is_bound"]
-
 
 class Step:
     """Base of the step methods: a class with its options, which :meth:`bind` turns into an algorithm.
@@ -22,9 +20,9 @@ class Step:
     """
 
     def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:
-        """The options, or a PyMC step method where there is a model."""
+        """Return the options, or a PyMC step method where there is a model."""
         specification = object.__new__(cls)
-        model = model if model is not None else _model_on_context()
+        model = model if model is not None else model_on_context()
         if model is None:
             return specification
         from ppl_backends.steps.adapter import pymc_step
@@ -33,21 +31,21 @@ class Step:
         return pymc_step(specification.make_target, specification.bind, vars, model)
 
     def bind(self, target: BaseTarget) -> Algorithm:
-        """The algorithm on ``target``, which may be a conditional one."""
+        """Return the algorithm on ``target``, which may be a conditional one."""
         raise NotImplementedError(f"{type(self).__name__} must define bind(target)")
 
     def make_target(self, model: Any) -> BaseTarget:
-        """The target of a ``pm.Model``, in a form that runs in forked workers."""
+        """Return the target of a ``pm.Model``, in a form that runs in forked workers."""
         from ppl_backends.steps.adapter import forkable_target
 
         return forkable_target(model)
 
     def __repr__(self) -> str:
-        """What it is, for who hands it to PyMC."""
+        """Say what it is, for who hands it to PyMC."""
         return f"{type(self).__name__} made outside of a model: for pm.sample make it inside of the context, or with model="
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Options alone, also where a model is on the context stack."""
+        """Return options alone, also where a model is on the context stack."""
         return _restore, (type(self), self.__dict__)
 
 
@@ -63,7 +61,7 @@ def _restore(kind: type[Step], options: dict[str, Any]) -> Step:
     return step
 
 
-def _model_on_context() -> Any:
-    """The innermost ``pm.Model`` context, None outside of any."""
+def model_on_context() -> Any:
+    """Return the innermost ``pm.Model`` context, None outside of any."""
     pymc = sys.modules.get("pymc")
     return None if pymc is None else pymc.Model.get_context(error_if_none=False)

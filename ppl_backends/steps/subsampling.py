@@ -21,14 +21,6 @@ from ppl_backends.steps.calibrated import APPROXIMATION
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = [
-    "InformedSubsampling",
-    "ScalableMetropolis",
-    "SubsampledHMC",
-    "SubsampledMetropolis",
-    "TunaMetropolis",
-]
-
 SUBSET = none | integer(2)
 DEFAULT_SUBSET = 1000
 SPREAD = 0.3
@@ -53,13 +45,12 @@ class _SubsamplingStep(Step):
     approximation: Any
 
     def make_target(self, model: Any) -> BaseTarget:
-        """The target of a ``pm.Model``."""
         from ppl_backends.steps.adapter import forkable_target
 
         return forkable_target(model, prior_alone=True)
 
     def rows_of(self, target: BaseTarget) -> Rows:
-        """The observations of a target, with a warning where others have to move a part of its variables."""
+        """Return the observations of a target, with a warning where others have to move a part of its variables."""
         rows = rows_of(target, self.approximation)
         if len(target.others) and rows.n >= MANY_ROWS:
             names = [target.full.names[j] for j in target.others]
@@ -126,7 +117,6 @@ class SubsampledMetropolis(_SubsamplingStep):
         self.steps, self.tolerance, self.approximation = steps, tolerance, approximation
 
     def bind(self, target: BaseTarget) -> RowsAlgorithm:
-        """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
         kernel: RowsKernel
@@ -161,14 +151,13 @@ class SubsampledHMC(_SubsamplingStep):
         vars: Any = None,
         *,
         subset: int | None = None,
-        path_length: float = 1.5,
+        path_length: float = 1.6,
         approximation: Any = "laplace",
         model: Any = None,
     ) -> None:
         self.subset, self.path_length, self.approximation = subset, path_length, approximation
 
     def bind(self, target: BaseTarget) -> RowsAlgorithm:
-        """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
         _warn_of_variance(subset, variance)
@@ -217,7 +206,6 @@ class ScalableMetropolis(_SubsamplingStep):
         self.proposal, self.steps, self.approximation = proposal, steps, approximation
 
     def bind(self, target: BaseTarget) -> RowsAlgorithm:
-        """The algorithm on ``target``."""
         independent = self.proposal == "independent"
         return _compiled(RowsAlgorithm(Scalable(self.rows_of(target), independent=independent, steps=self.steps)))
 
@@ -252,7 +240,6 @@ class TunaMetropolis(_SubsamplingStep):
         self.chi, self.scale, self.approximation = chi, scale, approximation
 
     def bind(self, target: BaseTarget) -> RowsAlgorithm:
-        """The algorithm on ``target``."""
         return _compiled(RowsAlgorithm(Tuna(self.rows_of(target), self.chi, self.scale)))
 
 
@@ -332,7 +319,6 @@ class InformedSubsampling(_SubsamplingStep):
         self.swaps, self.summary, self.approximation = swaps, summary, approximation
 
     def bind(self, target: BaseTarget) -> RowsAlgorithm:
-        """The algorithm on ``target``."""
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         summaries, attributes = self._summaries(target, rows)
         n_statistics = rows.dim if summaries is None else summaries.shape[1]
@@ -360,7 +346,7 @@ class InformedSubsampling(_SubsamplingStep):
         return _announced(RowsAlgorithm(kernel), rng)
 
     def _summaries(self, target: BaseTarget, rows: Rows) -> tuple[Any, dict[str, Any]]:
-        """Summary statistics in place of the scores, None for these, and what a run says of them."""
+        """Return summary statistics in place of the scores, None for these, and what a run says of them."""
         if not isinstance(self.summary, str):
             values = self.summary(target) if callable(self.summary) else self.summary
             return _whitened(np.asarray(values, dtype=np.float64), rows.n), {}
@@ -379,7 +365,7 @@ class InformedSubsampling(_SubsamplingStep):
         return _whitened(found.statistics, rows.n), attributes
 
     def _size(self, rows: Rows, healthy: float, rng: np.random.Generator) -> int:
-        """Rows of a subset, as asked for or as the correction needs."""
+        """Return rows of a subset, as asked for or as the correction needs."""
         if self.subset is not None:
             if self.subset >= rows.n:
                 raise ModelError(f"subset={self.subset}: the model has {rows.n} observations; use RandomWalk")
@@ -393,7 +379,7 @@ class InformedSubsampling(_SubsamplingStep):
 
 
 def _whitened(values: Any, n: int) -> Any:
-    """Summary statistics on the scale of the scores: uncorrelated, √N per standard deviation of a row."""
+    """Return summary statistics on the scale of the scores: uncorrelated, √N per standard deviation of a row."""
     if values.ndim != 2 or len(values) != n:
         raise ModelError(f"summary has shape {values.shape}; expected ({n}, k), a row for each observation")
     centred, scale = values - values.mean(axis=0), values.std(axis=0)

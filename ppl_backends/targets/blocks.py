@@ -23,16 +23,6 @@ from threadpoolctl import ThreadpoolController
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
-__all__ = [
-    "Block",
-    "available_cores",
-    "block_cap",
-    "evaluate_in_blocks",
-    "pad_rows",
-    "partition",
-    "threads_worth_having",
-]
-
 _COARSE = 64  # rows below which idle ones cost next to nothing
 _IDLE = 1 / 8  # of all rows
 _FEW_OPERATIONS = 10**8  # up to which one thread is fastest
@@ -49,18 +39,7 @@ class Block(NamedTuple):
 
 
 def available_cores(cores: int | None = None) -> int:
-    """Cores to use: those asked for, or all that this process may run on.
-
-    Raises
-    ------
-    ModelError
-        If ``cores`` is not a positive integer.
-
-    Examples
-    --------
-    >>> available_cores(2)
-    2
-    """
+    """Return the number of cores to use: those asked for, or all that this process may run on."""
     if cores is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if isinstance(cores, bool) or int(cores) != cores or cores < 1:
@@ -69,24 +48,10 @@ def available_cores(cores: int | None = None) -> int:
 
 
 def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest: int = 1024) -> int:
-    """Most rows of a block, a power of two at most ``largest``.
+    """Return the most rows of a block, a power of two at most ``largest``.
 
     The largest temporary of a block stays within ``budget`` bytes; or within four times as many, where blocks would
     otherwise have less than ``fewest`` rows, since the data are read once a block.
-
-    Parameters
-    ----------
-    row_bytes : int
-        Size of the largest temporary of one point.
-    budget : int
-        Bytes, a share of the processor's cache.
-    fewest, largest : int
-        Powers of two.
-
-    Examples
-    --------
-    >>> block_cap(row_bytes=8 * 768), block_cap(row_bytes=8 * 10_000), block_cap(row_bytes=8 * 10**6)
-    (128, 32, 1)
     """
 
     def rows(limit: int) -> int:
@@ -99,13 +64,6 @@ def partition(n: int, cap: int) -> list[Block]:
     """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to 1, 8, 64, 128, 256, ... rows, or to ``cap``.
 
     Above 64 rows blocks are of one size, a multiple of eight, where more than an eighth of all rows would be idle.
-
-    Examples
-    --------
-    >>> partition(230, 128)
-    [Block(start=0, stop=128, padded=128), Block(start=128, stop=230, padded=128)]
-    >>> partition(100, 64)
-    [Block(start=0, stop=56, padded=56), Block(start=56, stop=100, padded=56)]
     """
     full, rest = divmod(n, cap)
     padded = int(rest > 0 or n == 0)
@@ -122,14 +80,7 @@ def partition(n: int, cap: int) -> list[Block]:
 
 
 def pad_rows(x: Array, rows: int) -> Array:
-    """``x`` with its last row repeated up to ``rows`` rows (zeros where ``x`` has none), contiguous and writeable.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> pad_rows(np.array([[1.0], [2.0]]), 4)[:, 0]
-    array([1., 2., 2., 2.])
-    """
+    """Return ``rows`` rows: ``x``, then its last row again, or zeros where it has none; contiguous and writeable."""
     padded = np.zeros((rows, *x.shape[1:]))
     padded[: len(x)] = x
     if len(x):
@@ -138,31 +89,7 @@ def pad_rows(x: Array, rows: int) -> Array:
 
 
 def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int = 1, *, pad: bool = True) -> list[Array]:
-    """Apply a batched function to the rows of ``x`` block by block, on ``cores`` threads.
-
-    Parameters
-    ----------
-    function : callable
-        ``(rows, dim) -> sequence of arrays (rows, ...)``; it must release the GIL for threads to help.
-    x : ndarray (n, dim)
-    cap : int
-        Most rows of a block, a power of two.
-    cores : int
-        Number of threads. BLAS gets one thread in each, so that the two do not multiply.
-    pad : bool
-        Whether ``function`` needs blocks of few sizes; one that is not compiled for a size does not.
-
-    Returns
-    -------
-    list of ndarray (n, ...)
-        One array per output of ``function``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> evaluate_in_blocks(lambda b: [b.sum(1)], np.ones((3, 2)), cap=2)
-    [array([2., 2., 2.])]
-    """
+    """Apply a batched function to the rows of ``x`` block by block, on ``cores`` threads."""
     blocks = partition(len(x), cap)
 
     def run(block: Block) -> Sequence[Array]:
@@ -178,13 +105,13 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
 
 
 def threads_worth_having(operations: int) -> AbstractContextManager[Any]:
-    """One BLAS thread where so many operations are few: threads that wait for each other cost more than all their work."""
+    """Allow one BLAS thread where so many operations are few: threads that wait cost more than the work."""
     return nullcontext() if operations > _FEW_OPERATIONS else _blas().limit(limits=1, user_api="blas")
 
 
 @cache
 def _blas() -> ThreadpoolController:
-    """The BLAS libraries that are loaded."""
+    """Return the BLAS libraries that are loaded."""
     return ThreadpoolController()
 
 
@@ -192,7 +119,7 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def _pool(cores: int) -> ThreadPoolExecutor:
-    """One pool per number of threads and process (threads do not survive a fork)."""
+    """Return one pool per number of threads and process (threads do not survive a fork)."""
     key = (os.getpid(), cores)
     if key not in _pools:
         _pools[key] = ThreadPoolExecutor(cores, thread_name_prefix="ppl_backends")

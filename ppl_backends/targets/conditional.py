@@ -12,8 +12,6 @@ from ppl_backends.targets.digest import digest
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
 from ppl_backends.targets.wrapped import WrappedTarget
 
-__all__ = ["ConditionalTarget"]
-
 
 def _of_embedded(member: str) -> Any:
     """Return the method that is the full target's, at the embedded points."""
@@ -25,23 +23,7 @@ def _of_embedded(member: str) -> Any:
 
 
 class ConditionalTarget(WrappedTarget):
-    """The coordinates ``free`` of a target, at values of the others that change between steps.
-
-    Parameters
-    ----------
-    full : BaseTarget
-    free : array of int (k,)
-        Coordinates that move, in the order of the block's own points.
-    values : array (dim,)
-        A point of the full target; its entries at ``free`` are ignored.
-
-    Attributes
-    ----------
-    others : ndarray of int
-        Coordinates that are held.
-    point : ndarray (full.dim,)
-        Where they are held; see :meth:`set_others`.
-    """
+    """The coordinates ``free`` of a target, the others held at ``values`` ``(full.dim,)``, which change between steps."""
 
     full: Any = None
     free: Any = None
@@ -51,9 +33,8 @@ class ConditionalTarget(WrappedTarget):
     dim: int = 0
     observations = factors = likelihood_factors = None
     is_prior = False
-    stated_propriety = log_prior_normalizer = n_uniforms = prior_from_uniform = simulate = log_likelihood_estimate = (
-        None
-    )
+    stated_propriety = log_prior_normalizer = n_uniforms = prior_from_uniform = None
+    simulate = log_likelihood_estimate = state_space = rest = None
 
     def __init__(self, full: BaseTarget, free: Any, values: Any) -> None:
         super().__init__(full)
@@ -64,18 +45,15 @@ class ConditionalTarget(WrappedTarget):
         self.names = tuple(full.names[j] for j in self.free)
 
     def around(self, target: BaseTarget) -> ConditionalTarget:
-        """The same block of another target."""
         return ConditionalTarget(target, self.free, self.point)
 
     def set_others(self, point: Array) -> bool:
-        """Hold the other coordinates where the full ``point`` ``(full.dim,)`` has them; whether any of them moved."""
         moved = not np.array_equal(self.point[self.others], point[self.others])
         if moved:
             self.point[self.others] = point[self.others]
         return moved
 
     def embed(self, x: Array) -> Array:
-        """Points ``(n, dim)`` of the block as points ``(n, full.dim)``."""
         x = as_points(x, self.dim)
         full = np.tile(self.point, (len(x), 1))
         full[:, self.free] = x
@@ -85,7 +63,6 @@ class ConditionalTarget(WrappedTarget):
         return None if gradient is None else gradient[:, self.free]
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """The full target at the embedded points, with gradients in the block's coordinates."""
         found = self.full.evaluate(self.embed(x), gradient)
         if isinstance(found, JointEvaluation):
             return found._replace(gradient=self._own(found.gradient))
@@ -95,17 +72,14 @@ class ConditionalTarget(WrappedTarget):
         )
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """The full log prior, with its gradient in the block's coordinates."""
         value, slope = self.full.evaluate_prior(self.embed(x), gradient)
         return value, self._own(slope)
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """The Potentials, with their gradient in the block's coordinates."""
         value, slope = self.full.evaluate_potentials(self.embed(x), gradient)
         return value, self._own(slope)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """The block of the full Hessian."""
         whole: Array = self.full.hessian(self.embed(x), part)
         return whole[:, self.free[:, None], self.free]
 
@@ -113,25 +87,21 @@ class ConditionalTarget(WrappedTarget):
     constrain, pointwise_log_likelihood = _of_embedded("constrain"), _of_embedded("pointwise_log_likelihood")
 
     def unconstrain(self, values: Mapping[str, Array]) -> Array:
-        """The block's coordinates of the values of all variables."""
         return self.full.unconstrain(values)[:, self.free]
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Refused: draws of the prior do not have the other coordinates where they are held."""
+        """Refuse: draws of the prior do not have the other coordinates where they are held."""
         raise PriorSamplingError(f"{self.label}: the prior of a block given the other coordinates cannot be sampled")
 
     def prior_target(self) -> None:
-        """None."""
+        """Return None."""
 
     def tempered(self, power: float) -> BaseTarget | None:
-        """The same block of the tempered target, where that has a form of its own."""
         found = self.full.tempered(power)
         return None if found is None else self.around(found)
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """The block's coordinates of the full target's."""
         return self.full.initial_points(n, rng)[:, self.free]
 
     def digests(self) -> dict[str, str]:
-        """Return the digests of the full target, and that of what is held."""
         return {**self.full.digests(), "block": digest(self.free, self.point[self.others])}

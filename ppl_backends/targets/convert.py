@@ -27,14 +27,12 @@ from ppl_backends.targets.protocol import (
     undefined,
 )
 
-__all__ = ["as_target", "pymc_model"]
-
 
 @checked(backend=choice("auto", "jax", "numba", "c"))
 def as_target(
     model: Any = None, data: Any = None, *, backend: str = "auto", cores: int | None = None, **options: Any
 ) -> BaseTarget:
-    """A model as a target: its batched log density on the unconstrained space.
+    """Return a model as a target: its batched log density on the unconstrained space.
 
     Parameters
     ----------
@@ -93,7 +91,7 @@ def as_target(
 
 
 def _is_stan(model: Any) -> bool:
-    """A path, program text, or a compiled CmdStan model."""
+    """Return whether it is a path, program text, or a compiled CmdStan model."""
     if isinstance(model, str | os.PathLike):
         text = os.fspath(model)
         if isinstance(text, str) and (Path(text).suffix in (".stan", ".so", ".dylib", ".dll") or "{" in text):
@@ -103,7 +101,7 @@ def _is_stan(model: Any) -> bool:
 
 
 def _is_instance(model: Any, module: str, name: str) -> bool:
-    """``isinstance`` that imports nothing: an object's library is loaded already."""
+    """Return ``isinstance`` without an import: an object's library is loaded already."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
 
@@ -146,14 +144,19 @@ def _stan_target(model: Any, data: Any, backend: str, cores: int | None, options
 
 def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:
     from ppl_backends.targets.pymc import PyMCTarget
-    from ppl_backends.targets.pymc.graph import unnormalized_variables
+    from ppl_backends.targets.pymc.graph import state_space_variables, unnormalized_variables
+    from ppl_backends.targets.pymc.state_space import state_space_target
     from ppl_backends.targets.pymc.unnormalized import unnormalized_target
 
     if options:
         raise ModelError(f"unknown option {next(iter(options))!r} for a PyMC model; known are backend and cores")
     if data is None and unnormalized_variables(model):
         return unnormalized_target(model)
-    target = PyMCTarget(model, backend=backend, cores=cores)
+    target: BaseTarget
+    if state_space_variables(model):
+        target = state_space_target(model, backend=backend, cores=cores)
+    else:
+        target = PyMCTarget(model, backend=backend, cores=cores)
     if data is None:
         return target
     if not isinstance(data, Mapping):
@@ -192,13 +195,12 @@ class AdaptedTarget(BaseTarget):
         self.observations = rows if rows is None or isinstance(rows, Observations) else AdaptedObservations(rows)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws by the object itself, where it can."""
         if self._sample_prior is None:
             return super().sample_prior(n, rng)
         return prior_draws(self, self._sample_prior(n, rng), n)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """By the object's ``evaluate``, or the joint density alone."""
+        """Return what the object's ``evaluate`` returns, or the joint density alone."""
         x = as_points(x, self.dim)
         if self._evaluates:
             return self._given.evaluate(x, gradient)
@@ -214,7 +216,6 @@ class AdaptedTarget(BaseTarget):
         return np.asarray(self._given.log_density(x), dtype=np.float64)
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
-        """Return where the object's log density is NaN or +inf ``(n,)``."""
         x = as_points(x, self.dim)
         if not self._evaluates:
             return undefined(self._log_density(x))
@@ -227,14 +228,9 @@ class AdaptedObservations(Observations):
     """Completes an object that has ``n`` and ``log_likelihood``; everything else that it has is used as it is."""
 
     def __init__(self, given: Any) -> None:
-        self._given = given
+        self.n = int(given.n)
         self.log_likelihood = given.log_likelihood  # type: ignore[method-assign]
         for member in ("sum", "score_and_hessian", "log_prior_and_potentials", "check"):
             if hasattr(given, member):
                 setattr(self, member, getattr(given, member))
         self.no_gradient = "" if hasattr(given, "sum") else "they have no sum(x, index, weights, gradient)"
-
-    @property
-    def n(self) -> int:
-        """Number of observations."""
-        return int(self._given.n)

@@ -10,8 +10,6 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget
 from ppl_backends.targets.unnormalized import CallableLikelihood, UnnormalizedTarget
 
-__all__ = ["Unnormalized"]
-
 
 def Unnormalized(
     name: str | None = None,
@@ -26,7 +24,7 @@ def Unnormalized(
     prior: Any = None,
     exact: bool = False,
 ) -> Any:
-    r"""A likelihood f(y | θ) / Z(θ) whose normalising constant Z is not known.
+    r"""Return a likelihood f(y | θ) / Z(θ) whose normalising constant Z is not known.
 
     With a name, inside ``pm.Model``, an observed variable of the model: ``Unnormalized("y", theta, simulator=...)``, or
     ``Unnormalized("y", *parameters, logp=..., random=...)`` as in ``pm.CustomDist``. Without a name, a target:
@@ -102,7 +100,7 @@ def _target(
     gradient: Callable | None,
     exact: bool,
 ) -> UnnormalizedTarget:
-    """The target form."""
+    """Return the target form."""
     if simulator is not None:
         if log_unnormalized is not None or simulate is not None or gradient is not None:
             raise ModelError("give either simulator= or log_unnormalized= and simulate=")

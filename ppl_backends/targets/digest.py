@@ -13,22 +13,12 @@ import numpy as np
 
 from ppl_backends.errors import PriorSamplingError
 
-__all__ = ["digest", "digest_of_approximation", "digests_of_values", "fixed_points"]
-
 _SCALES = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
 _POINTS_PER_SCALE = 8
 
 
 def digest(*parts: Any) -> str:
-    """Return the SHA-256 of arrays, bytes and text, types and shapes included, as 64 hexadecimal digits.
-
-    Examples
-    --------
-    >>> digest("ab", "c") == digest("a", "bc")
-    False
-    >>> digest(np.zeros(2)) == digest(np.zeros((2, 1)))
-    False
-    """
+    """Return the SHA-256 of arrays, bytes and text, types and shapes included, as 64 hexadecimal digits."""
     sha = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -47,21 +37,16 @@ def fixed_points(dim: int) -> np.ndarray:
 
 
 def digests_of_values(target: Any) -> dict[str, str]:
-    """Return digests of what a target's functions return: draws of the prior, both parts of the density, gradients.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    """
+    """Return digests of what a target's functions return: draws of the prior, both parts of the density, gradients."""
     points, found = fixed_points(target.dim), {}
     try:
         draws = np.asarray(target.sample_prior(_POINTS_PER_SCALE, np.random.default_rng(8)))
-        points, found = np.concatenate([points, draws]), {"prior draws": _of_numbers(draws)}
+        points, found = np.concatenate([points, draws]), {"prior draws": digest_of_numbers(draws)}
     except PriorSamplingError:
         pass
     values = target.evaluate(points, target.has_gradient)
     for name, part in values._asdict().items():
-        found[name.replace("_", " ")] = "none" if part is None else _of_numbers(part)
+        found[name.replace("_", " ")] = "none" if part is None else digest_of_numbers(part)
     return found
 
 
@@ -70,10 +55,10 @@ def digest_of_approximation(approximation: Any) -> str:
     draws = np.asarray(approximation.sample(_POINTS_PER_SCALE, np.random.default_rng(8)))
     points = np.concatenate([fixed_points(approximation.dim), draws])
     value, gradient = approximation.log_density_and_gradient(points)
-    return digest(_of_numbers(draws), _of_numbers(value), _of_numbers(gradient))
+    return digest(digest_of_numbers(draws), digest_of_numbers(value), digest_of_numbers(gradient))
 
 
-def _of_numbers(values: Any) -> str:
+def digest_of_numbers(values: Any) -> str:
     """Return the digest of numbers: all NaN alike, and both zeros."""
     numbers = np.asarray(values, dtype=np.float64) + 0.0
     return digest(np.where(np.isnan(numbers), np.nan, numbers))

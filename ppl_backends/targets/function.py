@@ -20,8 +20,6 @@ from ppl_backends.targets.protocol import (
     undefined,
 )
 
-__all__ = ["FunctionTarget"]
-
 DensityAndGradient = Callable[[Array], tuple[Array, Array]]
 
 
@@ -77,7 +75,6 @@ class FunctionTarget(BaseTarget):
             self.prior_from_uniform = self._checked_from_uniform
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """Both parts where a log prior was given, else the joint."""
         x = as_points(x, self.dim)
         value, slope = sanitize(*self._checked("log_likelihood", self._log_likelihood(x), len(x)))
         if self._log_prior is None:
@@ -94,7 +91,7 @@ class FunctionTarget(BaseTarget):
         return undefined(*(np.asarray(function(x)[0]) for function in functions))
 
     def _checked(self, name: str, found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
-        """What a function returned, if it is a value and a gradient for every point."""
+        """Return what a function returned, if it is a value and a gradient for every point."""
         shapes = tuple(np.shape(part) for part in found) if isinstance(found, (tuple, list)) else type(found).__name__
         if shapes != ((n,), (n, self.dim)):
             raise ModelError(
@@ -104,7 +101,6 @@ class FunctionTarget(BaseTarget):
         return found
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws by the function given."""
         if self._sample_prior is None:
             return super().sample_prior(n, rng)
         return prior_draws(self, self._sample_prior(n, rng), n)

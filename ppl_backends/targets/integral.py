@@ -8,27 +8,15 @@ import numpy as np
 
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["PriorIntegral", "product", "stated_integral"]
-
 _ZERO = 1e-6  # log integrals below are rounding
 
 
 class PriorIntegral(NamedTuple):
-    """Log of the integral of a prior as written.
+    """Log of the integral of a prior as written."""
 
-    Attributes
-    ----------
-    log_integral : float
-        NaN for an improper prior, and where it is not known.
-    standard_error : float
-        0 where it is exact.
-    df : float
-        Degrees of freedom of the standard error.
-    """
-
-    log_integral: float
-    standard_error: float = 0.0
-    df: float = float("inf")
+    log_integral: float  # NaN for an improper prior, and where it is not known
+    standard_error: float = 0.0  # 0 where it is exact
+    df: float = float("inf")  # degrees of freedom of the standard error
 
     def added_to(self, standard_error: float, df: float) -> tuple[float, float]:
         """Return a standard error and its degrees of freedom with those of this integral, which is independent, included."""

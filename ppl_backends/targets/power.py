@@ -9,27 +9,17 @@ import numpy as np
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked
 from ppl_backends.targets.digest import digest
+from ppl_backends.targets.factors.proof import constant_and_error
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Observations
 from ppl_backends.targets.wrapped import WrappedTarget
-
-__all__ = ["PowerTarget", "with_power"]
 
 TOLERANCE = 1e-6  # of factors against the density, relative
 
 
 class PowerTarget(WrappedTarget):
-    """The target with its observed terms raised to a power; everything else is the target's own.
+    """The target with its observed terms raised to a power; everything else is the target's own."""
 
-    Parameters
-    ----------
-    target : BaseTarget
-        Prior and likelihood must be known apart.
-    power : float
-        α ≥ 0. Potentials keep power one unless ``power_potentials``.
-    power_potentials : bool
-    """
-
-    log_likelihood_estimate = simulate = None  # those of the likelihood itself
+    log_likelihood_estimate = simulate = state_space = rest = None  # those of the likelihood itself
 
     def __init__(self, target: BaseTarget, power: float, power_potentials: bool = False) -> None:
         if not (np.isfinite(power) and power >= 0):
@@ -45,7 +35,6 @@ class PowerTarget(WrappedTarget):
         return self.target.has_potentials and not self.power_potentials
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Log prior and α times the log likelihood."""
         parts = self.target.evaluate(x, gradient)
         assert isinstance(parts, Evaluation)
         likelihood, slope = _scaled(self.power, parts.log_likelihood), parts.log_likelihood_gradient
@@ -60,14 +49,13 @@ class PowerTarget(WrappedTarget):
         return Evaluation(parts.log_prior, likelihood, parts.log_prior_gradient, slope)
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """The Potentials' share of the tempered log likelihood, and its gradient."""
         value, slope = self.target.evaluate_potentials(x, gradient)
         if not self.power_potentials:
             return value, slope
         return _scaled(self.power, value), None if slope is None else self.power * slope
 
     def tempered(self, power: float) -> None:
-        """None: a power of a power is made as any other."""
+        """Return None: a power of a power is made as any other."""
 
     @property
     def evidence_note(self) -> str:  # type: ignore[override]
@@ -101,11 +89,9 @@ class PowerTarget(WrappedTarget):
             return None
 
     def digests(self) -> dict[str, str]:
-        """Return the digests of the target, and that of the power."""
         return {**self.target.digests(), "power": digest(self.power, self.power_potentials)}
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Hessian of the tempered target."""
         if self._keeps_potentials:
             return BaseTarget.hessian(self, x, part)
         likelihood = self.power * self.target.hessian(x, "likelihood")
@@ -115,13 +101,7 @@ class PowerTarget(WrappedTarget):
 
 
 class _TemperedFactors:
-    """Factors given hyper-parameters φ with the observed sites to a power, their constant from the density itself.
-
-    Parameters
-    ----------
-    factors : Factors, or object with ``at(phi)``
-    target : PowerTarget
-    """
+    """Factors given hyper-parameters φ with the observed sites to a power, their constant from the density itself."""
 
     def __init__(self, factors: Any, target: PowerTarget) -> None:
         self._factors, self._target = factors, target
@@ -130,18 +110,16 @@ class _TemperedFactors:
         self.log_hyper_prior = factors.log_hyper_prior
 
     def at(self, phi: Any = ()) -> Any:
-        """The factors of θ given φ."""
+        """Return the factors of θ given φ."""
         factors = self._factors.at(phi).tempered(self._target.power)
         x = np.empty((3, self._target.dim))
         theta = factors.prior.mean + 0.1 * np.random.default_rng(0).standard_normal((3, factors.dim))
         x[:, self.coordinates], x[:, self.hyper_coordinates] = theta, phi
         truth = self._target.log_density(x) - self.log_hyper_prior(phi)
-        gap = truth - factors.log_density(theta)
-        if not (np.abs(gap - gap[0]) <= TOLERANCE * (1 + np.abs(truth))).all():
-            raise ModelError(
-                f"{self._target.label}: the factors to a power differ from the density by {np.ptp(gap):.2g}"
-            )
-        factors.log_constant += float(gap[0])
+        constant, spread, error = constant_and_error(factors, theta, truth, TOLERANCE)
+        if not error <= 1:
+            raise ModelError(f"{self._target.label}: the factors to a power differ from the density by {spread:.2g}")
+        factors.log_constant += constant
         return factors
 
 
@@ -153,21 +131,18 @@ class PoweredObservations(Observations):
         self.no_gradient, self.check = observations.no_gradient, observations.check  # type: ignore[method-assign]
 
     @property
-    def n(self) -> int:
+    def n(self) -> int:  # type: ignore[override]
         """Number of observations."""
         return self._observations.n
 
     def log_likelihood(self, x: Array, index: Any = None) -> Array:
-        """Pointwise ``(n_points, m)``."""
         return self._power * self._observations.log_likelihood(x, index)
 
     def sum(self, x: Array, index: Any = None, weights: Array | None = None, gradient: bool = False) -> Any:
-        """Sums over ``index``, with gradients on request."""
         found = self._observations.sum(x, index, weights, gradient=gradient)
         return tuple(self._power * part for part in found) if gradient else self._power * found
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """What the tempered log density holds beside the rows."""
         if not self._target.has_potentials:
             return self._observations.log_prior_and_potentials(x, gradient)
         prior, slope = self._target.evaluate_prior(x, gradient)
@@ -175,19 +150,18 @@ class PoweredObservations(Observations):
         return (prior + potentials, np.add(slope, potentials_slope)) if gradient else prior + potentials  # type: ignore[arg-type]
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
-        """Gradient of every row, and the summed Hessian."""
         scores, hessian = self._observations.score_and_hessian(x0)
         return self._power * scores, self._power * hessian
 
 
 def _scaled(power: float, value: Array) -> Array:
-    """``power * value`` with 0·(−inf) = 0 only where the power is zero everywhere: support is kept otherwise."""
+    """Return ``power * value`` with 0·(−inf) = 0 only where the power is zero everywhere: support is kept otherwise."""
     return np.zeros_like(value) if power == 0 else power * value
 
 
 @checked()
 def with_power(model: Any, power: float, power_potentials: bool = False, **target_options: Any) -> BaseTarget:
-    """The tempered (fractional) posterior p(θ)L(θ)^α as a target that every method takes.
+    """Return the tempered (fractional) posterior p(θ)L(θ)^α as a target that every method takes.
 
     Parameters
     ----------

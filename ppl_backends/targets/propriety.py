@@ -9,8 +9,6 @@ from scipy.linalg import null_space
 
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-__all__ = ["improper_coordinate", "improper_note"]
-
 _RADII = np.array([1e2, 3e2, 7e2, 1e4, 1e6, 1e8])
 _FAR = 1e4  # exp(710) overflows
 _LEVEL = -1e-2  # slopes above this are taken for none
@@ -18,21 +16,18 @@ _STEP, _FLAT, _LARGEST_HESSIAN = 1e-3, 1e-5, 300
 
 
 def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str | None:
-    """Name of an unconstrained coordinate along which the log prior falls no faster than −log r, else None.
+    """Return the name of an unconstrained coordinate along which the log prior falls no faster than −log r, else None.
 
     Along a ray of coordinate j a proper density has to fall faster than 1/r. Between radii r₁ < r₂ the slope of the log
     density in log r tells: −2 for a Cauchy, steeper for all lighter tails, 0 for a flat prior, positive for a prior that
     is flat on a positive variable (whose Jacobian grows). Oblique directions in which the log prior has no curvature (a
     random walk without a starting value, group effects whose mean is flat) count if it does not fall along them at all.
 
-    Parameters
-    ----------
-    target : BaseTarget
-        Its prior must be known apart, or its statements tell (``stated_propriety`` of Stan programs).
-    centre : ndarray (dim,), optional
-        Where the other coordinates stay; by default some generic point, since a hierarchical prior has a pole where
-        all its members are equal.
+    The prior has to be known apart, or stated by the program. Other coordinates stay at ``centre`` ``(dim,)``, by default
+    some generic point, since a hierarchical prior has a pole where all its members are equal.
     """
+    if target.rest is not None:  # where the likelihood is estimated, the prior is that of all other terms
+        target = target.rest
     stated = target.stated_propriety
     if stated is not None:
         return stated.improper
@@ -53,7 +48,7 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
 
 
 def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
-    """For each direction, the slope of the log prior in log r where it is last known, the larger of both ways.
+    """Return, for each direction, the slope of the log prior in log r where it is last known, the larger of both ways.
 
     Scale parameters have overflown at the large radii; what is seen of them before that counts only if it is level,
     since a proper prior may still be falling slowly there.
@@ -73,7 +68,7 @@ def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
 
 
 def _straight_directions(target: BaseTarget, centre: Array) -> Array:
-    """Unit vectors ``(k, dim)`` in which the log prior has neither slope nor curvature at ``centre``.
+    """Return the unit vectors ``(k, dim)`` in which the log prior has neither slope nor curvature at ``centre``.
 
     They span the kernel of the Hessian, by differences of gradients. Vectors whose prior depends on their differences
     alone are looked at as a whole too, which needs no Hessian.
@@ -102,7 +97,7 @@ def _straight_directions(target: BaseTarget, centre: Array) -> Array:
 
 
 def improper_note(target: BaseTarget) -> str | None:
-    """What has to be said of this target's evidence, or nothing.
+    """Return what has to be said of this target's evidence, or nothing.
 
     That it is known up to a constant only, under an improper prior, and what the target itself says in ``evidence_note``:
     that there is a loss or a tempered likelihood where a probability of the data would be.

@@ -26,37 +26,16 @@ from ppl_backends.numerics.arrays import Array, Index
 from ppl_backends.numerics.differences import central_differences, difference_hessian
 from ppl_backends.targets.digest import digests_of_values
 
-__all__ = [
-    "BaseTarget",
-    "Evaluation",
-    "JointEvaluation",
-    "Observations",
-    "Target",
-    "as_points",
-    "named_point",
-    "prior_draws",
-    "sanitize",
-    "undefined",
-]
-
-
 SCORE_BYTES = 2**25  # of a block of rows, for differences
 
 
 class Evaluation(NamedTuple):
-    """One pass over a batch of points, prior and likelihood apart.
+    """One pass over a batch of points, prior and likelihood apart."""
 
-    Attributes
-    ----------
-    log_prior, log_likelihood : ndarray (n,)
-    log_prior_gradient, log_likelihood_gradient : ndarray (n, dim) or None
-        None where no gradient was asked for.
-    """
-
-    log_prior: Array
-    log_likelihood: Array
-    log_prior_gradient: Array | None = None
-    log_likelihood_gradient: Array | None = None
+    log_prior: Array  #: ``(n,)``
+    log_likelihood: Array  #: ``(n,)``
+    log_prior_gradient: Array | None = None  #: ``(n, dim)`` where it was asked for
+    log_likelihood_gradient: Array | None = None  #: ``(n, dim)`` where it was asked for
 
     @property
     def log_density(self) -> Array:
@@ -90,13 +69,7 @@ class JointEvaluation(NamedTuple):
 
 
 def as_points(x: Any, dim: int) -> Array:
-    """Points as a float64 array ``(n, dim)``; a single point ``(dim,)`` becomes one row.
-
-    Raises
-    ------
-    ModelError
-        If the last axis does not have length ``dim``.
-    """
+    """Return points as a float64 array ``(n, dim)``; a single point ``(dim,)`` becomes one row."""
     if type(x) is np.ndarray and x.dtype == np.float64 and x.ndim == 2 and x.shape[1] == dim:
         return x  # the checks below cost as much as a small Stan program
     try:
@@ -109,13 +82,7 @@ def as_points(x: Any, dim: int) -> Array:
 
 
 def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) -> Array:
-    """Return the unconstrained point ``(1, dim)`` of the values of all variables, by name.
-
-    Raises
-    ------
-    ModelError
-        If a variable is missing or unknown, or its value has another shape or is no array of numbers.
-    """
+    """Return the unconstrained point ``(1, dim)`` of the values of all variables, by name."""
     try:
         arrays = {name: np.asarray(value, dtype=np.float64)[None] for name, value in values.items()}
         x = target.unconstrain(arrays)
@@ -131,13 +98,7 @@ def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) ->
 
 
 def prior_draws(target: BaseTarget, drawn: Any, n: int) -> Array:
-    """Return what a function of the user drew of the prior, once it is checked that these are ``n`` points.
-
-    Raises
-    ------
-    ModelError
-        If they are fewer, or not on the unconstrained space.
-    """
+    """Return what a function of the user drew of the prior, once it is checked that these are ``n`` points."""
     draws = as_points(drawn, target.dim)
     if len(draws) != n:
         raise ModelError(f"sample_prior of {target.label} returned {len(draws)} draws where {n} were asked for")
@@ -168,24 +129,13 @@ class Observations:
     """The rows of data that the likelihood is a sum over, in data order.
 
     Subclasses supply ``n`` and :meth:`log_likelihood`, and :meth:`sum` where it has gradients.
-
-    Attributes
-    ----------
-    n : int
-        Number of observations.
-    no_gradient : str
-        Why :meth:`sum` gives no gradients; empty where it does.
     """
 
-    no_gradient: str = ""
-
-    @property
-    def n(self) -> int:
-        """Number of observations."""
-        raise NotImplementedError
+    n: int  #: number of observations
+    no_gradient: str = ""  #: why :meth:`sum` gives no gradients; empty where it does
 
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` is ``(m,)`` shared or ``(n_points, m)``, a set a point."""
+        """Return log likelihoods ``(n_points, m)``; ``index`` is ``(m,)``, shared, or ``(n_points, m)``, a set a point."""
         raise NotImplementedError
 
     def sum(
@@ -195,7 +145,7 @@ class Observations:
         weights: Array | None = None,
         gradient: bool = False,
     ) -> Any:
-        """Weighted sum of log likelihoods over a subset ``(n_points,)``, and on request its gradient ``(n_points, dim)``.
+        """Return the weighted sum over a subset ``(n_points,)``, and on request its gradient ``(n_points, dim)``.
 
         Parameters
         ----------
@@ -211,11 +161,11 @@ class Observations:
         return (values if weights is None else values * weights).sum(axis=1)
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """What the log density holds beside the rows: ``(n_points,)``, and on request its gradient."""
+        """Return what the log density holds beside the rows: ``(n_points,)``, and on request its gradient."""
         raise ModelError("the log density cannot be told apart from that of its observations")
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
-        """Gradient of every row's log likelihood ``(n, dim)`` and their summed Hessian ``(dim, dim)`` at one point.
+        """Return every row's gradient ``(n, dim)`` and the Hessian ``(dim, dim)`` of the sum at one point.
 
         By central differences, in blocks of rows.
         """
@@ -230,7 +180,7 @@ class Observations:
         return scores, 0.5 * (hessian + hessian.T)
 
     def checked(self, index: Any, n_points: int) -> Index:
-        """Row numbers, all by default, once it is checked that they are integers ``(m,)`` or ``(n_points, m)`` in range."""
+        """Return row numbers, all by default, once checked to be integers ``(m,)`` or ``(n_points, m)`` in range."""
         index = np.arange(self.n) if index is None else np.ascontiguousarray(index)
         if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points) or index.dtype.kind not in "iu":
             raise ModelError(f"index has shape {index.shape}; expected integers (m,) or ({n_points}, m)")
@@ -239,13 +189,7 @@ class Observations:
         return index.astype(np.intp, copy=False)
 
     def check(self) -> None:
-        """Refuse rows that depend on each other, where that takes a look.
-
-        Raises
-        ------
-        ModelError
-            Naming the variable.
-        """
+        """Refuse rows that depend on each other, where that takes a look."""
 
 
 @runtime_checkable
@@ -256,95 +200,56 @@ class Target(Protocol):
     names: tuple[str, ...]
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """One pass over the points ``x`` ``(n, dim)``."""
+        """Return one pass over the points ``x`` ``(n, dim)``."""
         ...
 
     def log_density(self, x: Array) -> Array:
-        """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
+        """Return the joint log density ``(n,)``, Jacobians included and no constants dropped."""
         ...
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Joint log density ``(n,)`` and its gradient ``(n, dim)``."""
+        """Return the joint log density ``(n,)`` and its gradient ``(n, dim)``."""
         ...
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """Points in model space: name → ``(n, *shape)``."""
+        """Return points in model space: name → ``(n, *shape)``."""
         ...
 
 
 class BaseTarget:
-    """Derives the protocol from :meth:`evaluate`; subclasses override what they can do better.
+    """Derives the protocol from :meth:`evaluate`; subclasses override what they can do better."""
 
-    Attributes
-    ----------
-    dim : int
-    names : tuple of str
-        Flat unconstrained names such as ``beta[0]`` or ``sigma_log__``.
-    has_split : bool
-        Whether :meth:`evaluate` tells prior and likelihood apart.
-    coords, dims : mapping
-        As ArviZ takes them, for the variables that :meth:`constrain` returns.
-    observed_data, constant_data : mapping of str to array
-        What goes into the groups of those names.
-    observations : Observations or None
-    has_potentials : bool
-        Whether ``log_likelihood`` holds terms beside the observed variables.
-    is_prior : bool
-        Whether the whole density is a prior: there is no likelihood.
-    factors : Factors, object with ``at(phi)``, or None
-        A Gaussian times sites that each see one linear predictor.
-    likelihood_factors : Factors or None
-        The sites of the observations as functions of all coordinates, under a flat prior, whatever the prior is.
-    label : str
-        What messages call the model, e.g. ``"PyMC model"`` or a file name.
-    evidence_note : str or None
-        What the normalising constant is, where it is no probability of the data.
-    stated_propriety : Propriety or None
-        Whether the prior is proper, where the program itself says so.
-    log_likelihood_names : mapping of str to str
-        Variables of :meth:`constrain` that are log likelihoods, and what they are of.
-    simulate : callable or None
-        ``(x, rng) ->`` one data set per point.
-    log_likelihood_estimate : callable or None
-        ``(x, rng) -> (n,)``, logs of independent unbiased estimates of the likelihood.
-    prior_from_uniform : callable or None
-        ``u (n, n_uniforms) -> x (n, dim)``, the inverse Rosenblatt transform of the prior.
-    n_uniforms : int or None
-        Dimension of the cube that ``prior_from_uniform`` maps to the prior; None where it cannot.
-    log_prior_normalizer : float or None
-        Log integral of the prior as written: 0 for a normalised one, NaN where it is not known; None where the target
-        does not say.
-    log_prior_normalizer_se, log_prior_normalizer_df : float
-        Its standard error and degrees of freedom.
-    """
-
-    dim: int
-    names: tuple[str, ...]
-    has_split: bool = False
-    has_gradient: bool = True
-    has_potentials: bool = False
-    is_prior: bool = False
-    label: str = "target"
-    evidence_note: str | None = None
-    stated_propriety: Any = None
-    log_likelihood_names: Mapping[str, str] = {}
-    simulate: Any = None
-    log_likelihood_estimate: Any = None
-    prior_from_uniform: Any = None
-    coords: Mapping[str, Sequence[Any]] = {}
-    dims: Mapping[str, Sequence[str]] = {}
-    observed_data: Mapping[str, Array] = {}
-    constant_data: Mapping[str, Array] = {}
-    observations: Observations | None = None
+    dim: int  #: number of unconstrained coordinates
+    names: tuple[str, ...]  #: flat unconstrained names such as ``beta[0]`` or ``sigma_log__``
+    label: str = "target"  #: what messages call the model, e.g. ``"PyMC model"`` or a file name
+    has_split: bool = False  #: whether :meth:`evaluate` tells prior and likelihood apart
+    has_gradient: bool = True  #: whether gradients are its own, not differences of values
+    has_potentials: bool = False  #: whether ``log_likelihood`` holds terms beside the observed variables
+    is_prior: bool = False  #: whether the whole density is a prior: there is no likelihood
+    coords: Mapping[str, Sequence[Any]] = {}  #: as ArviZ takes them, for the variables of :meth:`constrain`
+    dims: Mapping[str, Sequence[str]] = {}  #: as ArviZ takes them
+    observed_data: Mapping[str, Array] = {}  #: the group of that name
+    constant_data: Mapping[str, Array] = {}  #: the group of that name
+    log_likelihood_names: Mapping[str, str] = {}  #: variables that are log likelihoods, and what they are of
+    observations: Observations | None = None  #: the rows of the data
+    #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each see one linear predictor
     factors: Any = None
-    likelihood_factors: Any = None
-    n_uniforms: int | None = None
+    likelihood_factors: Any = None  #: the sites of the observations in all coordinates, under a flat prior
+    simulate: Any = None  #: ``(x, rng) ->`` one data set per point
+    log_likelihood_estimate: Any = None  #: ``(x, rng) -> (n,)``, logs of independent unbiased estimates
+    state_space: Any = None  #: the series that the likelihood is of: model, y, covariates and parameters_at(x)
+    rest: Any = None  #: the target of all terms but those of the series
+    prior_from_uniform: Any = None  #: ``u (n, n_uniforms) -> x (n, dim)``, the prior's inverse Rosenblatt transform
+    n_uniforms: int | None = None  #: dimension of the cube that ``prior_from_uniform`` maps to the prior, where it can
+    evidence_note: str | None = None  #: what the normalising constant is, where it is no probability of the data
+    stated_propriety: Any = None  #: whether the prior is proper, where the program itself says so
+    #: Log integral of the prior as written: 0 for a normalised one, NaN where unknown; None where the target does not say.
     log_prior_normalizer: Any = None
-    log_prior_normalizer_se: Any = 0.0
-    log_prior_normalizer_df: Any = float("inf")
+    log_prior_normalizer_se: Any = 0.0  #: its standard error
+    log_prior_normalizer_df: Any = float("inf")  #: degrees of freedom of that error
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """One pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
+        """Return one pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, gradient)")
 
     @property
@@ -372,7 +277,7 @@ class BaseTarget:
         return False
 
     def embed(self, x: Array) -> Array:
-        """Points ``(n, dim)`` as points of ``full``."""
+        """Return points ``(n, dim)`` as points of ``full``."""
         return as_points(x, self.dim)
 
     @property
@@ -381,30 +286,30 @@ class BaseTarget:
         return None if self.has_split else f"{self.label}: prior and likelihood are not known apart"
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None; without a look at the data where that is possible."""
+        """Return the log prior ``(n,)`` and its gradient ``(n, dim)`` or None, without the data where possible."""
         parts = self.evaluate(x, gradient)
         if not isinstance(parts, Evaluation):
             raise ModelError(str(self.split_problem))
         return parts.log_prior, parts.log_prior_gradient
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """The share of ``log_likelihood`` that is not of observed variables ``(n,)``, and its gradient, or None."""
+        """Return the part of ``log_likelihood`` that is not of observed variables ``(n,)``, and its gradient or None."""
         return np.zeros(len(x)), np.zeros_like(x) if gradient else None
 
     def explain(self, x: Array) -> str:
-        """Why the log density is not finite at one point ``(dim,)``; empty where the target cannot tell."""
+        """Return why the log density is not finite at one point ``(dim,)``; empty where the target cannot tell."""
         return ""
 
     def tempered(self, power: float) -> BaseTarget | None:
-        """The target with its likelihood to a power in a form of its own; None where it has none."""
+        """Return the target with its likelihood to a power in a form of its own; None where it has none."""
         return None
 
     def with_fixed_batch_size(self) -> BaseTarget:
-        """The same density for few evaluations: a target that compiles for every number of points has one program then."""
+        """Return the same density with one compiled program, for few evaluations."""
         return self
 
     def log_density(self, x: Array) -> Array:
-        """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
+        """Return the joint log density ``(n,)``, Jacobians included and no constants dropped."""
         return self.evaluate(x).log_density
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
@@ -415,38 +320,38 @@ class BaseTarget:
         return np.zeros(len(x), dtype=bool)
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Joint log density ``(n,)`` and its gradient ``(n, dim)``."""
+        """Return the joint log density ``(n,)`` and its gradient ``(n, dim)``."""
         evaluation = self.evaluate(x, gradient=True)
         assert evaluation.gradient is not None
         return evaluation.log_density, evaluation.gradient
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``, by central differences."""
+        """Return the Hessian ``(n, dim, dim)`` of the log ``"joint"`` or ``"likelihood"``, by central differences."""
         x = as_points(x, self.dim)
         return difference_hessian(lambda points: gradient_of(self.evaluate(points, gradient=True), part), x)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` independent draws of the prior on the unconstrained space ``(n, dim)``."""
+        """Return ``n`` independent draws of the prior on the unconstrained space ``(n, dim)``."""
         raise PriorSamplingError(f"{self.label}: the prior cannot be sampled; use initial='laplace'")
 
     def prior_target(self) -> BaseTarget | None:
-        """The prior alone as a target, to be sampled where it cannot be drawn from; None where there is none."""
+        """Return the prior alone as a target, to be sampled where it cannot be drawn from; None where there is none."""
         return None
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` dispersed points ``(n, dim)`` of finite density to start from; no proper prior is needed."""
+        """Return ``n`` dispersed points ``(n, dim)`` of finite density to start from; no proper prior is needed."""
         return rng.uniform(-2.0, 2.0, size=(n, self.dim))
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """Points in model space: name → ``(n, *shape)``."""
+        """Return points in model space: name → ``(n, *shape)``."""
         return {"x": as_points(x, self.dim)}
 
     def unconstrain(self, values: Mapping[str, Array]) -> Array:
-        """Inverse of :meth:`constrain` on the parameters: ``(n, dim)``."""
+        """Return the inverse of :meth:`constrain` on the parameters: ``(n, dim)``."""
         return as_points(values["x"], self.dim)
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """Log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
+        """Return log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
         raise ModelError(f"{self.label}: no pointwise log likelihood is known")
 
     def digests(self) -> dict[str, str]:
@@ -457,11 +362,11 @@ class BaseTarget:
         return digests_of_values(self)
 
     def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
-        """The same target on new data, without recompiling where the backend allows it."""
+        """Return the same target on new data, without recompiling where the backend allows it."""
         raise ModelError(f"{self.label}: the data cannot be exchanged")
 
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
-        """The target with new rows of data behind its own.
+        """Return the target with new rows of data behind its own.
 
         Raises
         ------
@@ -472,7 +377,7 @@ class BaseTarget:
 
 
 def gradient_of(evaluation: Evaluation | JointEvaluation, part: str) -> Array:
-    """The gradient of the part asked for."""
+    """Return the gradient of the part asked for."""
     if part == "joint":
         gradient = evaluation.gradient
     elif part == "likelihood" and isinstance(evaluation, Evaluation):

@@ -17,11 +17,9 @@ from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
 from ppl_backends.targets.wrapped import WrappedTarget
 
-__all__ = ["CallableLikelihood", "UnnormalizedLikelihood", "UnnormalizedTarget", "checked_draws", "refusal"]
-
 
 def refusal(name: str) -> str:
-    """Why a method cannot use an unnormalised likelihood, and what can."""
+    """Return why a method cannot use an unnormalised likelihood, and what can."""
     return (
         f"observed variable '{name}' is pb.Unnormalized: the normalising constant of its likelihood is not known, so there "
         "is no log density; use pb.steps.Exchange(), NoisyExchange(), MALAExchange(), NoisyMALAExchange() or "
@@ -30,50 +28,32 @@ def refusal(name: str) -> str:
 
 
 class UnnormalizedLikelihood:
-    """f(y | x) and a way to draw y from f(· | x) / Z(x), at points of the target's unconstrained space.
-
-    Attributes
-    ----------
-    name : str
-    exact : bool
-        Whether the draws are declared to follow the model exactly.
-    observed : ndarray (1, ...)
-        The data, as a batch of one.
-    depends_on : ndarray of bool (dim,)
-        Coordinates that the likelihood sees.
-    """
+    """f(y | x) and a way to draw y from f(· | x) / Z(x), at points of the target's unconstrained space."""
 
     name: str
-    exact: bool
-    observed: NDArray
-    depends_on: NDArray[np.bool_]
+    exact: bool  # whether the draws are declared to follow the model exactly
+    observed: NDArray  # the data, as a batch of one
+    depends_on: NDArray[np.bool_]  # coordinates that the likelihood sees
 
     def log_unnormalized(self, x: Array, data: NDArray) -> Array:
-        """Log f ``(n,)`` of ``n`` data sets at one point ``(dim,)``."""
+        """Return log f ``(n,)`` of ``n`` data sets at one point ``(dim,)``."""
         raise NotImplementedError
 
     def gradient(self, x: Array, data: NDArray) -> Array:
-        """Gradient in x of log f, ``(n, dim)``; by central differences unless overridden."""
+        """Return the gradient in x of log f, ``(n, dim)``; by central differences unless overridden."""
         return central_differences(lambda points: [self.log_unnormalized(x, data) for x in points], x[None])[0].T
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """``n`` data sets ``(n, ...)`` from the model at ``x`` ``(dim,)``."""
+        """Return ``n`` data sets ``(n, ...)`` from the model at ``x`` ``(dim,)``."""
         raise NotImplementedError
 
 
 class UnnormalizedTarget(WrappedTarget):
-    """A target that holds an unnormalised likelihood: everything but a log density.
-
-    Parameters
-    ----------
-    tractable : BaseTarget
-        All other terms: the prior, and other observed variables.
-    likelihood : UnnormalizedLikelihood
-    """
+    """A target that holds an unnormalised likelihood: everything but a log density."""
 
     has_split, is_prior, split_problem = True, False, None
     observed_data: Mapping[str, NDArray] = {}
-    observations = likelihood_factors = log_likelihood_estimate = None
+    observations = likelihood_factors = log_likelihood_estimate = state_space = rest = None
     hessian, undefined, explain = BaseTarget.hessian, BaseTarget.undefined, BaseTarget.explain
     digests, tempered = BaseTarget.digests, BaseTarget.tempered
     pointwise_log_likelihood = BaseTarget.pointwise_log_likelihood
@@ -91,7 +71,7 @@ class UnnormalizedTarget(WrappedTarget):
         return self.target
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """Refused: Z(θ) is not known."""
+        """Refuse: Z(θ) is not known."""
         raise ModelError(refusal(self.likelihood.name))
 
     @property
@@ -100,7 +80,7 @@ class UnnormalizedTarget(WrappedTarget):
         raise ModelError(refusal(self.likelihood.name))
 
     def simulate(self, x: Array, rng: np.random.Generator) -> NDArray:
-        """One data set ``(n, ...)`` per point ``(n, dim)``."""
+        """Return one data set ``(n, ...)`` per point ``(n, dim)``."""
         return np.concatenate([self.likelihood.simulate(point, 1, rng) for point in np.atleast_2d(x)])
 
 
@@ -122,26 +102,26 @@ class CallableLikelihood(UnnormalizedLikelihood):
         self._log_unnormalized, self._simulate, self._gradient = log_unnormalized, simulate, gradient
 
     def log_unnormalized(self, x: Array, data: NDArray) -> Array:
-        """As given, checked for its shape."""
+        """Return what the function returns, checked for its shape."""
         value = np.asarray(self._log_unnormalized(x, data), dtype=np.float64)
         if value.shape != (len(data),):
             raise ModelError(f"log_unnormalized returned shape {value.shape} for {len(data)} data sets; expected (n,)")
         return value
 
     def gradient(self, x: Array, data: NDArray) -> Array:
-        """As given, else by central differences."""
+        """Return what the function returns, else central differences."""
         if self._gradient is None:
             return super().gradient(x, data)
         return np.broadcast_to(np.asarray(self._gradient(x, data), dtype=np.float64), (len(data), len(x)))
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """As given, checked for its shape."""
+        """Return what the function returns, checked for its shape."""
         data = np.asarray(self._simulate(x, n, rng))
         return checked_draws(data, n, self.observed.shape[1:], self.name)
 
 
 def checked_draws(data: NDArray, n: int, shape: tuple[int, ...], name: str) -> NDArray:
-    """The simulator's draws, if there are ``n`` of the observed shape."""
+    """Return the simulator's draws, if there are ``n`` of the observed shape."""
     if data.shape != (n, *shape):
         expected = f"({n}, {', '.join(map(str, shape))})" if shape else f"({n},)"
         raise ModelError(

@@ -9,8 +9,6 @@ from typing import Any, Self
 
 from ppl_backends.targets.protocol import BaseTarget
 
-__all__ = ["WrappedTarget"]
-
 
 def _of_target(member: str) -> Any:
     """Return the property that is the wrapped target's ``member``, looked up when it is asked for."""
@@ -22,10 +20,6 @@ class WrappedTarget(BaseTarget):
 
     Joint densities and their gradients follow from :meth:`evaluate`, which a subclass may override; every other member is
     the wrapped target's.
-
-    Parameters
-    ----------
-    target : BaseTarget
     """
 
     def __init__(self, target: BaseTarget) -> None:
@@ -69,25 +63,24 @@ class WrappedTarget(BaseTarget):
     initial_points = _of_target("initial_points")
     simulate = _of_target("simulate")
     log_likelihood_estimate = _of_target("log_likelihood_estimate")
+    state_space = _of_target("state_space")
+    rest = _of_target("rest")
     constrain = _of_target("constrain")
     unconstrain = _of_target("unconstrain")
     tempered = _of_target("tempered")
     digests = _of_target("digests")
 
     def around(self, target: BaseTarget) -> Self:
-        """The same change of another target."""
+        """Return the same change of another target."""
         other = copy.copy(self)
         other.target = target
         return other
 
     def with_fixed_batch_size(self) -> BaseTarget:
-        """The same change of the target that has one compiled program."""
         return self.around(self.target.with_fixed_batch_size())
 
     def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
-        """The same change of the target on new data."""
         return self.around(self.target.with_data(new))
 
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
-        """The same change of the target with new rows."""
         return self.around(self.target.append(new))

@@ -370,3 +370,11 @@ def test_many_coordinates_without_a_mode():
     assert q.converged
     assert abs(q.elbo - tight.elbo) < 0.3 + 4 * np.hypot(q.elbo_se, tight.elbo_se)
     assert np.all(np.abs(q.mean[:2] - tight.mean[:2]) < 1.0 * tight.sd[:2])
+
+
+def test_many_coordinates_start_from_laplace():
+    sd = np.exp(np.linspace(-4, 1, 320))  # the prior's Gaussian, a standard normal, would be far from the narrow ones
+    target = FunctionTarget(320, lambda x: (-0.5 * ((x - 3) ** 2 / sd**2).sum(1), (3 - x) / sd**2))
+    q = pb.fit_vi(target, **QUIET)
+    assert q.history["iterations"].sum() == 0
+    np.testing.assert_allclose(q.mean, 3, atol=1e-6)

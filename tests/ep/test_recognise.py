@@ -6,7 +6,7 @@ from scipy.special import gammaln
 
 from ppl_backends.targets.factors import NegativeBinomial
 from ppl_backends.targets.factors.recognise import recognise
-from ppl_backends.targets.stan.factors.predictor import Predictor
+from ppl_backends.targets.stan.factors.quantities import Predictor
 from ppl_backends.targets.stan.factors.sites import TabulatedSites, likelihood_sites
 
 RNG = np.random.default_rng(0)

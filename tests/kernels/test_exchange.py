@@ -11,7 +11,7 @@ from scipy.special import comb, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.kernels.covariance import WindowedCovariance
+from ppl_backends.kernels.adaptation import Windows
 from ppl_backends.kernels.doubly_intractable import DoublyIntractable
 from ppl_backends.kernels.exchange import AuxiliaryPoints, exchange, mala_exchange
 from ppl_backends.kernels.protocol import acceptance_probability
@@ -372,9 +372,9 @@ def test_wrong_use(make, message):
 
 def test_windowed_covariance_forgets_the_way():
     rng = np.random.default_rng(6)
-    windows = WindowedCovariance.begin(np.eye(2))
+    windows = Windows("dense")
     true = np.array([[2.0, 0.6], [0.6, 0.5]])
     for i in range(700):
         x = np.array([50.0 - i, 0.0]) if i < 90 else rng.multivariate_normal(np.zeros(2), true)
-        windows = windows.update(x)
-    np.testing.assert_allclose(windows.factor @ windows.factor.T, true, rtol=0.3, atol=0.1)
+        windows = windows.update(x[None])
+    np.testing.assert_allclose(windows.factor[0] @ windows.factor[0].T, true, rtol=0.3, atol=0.1)

@@ -20,7 +20,7 @@ from ppl_backends.kernels.barker import Barker
 from ppl_backends.kernels.calibrated import Evaluated, calibrated, independence_sampler
 from ppl_backends.kernels.cycle import Cycle
 from ppl_backends.kernels.exchange import exchange, mala_exchange
-from ppl_backends.kernels.hmc import FixedLength, Hmc
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.independent import Independent
 from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.metric import SplitMetric
@@ -339,7 +339,7 @@ CASES = {
     "barker": Case(on_gamma(Barker, 1.6), on_gamma(UnadjustedBarker, 1.6)),
     "hmc": Case(on_gamma(Hmc, 0.9), on_gamma(HmcWithoutLastHalfKick)),
     "hmc of a length": Case(
-        lambda: calibrated(GAMMA, Hmc(FixedLength(1.5), balanced=False), Q, adapt=False, scale=0.8),
+        lambda: calibrated(GAMMA, Hmc(1.5, balanced=False), Q, adapt=False, scale=0.8),
         on_gamma(HmcWithoutLastHalfKick),
     ),
     "independent": Case(on_gamma(Independent), on_gamma(IndependentWithoutReference)),
@@ -419,11 +419,3 @@ def test_kernels_of_the_table_are_exact_with_every_kind_of_parameters(name, choi
 def test_every_kernel_of_the_table_is_a_case():
     assert set(KERNELS) <= set(CASES)
     assert all(kernel.exact for kernel in KERNELS.values())
-
-
-def test_calibration_from_weighted_points_is_that_of_the_points_they_stand_for():
-    rng = np.random.default_rng(4)
-    x = np.concatenate([gamma_draws(4000, rng), 9.0 + rng.standard_normal((4000, 2))])
-    found = Mala().calibrate(density(x, rng), np.repeat([1 / 4000, 0.0], 4000))
-    np.testing.assert_allclose(found.metric.first.sd, 0.75, atol=0.1)  # half the 16 to 84 % range
-    assert found.scale == Mala().initial_scale(2)

@@ -7,13 +7,13 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, FixedLength, Hmc, Trajectory, kick
+from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, Hmc, Trajectory, kick
 from ppl_backends.kernels.independent import Independent
 from ppl_backends.kernels.metric import SplitMetric, cross_fitted_metric, metric_from_points
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import KernelParameters, accept, balanced_normals
 from ppl_backends.kernels.table import KERNELS, make_kernel
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.population import Population
 
 # Kolmogorov–Smirnov level per coordinate: two coordinates, false failure about 1e-5 for a fixed seed.
 LEVEL = 5e-6
@@ -95,7 +95,7 @@ def test_trajectories_that_stop_at_the_edge_are_caught():
 @pytest.mark.parametrize("outer", [LEAPFROG, PAIRS])
 def test_kicks_read_the_same_from_either_end_and_add_up(outer):
     for n_steps in (2, 4, 10):
-        kicks = np.array([float(kick(k, n_steps, outer)) for k in range(n_steps + 1)])
+        kicks = np.array([*(kick(k, outer) for k in range(n_steps)), outer])
         np.testing.assert_allclose(kicks, kicks[::-1], rtol=1e-15)
         assert kicks.sum() == pytest.approx(n_steps)
 
@@ -259,5 +259,5 @@ def test_cross_fitted_halves_do_not_see_their_own_points():
 def test_trajectories_have_the_length_asked_for(length):
     """On average over 20,000 of them, whatever the step: the sd of a mean is below 0.004 lengths."""
     rng, scale = np.random.default_rng(11), np.full(20_000, min(0.7, length))
-    h, n_steps, _ = FixedLength(length).draw(rng, scale)
+    h, n_steps, _ = Hmc(length, balanced=False).draw(rng, scale, len(scale))
     assert (h[:, 0] * n_steps).mean() == pytest.approx(length, rel=0.02)

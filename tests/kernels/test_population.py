@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from ppl_backends.kernels.population import Population, concatenate
+from ppl_backends.numerics.population import Population, concatenate
 
 
 @dataclass(frozen=True)

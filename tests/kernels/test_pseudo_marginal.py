@@ -9,8 +9,8 @@ from scipy.special import gammaln, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import ChainState
-from ppl_backends.kernels.covariance import AdaptiveProposal
 from ppl_backends.kernels.pseudo_marginal import EstimatedPoints, LikelihoodEstimator, PseudoMarginal
 from ppl_backends.results.inference_data import group
 
@@ -91,7 +91,7 @@ def invariance(kind, form, n=2500, steps=8, seed=2, n_estimates=2):
     }
     options = {**FORMS[form], "log_likelihood_estimate": estimators[form]}
     algorithm = kind(standard_normal_prior(), n_estimates=n_estimates, covariance=[[0.5]], **options)
-    tuning = AdaptiveProposal.begin(np.array([[0.5]]), 1, 2.38, 0.2)
+    tuning = Adaptation.of_covariance([[0.5]], 1, 2.38, 0.2)
     found = np.empty(n)
     for i in range(n):
         x, u = rng.standard_normal(1), rng.standard_normal((n_estimates, 3))

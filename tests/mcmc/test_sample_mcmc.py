@@ -6,8 +6,7 @@ import pytest
 from ppl_backends import FunctionTarget, GaussianApproximation, sample_mcmc, steps
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.kernels.streams import Generators
-from ppl_backends.mcmc.sample import _run
-from ppl_backends.results.convergence import why_not_converged
+from ppl_backends.mcmc.sample import _run, why_not_converged
 from ppl_backends.results.inference_data import group
 
 

@@ -120,3 +120,22 @@ def test_expectation_propagation_of_an_orthant_is_that_of_its_model():
 def test_student_vectors(lower, dim, value, method):
     result = pb.rectangle_probability(exact.exchangeable(dim), lower, df=3, method=method, random_seed=11)
     assert_right(result, value, 1e-3, allowance=2e-6)
+
+
+def test_broken_twin_the_greedy_order_without_a_tilt():
+    """The order takes the chain apart, and the spread of GHK's scrambles does not show how far it is off."""
+    result = pb.rectangle_probability(exact.ranking(40), lower=0, method="ghk", random_seed=7)
+    assert abs(result.log_p - exact.log_ranking(40)) > 10 * result.log_p_se
+    assert not result.trusted
+
+
+def test_broken_twin_a_standard_error_at_low_efficiency():
+    """Tilting alone on a Cauchy covariance: few points carry the estimate, and it says so; resampling repairs it."""
+    cov, lower = exact.cauchy(180)
+    alone = pb.rectangle_probability(cov, lower, method="tilting", n_points=1024, random_seed=1)
+    assert alone.efficiency < 0.1
+    assert not alone.trusted
+    together = pb.rectangle_probability(cov, lower, random_seed=1)
+    assert together.method == "tilted_smc"
+    assert together.trusted
+    assert abs(together.log_p + 185.70) < 4 * np.hypot(together.log_p_se, 0.01)

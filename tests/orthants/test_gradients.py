@@ -9,7 +9,7 @@ from scipy.special import log_ndtr
 from ppl_backends.errors import ModelError
 from ppl_backends.math import log_rectangle
 from ppl_backends.orthants import rectangle_gradient
-from ppl_backends.orthants.batch import log_rectangles
+from ppl_backends.orthants.batch import best_log_rectangles, log_rectangles
 from ppl_backends.orthants.solvers import scramble
 from tests.orthants import exact
 
@@ -92,7 +92,7 @@ def rows(n):
 
 def test_rows_agree_with_single_rectangles():
     mean, lower, upper = rows(6)
-    found = log_rectangles(mean, CHOLESKY, lower, upper, scramble(2**13, 3, np.random.SeedSequence(1)))
+    found = log_rectangles(mean, np.array([CHOLESKY] * 6), lower, upper, scramble(2**13, 3, np.random.SeedSequence(1)))
     for i in range(6):
         single = rectangle_gradient(
             cholesky=CHOLESKY, lower=lower[i], upper=upper[i], mean=mean[i], n_points=2**13, random_seed=1
@@ -131,5 +131,58 @@ def test_graph_of_one_rectangle():
     assert abs(log_p_found - log_ndtr(-at / [1, 2]).sum()) < 1e-4
     truth = differences(lambda x: log_ndtr(-x / np.array([1, 2])).sum(), at)
     np.testing.assert_allclose(slope, truth, atol=2e-3)
-    with pytest.raises(ModelError, match="one Cholesky factor"):
-        log_rectangle(np.zeros(2), np.zeros((3, 2, 2)), 0, 1)
+    with pytest.raises(ModelError, match="a Cholesky factor"):
+        log_rectangle(np.zeros(2), np.zeros((1, 3, 2, 2)), 0, 1)
+    assert log_rectangle(np.zeros(2), np.array([np.eye(2)] * 3), 0, np.inf).eval().shape == (3,)
+
+
+def orthants(n, dim):
+    """Rows with one bound for each variable, their correlations all over the range."""
+    g = np.random.default_rng(2)
+    factors = np.tril(g.normal(0, 0.6, (n, dim, dim)))
+    factors[:, np.arange(dim), np.arange(dim)] = g.uniform(0.3, 1.5, (n, dim))
+    above, bound = g.random((n, dim)) < 0.5, g.normal(0, 0.7, (n, dim))
+    return [g.normal(size=(n, dim)), factors, np.where(above, bound, -INF), np.where(above, INF, bound)]
+
+
+def assert_derivatives_are_those_of(function, given, rtol, atol):
+    """Check each derivative of all rows against differences."""
+    dim, step, found = given[0].shape[1], 1e-5, function(*given)
+    for position, slopes in enumerate([found.mean, found.cholesky, found.lower, found.upper]):
+        for entry in zip(*np.nonzero(np.tri(dim) if position == 1 else np.ones(dim)), strict=True):
+            sides = [[x.copy() for x in given] for _ in range(2)]
+            for side, sign in zip(sides, (1, -1), strict=True):
+                side[position][(slice(None), *entry)] += sign * step
+            slope = (function(*sides[0]).log_p - function(*sides[1]).log_p) / (2 * step)
+            np.testing.assert_allclose(slopes[(slice(None), *entry)], slope, rtol=rtol, atol=atol)
+
+
+def test_derivatives_are_those_of_the_estimate_itself():
+    """At few points, where the estimate is far from log P."""
+    mean, lower, upper = rows(30)
+    lower[4], upper[4] = [3.0, -4.0, 1.0], [3.2, -3.9, 1.3]
+    points = scramble(8, 3, np.random.SeedSequence(1))
+    given = [mean, CHOLESKY * np.linspace(0.5, 2, 30)[:, None, None], lower, upper]
+    assert_derivatives_are_those_of(lambda *x: log_rectangles(*x, points), given, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_orthants_without_sampling(dim):
+    """Against two thousand times the points, and derivatives against differences; few rows are left to the points."""
+    given = orthants(200, dim)
+    few = scramble(4, dim, np.random.SeedSequence(1))
+    found, poor = best_log_rectangles(*given, few), log_rectangles(*given, few)
+    exact = found.log_p != poor.log_p
+    assert exact.mean() > 0.8
+    kept = [x[exact] for x in given]
+    truth = log_rectangles(*[x[:50] for x in kept], scramble(2**14, dim, np.random.SeedSequence(2)))
+    np.testing.assert_allclose(found.log_p[exact][:50], truth.log_p, atol=1e-4)
+    assert_derivatives_are_those_of(lambda *x: best_log_rectangles(*x, few), kept, 1e-6, 1e-6)
+
+
+def test_orthant_of_three_against_its_closed_form():
+    cov = np.array([[1.0, 0.6, -0.4], [0.6, 1.0, 0.3], [-0.4, 0.3, 1.0]])
+    factor, zero = np.linalg.cholesky(cov)[None], np.zeros((1, 3))
+    found = best_log_rectangles(zero, factor, zero, zero + INF, np.full((1, 3), 0.5)).log_p[0]
+    truth = np.log(1 / 8 + np.arcsin(cov[np.tril_indices(3, -1)]).sum() / (4 * np.pi))
+    assert abs(found - truth) < 1e-13

@@ -8,8 +8,9 @@ from scipy.special import log_ndtr
 
 from ppl_backends.orthants.chain import ChainPath, find_chain
 from ppl_backends.orthants.intervals import log_interval
-from ppl_backends.orthants.loop import CoordinatePath, smc
+from ppl_backends.orthants.moves import MOVES
 from ppl_backends.orthants.ordering import order_rectangle
+from ppl_backends.orthants.path import CoordinatePath, sequential
 from ppl_backends.orthants.tilt import Tilt, no_tilt, saddle_point, weigh
 from tests.orthants import exact
 from tests.statistics import assert_mean_is, t_bound
@@ -22,10 +23,10 @@ TRUTH = exact.log_autoregression(0.7, np.zeros(LENGTH), np.full(LENGTH, 15.0))
 
 def estimates(rectangle, tilt, truth, kernel="gibbs", threshold=0.9):
     rng = np.random.default_rng(1)
-    path = CoordinatePath(rectangle, tilt, RUNS * PARTICLES, kernel, 1)
-    end = smc(path, RUNS, rng, threshold=threshold)
-    assert len(end.resampled) >= 2 or threshold == 0
-    return np.exp(end.log_p - truth)
+    paths = [CoordinatePath(rectangle, tilt, rng.random((rectangle.rank, PARTICLES))) for _ in range(RUNS)]
+    ends = [sequential(path, rng, MOVES[kernel], below=threshold) for path in paths]
+    assert min(len(end.resampled) for end in ends) >= 1
+    return np.exp([end.log_p - truth for end in ends])
 
 
 @pytest.mark.parametrize("kernel", ["gibbs", "block", "over_relaxed", "hmc"])
@@ -64,11 +65,11 @@ def test_particle_filters_of_chains():
         chain = find_chain(rectangle)
         assert chain is not None
         for tilt in (saddle_point(rectangle), no_tilt(rectangle)):
-            end = smc(
-                ChainPath(rectangle, chain, tilt, RUNS * PARTICLES), RUNS, np.random.default_rng(2), threshold=0.99
-            )
-            assert len(end.resampled) >= 2
-            assert_mean_is(np.exp(end.log_p - truth), 1.0)
+            rng = np.random.default_rng(2)
+            paths = [ChainPath(rectangle, chain, tilt, rng.random((len(cov), PARTICLES))) for _ in range(RUNS)]
+            ends = [sequential(path, rng, below=0.99) for path in paths]
+            assert np.mean([len(end.resampled) for end in ends]) >= 1
+            assert_mean_is(np.exp([end.log_p - truth for end in ends]), 1.0)
 
 
 def test_no_chain_is_found_where_there_is_none():
@@ -84,11 +85,9 @@ def test_without_resampling_smc_is_tilting_and_without_a_tilt_ghk(tilted):
     rectangle = order_rectangle(exact.correlation(100), np.full(100, -0.5), np.full(100, np.inf))
     tilt = (saddle_point if tilted else no_tilt)(rectangle)
     uniforms = np.random.default_rng(3).random((100, 200))
-    end = smc(
-        CoordinatePath(rectangle, tilt, 200, "gibbs", 1), 2, np.random.default_rng(4), uniforms=uniforms, threshold=0
-    )
+    end = sequential(CoordinatePath(rectangle, tilt, uniforms), np.random.default_rng(4), MOVES["gibbs"], below=0)
     z, log_weights = weigh(rectangle, tilt, uniforms)
-    np.testing.assert_allclose(end.log_weights.ravel(), log_weights, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(end.log_p + np.log(200 * end.weights), log_weights, rtol=0, atol=1e-10)
     np.testing.assert_allclose(end.z, z, rtol=0, atol=1e-10)
     printed = np.zeros(200)
     for k in range(100):

@@ -7,7 +7,6 @@ import ppl_backends as pb
 from ppl_backends.errors import PPLBackendsWarning
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.again import finer
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import Settings, run_tempering
 from ppl_backends.targets.function import FunctionTarget
@@ -72,7 +71,7 @@ def test_a_share_that_was_asked_for_is_kept():
 
 
 def test_a_finer_run_has_more_chains_of_as_many_moves():
-    settings = finer(Settings(len_chain=20))
+    settings = Settings(len_chain=20).finer()
     run = run_tempering(
         PriorPath(conjugate_gaussian(3).target),
         make_kernel("hmc"),
@@ -83,4 +82,4 @@ def test_a_finer_run_has_more_chains_of_as_many_moves():
     assert settings.len_chain == 5
     assert min(stage.ess for stage in run.stages) > 0.899 * 1000
     assert min(stage.moves.n_moves for stage in run.stages) == 20
-    assert finer(settings._replace(len_chain=None)).moves == settings.moves
+    assert settings._replace(len_chain=None).finer().moves == settings.moves

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ppl_backends.smc.agreement import chains_apart
+from ppl_backends.smc.health import chains_apart
 
 
 def draws(rng, lineages, dim, centre=0.0, n=1000):

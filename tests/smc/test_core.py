@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ppl_backends.kernels.population import Population
+from ppl_backends.numerics.population import Population
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import Moved, Parts, Start, begin, run_smc
 from ppl_backends.smc.evidence import combine_evidence

@@ -53,7 +53,7 @@ def test_a_healthy_run_is_trusted_and_right(options):
 @pytest.mark.parametrize("kernel", [StiffHmc(), TimidMala()])
 def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
     reasons, _, _ = verdict(GAUSSIAN, kernel, moves=MoveSettings(1, 12), **options)
-    assert "did not forget" in reasons
+    assert "did not mix" in reasons
     assert "have descendants" in reasons
 
 
@@ -61,7 +61,7 @@ def test_trajectories_that_diverge_are_a_reason():
     """The neck of a funnel, which nothing else may show: chains agree, forget, and the evidence is low by 0.1."""
     start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     with pytest.warns(SamplerWarning, match="trajectories diverged"):
-        idata = pb.sample_smc(funnel(5), initial=start, draws=2000, chains=3, random_seed=1, progressbar=False)
+        idata = pb.sample_smc(funnel(5), initial=start, draws=2000, chains=3, random_seed=4, progressbar=False)
     attrs, stats = group(idata, "posterior").attrs, group(idata, "sample_stats")
     assert attrs["log_evidence_trusted"] == 0
     assert attrs["log_evidence_method"] == "tempering"
@@ -71,7 +71,7 @@ def test_trajectories_that_diverge_are_a_reason():
 
 def test_too_few_moves_are_not_trusted_and_path_sampling_sees_it_too():
     reasons, _, _ = verdict(GAUSSIAN, RandomWalk(), moves=MoveSettings(1, 1), schedule=Schedule(fraction=0.5))
-    assert "did not forget" in reasons
+    assert "did not mix" in reasons
     assert "path sampling" in reasons
 
 
@@ -90,4 +90,4 @@ def test_separated_modes_that_every_chain_keeps_are_trusted_and_right(options):
 
 def test_a_kernel_that_does_not_mix_within_modes_is_not_trusted():
     reasons, _, _ = verdict(bimodal(dim=2, separation=6.0), TimidMala(), moves=MoveSettings(1, 12), len_chain=5)
-    assert "did not forget" in reasons
+    assert "did not mix" in reasons

@@ -67,7 +67,7 @@ def test_power_gives_the_tempered_posterior():
 
 def test_a_run_that_does_not_mix_says_so():
     """One move of a random walk per temperature on a correlated target leaves particles where they were."""
-    with pytest.warns(SamplerWarning, match="did not forget"):
+    with pytest.warns(SamplerWarning, match="did not mix"):
         idata = smc(max_moves=1, kernel="random_walk")
     assert group(idata, "posterior").attrs["log_evidence_trusted"] == 0
 

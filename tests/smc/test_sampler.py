@@ -6,8 +6,8 @@ from scipy import stats
 
 from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.table import make_kernel
+from ppl_backends.numerics.population import Population
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.evidence import combine_evidence

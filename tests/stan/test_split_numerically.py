@@ -5,7 +5,7 @@ import pytest
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.stan.program import StanProgram
-from ppl_backends.targets.stan.split.check import changed_data, check_split
+from ppl_backends.targets.stan.split.prior import changed_data, check_split
 from ppl_backends.targets.stan.split.routes import find_split
 
 pytest.importorskip("httpstan", reason="needs the stan extra")

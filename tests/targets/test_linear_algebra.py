@@ -14,8 +14,7 @@ from scipy import linalg, optimize
 
 import ppl_backends as pb
 from ppl_backends.errors import BackendWarning
-from ppl_backends.targets.derivatives import DISAGREEMENT, derivative_error
-from ppl_backends.targets.pymc.compile import _check_gradient
+from ppl_backends.targets.pymc.compile import DISAGREEMENT, _check_gradient, derivative_error
 from ppl_backends.targets.pymc.graph import factorises, multiplies
 from ppl_backends.targets.pymc.jax_programs import FACTORISATIONS, INLINE_WORK, map_points, rewrite
 

@@ -8,8 +8,8 @@ from pytensor.graph.basic import Variable
 from scipy.special import logsumexp, softmax
 
 import ppl_backends as pb
-from ppl_backends.targets.pymc.log_sum_exp import Shift
 from ppl_backends.targets.pymc.rewrites import simplify
+from ppl_backends.targets.pymc.stable_functions import Shift
 
 try:
     from pytensor.graph.traversal import ancestors

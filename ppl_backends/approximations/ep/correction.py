@@ -30,24 +30,12 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["SecondOrder", "sd_errors", "second_order"]
-
 STEP = 0.3  # of the cavity's mean, in units that move the tilted mean by about as many standard deviations
 MOST_SITES = 1000  # those with the largest cumulants
 
 
 class SecondOrder(NamedTuple):
-    """Second-order terms of the log evidence.
-
-    Attributes
-    ----------
-    value : float
-        Their sum, to be added to EP's log evidence.
-    size : float
-        The sum of their absolute values.
-    kurtosis : float
-        The largest excess kurtosis of a site that takes part.
-    """
+    """Second-order terms of the log evidence: sum, sum of sizes, and the largest excess kurtosis of a site."""
 
     value: float
     size: float
@@ -64,7 +52,7 @@ class _Pairs(NamedTuple):
 
 
 def second_order(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer] | None = None) -> SecondOrder:
-    """Second-order terms of the pairs among ``rows``, all sites by default."""
+    """Return second-order terms of the pairs among ``rows``, all sites by default."""
     pairs = _pairs(q, sites, factors, rows)
     if pairs is None:
         return SecondOrder(0.0, 0.0, 0.0)
@@ -75,7 +63,7 @@ def second_order(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np
 
 
 def sd_errors(q: Gaussian, sites: EPSites, factors: Factors) -> Array:
-    """What EP's standard deviations are off by, to second order: exact over EP's, less one, ``(d,)``."""
+    """Return what EP's standard deviations are off by, to second order: exact over EP's, less one, ``(d,)``."""
     pairs = _pairs(q, sites, factors, None)
     if pairs is None:
         return np.zeros(q.dim)
@@ -106,7 +94,7 @@ def _pairs(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integ
 
 @np.errstate(all="ignore")
 def _cumulants(sites: EPSites, factors: Factors, rows: NDArray[np.integer]) -> tuple[Array, Array]:
-    """Skewness and excess kurtosis of the tilted distributions of the sites ``rows``; 0 where they are not found."""
+    """Return skewness and excess kurtosis of the tilted distributions of the sites ``rows``; 0 where they are not found."""
     variance, cavity_variance = sites.variance[rows], sites.cavity_variance[rows]
     sd = np.sqrt(variance)
     below, here, above = (

@@ -17,11 +17,9 @@ from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
-__all__ = ["evidence_gradient", "log_evidence", "working_sites"]
-
 
 def log_evidence(log_constant: float, prior: GaussianPrior, q: Gaussian, update: ShardUpdate) -> float:
-    """Log Z = c + Ψ(r, Q) − Ψ(r₀, Q₀) + Σ log Zᵢ (Ridgway 2015, section 2.3.4, with Ψ the log normaliser of a Gaussian)."""
+    """Return log Z = c + Ψ(r, Q) − Ψ(r₀, Q₀) + Σ log Zᵢ (Ridgway 2015, section 2.3.4; Ψ normalises a Gaussian)."""
     prior_normaliser = 0.5 * (prior.rank * LOG_2PI - prior.log_determinant)
     return float(log_constant + q.log_normaliser - prior_normaliser + update.log_factor.sum())
 
@@ -29,7 +27,7 @@ def log_evidence(log_constant: float, prior: GaussianPrior, q: Gaussian, update:
 def working_sites(
     factors: Factors, n_shards: int = 1, executor: Executor | None = None
 ) -> tuple[Sites, Reduction | None]:
-    """The sites and prior that EP works on: the factors' own, or with fewer sites than coordinates the kernel form."""
+    """Return the sites and prior that EP works on: the factors' own, or with fewer sites than coordinates the kernel form."""
     if factors.n_sites < factors.dim and factors.prior.proper:
         reduction = reduce(factors)
         return Sites([reduction.shard], reduction.prior), reduction
@@ -39,31 +37,10 @@ def working_sites(
 def evidence_gradient(
     at: Callable[[Array], Factors], phi: Array, approximation: EPApproximation, step: float = 1e-3
 ) -> Array:
-    """Gradient of EP's log evidence in hyper-parameters φ, at a fixed point of EP.
+    """Return the gradient ``(k,)`` of EP's log evidence in hyper-parameters, where ``approximation`` is EP for ``at(phi)``.
 
-    At a fixed point the evidence is stationary in the sites (Minka 2001), so its gradient is the partial derivative with
-    the sites held fixed: no further run of EP is needed. The partial derivatives are central differences of one
-    evaluation each side.
-
-    Parameters
-    ----------
-    at : callable
-        φ ``(k,)`` to :class:`Factors`.
-    phi : array (k,)
-        Where ``approximation`` was fitted.
-    approximation : EPApproximation
-        EP for ``at(phi)``, converged.
-    step : float
-        Of the differences, relative to max(1, abs(φ)).
-
-    Returns
-    -------
-    ndarray (k,)
-
-    Raises
-    ------
-    ModelError
-        If EP had not converged, or the sites do not give a proper Gaussian a step away.
+    At a fixed point the evidence is stationary in the sites (Minka 2001), so central differences hold the sites fixed: no
+    further run of EP is needed. ``step`` is relative to max(1, abs(φ)).
     """
     if not approximation.converged:
         raise ModelError(

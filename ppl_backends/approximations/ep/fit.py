@@ -12,10 +12,9 @@ import numpy as np
 from ppl_backends.approximations.ep.correction import second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
-from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel
+from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel, run_sequential
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
-from ppl_backends.approximations.ep.sequential import run_sequential
 from ppl_backends.approximations.ep.shards import EPSites, SiteState
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
@@ -25,8 +24,6 @@ from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.protocol import BaseTarget
-
-__all__ = ["fit_ep", "fit_ep_sharded"]
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
 LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # of a site in its predictor's precision; of a standard deviation, relative
@@ -58,7 +55,7 @@ def fit_ep(
     progressbar: bool = True,
     **target_options: Any,
 ) -> EPApproximation | EPMixture:
-    """Expectation propagation: a Gaussian whose sites match the moments of the factors they stand for.
+    """Fit a Gaussian by expectation propagation: its sites match the moments of the factors they stand for.
 
     Hyper-parameters that the factors depend on (scales, dispersions, length-scales; at most six) are integrated over: EP
     runs at every point of a design of them, and the Gaussians are mixed; see
@@ -166,7 +163,7 @@ def fit_ep_sharded(
     max_sweeps: int = 200,
     names: Sequence[str] | None = None,
 ) -> EPApproximation:
-    """EP for data that do not fit in memory: a sweep is a map over shards that are read where they are worked on.
+    """Run EP for data that do not fit in memory: a sweep is a map over shards that are read where they are worked on.
 
     Parameters
     ----------
@@ -201,7 +198,7 @@ def _check_possible(target: BaseTarget) -> None:
 
 
 def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Any, BaseTarget]:
-    """The factors of a model, as a function of hyper-parameters where it has any, and the target of its own space."""
+    """Return the factors of a model, as a function of hyper-parameters where it has any, and the target of its own space."""
     if isinstance(model, Factors):
         return model, FactorsTarget(model)
     if not isinstance(model, BaseTarget):
@@ -232,7 +229,7 @@ def _state_of(start: EPApproximation, n_sites: int) -> SiteState:
 def _approximation(
     run: EPRun, sites: Sites, reduction: Reduction | None, factors: Factors, target: BaseTarget, options: Options
 ) -> EPApproximation:
-    """The result on θ, with the evidence and the leave-one-out densities of the observed sites."""
+    """Return the result on θ, with the evidence and the leave-one-out densities of the observed sites."""
     if reduction is None:
         q = Gaussian.from_covariance(factors.prior.mean + run.q.mean, run.q.cov)
     elif factors.dim <= MAX_DENSE_DIM:
@@ -253,7 +250,7 @@ def _assemble(
     names: Sequence[str],
     target: BaseTarget | None = None,
 ) -> EPApproximation:
-    """The Gaussian with its sites and evidence; all sites count as observations where there are no factors at hand."""
+    """Return the Gaussian with its sites and evidence; all sites count as observations where there are no factors at hand."""
     final = run.final
     whole = final if options.power == 1.0 else sites.sweep(run.state, run.q, 1.0, check=True)
     held_out = np.where(whole.failed, -np.inf, whole.log_z)
@@ -298,7 +295,7 @@ Result = TypeVar("Result", EPApproximation, EPMixture)
 
 
 def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
-    """The result with what EP's second-order terms say of it, and warnings where they say that it is far off.
+    """Return the result with what EP's second-order terms say of it, and warn where they say that it is far off.
 
     A single Gaussian ``given`` stands for the result: that at the most probable hyper-parameters.
     """
@@ -329,7 +326,7 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
 
 
 def _interaction(given: EPApproximation, factors: Factors) -> float:
-    """How much sites with several modes act on each other: one Gaussian stands for all of them."""
+    """Return how much sites with several modes act on each other: one Gaussian stands for all of them."""
     pieces = factors.sites.pieces(None)
     rows = [np.arange(factors.n_sites)[columns] for family, columns, _ in pieces if not family.log_concave]
     if not rows:
@@ -339,7 +336,7 @@ def _interaction(given: EPApproximation, factors: Factors) -> float:
 
 
 def _a_site_weighs_much(sites: EPSites) -> bool:
-    """Whether EP's own estimate of its error is worth computing: it is small where no site weighs much in its predictor."""
+    """Return whether EP's estimate of its error is worth computing: it is small where no site weighs much."""
     return np.abs(sites.tau * sites.variance).max(where=~sites.failed, initial=0.0) >= LARGE_SHARE
 
 

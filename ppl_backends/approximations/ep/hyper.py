@@ -15,14 +15,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from heapq import heappop, heappush
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError
 from scipy.optimize import minimize
+from scipy.special import logsumexp, stdtrit
+from scipy.stats import qmc
+from scipy.stats import t as student_t
 
-from ppl_backends.approximations.ep.design import lattice, net
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import Marginals, chosen, mixed_marginals
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
@@ -31,8 +35,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["EPMixture", "HyperParameters", "Node", "integrate"]
 
 Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
 
@@ -98,7 +100,7 @@ class EPMixture(MixtureApproximation):
     _latent: NDArray[np.integer]
 
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
-        """Marginal densities: those of EP given φ, corrected beyond Gaussian, mixed over φ.
+        """Return marginal densities: those of EP given φ, corrected beyond Gaussian, mixed over φ.
 
         Parameters
         ----------
@@ -119,7 +121,7 @@ class _Posterior:
         self.runs = 0
 
     def node(self, phi: Array, start: EPApproximation | None = None) -> Node | None:
-        """EP at ``phi``, from the sites of a neighbour where one is given."""
+        """Run EP at ``phi``, from the sites of a neighbour where one is given."""
         self.runs += 1
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -133,7 +135,7 @@ class _Posterior:
         return Node(phi, float(value), fit) if np.isfinite(value) else None
 
     def gradient(self, node: Node) -> Array | None:
-        """Gradient of the log posterior at a node; None where EP did not converge."""
+        """Return the gradient of the log posterior at a node; None where EP did not converge."""
         if not node.fit.converged:
             return None
 
@@ -150,22 +152,7 @@ class _Posterior:
 
 
 def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
-    """EP over θ and φ.
-
-    Parameters
-    ----------
-    factors : object
-        With ``at(phi)``, ``log_hyper_prior(phi)``, ``hyper_names``, ``hyper_coordinates``, ``coordinates``, ``start``.
-    target : BaseTarget
-        Over all coordinates.
-    fit : callable
-        EP for given factors, from the sites of another fit or None.
-
-    Raises
-    ------
-    ModelError
-        If EP fails where φ starts.
-    """
+    """Fit EP over θ and φ: ``fit`` is EP for given factors, from the sites of another fit or None."""
     posterior = _Posterior(factors, fit)
     # Not quite the start itself, which can be a saddle between two modes.
     mode = _climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)
@@ -180,7 +167,7 @@ def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
 
 
 def _climb(posterior: _Posterior, start: Array) -> Node:
-    """The mode of φ by a quasi-Newton method on EP's evidence."""
+    """Return the mode of φ by a quasi-Newton method on EP's evidence."""
     best = posterior.node(start)
     if best is None:
         raise ModelError(f"EP has no proper approximation at the hyper-parameters {start.round(3)}; use fit_laplace")
@@ -205,7 +192,7 @@ def _climb(posterior: _Posterior, start: Array) -> Node:
 
 
 def _scale(posterior: _Posterior, mode: Node) -> Array:
-    """A matrix S with φ = mode + S z about standard normal near the mode, from differences of gradients."""
+    """Return a matrix S with φ = mode + S z about standard normal near the mode, from differences of gradients."""
     p = len(mode.phi)
     precision = np.eye(p)
     for j in range(p):
@@ -229,7 +216,7 @@ def _mix(
     kind: str,
     runs: int,
 ) -> EPMixture:
-    """Joint Gaussians over φ and θ, mixed."""
+    """Return joint Gaussians over φ and θ, mixed."""
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
     kept = np.flatnonzero(weights > SMALLEST_SHARE)
@@ -271,7 +258,7 @@ def _mix(
 def _joint(
     factors: Any, dim: int, phi: Array, theta: Array, covs: list[Array], weights: Array, spread: float
 ) -> tuple[Array, Array]:
-    """Means and covariances over all coordinates; ``spread`` is the kernels' sd relative to the posterior's of φ."""
+    """Return means and covariances over all coordinates; ``spread`` is the kernels' sd relative to the posterior's of φ."""
     hyper, latent = factors.hyper_coordinates, factors.coordinates
     centre = weights @ phi
     apart = phi - centre
@@ -293,7 +280,7 @@ def _joint(
 
 
 def _slopes(phi: Array, theta: Array, cov_phi: Array, bandwidth: float) -> Array:
-    """∂E(θ)/∂φ at every point ``(k, p, d)``, by local linear regression on the other points."""
+    """Return ∂E(θ)/∂φ at every point ``(k, p, d)``, by local linear regression on the other points."""
     root = np.linalg.cholesky(cov_phi)
     z = np.linalg.solve(root, phi.T).T
     steps: NDArray[np.float64] = z[None] - z[:, None]  # (k, j, p)
@@ -303,3 +290,94 @@ def _slopes(phi: Array, theta: Array, cov_phi: Array, bandwidth: float) -> Array
     moved = theta[None] - theta[:, None]
     cross = np.einsum("kj,kjp,kjd->kpd", near, steps, moved, optimize=True)
     return np.linalg.solve(root.T[None], np.linalg.solve(gram, cross))
+
+
+Evaluate = Callable[..., Any]  # φ and a neighbour's fit to a node, or None
+
+SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
+DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
+MAX_NODES = 200
+MAX_SHARE = 0.2  # Σ w² at which a lattice is too coarse for the posterior and its spacing is halved
+NET_POINTS = {3: 256, 4: 256, 5: 256, 6: 256}
+NET_DF = 8.0
+KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
+
+
+class Design(NamedTuple):
+    """Nodes with the logs of their weights, the log of their sum of integrals, and the relative sd of a kernel."""
+
+    nodes: list[Any]
+    log_weights: Array
+    log_evidence: float
+    spread: float
+
+
+def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
+    """Return the nodes mode + ``scale`` · spacing · k that are connected to the mode by nodes of high density.
+
+    ``evaluate`` takes φ and a neighbour's fit to a node, or to None. The columns of ``scale`` are along principal axes.
+    """
+    p = len(mode.phi)
+    for spacing in SPACING[p] * 0.5 ** np.arange(4):
+        found = _flood(evaluate, mode, spacing * scale)
+        log_posterior = np.array([node.log_posterior for node in found.values()])
+        weights = np.exp(log_posterior - logsumexp(log_posterior))
+        if weights @ weights < MAX_SHARE:
+            break
+    log_cell = p * np.log(spacing) + np.linalg.slogdet(scale)[1]
+    z = spacing * np.array(list(found), dtype=float)
+    apart = z - weights @ z
+    smallest = np.sqrt(max(1e-12, float(np.linalg.eigvalsh((weights * apart.T) @ apart)[0])))
+    spread = float(np.clip(KERNEL * spacing / smallest, 0.1, 0.7))
+    return Design(list(found.values()), log_posterior, float(logsumexp(log_posterior) + log_cell), spread)
+
+
+def _flood(evaluate: Evaluate, mode: Any, step: Array) -> dict[tuple[int, ...], Any]:
+    """Return points of the lattice mode + step · k, those next to the densest first."""
+    p = len(mode.phi)
+    origin = (0,) * p
+    found: dict[tuple[int, ...], Any] = {origin: mode}
+    queue, top = [(-mode.log_posterior, origin)], mode.log_posterior
+    while queue:
+        negative, here = heappop(queue)
+        if -negative < top - DROP[p] or len(found) >= MAX_NODES:
+            break
+        for axis, sign in product(range(p), (-1, 1)):
+            there = tuple(k + sign * (j == axis) for j, k in enumerate(here))
+            if there in found:
+                continue
+            found[there] = node = evaluate(mode.phi + step @ np.array(there), found[here].fit)
+            if node is not None:
+                heappush(queue, (-node.log_posterior, there))
+                top = max(top, node.log_posterior)
+    return {k: node for k, node in found.items() if node is not None}
+
+
+def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
+    """Return scrambled Sobol points of independent split Student t along the principal axes, with importance weights.
+
+    Each side of each axis has its own scale, from how far the density has fallen two standard deviations away.
+    """
+    p = len(mode.phi)
+    sides = np.ones((2, p))
+    for j in range(p):
+        for row, sign in enumerate((-1.0, 1.0)):
+            node = evaluate(mode.phi + 2.0 * sign * scale[:, j], mode.fit)
+            drop = 2.0 if node is None else mode.log_posterior - node.log_posterior
+            sides[row, j] = np.clip(2.0 / np.sqrt(2.0 * max(drop, 1e-6)), 0.5, 3.0)
+    points = NET_POINTS[p]
+    u = np.clip(qmc.Sobol(p, seed=0).random(points), 2.0**-53, 1 - 2.0**-53)
+    left = sides[0] / sides.sum(axis=0)  # share of the mass on the left
+    low = u < left
+    t = np.where(low, stdtrit(NET_DF, 0.5 * u / left), stdtrit(NET_DF, 0.5 + 0.5 * (u - left) / (1 - left)))
+    z = t * np.where(low, sides[0], sides[1])
+    log_q = (student_t.logpdf(t, NET_DF) + np.log(2.0 / sides.sum(axis=0))).sum(axis=1) - np.linalg.slogdet(scale)[1]
+    order = np.argsort((z**2).sum(axis=1))  # from the mode outwards
+    nodes = [evaluate(mode.phi + scale @ z[k], mode.fit) for k in order]
+    kept = [k for k, node in enumerate(nodes) if node is not None]
+    log_weights = np.array([nodes[k].log_posterior for k in kept]) - log_q[order][kept]
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    effective = 1 / float(weights @ weights)
+    spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
+    log_evidence = float(logsumexp(log_weights) - np.log(points))
+    return Design([nodes[k] for k in kept], log_weights, log_evidence, spread)

@@ -22,8 +22,6 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["Marginals", "chosen", "corrected_marginals", "mixed_marginals"]
-
 HALF_WIDTH = 7.0  # standard deviations
 GRID = 401
 BLOCK = 200_000  # conditional sites in one quadrature
@@ -49,7 +47,7 @@ class Marginals(NamedTuple):
     skewness: Array
 
     def pdf(self, x: Array) -> Array:
-        """Densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column a coordinate."""
+        """Return densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column a coordinate."""
         x = np.asarray(x, dtype=np.float64)
         columns = x if x.ndim == 2 else np.repeat(x[:, None], len(self.grid), axis=1)
         values = [
@@ -58,14 +56,14 @@ class Marginals(NamedTuple):
         return np.stack(values, axis=1)
 
     def quantile(self, probability: float) -> Array:
-        """The quantile of every coordinate ``(k,)``."""
+        """Return the quantile of every coordinate ``(k,)``."""
         steps = 0.5 * (self.density[:, 1:] + self.density[:, :-1]) * np.diff(self.grid, axis=1)
         cumulative = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
         return np.array([np.interp(probability, c / c[-1], g) for c, g in zip(cumulative, self.grid, strict=True)])
 
 
 def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
-    """The indices of coordinates given by name or number; all of them where none are given."""
+    """Return the indices of coordinates given by name or number; all of them where none are given."""
     if coordinates is None:
         return np.arange(len(names))
     found = []
@@ -81,7 +79,7 @@ def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
 def corrected_marginals(
     q: Gaussian, sites: EPSites, factors: Factors, names: Sequence[str], index: NDArray[np.integer], points: int
 ) -> Marginals:
-    """Marginals of the coordinates ``index`` of EP's Gaussian."""
+    """Return marginals of the coordinates ``index`` of EP's Gaussian."""
     z = np.linspace(-HALF_WIDTH, HALF_WIDTH, points)
     fine = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     mean, sd = q.mean[index], q.sd[index]
@@ -101,19 +99,10 @@ def mixed_marginals(
     latent_coordinates: NDArray[np.integer],
     index: NDArray[np.integer],
 ) -> Marginals:
-    """Marginals of the coordinates ``index``, those of EP at every φ about the mixture's own Gaussians, mixed.
+    """Return the marginals of the coordinates ``index``: those of EP at every φ about the mixture's own Gaussians, mixed.
 
     The Gaussians of the mixture differ from those at φ by the kernels around its design, so the corrected densities are
     used in units of standard deviations. Hyper-parameters themselves keep their normal kernels.
-
-    Parameters
-    ----------
-    mixture : MixtureApproximation
-    parts : sequence of callable
-        Per component, the marginals of coordinates of EP given φ.
-    latent_coordinates : ndarray
-        Where these are among the mixture's.
-    index : ndarray
     """
     z = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     mean, sd = mixture.mean[index], mixture.sd[index]
@@ -137,7 +126,7 @@ def mixed_marginals(
 
 
 def _with_moments(names: Sequence[str], mean: Array, sd: Array, density: Array) -> Marginals:
-    """Densities on the even grid of mean ± 7 sd, given up to constants: scaled, and with their moments."""
+    """Return densities on the even grid of mean ± 7 sd, given up to constants: scaled, and with their moments."""
     fine = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     step = fine[1] - fine[0]
     density = density / (density.sum(axis=1, keepdims=True) * step)
@@ -155,7 +144,7 @@ def _with_moments(names: Sequence[str], mean: Array, sd: Array, density: Array) 
 
 
 def _log_correction(sites: EPSites, factors: Factors, slope: Array, z: Array) -> Array:
-    """Σᵢ log E_q[εᵢ | θⱼ = meanⱼ + sdⱼ z] ``(len(z),)``, up to a constant; ``slope`` is cov(θⱼ, sᵢ)/sdⱼ."""
+    """Return Σᵢ log E_q[εᵢ | θⱼ = meanⱼ + sdⱼ z] ``(len(z),)``, up to a constant; ``slope`` is cov(θⱼ, sᵢ)/sdⱼ."""
     usable = np.flatnonzero(~sites.failed & (np.abs(slope) > 1e-9 * np.sqrt(sites.variance)))
     total = np.zeros(len(z))
     block = max(1, BLOCK // len(z))
@@ -181,6 +170,6 @@ def _log_correction(sites: EPSites, factors: Factors, slope: Array, z: Array) ->
 
 
 def _site_slope(sites: EPSites, factors: Factors, at: NDArray[np.integer]) -> Array:
-    """ν − τ·E_q(u): the slope of log t̃ at the mean of its predictor."""
+    """Return ν − τ·E_q(u): the slope of log t̃ at the mean of its predictor."""
     u = sites.mean - factors.offset - np.asarray(factors.design @ factors.prior.mean)
     return (sites.nu - sites.tau * u)[at]

@@ -19,8 +19,6 @@ from scipy.special import roots_hermitenorm
 
 from ppl_backends.targets.factors.sites import Array, SiteFamily, TiltedMoments
 
-__all__ = ["LEVELS", "Tilted", "tilted_moments"]
-
 LEVELS = (8, 32, 128, 256)
 """Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels. Steps of
 four rather than two: on 200 sites each level costs more in calls than in nodes."""
@@ -31,14 +29,7 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 
 class Tilted(NamedTuple):
-    """Tilted moments of every site, and the level of quadrature that each of them is at.
-
-    Attributes
-    ----------
-    log_z, mean, variance : ndarray (n,)
-        NaN where the integral could not be found.
-    level : ndarray (n,)
-    """
+    """Tilted moments ``(n,)`` of every site, NaN where an integral was not found, and the level of quadrature of each."""
 
     log_z: Array
     mean: Array
@@ -57,22 +48,10 @@ def tilted_moments(
     check: bool = False,
     rows: NDArray[np.integer] | None = None,
 ) -> Tilted:
-    """Log normaliser, mean and variance of t(s)ᵖ·N(s; mean, variance) for every site.
+    """Return log normaliser, mean and variance of t(s)ᵖ·N(s; mean, variance) for every site, or for those of ``rows``.
 
-    Parameters
-    ----------
-    sites : SiteFamily
-    mean, variance : array (n,)
-        Of the cavities.
-    guess_mean, guess_variance : array (n,)
-        Where the tilted distributions are thought to lie.
-    level : array (n,) of int
-        Level of quadrature to use.
-    power : float
-    check : bool
-        Compare each rule with the next and raise the levels of the sites where they disagree.
-    rows : array of int, optional
-        Which sites the arrays are about; all by default.
+    The guesses are where the tilted distributions are thought to lie; ``check`` raises the levels of sites whose rule
+    and the next one disagree.
     """
     result = Tilted(np.empty_like(mean), np.empty_like(mean), np.empty_like(mean), level.copy())
     for family, columns, own in sites.pieces(rows):
@@ -97,7 +76,7 @@ def _by_quadrature(
     power: float,
     check: bool,
 ) -> tuple[TiltedMoments, NDArray[np.int8]]:
-    """Moments of one family at the level each site is at; with ``check`` the levels rise until two rules agree."""
+    """Return moments of one family at the level each site is at; with ``check`` the levels rise until two rules agree."""
     moments = TiltedMoments(*(np.full(len(level), np.nan) for _ in range(3)))
     pending = np.arange(len(level))
     while len(pending):
@@ -126,7 +105,7 @@ def _store(moments: TiltedMoments, at: NDArray[np.integer], part: TiltedMoments)
 def _agree(
     coarse: TiltedMoments, fine: TiltedMoments, cavity: tuple[Array, Array], at: NDArray[np.integer]
 ) -> NDArray[np.bool_]:
-    """Whether two rules agree, relative to what the site changes in its cavity (with many data that is very little)."""
+    """Return whether two rules agree, relative to what the site changes in its cavity."""
     mean, variance = cavity[0][at], cavity[1][at]
     with np.errstate(all="ignore"):
         tilted = fine.variance[at]
@@ -139,7 +118,7 @@ def _agree(
 
 @cache
 def _hermite(nodes: int) -> tuple[Array, Array, Array]:
-    """Nodes x, log weights so that Σ exp(log w) f(x) ≈ ∫ f(x) dx for f close to a Gaussian density, and rows 1, x, x²."""
+    """Return nodes x, log weights so that Σ exp(log w) f(x) ≈ ∫ f(x) dx for f close to Gaussian, and rows 1, x, x²."""
     x, w = roots_hermitenorm(nodes)
     keep = w > 0
     x, w = x[keep], w[keep]
@@ -156,10 +135,7 @@ def _at_level(
     power: float,
     refine: int = 1,
 ) -> TiltedMoments:
-    """Moments of the sites ``at`` by the rule of one level, or one of ``refine`` times its nodes.
-
-    A poor centre is moved to the moments found from it.
-    """
+    """Return the moments of the sites ``at`` by the rule of one level, or one of ``refine`` times its nodes."""
     whole = len(at) == len(cavity[0])
     rows = own if whole else (at if own is None else own[at])
     mean, variance, centre, spread = (part[at] for part in (*cavity, *guess))
@@ -193,7 +169,7 @@ def _gauss_hermite(
     spread: Array,
     power: float,
 ) -> TiltedMoments:
-    """One rule, importance-weighted from N(centre, spread) to the tilted density."""
+    """Return one rule, importance-weighted from N(centre, spread) to the tilted density."""
     x, log_w, powers = _hermite(nodes)
     with np.errstate(all="ignore"):
         sd = np.sqrt(spread)
@@ -268,7 +244,7 @@ def panel_moments(
     spread: Array,
     power: float,
 ) -> TiltedMoments:
-    """Tilted moments by bisecting the panels whose Gauss and Kronrod sums differ, all sites side by side."""
+    """Return tilted moments by bisecting the panels whose Gauss and Kronrod sums differ, all sites side by side."""
 
     def log_f(s: Array, site: NDArray[np.integer]) -> Array:
         with np.errstate(all="ignore"):
@@ -313,10 +289,10 @@ def panel_moments(
 def _window(
     log_f: Callable[..., Array], mean: Array, variance: Array, centre: Array, spread: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """For every site the interval where log f is within 40 nats of its maximum, that maximum, and a rough integral.
+    """Return for every site the interval where log f is within 40 nats of its maximum, that maximum, and a rough integral.
 
-    A first look goes out geometrically from the cavity's mean and from the guess; the window is then searched on an even
-    grid, cut to the part that matters and searched again until it no longer shrinks.
+    A first look goes out geometrically from the cavity's mean and from the guess; an even grid is then cut to the part
+    that matters until it no longer shrinks.
     """
     reach = 2.0 ** np.arange(-8.0, 11.0, 0.5)
     reach = np.concatenate([-reach[::-1], [0.0], reach])[:, None]
@@ -339,7 +315,7 @@ def _window(
 
 
 def _cut(s: Array, value: Array) -> tuple[Array, Array, Array]:
-    """The part of the grid within 40 nats of the maximum, one node more on each side, and the maximum."""
+    """Return the part of the grid within 40 nats of the maximum, one node more on each side, and the maximum."""
     top = value.max(axis=0)
     inside = value >= top - WINDOW_NATS
     last = len(s) - 1

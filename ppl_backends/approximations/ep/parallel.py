@@ -14,7 +14,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import sparse
 
+from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.approximations.ep.shards import (
     Linearised,
     LineariseTask,
@@ -31,8 +33,6 @@ from ppl_backends.numerics.newton import Expansion, climb_concave
 from ppl_backends.parallel import map_independent
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
-
-__all__ = ["EPRun", "Options", "Sites", "full_step", "laplace_start", "run_parallel", "starting_point"]
 
 MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
@@ -72,7 +72,7 @@ class Sites:
         self.n_sites = int(ends[-1])
 
     def sweep(self, state: SiteState, q: Gaussian, power: float, check: bool) -> ShardUpdate:
-        """One sweep over all shards, their results joined."""
+        """Make one sweep over all shards, their results joined."""
         tasks = [
             SweepTask(shard, state.take(rows), self.prior.mean, q, power, check)
             for shard, rows in zip(self.shards, self.rows, strict=True)
@@ -85,7 +85,7 @@ class Sites:
         return ShardUpdate(joined, _total(u.precision for u in updates), _total(u.shift for u in updates), *rest)
 
     def linearise(self, point: Array) -> Linearised:
-        """Second-order expansion of all sites at a point relative to the prior mean."""
+        """Return the second-order expansion of all sites at a point relative to the prior mean."""
         tasks = [LineariseTask(shard, self.prior.mean, point) for shard in self.shards]
         parts = map_independent(linearise_shard, tasks, self.executor)
         gradient, precision = _total(p.gradient for p in parts), _total(p.precision for p in parts)
@@ -98,7 +98,7 @@ class Sites:
         )
 
     def sums(self, state: SiteState) -> tuple[Array, Array]:
-        """Σ τ a aᵀ and Σ ν a over all shards."""
+        """Return Σ τ a aᵀ and Σ ν a over all shards."""
         parts = [
             site_sums(shard, state.tau[rows], state.nu[rows])
             for shard, rows in zip(self.shards, self.rows, strict=True)
@@ -106,7 +106,7 @@ class Sites:
         return _total(p[0] for p in parts), _total(p[1] for p in parts)
 
     def factorise(self, precision: Array, shift: Array) -> Gaussian | None:
-        """The global Gaussian of prior and sites, of θ less the prior mean; None where it is not proper."""
+        """Return the global Gaussian of prior and sites, of θ less the prior mean; None where it is not proper."""
         return Gaussian.from_natural(self.prior.add_to(precision.copy()), shift)
 
 
@@ -117,8 +117,7 @@ def _total(parts: Iterable[Array]) -> Array:
 def run_parallel(sites: Sites, options: Options, start: SiteState | None = None) -> EPRun:
     """Iterate sweeps until the site parameters stop changing.
 
-    The step starts at ``damping``, is halved where the change grows or where the Gaussian would not be proper, and grows
-    back slowly.
+    The step starts at ``damping``, is halved where the change grows or the Gaussian is not proper, and grows back slowly.
     """
     state, precision, shift, q = starting_point(sites, start)
     step, change, checked, converged = options.damping, np.inf, True, False
@@ -148,7 +147,7 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
 
 
 def full_step(state: SiteState, update: ShardUpdate) -> tuple[Array, float]:
-    """The step to the proposed sites in units of the marginals ``(2n,)``, and its size relative to that of the sites."""
+    """Return the step to the proposed sites in units of the marginals ``(2n,)``, and its relative size."""
     variance = update.variance
     sd = np.sqrt(variance)
     before, after = (np.concatenate([variance * sites.tau, sd * sites.nu]) for sites in (state, update.state))
@@ -158,7 +157,7 @@ def full_step(state: SiteState, update: ShardUpdate) -> tuple[Array, float]:
 
 
 def _adapted(step: float, largest: float, previous: Array, direction: Array) -> float:
-    """A shorter step where the last one overshot: the direction turned back without getting much shorter."""
+    """Return a shorter step where the last one overshot: the direction turned back without getting much shorter."""
     product, size = float(direction @ previous), float(previous @ previous)
     if product < -0.6 * size:
         return max(0.5 * step, min(MIN_DAMPING, largest))
@@ -168,7 +167,7 @@ def _adapted(step: float, largest: float, previous: Array, direction: Array) -> 
 def _advance(
     sites: Sites, state: SiteState, update: ShardUpdate, precision: Array, shift: Array, step: float
 ) -> tuple[SiteState, Array, Array, Gaussian, float] | None:
-    """A step towards the proposed sites, halved until the global Gaussian is proper; None where no step is."""
+    """Return a step towards the proposed sites, halved until the global Gaussian is proper; None where no step is."""
     while step >= MIN_STEP:
         new_precision = precision + step * (update.precision - precision)
         new_shift = shift + step * (update.shift - shift)
@@ -181,7 +180,7 @@ def _advance(
 
 
 def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Array, Array, Gaussian]:
-    """Sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
+    """Return sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
     zeros = np.zeros(sites.n_sites)
     flat = SiteState(zeros, zeros, np.zeros(sites.n_sites, dtype=np.int8))
     weak = flat._replace(tau=np.full(sites.n_sites, START_PRECISION))
@@ -199,10 +198,9 @@ def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Ar
 
 
 def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GAIN) -> SiteState | None:
-    """Gaussian sites with the value, slope and curvature of the sites near the posterior mode, found by Newton's method.
+    """Return Gaussian sites with value, slope and curvature of the sites near the posterior mode; None where Newton fails.
 
-    The search stops when a step is worth less than ``gain`` in log density; for a start, that need not be little. None
-    where it fails.
+    The search stops when a step is worth less than ``gain`` in log density; for a start, that need not be little.
     """
     prior = sites.prior
 
@@ -216,3 +214,76 @@ def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GA
         return None
     found = top.expansion.source
     return SiteState(found.tau, found.nu, np.zeros(sites.n_sites, dtype=np.int8))
+
+
+def run_sequential(sites: Sites, options: Options, start: SiteState | None = None) -> EPRun:
+    """Run EP one site at a time, the global Gaussian following every update by a rank-one formula.
+
+    It costs O(d²) a site in a Python loop, far more than a parallel sweep; it is there for the rare model on which parallel
+    updates oscillate.
+    """
+    state, _, _, q = starting_point(sites, start)
+    update = sites.sweep(state, q, options.power, check=True)
+    state = state._replace(level=update.state.level)
+    change, sweeps, converged, damping = np.inf, 0, False, options.damping
+    while sweeps < options.max_sweeps:
+        sweeps += 1
+        moved = _pass(sites, state, q, options.power, damping)
+        moved_q = sites.factorise(*sites.sums(moved))
+        if moved_q is None:
+            damping *= 0.5
+            if damping < 1e-3:
+                break
+            continue
+        q, previous = moved_q, change
+        update = sites.sweep(moved, q, options.power, check=True)
+        state = moved._replace(level=update.state.level)
+        _, change = full_step(state, update)
+        converged = change < options.tolerance and not update.failed.any()
+        if converged:
+            break
+        if change > 0.9 * previous:
+            damping = max(0.5 * damping, 0.05)
+    return EPRun(q, state, update, sweeps, change, damping, converged)
+
+
+def _pass(sites: Sites, state: SiteState, q: Gaussian, power: float, damping: float) -> SiteState:
+    """Make one pass over all sites (Chopin & Ridgway 2017, section 3.4), in order."""
+    mean, cov = q.mean.copy(), q.cov
+    tau, nu = state.tau.copy(), state.nu.copy()
+    for shard, rows in zip(sites.shards, sites.rows, strict=True):
+        design, offset, family = shard.load()
+        design = design.toarray() if sparse.issparse(design) else design
+        prior_predictor = design @ sites.prior.mean + offset
+        for k, i in enumerate(range(rows.start, rows.stop)):
+            a, here = design[k], np.array([k])
+            gain = cov @ a
+            m, v = float(a @ mean), float(a @ gain)
+            precision = 1 / v - power * tau[i]
+            if not precision > 1e-10 / v:
+                continue
+            cavity_variance = np.array([1 / precision])
+            cavity_mean = cavity_variance * (m / v - power * nu[i])
+            guess = np.array([m + prior_predictor[k]]), np.array([v])
+            tilted = tilted_moments(
+                family,
+                cavity_mean + prior_predictor[k],
+                cavity_variance,
+                *guess,
+                state.level[i : i + 1],
+                power,
+                False,
+                here,
+            )
+            new_variance, new_mean = float(tilted.variance[0]), float(tilted.mean[0] - prior_predictor[k])
+            if not (new_variance > 0 and np.isfinite(new_mean)):
+                continue
+            step_tau = damping * (1 / new_variance - 1 / v) / power
+            step_nu = damping * (new_mean / new_variance - m / v) / power
+            if 1 + step_tau * v <= 1e-10:
+                continue
+            mean += (step_nu - step_tau * m) / (1 + step_tau * v) * gain
+            cov -= step_tau / (1 + step_tau * v) * np.outer(gain, gain)
+            tau[i] += step_tau
+            nu[i] += step_nu
+    return SiteState(tau, nu, state.level)

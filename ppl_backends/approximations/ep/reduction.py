@@ -19,31 +19,20 @@ from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["Reduction", "reduce"]
-
 
 class Reduction(NamedTuple):
-    """The smaller problem, and the way back.
-
-    Attributes
-    ----------
-    shard : ArrayShard
-    prior : GaussianPrior
-        N(0, I).
-    gain : ndarray (d, r)
-        E(θ | z) = m₀ + gain z.
-    """
+    """The smaller problem, with prior N(0, I), and the way back: E(θ | z) = m₀ + gain z, with ``gain`` ``(d, r)``."""
 
     shard: ArrayShard
     prior: GaussianPrior
     gain: Array
 
     def mean(self, factors: Factors, q: Gaussian) -> Array:
-        """Posterior mean of θ ``(d,)``."""
+        """Return the posterior mean of θ ``(d,)``."""
         return np.asarray(factors.prior.mean + self.gain @ q.mean, dtype=np.float64)
 
     def cov(self, factors: Factors, q: Gaussian) -> Array:
-        """Posterior covariance of θ ``(d, d)``: Q₀⁻¹ − G Gᵀ + G V Gᵀ."""
+        """Return the posterior covariance of θ ``(d, d)``: Q₀⁻¹ − G Gᵀ + G V Gᵀ."""
         prior_cov = factors.prior.apply_covariance(np.eye(factors.dim))
         half = self.gain @ q.factor
         prior_cov -= self.gain @ self.gain.T
@@ -51,14 +40,14 @@ class Reduction(NamedTuple):
         return prior_cov
 
     def variances(self, factors: Factors, q: Gaussian) -> Array:
-        """Diagonal of :meth:`cov`, without forming it."""
+        """Return the diagonal of :meth:`cov`, without forming it."""
         half = self.gain @ q.factor
         left = np.maximum(factors.prior.variances() - (self.gain**2).sum(axis=1), 0.0)
         return np.asarray(left + (half**2).sum(axis=1))
 
 
 def reduce(factors: Factors) -> Reduction:
-    """Factors with a proper prior in the coordinates that their sites see."""
+    """Return factors with a proper prior in the coordinates that their sites see."""
     transposed = factors.design.T.toarray() if sparse.issparse(factors.design) else factors.design.T
     cov_and_design = factors.prior.apply_covariance(transposed)  # Q₀⁻¹ Aᵀ
     kernel = np.asarray(factors.design @ cov_and_design)

@@ -15,8 +15,6 @@ from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
 
-__all__ = ["EPApproximation", "EPSites", "LeaveOneOut"]
-
 
 class LeaveOneOut(NamedTuple):
     """Log predictive densities of every observation given all others, log p(yᵢ | y₋ᵢ), from the cavities.
@@ -57,7 +55,7 @@ class EPApproximation(GaussianApproximation):
     power: float
 
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
-        """Marginal densities corrected for what the sites' tilted distributions show beyond Gaussian.
+        """Return marginal densities corrected for what the sites' tilted distributions show beyond Gaussian.
 
         Parameters
         ----------
@@ -74,14 +72,14 @@ class EPApproximation(GaussianApproximation):
         return corrected_marginals(self, self.sites, factors, self.names, chosen(coordinates, self.names), points)
 
     def evidence_correction(self) -> float:
-        """Second-order correction, to be added to ``log_evidence``: most of EP's own error where that is small.
+        """Return the second-order correction, to be added to ``log_evidence``: most of EP's own error where that is small.
 
         It comes from the 1,000 sites whose tilted distributions are least Gaussian.
         """
         return second_order(self, self.sites, self._needed_factors("the correction")).value
 
     def sd_errors(self) -> Array:
-        """What the standard deviations are off by, exact over EP's less one ``(dim,)``: EP's own estimate of its error.
+        """Return EP's own estimate of its error: exact standard deviations over EP's, less one ``(dim,)``.
 
         It is of second order: good where it is small. At 10 % and more higher orders matter, and the truth can be twice that.
         """
@@ -100,7 +98,7 @@ class EPApproximation(GaussianApproximation):
 
 
 def leave_one_out(log_density: Array) -> LeaveOneOut:
-    """Sum and standard error of pointwise log predictive densities."""
+    """Return the sum and standard error of pointwise log predictive densities."""
     n = len(log_density)
     finite = np.isfinite(log_density).all()
     se = float(np.sqrt(n * log_density.var(ddof=1))) if n > 1 and finite else float("inf")
@@ -108,7 +106,7 @@ def leave_one_out(log_density: Array) -> LeaveOneOut:
 
 
 def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: Gaussian) -> Array:
-    """Log p(yᵢ | y₋ᵢ) of normal observations that the Gaussian part of ``q`` contains; ``-inf`` where it is not proper."""
+    """Return log p(yᵢ | y₋ᵢ) of normal observations that the Gaussian part of ``q`` contains; ``-inf`` if improper."""
     spread = np.asarray(design @ (q.factor if q.factor.ndim == 2 else np.diag(q.factor)))
     mean, variance = np.asarray(design @ q.mean) + offset, np.einsum("nd,nd->n", spread, spread)
     with np.errstate(all="ignore"):

@@ -21,18 +21,6 @@ from ppl_backends.targets.factors.design import as_design
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 
-__all__ = [
-    "ArrayShard",
-    "EPSites",
-    "FileShard",
-    "ShardUpdate",
-    "SiteState",
-    "linearise_shard",
-    "site_sums",
-    "split",
-    "sweep_shard",
-]
-
 FLAT = 1e-9  # least precision of a cavity, relative to the marginal's
 
 Loaded = tuple[Any, Array, SiteFamily]
@@ -46,7 +34,7 @@ class ArrayShard:
         self.n_sites = design.shape[0]
 
     def load(self) -> Loaded:
-        """Design ``(n, d)``, offset ``(n,)`` and sites."""
+        """Return design ``(n, d)``, offset ``(n,)`` and sites."""
         return self.design, self.offset, self.sites
 
 
@@ -64,7 +52,7 @@ class FileShard:
         self.read, self.n_sites = read, int(n_sites)
 
     def load(self) -> Loaded:
-        """Design ``(n, d)``, offset ``(n,)`` and sites."""
+        """Return design ``(n, d)``, offset ``(n,)`` and sites."""
         design, offset, sites = self.read()
         if design.shape[0] != self.n_sites or sites.n != self.n_sites:
             raise ModelError(f"a shard of {self.n_sites} sites read {design.shape[0]} rows and {sites.n} sites")
@@ -72,20 +60,14 @@ class FileShard:
 
 
 class SiteState(NamedTuple):
-    """Gaussian sites exp(−τu²/2 + νu) in u = aᵀ(θ − m₀), and the level of quadrature of each.
-
-    Attributes
-    ----------
-    tau, nu : ndarray (n,)
-    level : ndarray (n,) of int8
-    """
+    """Gaussian sites exp(−τu²/2 + νu) in u = aᵀ(θ − m₀), and the level of quadrature of each; all ``(n,)``."""
 
     tau: Array
     nu: Array
     level: NDArray[np.int8]
 
     def take(self, rows: slice) -> SiteState:
-        """The sites of one shard."""
+        """Return the sites of one shard."""
         return SiteState(self.tau[rows], self.nu[rows], self.level[rows])
 
 
@@ -120,24 +102,10 @@ class EPSites(NamedTuple):
 
 
 class ShardUpdate(NamedTuple):
-    """What one shard returns from one sweep.
+    """What one shard returns from one sweep: the sites that match the tilted moments, and their sums Σ τ a aᵀ and Σ ν a.
 
-    Attributes
-    ----------
-    state : SiteState
-        The sites that match the tilted moments (a full step).
-    precision, shift : ndarray (d, d), (d,)
-        Their sums Σ τ a aᵀ and Σ ν a.
-    log_factor : ndarray (n,)
-        Log of each site's normaliser, relative to its Gaussian: its share of the evidence.
-    cavity_mean, cavity_variance : ndarray (n,)
-        On the scale of the predictor s.
-    mean, variance : ndarray (n,)
-        Of the predictors under the global Gaussian.
-    log_z : ndarray (n,)
-        Log normaliser of tᵖ against the normalised cavity.
-    failed : ndarray (n,) of bool
-        Sites left as they were: the cavity is not proper, or its integral was not found.
+    ``log_factor`` is each site's share of the evidence, ``log_z`` the log normaliser of tᵖ against its cavity; moments
+    are of the predictor; ``failed`` sites stay as they were.
     """
 
     state: SiteState
@@ -165,7 +133,7 @@ class SweepTask(NamedTuple):
 
 @np.errstate(all="ignore")
 def sweep_shard(task: SweepTask) -> ShardUpdate:
-    """Cavities, tilted moments and matching sites of one shard (Chopin & Ridgway 2017, section 3.4; Minka 2004 for powers).
+    """Return cavities, tilted moments and matching sites of one shard (Chopin & Ridgway 2017, section 3.4; Minka 2004).
 
     With the marginal N(m, v) of u and the site (τ, ν): the cavity has precision 1/v − pτ and shift m/v − pν; the new site
     makes cavity × siteᵖ match the moments of cavity × tᵖ.
@@ -245,7 +213,7 @@ class Linearised(NamedTuple):
 
 @np.errstate(all="ignore")
 def linearise_shard(task: LineariseTask) -> Linearised:
-    """Value, gradient and curvature of Σ log t at a point; convex pieces count as flat."""
+    """Return value, gradient and curvature of Σ log t at a point; convex pieces count as flat."""
     design, offset, sites = task.shard.load()
     u = np.asarray(design @ task.point)
     s = (u + np.asarray(design @ task.centre) + offset)[None]
@@ -256,13 +224,13 @@ def linearise_shard(task: LineariseTask) -> Linearised:
 
 
 def site_sums(shard: Any, tau: Array, nu: Array) -> tuple[Array, Array]:
-    """Σ τ a aᵀ and Σ ν a of one shard."""
+    """Return Σ τ a aᵀ and Σ ν a of one shard."""
     design = shard.load()[0]
     return as_design(design).gram(tau), np.asarray(design.T @ nu)
 
 
 def split(factors: Factors, n_shards: int) -> list[ArrayShard]:
-    """The rows of factors in ``n_shards`` consecutive pieces of about equal size."""
+    """Return the rows of factors in ``n_shards`` consecutive pieces of about equal size."""
     bounds = np.linspace(0, factors.n_sites, min(n_shards, factors.n_sites) + 1).astype(int)
     if len(bounds) == 2:
         return [ArrayShard(factors.design, factors.offset, factors.sites)]

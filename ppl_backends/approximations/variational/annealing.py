@@ -18,20 +18,11 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation
 from ppl_backends.targets.wrapped import WrappedTarget
 
-__all__ = ["TemperedJoint", "ladder", "prior_gaussian", "tempered"]
-
 PRIOR_DRAWS = 2000
 
 
 class TemperedJoint(WrappedTarget):
-    """A joint log density times λ.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    power : float
-        λ.
-    """
+    """A joint log density times λ (``power``)."""
 
     has_split = False
     observations = factors = likelihood_factors = log_prior_normalizer = log_likelihood_estimate = None
@@ -42,18 +33,18 @@ class TemperedJoint(WrappedTarget):
         self.power = power
 
     def evaluate(self, x: Array, gradient: bool = False) -> JointEvaluation:
-        """λ log p."""
+        """Return λ log p."""
         if not gradient:
             return JointEvaluation(self.power * self.target.log_density(x))
         value, slope = self.target.log_density_and_gradient(x)
         return JointEvaluation(self.power * value, self.power * slope)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """λ times that of the joint."""
+        """Return λ times that of the joint."""
         return self.power * self.target.hessian(x, part)
 
     def tempered(self, power: float) -> TemperedJoint:
-        """The joint log density times a product of powers."""
+        """Return the joint log density times a product of powers."""
         return TemperedJoint(self.target, self.power * power)
 
     def digests(self) -> dict[str, str]:
@@ -62,13 +53,7 @@ class TemperedJoint(WrappedTarget):
 
 
 def ladder(annealing: int | Sequence[float]) -> Array:
-    """Powers λ between 0 and 1, without the 1 itself.
-
-    Examples
-    --------
-    >>> ladder(4)
-    array([0.015625, 0.125   , 0.421875])
-    """
+    """Return powers λ between 0 and 1, without the 1 itself."""
     if np.ndim(annealing) == 0:
         return (np.arange(1, annealing) / annealing) ** 3  # type: ignore[arg-type]
     powers = np.asarray(annealing)
@@ -76,12 +61,12 @@ def ladder(annealing: int | Sequence[float]) -> Array:
 
 
 def tempered(target: BaseTarget, power: float) -> BaseTarget:
-    """P(θ) L(θ)^λ where the split is known, else p(θ, y)^λ."""
+    """Return p(θ) L(θ)^λ where the split is known, else p(θ, y)^λ."""
     return with_power(target, power) if target.has_split else TemperedJoint(target, power)
 
 
 def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Gaussian:
-    """The Gaussian with the medians and robust widths of prior draws; a standard normal where there are none."""
+    """Return the Gaussian with the medians and robust widths of prior draws; a standard normal where there are none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

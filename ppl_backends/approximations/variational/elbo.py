@@ -2,6 +2,7 @@ r"""The evidence lower bound L(q) = E_q[log p(θ, y) − log q(θ)] ≤ log p(y)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,33 +12,22 @@ from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.verdict import figures_of_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = ["BoundEstimate", "SampleAverage", "VariationalFit", "estimate_bound"]
-
 REPLICATES = 8
 
 
 class SampleAverage:
-    """The bound with its expectation replaced by the average over fixed noise: a deterministic function of parameters.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    family : Family
-    z : ndarray (n, factors + dim)
-    """
+    """The bound with its expectation replaced by the average over fixed noise: a function of parameters."""
 
     def __init__(self, target: BaseTarget, family: Family, z: Array) -> None:
         self.target, self.family, self.z = target, family, z
-        self.evaluations = 0
 
     def __call__(self, p: Array) -> tuple[float, Array]:
-        """Value and gradient; ``-inf`` where any point has no density."""
+        """Return value and gradient; ``-inf`` where any point has no density."""
         with np.errstate(all="ignore"):  # long steps overflow
             x = self.family.points(p, self.z)
             if not np.isfinite(x).all():
                 return -np.inf, np.zeros_like(p)
             value, slopes = self.target.log_density_and_gradient(x)
-            self.evaluations += len(x)
             entropy, entropy_gradient = self.family.entropy(p)
             bound = float(value.mean()) + entropy
             if not np.isfinite(bound):
@@ -45,21 +35,22 @@ class SampleAverage:
             return bound, self.family.gradient(p, self.z, slopes) + entropy_gradient
 
 
-class VariationalFit(NamedTuple):
-    """Where an optimiser ended.
+class Search(NamedTuple):
+    """How far an optimiser goes: points of its first and largest sample, and iterations in all or with a fixed sample."""
 
-    Attributes
-    ----------
-    family : Family
-        Based at the fit: its parameters are zero.
-    change : float
-        Root mean square change of means (in standard deviations) or of log scales, since the sample of half the size or
-        between the averages of the last two phases.
-    draws : int
-        Points of the last sample or step.
-    converged : bool
-    history : list of tuple
-        Per sample or phase: points, bound, iterations, change.
+    draws: int
+    max_draws: int
+    tolerance: float
+    max_iterations: int
+    qmc: bool = True
+    report: Callable[[int, float, float], None] = lambda draws, bound, change: None
+
+
+class VariationalFit(NamedTuple):
+    """Where an optimiser ended; the parameters of its family, based at the fit, are zero.
+
+    ``change`` is the last root mean square change of means (in standard deviations) or of log scales, ``draws`` the
+    size of the last sample, and ``history`` has points, bound, iterations and change of each sample or phase.
     """
 
     family: Family
@@ -75,22 +66,7 @@ class VariationalFit(NamedTuple):
 
 
 class BoundEstimate(NamedTuple):
-    """The bound on points that the fit has not seen.
-
-    Attributes
-    ----------
-    elbo : float
-    standard_error : float
-        From the spread of independent scrambles.
-    pareto_k : float
-        Of the weights p/q; above 0.7 the posterior is too far from q for weights to correct it.
-    tail_share : float
-        Share of the total weight that the tail of which k is the shape holds; next to nothing cannot do harm.
-    outside : float
-        Share of points where the posterior density is zero.
-    distance : float
-        √(2 KL(q ‖ p) / dim), by the weights; above one the posterior is elsewhere.
-    """
+    """The bound on points that the fit has not seen, and what their weights p/q say (see :func:`figures_of_weights`)."""
 
     elbo: float
     standard_error: float
@@ -101,10 +77,7 @@ class BoundEstimate(NamedTuple):
 
 
 def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Generator, qmc: bool = True) -> BoundEstimate:
-    """Mean of log p − log q over eight independent scrambles with ``draws`` points in all.
-
-    ``q`` has ``dim``, ``place`` and ``log_density``.
-    """
+    """Return the mean of log p − log q over eight independent scrambles with ``draws`` points in all."""
     each = max(2, -(-draws // REPLICATES))
     x = np.concatenate([q.place(normal_noise(each, q.dim, rng, qmc)) for _ in range(REPLICATES)])
     with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
 r"""Gaussian families as maps of standard normal noise, x = m + F z: F is diagonal, triangular, or has r more columns.
 
-    mean_field   F = diag(s)                      2d parameters
+    diagonal     F = diag(s)                      2d parameters
     low_rank     F = diag(s) (B, I), B (d, r)     (2 + r) d
-    full_rank    F lower triangular               d + d (d + 1) / 2
+    dense        F lower triangular               d + d (d + 1) / 2
 
 Parameters are measured from a base Gaussian (Laplace's, or the fit at the last sample size), in units of its own
 widths: m = m₀ + W a, log s = log s₀ + ρ, F = L₀ T. Were the posterior the base, the Hessian of the negative evidence lower
@@ -19,8 +19,6 @@ from scipy.linalg import solve_triangular
 from ppl_backends.numerics.gaussian import LOG_2PI, widen_inverse
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Diagonal", "Family", "FullRank", "Location", "make_family"]
-
 
 class Location:
     """The mean m₀ + W a; W is a matrix ``(dim, dim)`` or scales ``(dim,)``."""
@@ -29,27 +27,20 @@ class Location:
         self.mean, self.whitener = mean, whitener
 
     def at(self, a: Array) -> Array:
-        """The mean ``(dim,)``."""
+        """Return the mean ``(dim,)``."""
         return self.mean + (self.whitener @ a if self.whitener.ndim == 2 else self.whitener * a)
 
     def pull_back(self, slope: Array) -> Array:
-        """Gradient in a from the gradient in m."""
+        """Return the gradient in a from the gradient in m."""
         return self.whitener.T @ slope if self.whitener.ndim == 2 else self.whitener * slope
 
 
 class Diagonal:
     """Independent coordinates, plus r common factors: x = m + s (z + B u), with noise (u, z) of r + dim columns.
 
-    The factors have noise of their own. With the square root I + B Bᵀ of dim columns, directions orthogonal to all points
-    of a sample smaller than dim could widen at no cost, and the bound of the sample would have no maximum.
-
-    Parameters
-    ----------
-    location : Location
-    scales : ndarray (dim,)
-        s₀.
-    directions : ndarray (dim, r), optional
-        B₀. Zero is a saddle point of the bound, so it should not be. Without it the family is mean-field.
+    With the square root I + B Bᵀ of dim columns in place of noise of the factors' own, directions orthogonal to a
+    sample smaller than dim could widen at no cost. ``directions`` of zero are a saddle point; without them it is
+    mean-field.
     """
 
     def __init__(self, location: Location, scales: Array, directions: Array | None = None) -> None:
@@ -59,7 +50,7 @@ class Diagonal:
         self.name = "low_rank" if self.factors else "diagonal"
 
     def start(self) -> Array:
-        """Parameters of the base."""
+        """Return parameters of the base."""
         return np.zeros(2 * self.dim + self.directions.size)
 
     def _parts(self, p: Array) -> tuple[Array, Array, Array]:
@@ -68,16 +59,16 @@ class Diagonal:
         return self.location.at(p[:d]), self.scales * np.exp(p[d : 2 * d]), directions
 
     def _white(self, z: Array, b: Array) -> Array:
-        """Z + B u ``(n, dim)``."""
+        """Return z + B u ``(n, dim)``."""
         return z[:, self.factors :] + z[:, : self.factors] @ b.T if self.factors else z
 
     def points(self, p: Array, z: Array) -> Array:
-        """X = m + s (z + B u)."""
+        """Return x = m + s (z + B u)."""
         mean, scales, b = self._parts(p)
         return mean + scales * self._white(z, b)
 
     def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
-        """Gradient of a mean over points."""
+        """Return the gradient of a mean over points."""
         _, scales, b = self._parts(p)
         scaled = slopes * scales
         of_scales = (scaled * self._white(z, b)).mean(axis=0)
@@ -85,12 +76,12 @@ class Diagonal:
         return np.concatenate([self.location.pull_back(slopes.mean(axis=0)), of_scales, of_directions.ravel()])
 
     def score(self, p: Array, z: Array) -> Array:
-        """−s⁻¹ (I + B Bᵀ)⁻¹ (z + B u)."""
+        """Return −s⁻¹ (I + B Bᵀ)⁻¹ (z + B u)."""
         _, scales, b = self._parts(p)
         return -widen_inverse(self._white(z, b), b) / scales
 
     def entropy(self, p: Array) -> tuple[float, Array]:
-        """Σ log s + ½ log |I + BᵀB| + (d/2)(1 + log 2π)."""
+        """Return Σ log s + ½ log |I + BᵀB| + (d/2)(1 + log 2π)."""
         d = self.dim
         _, scales, b = self._parts(p)
         inner = np.eye(b.shape[1]) + b.T @ b
@@ -98,12 +89,12 @@ class Diagonal:
         return value, np.concatenate([np.zeros(d), np.ones(d), np.linalg.solve(inner, b.T).T.ravel()])
 
     def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
-        """Mean and marginal standard deviations."""
+        """Return mean and marginal standard deviations."""
         mean, scales, b = self._parts(p)
         return mean, scales * np.sqrt(1 + (b**2).sum(axis=1))
 
     def factor(self, p: Array) -> tuple[Array, Array | None]:
-        """The scales, and C of the square factor diag(s)(I + C Cᵀ) of the same covariance."""
+        """Return the scales, and C of the square factor diag(s)(I + C Cᵀ) of the same covariance."""
         _, scales, b = self._parts(p)
         if not self.factors:
             return scales, None
@@ -111,21 +102,13 @@ class Diagonal:
         return scales, vectors * np.sqrt(np.sqrt(1 + singular**2) - 1)
 
     def rebased(self, p: Array) -> Diagonal:
-        """Measured from another member; the whitening of the mean stays."""
+        """Measure parameters from another member; the whitening of the mean stays."""
         mean, scales, b = self._parts(p)
         return Diagonal(Location(mean, self.location.whitener), scales, b)
 
 
 class FullRank:
-    """Any Gaussian, by a lower triangular factor F = L₀ T.
-
-    Parameters
-    ----------
-    mean : ndarray (dim,)
-        m₀.
-    cholesky : ndarray (dim, dim)
-        L₀, which whitens the mean too.
-    """
+    """Any Gaussian, by a lower triangular factor F = L₀ T; L₀ whitens the mean too."""
 
     name = "dense"
     factors = 0
@@ -137,11 +120,11 @@ class FullRank:
         self._base_log_determinant = float(np.log(np.diagonal(cholesky)).sum())
 
     def start(self) -> Array:
-        """Parameters of the base."""
+        """Return parameters of the base."""
         return np.zeros(self.dim + len(self._rows))
 
     def _triangle(self, p: Array) -> Array:
-        """T; its diagonal is the exponential of the parameters there."""
+        """Return T; its diagonal is the exponential of the parameters there."""
         t = p[self.dim :].copy()
         t[self._diagonal] = np.exp(t[self._diagonal])
         triangle = np.zeros((self.dim, self.dim))
@@ -152,39 +135,39 @@ class FullRank:
         return self.mean + self.cholesky @ p[: self.dim], self.cholesky @ self._triangle(p)
 
     def points(self, p: Array, z: Array) -> Array:
-        """X = m + F z."""
+        """Return x = m + F z."""
         mean, factor = self._parts(p)
         return mean + z @ factor.T
 
     def gradient(self, p: Array, z: Array, slopes: Array) -> Array:
-        """Gradient of a mean over points."""
+        """Return the gradient of a mean over points."""
         white = slopes @ self.cholesky
         outer = (white.T @ z)[self._rows, self._columns] / len(z)
         outer[self._diagonal] *= np.exp(p[self.dim :][self._diagonal])
         return np.concatenate([white.mean(axis=0), outer])
 
     def score(self, p: Array, z: Array) -> Array:
-        """−F⁻ᵀ z."""
+        """Return −F⁻ᵀ z."""
         return -solve_triangular(self._parts(p)[1], z.T, lower=True, trans="T", check_finite=False).T
 
     def entropy(self, p: Array) -> tuple[float, Array]:
-        """Log |F| + (d/2)(1 + log 2π)."""
+        """Return log |F| + (d/2)(1 + log 2π)."""
         gradient = np.zeros(len(p))
         gradient[self.dim + self._diagonal] = 1.0
         value = self._base_log_determinant + float(p[self.dim :][self._diagonal].sum())
         return value + 0.5 * self.dim * (1 + LOG_2PI), gradient
 
     def mean_and_sd(self, p: Array) -> tuple[Array, Array]:
-        """Mean and marginal standard deviations."""
+        """Return mean and marginal standard deviations."""
         mean, factor = self._parts(p)
         return mean, np.sqrt((factor**2).sum(axis=1))
 
     def factor(self, p: Array) -> tuple[Array, Array | None]:
-        """The triangle."""
+        """Return the triangle."""
         return self._parts(p)[1], None
 
     def rebased(self, p: Array) -> FullRank:
-        """Measured from another member."""
+        """Measure parameters from another member."""
         return FullRank(*self._parts(p))
 
 
@@ -194,7 +177,7 @@ those of the coordinates."""
 
 
 def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.random.Generator) -> Any:
-    """The family of that name around a Gaussian given by its factor, a triangle or standard deviations.
+    """Return the family of that name around a Gaussian given by its factor, a triangle or standard deviations.
 
     Mean-field starts from the conditional standard deviations, which are optimal where the posterior is Gaussian; low
     rank from the same and the widest directions of what is left.
@@ -214,6 +197,6 @@ def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.rand
 
 
 def _widest(root: Array, rank: int) -> Array:
-    """B such that I + B Bᵀ has the ``rank`` largest eigenvalues of the matrix root rootᵀ, no less than one."""
+    """Return B such that I + B Bᵀ has the ``rank`` largest eigenvalues of the matrix root rootᵀ, no less than one."""
     vectors, singular, _ = np.linalg.svd(root)
     return vectors[:, :rank] * np.sqrt(np.maximum(singular[:rank] ** 2 - 1, 1e-4))

@@ -9,7 +9,8 @@ fresh points, which says how good the Gaussian is, not how well the optimiser di
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,11 @@ from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
-from ppl_backends.approximations.laplace import fit_laplace
-from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
+from ppl_backends.approximations.laplace import gaussian_at_mode
+from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, LARGEST_NEWTON_DIM
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
-from ppl_backends.approximations.variational.elbo import BoundEstimate, estimate_bound
+from ppl_backends.approximations.variational.elbo import BoundEstimate, Search, VariationalFit, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
-from ppl_backends.approximations.variational.result import VariationalApproximation
 from ppl_backends.approximations.variational.sample_average import fit_fixed_samples
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
@@ -47,8 +47,6 @@ from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["fit_vi"]
 
 FAMILIES = ("auto", "diagonal", "low_rank", "dense")
 AUTO_FULL_RANK_DIM = 150
@@ -100,7 +98,7 @@ def fit_vi(
     progressbar: bool = True,
     **target_options: Any,
 ) -> VariationalApproximation:
-    """Gaussian variational approximation of a posterior on the unconstrained space.
+    """Fit a Gaussian variational approximation of a posterior on the unconstrained space.
 
     Parameters
     ----------
@@ -194,12 +192,11 @@ def fit_vi(
         members = [make_family(family, base.mean, base.factor, largest_rank, fit_rng) for base in bases]
         member = _best(target, members, tolerance, fit_rng)
         first = draws or _first_draws(method, gradient, family, target.dim)
-        run = _runner(
-            method, gradient, minibatch, first, max_draws or _most_draws(method, first), tolerance, max_iterations, qmc
-        )
+        optimise, most = _optimiser(method, gradient, minibatch)
+        search = Search(first, max_draws or _most_draws(method, first), tolerance, max_iterations or most, qmc)
         if annealing is not None:
-            member = _anneal(target, member, ladder(annealing), first, tolerance, gradient, fit_rng, qmc, progress)
-        fit = run(target, member, fit_rng, _reporter(progress, tolerance))
+            member = _anneal(target, member, ladder(annealing), search, gradient, fit_rng, progress)
+        fit = optimise(target, member, search._replace(report=_reporter(progress, tolerance)), fit_rng)
         progress.update(0, 1.0)
     gaussian = _gaussian(fit)
     bound = estimate_bound(target, gaussian, elbo_draws, bound_rng, qmc)
@@ -213,7 +210,7 @@ def fit_vi(
 def _choices(
     target: BaseTarget, family: str, method: str, gradient: str, minibatch: int | None
 ) -> tuple[str, str, str]:
-    """Family, method and gradient with every "auto" decided."""
+    """Return family, method and gradient with every "auto" decided."""
     if gradient == "auto":
         gradient = "reparameterised" if target.has_gradient else "score"
     if gradient == "score" and minibatch is not None:
@@ -233,13 +230,13 @@ def _choices(
 
 
 def _evaluated(target: BaseTarget, gradient: str) -> BaseTarget:
-    """The target as the fit evaluates it: small ones by one compiled program, which takes longer to make than to use."""
+    """Return the target as the fit evaluates it: small ones by one compiled program."""
     small = target.dim <= LARGEST_NEWTON_DIM and gradient == "reparameterised"
     return target.with_fixed_batch_size() if small else target
 
 
 def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
-    """A full-rank factor needs more points than coordinates: else the bound of the sample has no maximum."""
+    """Return the size of the first sample: for a full-rank factor above dim, else its bound has no maximum."""
     if method == "stochastic":
         return 8
     least = 8 * dim if family == "dense" and gradient != "score" else 256 if family == "low_rank" else 64
@@ -250,38 +247,19 @@ def _most_draws(method: str, first: int) -> int:
     return max(4096, 16 * first) if method == "fixed" else 512
 
 
-def _runner(
-    method: str,
-    gradient: str,
-    minibatch: int | None,
-    draws: int,
-    max_draws: int,
-    tolerance: float,
-    max_iterations: int | None,
-    qmc: bool,
-) -> Callable[..., Any]:
-    """The optimiser chosen, as a function of target, family, generator and reporter."""
-
-    def run(target: BaseTarget, member: Any, rng: np.random.Generator, report: Any) -> Any:
-        if gradient == "score":
-            return fit_by_scores(
-                target, member, draws, max_draws, tolerance, max_iterations or 100, rng, qmc, report=report
-            )
-        if method == "stochastic":
-            return fit_stochastic(
-                target, member, draws, max_draws, tolerance, max_iterations or 20_000, rng, qmc, minibatch, report
-            )
-        return fit_fixed_samples(
-            target, member, 2 * -(-draws // 2), max_draws, tolerance, max_iterations or 500, rng, qmc, report
-        )
-
-    return run
+def _optimiser(method: str, gradient: str, minibatch: int | None) -> tuple[Callable[..., VariationalFit], int]:
+    """Return the optimiser chosen, and its iterations by default: of a sample (fixed ones), or in all."""
+    if gradient == "score":
+        return fit_by_scores, 100
+    if method == "stochastic":
+        return partial(fit_stochastic, minibatch=minibatch), 20_000
+    return fit_fixed_samples, 500
 
 
 def _bases(
     target: BaseTarget, start: Any, annealing: Any, gradient: str, minibatch: int | None, rng: np.random.Generator
 ) -> list[Gaussian]:
-    """The Gaussian that the fit starts from; where Laplace finds no mode, the prior's beside what it has."""
+    """Return the Gaussian that the fit starts from; where Laplace finds no mode, the prior's beside what it has."""
     if isinstance(start, str):
         if start == "prior" or (start == "auto" and annealing is not None):
             found = [prior_gaussian(target, rng)]
@@ -305,33 +283,31 @@ def _bases(
 
 
 def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.Generator) -> list[Any]:
-    """Laplace's Gaussian (of a subset of the data, with minibatches); two candidates where it is a poor start."""
+    """Return Laplace's Gaussian (of a subset of the data, with minibatches); two candidates where it is a poor start."""
     seen = target
     if minibatch is not None:
         rows = rng.integers(target.observations.n, size=SUBSET_BATCHES * minibatch)  # type: ignore[union-attr]
         seen = SubsetTarget(target, rows)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a start need not be a good approximation
-            laplace = _laplace(seen, rng)
+        laplace = _laplace(seen, rng)
     except (ModelError, LinAlgError):  # no point, or no curvature, that a Gaussian could be made of
         return [prior_gaussian(target, rng)]
     return [laplace, prior_gaussian(target, rng)] if is_poor_start(laplace) else [laplace]
 
 
 def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximation:
-    """Laplace's Gaussian; with many coordinates a dense one only where a cheap climb has found the mode."""
-    options: dict[str, Any] = {"random_seed": rng, "progressbar": False}
+    """Return Laplace's Gaussian; with many coordinates a dense one only where a cheap climb has found the mode."""
+    start = None
     if target.dim > LARGEST_NEWTON_DIM:
-        found = fit_laplace(target, representation="diagonal", max_iterations=CLIMBS, **options)
-        if not found.converged:
+        found = gaussian_at_mode(target, dense=False, max_iterations=CLIMBS, random_seed=rng)
+        if not found.converged or target.dim > LARGEST_DENSE_DIM:
             return found
-        options["start"] = found.mean
-    return fit_laplace(target, **options)
+        start = found.mean
+    return gaussian_at_mode(target, start, random_seed=rng)
 
 
 def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian | None:
-    """The base, narrowed until the density is finite at all of a few of its points; None where it never is."""
+    """Return the base, narrowed until the density is finite at all of a few of its points; None where it never is."""
     z = rng.standard_normal((PILOT_DRAWS, target.dim))
     q = Gaussian(base.mean, base.cholesky)
     for _ in range(HALVINGS):
@@ -344,11 +320,13 @@ def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian
 
 
 def _best(target: BaseTarget, members: list[Any], tolerance: float, rng: np.random.Generator) -> Any:
-    """The start that a short fit on a small sample takes to the highest bound."""
+    """Return the start that a short fit on a small sample takes to the highest bound."""
     if len(members) == 1:
         return members[0]
-    draws = _first_draws("fixed", "reparameterised", members[0].name, target.dim)
-    fits = [fit_fixed_samples(target, member, draws, 1, tolerance, SHORT_ITERATIONS, rng) for member in members]
+    search = Search(
+        _first_draws("fixed", "reparameterised", members[0].name, target.dim), 1, tolerance, SHORT_ITERATIONS
+    )
+    fits = [fit_fixed_samples(target, member, search, rng) for member in members]
     return max(fits, key=lambda fit: fit.value).family
 
 
@@ -356,27 +334,23 @@ def _anneal(
     target: BaseTarget,
     member: Any,
     powers: Array,
-    draws: int,
-    tolerance: float,
+    search: Search,
     gradient: str,
     rng: np.random.Generator,
-    qmc: bool,
     progress: ChainProgress,
 ) -> Any:
-    """The family based at the fit of the last temperature, each from the one before on a sample of its own."""
+    """Return the family based at the fit of the last temperature, each from the one before on a sample of its own."""
+    draws = search.draws if gradient == "score" else max(search.draws, 64)
+    optimise, iterations = (fit_by_scores, 10) if gradient == "score" else (fit_fixed_samples, SHORT_ITERATIONS)
+    short = search._replace(draws=draws, max_draws=draws, max_iterations=iterations)
     for step, power in enumerate(powers):
-        hot = tempered(target, float(power))
-        if gradient == "score":
-            member = fit_by_scores(hot, member, draws, draws, tolerance, 10, rng, qmc).family
-        else:
-            run = fit_fixed_samples(hot, member, max(draws, 64), 1, tolerance, SHORT_ITERATIONS, rng, qmc)
-            member = run.family
+        member = optimise(tempered(target, float(power)), member, short, rng).family
         progress.update(0, 0.5 * (step + 1) / len(powers), draws=draws, ELBO="", change=f"λ {power:.3g}")
     return member
 
 
 def _reporter(progress: ChainProgress, tolerance: float) -> Callable[[int, float, float], None]:
-    """Shows a sample's figures; the share done is guessed from the change."""
+    """Return what shows a sample's figures; the share done is guessed from the change."""
 
     def report(draws: int, bound: float, change: float) -> None:
         done = 0.5 + 0.5 * min(1.0, tolerance / max(change, 1e-12)) ** 0.5
@@ -393,7 +367,7 @@ def _gaussian(fit: Any) -> Gaussian:
 def _result(
     target: BaseTarget, q: Gaussian, fit: Any, bound: BoundEstimate, note: str | None
 ) -> VariationalApproximation:
-    """The Gaussian with the figures of the fit."""
+    """Return the Gaussian with the figures of the fit."""
     columns = (np.asarray(column) for column in zip(*fit.history, strict=True))
     return VariationalApproximation(
         q.mean,
@@ -420,7 +394,7 @@ def _result(
 
 
 def _contradicted(bound: BoundEstimate) -> str:
-    """Why the weights of fresh points say that the Gaussian is far from the posterior; empty where they do not."""
+    """Return why the weights of fresh points say that the Gaussian is far from the posterior; empty where they do not."""
     if heavy_tail(bound.pareto_k, bound.tail_share):
         return f"Pareto k {bound.pareto_k:.2f} > {LARGEST_PARETO_K}"
     if bound.distance > 1:
@@ -429,7 +403,7 @@ def _contradicted(bound: BoundEstimate) -> str:
 
 
 def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str]:
-    """What has to be said of the fit, with figures."""
+    """Return what has to be said of the fit, with figures."""
     said = []
     if bound.outside > 0:
         said.append(
@@ -448,3 +422,38 @@ def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, toler
             "sample_smc corrects it"
         )
     return said
+
+
+class VariationalApproximation(GaussianApproximation):
+    """The Gaussian of :func:`ppl_backends.fit_vi`; it has no evidence, but a lower bound of it.
+
+    Attributes
+    ----------
+    family : {"diagonal", "low_rank", "dense"}
+    elbo, elbo_se : float
+        Lower bound of the log evidence, on points that the fit has not seen, and its standard error.
+    pareto_k : float
+        Of the importance weights p/q. Above 0.7 the Gaussian is too far from the posterior to be corrected by weights.
+    evidence_note : str or None
+        That the bound is known up to a constant only, where the prior is improper.
+    history : dict of str to array
+        Per sample size (or phase): ``draws``, ``elbo``, ``iterations``, ``change``.
+    """
+
+    evidence_note: str | None
+    history: Mapping[str, Array]
+
+    @property
+    def family(self) -> str:
+        """The family fitted, by the form of the covariance."""
+        return self.representation
+
+    def _attributes(self) -> dict[str, Any]:
+        figures = {"elbo": self.elbo, "elbo_se": self.elbo_se, "pareto_k": self.pareto_k, "family": self.family}
+        return figures | ({} if self.evidence_note is None else {"log_evidence_note": self.evidence_note})
+
+    def __repr__(self) -> str:
+        return (
+            f"VariationalApproximation(dim={self.dim}, family={self.family!r}, converged={self.converged}, "
+            f"elbo={self.elbo:.6g}, elbo_se={self.elbo_se:.2g}, pareto_k={self.pareto_k:.2f})"
+        )

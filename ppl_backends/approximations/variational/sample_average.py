@@ -15,12 +15,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.noise import standardised_noise
-from ppl_backends.approximations.variational.elbo import SampleAverage, VariationalFit
+from ppl_backends.approximations.variational.elbo import SampleAverage, Search, VariationalFit
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["Maximum", "fit_fixed_samples", "maximise", "moved"]
 
 MEMORY, LINE_SEARCH = 20, 30
 LARGEST_OPTIMISM, OPTIMISM_PER_COORDINATE = 0.05, 0.005  # nats
@@ -29,19 +27,7 @@ Objective = Callable[[Array], tuple[float, Array]]
 
 
 class Maximum(NamedTuple):
-    """Where :func:`maximise` ended.
-
-    Attributes
-    ----------
-    x : ndarray
-    value : float
-    first_value : float
-        At the start.
-    expected_gain : float
-        What a Newton step would still gain; see :class:`_Climb`.
-    iterations : int
-    converged : bool
-    """
+    """Where :func:`maximise` ended; ``expected_gain`` is what a Newton step would still gain."""
 
     x: Array
     value: float
@@ -54,11 +40,8 @@ class Maximum(NamedTuple):
 class _Climb:
     """A maximisation as ``scipy.optimize.minimize`` sees it: a finite function, and a callback that knows when to stop.
 
-    Where the objective is ``-inf``, a parabola along the step stands for it, whose minimum is a quarter of the way: so far
-    the line search goes back.
-
-    A Newton step would gain ½ gᵀHg. For H stands the larger of the identity, which is right in the units of the base, and the
-    curvature of the last step.
+    Where the objective is ``-inf``, a parabola whose minimum is a quarter of the step stands for it. A Newton step
+    would gain ½ gᵀHg, with the larger of the identity and the curvature of the last step for H.
     """
 
     def __init__(self, objective: Objective, start: Array, tolerance: float) -> None:
@@ -77,7 +60,7 @@ class _Climb:
         return len(self.gains) == 10 and sum(self.gains) < self.tolerance
 
     def negative(self, x: Array) -> tuple[float, Array]:
-        """Minus the objective and its gradient."""
+        """Return minus the objective and its gradient."""
         if not np.array_equal(x, self.last[0]):
             self.last = (x.copy(), *self.objective(x))
         _, value, gradient = self.last
@@ -87,7 +70,7 @@ class _Climb:
         return promised - self.value, 3 * self.gradient
 
     def step(self, x: Array) -> None:
-        """After every step."""
+        """Look at every step; end the search where it has settled."""
         self.negative(x)
         x, value, gradient = self.last
         moved, change = x - self.x, self.gradient - gradient
@@ -102,9 +85,9 @@ class _Climb:
 
 
 def maximise(objective: Objective, start: Array, tolerance: float, max_iterations: int) -> Maximum:
-    """Maximum of a smooth function by limited-memory BFGS; ``-inf`` is a value like any other.
+    """Return the maximum of a smooth function by limited-memory BFGS; ``-inf`` is a value like any other.
 
-    Stops where a Newton step is expected to gain less than ``tolerance``, or ten steps gained less than that together.
+    It stops where a Newton step is expected to gain less than ``tolerance``, or ten steps gained less than that together.
     """
     climb = _Climb(objective, start, tolerance)
     first_value = climb.value
@@ -121,42 +104,39 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
 def fit_fixed_samples(
     target: BaseTarget,
     family: Family,
-    draws: int,
-    max_draws: int,
-    tolerance: float,
-    max_iterations: int,
+    search: Search,
     rng: np.random.Generator,
-    qmc: bool = True,
-    report: Callable[[int, float, float], None] | None = None,
 ) -> VariationalFit:
-    """Maximise the bound on samples of ``draws``, 2 ``draws``, … points until the fit settles.
+    """Maximise the bound on samples of ``draws``, 2 ``draws``, … points, an even number, until the fit settles.
 
-    It has when means and log scales moved by less than ``tolerance``, and the last sample but one, seen from the last, was
-    not too optimistic about its own fit.
+    It has when means and log scales moved by less than ``tolerance``, and the last sample but one, seen from the last,
+    was not too optimistic about its own fit.
     """
     history: list[tuple[int, float, int, float]] = []
-    gain_tolerance = 0.05 * tolerance**2 * family.dim
+    gain_tolerance = 0.05 * search.tolerance**2 * family.dim
+    draws = search.draws + search.draws % 2
     allowed = LARGEST_OPTIMISM + OPTIMISM_PER_COORDINATE * family.dim
     while True:
-        objective = SampleAverage(target, family, standardised_noise(draws, family.dim, rng, qmc, family.factors))
+        objective = SampleAverage(
+            target, family, standardised_noise(draws, family.dim, rng, search.qmc, family.factors)
+        )
         with threads_worth_having(draws * family.dim**2):
-            found = maximise(objective, family.start(), gain_tolerance, max_iterations)
+            found = maximise(objective, family.start(), gain_tolerance, search.max_iterations)
         change = moved(family, found.x)
         optimism = abs(history[-1][1] - found.first_value) if history else np.inf
         history.append((draws, found.value, found.iterations, change))
         if not np.isfinite(found.value):
             return VariationalFit(family, change, draws, False, history)
         family = family.rebased(found.x)
-        if report is not None:
-            report(draws, found.value, change)
-        settled = found.converged and len(history) > 1 and change < tolerance and optimism < allowed
-        if settled or 2 * draws > max_draws:
+        search.report(draws, found.value, change)
+        settled = found.converged and len(history) > 1 and change < search.tolerance and optimism < allowed
+        if settled or 2 * draws > search.max_draws:
             return VariationalFit(family, change, draws, settled, history)
         draws *= 2
 
 
 def moved(family: Family, p: Array) -> float:
-    """Root mean square change from the base to ``p``, the larger of means in standard deviations and of log scales."""
+    """Return the larger root mean square change from the base to ``p``, of means (in standard deviations) and log scales."""
     (old_mean, old_sd), (mean, sd) = family.mean_and_sd(family.start()), family.mean_and_sd(p)
     with np.errstate(all="ignore"):
         changes = np.sqrt(np.mean(((mean - old_mean) / sd) ** 2)), np.sqrt(np.mean(np.log(sd / old_sd) ** 2))

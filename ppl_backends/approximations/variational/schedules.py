@@ -11,20 +11,18 @@ minibatches the gradient at an anchor, known for all data (Johnson & Zhang 2013)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ppl_backends.approximations.noise import normal_noise, standardised_noise
-from ppl_backends.approximations.variational.elbo import VariationalFit
+from ppl_backends.approximations.variational.elbo import Search, VariationalFit
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, Observations
 from ppl_backends.targets.wrapped import WrappedTarget
-
-__all__ = ["Minibatches", "SubsetTarget", "check_minibatch", "fit_stochastic", "growing_sizes"]
 
 STEP = 0.25  # the Hessian of the bound is about 1, and 2 on log scales, in the base's units
 GROWTH = 1.02
@@ -33,14 +31,7 @@ SMALLEST_STANDARDISED = 8  # points; fewer have hardly any noise left
 
 
 def growing_sizes(smallest: int, growth: float, largest: int) -> Iterator[int]:
-    """N_t = ``smallest`` + ⌈``growth``ᵗ⌉, no more than ``largest``.
-
-    Examples
-    --------
-    >>> sizes = growing_sizes(4, 2.0, 30)
-    >>> [next(sizes) for _ in range(6)]
-    [5, 6, 8, 12, 20, 30]
-    """
+    """Yield N_t = ``smallest`` + ⌈``growth``ᵗ⌉, no more than ``largest``."""
     power = 1.0
     while True:
         yield int(min(smallest + np.ceil(power), largest))
@@ -48,13 +39,7 @@ def growing_sizes(smallest: int, growth: float, largest: int) -> Iterator[int]:
 
 
 class SubsetTarget(WrappedTarget):
-    """The posterior with its likelihood estimated from fixed rows, each standing for n/m of the n.
-
-    Parameters
-    ----------
-    target : BaseTarget
-    rows : ndarray of int (m,)
-    """
+    """The posterior with its likelihood estimated from fixed rows, each standing for n/m of the n."""
 
     has_split = False
     observations = factors = likelihood_factors = None
@@ -66,7 +51,7 @@ class SubsetTarget(WrappedTarget):
         self._weights = np.full(len(rows), self._rows_of.n / len(rows))
 
     def evaluate(self, x: Array, gradient: bool = False) -> JointEvaluation:
-        """Log prior plus the scaled log likelihood of the rows."""
+        """Return log prior plus the scaled log likelihood of the rows."""
         prior, prior_slope = self.target.evaluate_prior(x, gradient)
         if not gradient:
             return JointEvaluation(prior + self._rows_of.sum(x, self.rows, self._weights))
@@ -75,7 +60,7 @@ class SubsetTarget(WrappedTarget):
 
 
 def check_minibatch(target: BaseTarget, size: int) -> Observations:
-    """The target's observations, if subsets of them of that size can be summed."""
+    """Return the target's observations, if subsets of them of that size can be summed."""
     observations = target.observations
     if observations is None or observations.no_gradient:
         why = f" ({observations.no_gradient})" if observations is not None else ""
@@ -88,14 +73,7 @@ def check_minibatch(target: BaseTarget, size: int) -> Observations:
 
 
 class Minibatches:
-    """Unbiased gradients of the log density from ``size`` random rows, around an anchor where it is known exactly.
-
-    Parameters
-    ----------
-    target : BaseTarget
-        With ``observations`` whose ``sum`` gives gradients.
-    size : int
-    """
+    """Unbiased gradients of the log density from ``size`` random rows, around an anchor where it is known exactly."""
 
     def __init__(self, target: BaseTarget, size: int) -> None:
         observations = check_minibatch(target, size)
@@ -111,7 +89,7 @@ class Minibatches:
         self._value, self._slope = joint.log_likelihood, np.asarray(joint.log_likelihood_gradient)
 
     def log_density_and_gradient(self, x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Unbiased estimates at points ``(n, dim)``, all from the same rows."""
+        """Return unbiased estimates at points ``(n, dim)``, all from the same rows."""
         rows = rng.integers(self.n, size=self.size)
         weights = np.full(self.size, self.n / self.size)
         value, slope = self._sum(np.concatenate([x, self._anchor]), rows, weights, gradient=True)
@@ -123,38 +101,32 @@ class Minibatches:
 def fit_stochastic(
     target: BaseTarget,
     family: Family,
-    draws: int,
-    max_draws: int,
-    tolerance: float,
-    max_iterations: int,
+    search: Search,
     rng: np.random.Generator,
-    qmc: bool = True,
     minibatch: int | None = None,
-    report: Callable[[int, float, float], None] | None = None,
 ) -> VariationalFit:
-    """Gradient ascent with constant steps in phases of doubling length, until the phases' averages agree."""
+    """Climb by gradients with constant steps in phases of doubling length, until the phases' averages agree."""
     batches = None if minibatch is None else Minibatches(target, minibatch)
-    sizes = growing_sizes(draws, GROWTH if batches is None else 1.0, max_draws)
+    sizes = growing_sizes(search.draws, GROWTH if batches is None else 1.0, search.max_draws)
     step, length, done = STEP, FIRST_PHASE, 0
     history: list[tuple[int, float, int, float]] = []
     while True:
         if batches is not None:
             batches.move_anchor(family.mean_and_sd(family.start())[0])
-        average, bounds, size = _phase(target, family, batches, sizes, length, step, rng, qmc)
+        average, bounds, size = _phase(target, family, batches, sizes, length, step, rng, search.qmc)
         done += length
         bound = float(np.mean(bounds[len(bounds) // 2 :]))
         change = moved(family, average)
         history.append((size, bound, length, change))
-        if report is not None:
-            report(size, bound, change)
+        search.report(size, bound, change)
         lost = not np.isfinite(bound) or bound < bounds[0] - 0.1 * abs(bounds[0]) - family.dim
         if lost and np.isfinite(bounds[0]):
             step *= 0.25  # the ascent ran away from a start that was good: the steps were too long
         else:
             family = family.rebased(average)
             length *= 2
-        settled = not lost and change < tolerance
-        if settled or done + length > max_iterations:
+        settled = not lost and change < search.tolerance
+        if settled or done + length > search.max_iterations:
             return VariationalFit(family, change, size, settled, history)
 
 
@@ -168,7 +140,7 @@ def _phase(
     rng: np.random.Generator,
     qmc: bool,
 ) -> tuple[Array, list[float], int]:
-    """``length`` steps from the base: the average of the second half, the bounds seen, the last sample's size."""
+    """Take ``length`` steps from the base: the average of the second half, the bounds seen, the last sample's size."""
     p, total, bounds, size = family.start(), np.zeros_like(family.start()), [], 0
     for iteration in range(length):
         size = 1 << (next(sizes).bit_length() - 1)

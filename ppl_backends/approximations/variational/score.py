@@ -8,19 +8,15 @@ coordinates a step of length one is an iteration of Newton's method.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from scipy.linalg import cholesky, lstsq
 
 from ppl_backends.approximations.noise import standardised_noise
-from ppl_backends.approximations.variational.elbo import VariationalFit
+from ppl_backends.approximations.variational.elbo import Search, VariationalFit
 from ppl_backends.approximations.variational.families import Diagonal, FullRank, Location
 from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
-
-__all__ = ["fit_by_scores"]
 
 LARGEST_FULL_RANK_DIM = 50  # the regression has (d + 1)(d + 2)/2 coefficients
 LONGEST_STEP = 1.0  # standard deviations
@@ -31,33 +27,22 @@ POINTS_PER_COEFFICIENT = 4
 def fit_by_scores(
     target: BaseTarget,
     family: FullRank | Diagonal,
-    draws: int,
-    max_draws: int,
-    tolerance: float,
-    max_iterations: int,
+    search: Search,
     rng: np.random.Generator,
-    qmc: bool = True,
-    report: Callable[[int, float, float], None] | None = None,
 ) -> VariationalFit:
-    """Natural-gradient steps from values of the log density alone; the sample doubles when they stop shrinking.
-
-    Raises
-    ------
-    ModelError
-        If the family is low rank, or full rank above 50 coordinates.
-    """
+    """Take natural-gradient steps from values of the log density alone; the sample doubles when they stop shrinking."""
     if family.name == "low_rank" or (family.name == "dense" and family.dim > LARGEST_FULL_RANK_DIM):
         raise ModelError(
             f"gradient='score' fits family='diagonal', or 'dense' up to {LARGEST_FULL_RANK_DIM} coordinates; "
             f"not {family.name!r} with {family.dim}"
         )
     coefficients = 1 + family.dim * (2 if family.name == "diagonal" else (family.dim + 3) / 2)
-    draws = max(draws, 2 ** int(np.ceil(np.log2(POINTS_PER_COEFFICIENT * coefficients))))
-    max_draws = max(max_draws, 4 * draws)
+    draws = max(search.draws, 2 ** int(np.ceil(np.log2(POINTS_PER_COEFFICIENT * coefficients))))
+    max_draws = max(search.max_draws, 4 * draws)
     history: list[tuple[int, float, int, float]] = []
     best, last, quiet, length = (-np.inf, family), np.inf, 0, 1.0
-    for _ in range(max_iterations):
-        z = standardised_noise(draws, family.dim, rng, qmc)
+    for _ in range(search.max_iterations):
+        z = standardised_noise(draws, family.dim, rng, search.qmc)
         proposal, bound, noise = _step(target, family, z, length)
         if bound < best[0] - 3 * noise:  # the last step lost ground: back, and shorter steps
             family, length = best[1], 0.5 * length
@@ -67,9 +52,8 @@ def fit_by_scores(
         change = moved(family, _difference(family, proposal)) / length
         family = proposal
         history.append((draws, bound, 1, change))
-        if report is not None:
-            report(draws, bound, change)
-        quiet = quiet + 1 if change < tolerance else 0
+        search.report(draws, bound, change)
+        quiet = quiet + 1 if change < search.tolerance else 0
         if quiet == 2:
             return VariationalFit(family, change, draws, bool(np.isfinite(bound)), history)
         if change > 0.5 * last and change < 0.5 and 2 * draws <= max_draws:
@@ -81,7 +65,7 @@ def fit_by_scores(
 def _step(
     target: BaseTarget, family: FullRank | Diagonal, z: Array, length: float
 ) -> tuple[FullRank | Diagonal, float, float]:
-    """One natural-gradient step, the bound at its start, and the standard error of that."""
+    """Take one natural-gradient step, the bound at its start, and the standard error of that."""
     p = family.start()
     with np.errstate(all="ignore"):
         value = target.log_density(family.points(p, z))
@@ -105,7 +89,7 @@ def _step(
 
 
 def _regression(residual: Array, z: Array, diagonal: bool) -> tuple[Array, Array]:
-    """Coefficients b, A of r ≈ c + bᵀz + ½ zᵀAz by least squares; A is a vector where only the diagonal is asked for."""
+    """Return b, A of r ≈ c + bᵀz + ½ zᵀAz by least squares; A is a vector where only the diagonal is asked for."""
     n, dim = z.shape
     rows, columns = (np.arange(dim), np.arange(dim)) if diagonal else np.tril_indices(dim)
     quadratic = z[:, rows] * z[:, columns]
@@ -123,7 +107,7 @@ def _shortened(shift: Array) -> Array:
 
 
 def _difference(old: FullRank | Diagonal, new: FullRank | Diagonal) -> Array:
-    """Parameters of ``new`` measured from ``old``, for :func:`moved`."""
+    """Return parameters of ``new`` measured from ``old``, for :func:`moved`."""
     (old_mean, _), (mean, _) = old.mean_and_sd(old.start()), new.mean_and_sd(new.start())
     old_factor, factor = old.factor(old.start())[0], new.factor(new.start())[0]
     if isinstance(old, Diagonal):

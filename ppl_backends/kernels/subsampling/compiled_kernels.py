@@ -16,16 +16,6 @@ from ppl_backends.kernels.protocol import acceptance_probability
 from ppl_backends.targets.factors.compiled import site
 from ppl_backends.targets.protocol import Array
 
-__all__ = [
-    "Bounds",
-    "CompiledRows",
-    "Proposals",
-    "SameTypes",
-    "control_variate_slope",
-    "control_variate_walk",
-    "scalable_walk",
-]
-
 jit = numba.njit(cache=True, nogil=True)
 
 

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from ppl_backends.kernels.adaptation import DualAveraging
-from ppl_backends.kernels.hmc import FixedLength, Hmc
-from ppl_backends.kernels.population import Population
+from ppl_backends.kernels.adaptation import Adaptation
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import KernelInfo, KernelParameters, accept, acceptance_probability
 from ppl_backends.kernels.subsampling.compiled_kernels import (
     Proposals,
@@ -29,17 +28,8 @@ from ppl_backends.kernels.subsampling.compiled_kernels import (
 )
 from ppl_backends.kernels.subsampling.kernel import RowsKernel, known_difference, one_step
 from ppl_backends.kernels.subsampling.rows import Index, Rows
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array
-
-__all__ = [
-    "ControlVariateHmc",
-    "ControlVariateMetropolis",
-    "SequentialMetropolis",
-    "SubsetPoints",
-    "UniformMetropolis",
-    "choose_subset_size",
-    "estimate_of",
-]
 
 CHECK_EVERY = 400  # steps between estimates of E|a − â|, with 20 times the rows at both ends: 10 % of the cost
 SMALLEST_SUBSET = 20
@@ -113,7 +103,6 @@ class _Subsampled(RowsKernel):
         self._at_mode = rows.expansion.value + rows.log_prior_and_potentials(mode) if self._compiled else 0.0
 
     def begin(self, x: Array, rng: np.random.Generator) -> SubsetPoints:
-        """Return the record of a point with a fresh subset."""
         return self.at(x, rng.integers(0, self.rows.n, size=self.subset))
 
     def at(self, x: Array, subset: Index, gradient: bool = False, residuals: Array | None = None) -> SubsetPoints:
@@ -142,13 +131,11 @@ class _Subsampled(RowsKernel):
         return self.at(x, subset, population.gradient is not None)
 
     def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """Return an estimate of the log ratio of a symmetric move, on a fresh subset."""
         subset = rng.integers(0, self.rows.n, size=self.subset)
         here, there = (estimate_of(self.rows, point, self.rows.residuals(point, subset)) for point in (x, new))
         return there[0] - here[0]
 
     def statistics(self, before: Any, after: SubsetPoints, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return the variance of the estimate, and how many rows it took."""
         return {"log_likelihood_variance": after.variance, "subset_size": self.subset}
 
     def renewed(self, subset: Index, rng: np.random.Generator) -> tuple[Index, slice]:
@@ -225,15 +212,14 @@ class ControlVariateHmc(_Subsampled):
     name, uses_gradient, check_every = "subsampled_hmc", True, 0
     stats: Mapping[str, type] = {**_Subsampled.stats, "acceptance_error": float}
 
-    def __init__(self, rows: Rows, subset: int, length: float = 1.8) -> None:
-        self._hmc = Hmc(FixedLength(length), balanced=False)
+    def __init__(self, rows: Rows, subset: int, length: float = 0.5 * np.pi) -> None:
+        self._hmc = Hmc(length, balanced=False)
         super().__init__(rows, subset, self._hmc.initial_scale(rows.dim))
         self.target_acceptance, self.largest_scale = self._hmc.target_acceptance, self._hmc.largest_scale
 
     def parameters(self) -> KernelParameters:
-        """Return the expansion point's metric, and a step that is adapted while tuning."""
-        adaptation = DualAveraging.begin(self.scale, self.target_acceptance, self.largest_scale)
-        return KernelParameters(self.rows.expansion_point, self.scale, adaptation=adaptation)
+        step = self.scale, self.target_acceptance, self.largest_scale
+        return Adaptation.begin(self.rows.expansion_point, *step).parameters
 
     def begin(self, x: Array, rng: np.random.Generator) -> SubsetPoints:
         """Return the record of a point with a fresh subset, and the gradient."""
@@ -256,7 +242,6 @@ class ControlVariateHmc(_Subsampled):
         return proposal if rng.random() < probability else point
 
     def statistics(self, before: Any, after: SubsetPoints, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return the variance of the estimate, and how many rows it took."""
         return {**super().statistics(before, after, parameters, info), "acceptance_error": float("nan")}
 
 
@@ -281,15 +266,12 @@ class UniformMetropolis(_Subsampled):
     name = "uniform_noisy_metropolis"
 
     def begin(self, x: Array, rng: np.random.Generator) -> Any:
-        """Return the record of a point: nothing belongs to it."""
         return MovedPoints(x[None], np.full(1, np.nan), np.array([self.subset]))
 
     def refresh(self, population: Any, rng: np.random.Generator) -> Any:
-        """Return it as it is."""
         return population
 
     def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """Return an estimate of the log ratio of a symmetric move, on a fresh subset."""
         return self._ratio(x, new, rng)[0]
 
     def _ratio(self, x: Array, new: Array, rng: np.random.Generator) -> tuple[float, float]:
@@ -298,7 +280,6 @@ class UniformMetropolis(_Subsampled):
         return self.rows.n * float(change.mean()) + prior, self.rows.n**2 * float(change.var()) / len(change)
 
     def move(self, rng: np.random.Generator, point: Any, parameters: Any) -> tuple[Any, KernelInfo]:
-        """Make one random-walk proposal."""
         new = self.walk(point.x[0], rng)
         ratio, variance = self._ratio(point.x[0], new, rng)
         point = replace(point, variance=np.array([variance]))
@@ -343,7 +324,6 @@ class SequentialMetropolis(UniformMetropolis):
             size = min(2 * size, rows.n)
 
     def move(self, rng: np.random.Generator, point: Any, parameters: Any) -> tuple[Any, KernelInfo]:
-        """Make one random-walk proposal."""
         x, new = point.x[0], self.walk(point.x[0], rng)
         log_u = float(np.log(rng.random()))
         known, drawn, error = self._test(x, new, log_u, rng)
@@ -354,5 +334,4 @@ class SequentialMetropolis(UniformMetropolis):
         return moved, one_step(float(acceptance_probability(ratio)), accepted)
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return what the last decision took."""
         return {"log_likelihood_variance": after.variance, "subset_size": after.subset_size}

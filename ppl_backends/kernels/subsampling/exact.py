@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import KernelInfo, acceptance_probability
 from ppl_backends.kernels.subsampling.compiled_kernels import Bounds, Proposals, SameTypes, scalable_walk
 from ppl_backends.kernels.subsampling.kernel import RowsKernel, one_step
 from ppl_backends.kernels.subsampling.rows import Index, Rows
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array
-
-__all__ = ["ExactPoints", "Scalable", "Tuna"]
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,9 @@ class _Exact(RowsKernel):
     stats: Mapping[str, type] = {"rows": int}
 
     def begin(self, x: Array, rng: np.random.Generator) -> ExactPoints:
-        """Return the record of a point."""
         return self.at(x)
 
     def refresh(self, population: ExactPoints, rng: np.random.Generator) -> ExactPoints:
-        """Return the densities anew where the other coordinates of a block have moved."""
         return self.at(population.x[0])
 
     def at(self, x: Array) -> ExactPoints:
@@ -77,7 +73,6 @@ class _Exact(RowsKernel):
         raise NotImplementedError
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return how many rows were looked at."""
         return {"rows": info.evaluations}
 
 
@@ -107,7 +102,6 @@ class Scalable(_Exact):
         self.attributes["steps_per_draw"] = steps
 
     def at(self, x: Array) -> ExactPoints:
-        """Return the record of a point: its distance from the mode, and prior and Σ qᵢ there."""
         known = self.rows.expansion.at(x - self.rows.expansion_point.mean) + self.rows.log_prior_and_potentials(x)
         return ExactPoints(x[None], self.rows.standardise(x)[None], np.array([known]))
 
@@ -172,11 +166,9 @@ class Tuna(_Exact):
         self._sampler, self._chi = RowSampler(rows.lipschitz()), chi
 
     def at(self, x: Array) -> ExactPoints:
-        """Return the record of a point, with the prior."""
         return ExactPoints(x[None], x[None], np.array([self.rows.log_prior_and_potentials(x)]))
 
     def move(self, rng: np.random.Generator, point: ExactPoints, parameters: Any) -> tuple[ExactPoints, KernelInfo]:
-        """Make one random-walk proposal."""
         x, new = point.x[0], self.at(self.walk(point.x[0], rng))
         total, distance = self._sampler.total, float(np.linalg.norm(new.x[0] - x))
         pull = self._chi * total * distance**2  # χCM², per unit of cᵢ

@@ -1,7 +1,12 @@
 r"""Informed sub-sampling MCMC (Maire, Friel & Alquier 2019).
 
-The chain moves (θ, U), U a subset of n of the N rows, under the surrogate p(θ) L(θ; U)^{N/n}, with subsets weighted by
-exp(−‖z(U)‖²/(2s²)). The summary statistics are the scores at an expansion point, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
+The chain moves (θ, U), U a subset of n of the N rows. A step is
+
+    U' = U with one row swapped for another, accepted with min{1, ν(U')/ν(U)}, ν(U) = exp(−‖z(U)‖²/(2s²))    (1)
+    and so on, a number of swaps that the record of the step tells
+    θ' = θ + h L ε, ε ~ N(0, I), accepted with min{1, π̃(θ' | U) / π̃(θ | U)}, π̃(θ | U) = p(θ) L(θ; U)^{N/n}  (2)
+
+The summary statistics are the scores at an expansion point, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
 Zᵢ = N Lᵀ∇ℓᵢ(θ̂), so that z(U) *is*, to first order, the shift of the surrogate's mode in posterior standard deviations.
 Weighted subsets have sd s in every coordinate, which inflates the posterior's sds by √(1 + s²); uniform ones have √(N/n).
 
@@ -25,14 +30,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.kernels.population import Population
 from ppl_backends.kernels.protocol import KernelInfo, accept
 from ppl_backends.kernels.subsampling.control import estimate_of
 from ppl_backends.kernels.subsampling.kernel import RowsKernel
 from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
+from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array
-
-__all__ = ["Informed", "curvature_variance", "whitened_scores"]
 
 ANNEALING = 1_000_000
 CHUNK = 20_000
@@ -253,20 +256,17 @@ class Informed(RowsKernel):
         return swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))[0] / CHUNK
 
     def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """Return the log ratio of a symmetric move under the surrogate of a subset from its law."""
         subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
         seen = np.ones(self.rows.n, dtype=np.bool_)
         swap(self._summaries, subset, member, seen, z, self._inverse, rng.random((CHUNK, 3)))
         return self._surrogate(new, subset, z) - self._surrogate(x, subset, z)
 
     def begin(self, x: Array, rng: np.random.Generator) -> InformedPoints:
-        """Return the record of a point with a subset of its own."""
         subset, member, z = self._annealed(rng)
         own, value = (subset[None], member[None], member[None].copy()), np.array([self._surrogate(x, subset, z)])
         return InformedPoints(x[None], *own, z[None], value, np.array([self.subset]), np.full(1, np.nan))
 
     def refresh(self, population: InformedPoints, rng: np.random.Generator) -> InformedPoints:
-        """Return the same subset where the other coordinates of a block have moved."""
         value = self._surrogate(population.x[0], population.subset[0], population.z[0])
         return replace(population, log_density=np.array([value]))
 
@@ -284,9 +284,10 @@ class Informed(RowsKernel):
     def move(self, rng: np.random.Generator, point: InformedPoints, parameters: Any) -> tuple[Any, KernelInfo]:
         """Make swaps, then a random-walk proposal of θ."""
         [subset], [z], uniforms = point.subset, point.z, rng.random((self.swaps, 3))
+        # (1)
         moved, fresh = swap(self._summaries, subset, point.member[0], point.seen[0], z, self._inverse, uniforms)
         value = np.array([self._surrogate(point.x[0], subset, z)]) if moved else point.log_density
-        new = self.walk(point.x[0], rng)
+        new = self.walk(point.x[0], rng)  # (2)
         proposed, count = np.array([self._surrogate(new, subset, z)]), np.array([moved / self.swaps])
         ends = Ends(point.x, value), Ends(new[None], proposed)
         after, info = accept(rng, *ends, self.log_ratio(*ends), np.zeros(1))
@@ -294,7 +295,6 @@ class Informed(RowsKernel):
         return replace(point, **kept, distinct=point.distinct + fresh, swapped=count), info
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return where the subset is, and how it moves."""
         [z], [x] = after.z, after.x
         error = 0.0
         if self.correction is None:  # z is the shift of the surrogate's mode

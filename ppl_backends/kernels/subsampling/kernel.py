@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
-from ppl_backends.kernels.population import concatenate
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, acceptance_probability
 from ppl_backends.kernels.subsampling.rows import Rows
+from ppl_backends.numerics.population import concatenate
 from ppl_backends.targets.protocol import Array
-
-__all__ = ["RowsAlgorithm", "RowsKernel", "one_step"]
 
 CHECK_FACTOR = 20
 _ZERO = np.zeros(1)
@@ -81,7 +79,6 @@ class RowsKernel(Kernel):
     # -- as a kernel -----------------------------------------------------------------------------------------------------
 
     def step(self, rng: Any, population: Any, density: Any, parameters: KernelParameters) -> tuple[Any, KernelInfo]:
-        """Move the points, one after the other."""
         if len(population.x) == 1:
             return self.move(rng, population, parameters)
         found = [self.move(rng, population.take([i]), parameters) for i in range(len(population.x))]
@@ -102,7 +99,6 @@ class RowsKernel(Kernel):
         raise NotImplementedError
 
     def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> Mapping[str, Any]:
-        """Return nothing beside the acceptance."""
         return {}
 
 

@@ -26,21 +26,11 @@ from ppl_backends.targets.factors import compiled as sites
 from ppl_backends.targets.factors.sites import CompiledFamily
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-__all__ = [
-    "BlockRows",
-    "Expansion",
-    "ObservedRows",
-    "QuadraticLogPrior",
-    "Rows",
-    "SiteRows",
-    "make_rows",
-]
-
 Index = NDArray[np.int64]
 LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
 BLOCK = 1 << 16
 LARGEST_DESIGN = 2**31  # bytes
-NEWTON_GAIN = 1e-14  # nats
+NEWTON_GAIN = 1e-10  # nats: a hundred-thousandth of a standard deviation
 NO_BOUNDS = (
     "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor a row, of a logit, probit or "
     "normal family; use SubsampledMetropolis"
@@ -194,12 +184,14 @@ class SiteRows(Rows):
         ]
         self.offset, self.y, self.extra = fill
         self.family, self.log_prior_and_potentials = family, log_prior
-        self.expansion_point = self._newton() if expansion_point is None else expansion_point
         self._at_mode = np.empty((self.n, 4))
-        self.expansion = self._totals(self.expansion_point.mean, self._at_mode)
+        if expansion_point is None:
+            self.expansion_point, self.expansion = self._newton()
+        else:
+            self.expansion_point, self.expansion = expansion_point, self._totals(expansion_point.mean)
 
-    def _totals(self, x: Array, each: Array | None = None) -> Expansion:
-        """Value, gradient and Hessian of the log likelihood; ``each`` is filled with s, φ, φ′ and φ″ of the rows."""
+    def _totals(self, x: Array) -> Expansion:
+        """Return value, gradient and Hessian of the log likelihood, and keep s, φ, φ′ and φ″ of the rows."""
         value, slope, hessian = 0.0, np.zeros(self.dim), np.zeros((self.dim, self.dim))
         for start in range(0, self.n, BLOCK):
             block = np.arange(start, min(self.n, start + BLOCK))
@@ -208,42 +200,38 @@ class SiteRows(Rows):
             value += float(found[:, 0].sum())
             slope += found[:, 1] @ rows
             hessian += rows.T @ (rows * found[:, 2:])
-            if each is not None:
-                each[block, 0], each[block, 1:] = rows @ x + self.offset[block], found
+            self._at_mode[block, 0], self._at_mode[block, 1:] = rows @ x + self.offset[block], found
         return Expansion(value, slope, hessian)
 
-    def _newton(self) -> Gaussian:
-        """The mode and the curvature there, by Newton's method; the families are log-concave."""
-        prior = self.log_prior_and_potentials
+    def _newton(self) -> tuple[Gaussian, Expansion]:
+        """Return the mode with the curvature there, by Newton's method, and the expansion; the families are log-concave."""
+        prior, last = self.log_prior_and_potentials, np.zeros(self.dim)
 
         def expand(x: Array) -> newton.Expansion:
-            here = self._totals(x)
-            return newton.Expansion(
-                here.value + prior(x), here.gradient + prior.slope(x), -(here.hessian + prior.curvature(x))
-            )
+            here, last[:] = self._totals(x), x
+            precision = -(here.hessian + prior.curvature(x))
+            return newton.Expansion(here.value + prior(x), here.gradient + prior.slope(x), precision, here)
 
         top = newton.climb_concave(expand, np.zeros(self.dim), NEWTON_GAIN, rounding=1e-10)
         if top is None:
             raise ModelError("the log density is not concave where its mode is looked for; give another approximation=")
-        return Gaussian.from_covariance(top.x, top.step.cov)
+        if not np.array_equal(top.x, last):
+            self._totals(top.x)
+        return Gaussian.from_covariance(top.x, top.step.cov), top.expansion.source
 
     def residuals(self, x: Array, index: Index) -> Array:
-        """ℓᵢ − qᵢ ``(m,)``."""
         delta = x - self.expansion_point.mean
         return sites.residuals(self.design, self.y, self.extra, self.family, self._at_mode, index, delta)
 
     def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
-        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
         delta = x - self.expansion_point.mean
         return sites.gradient(self.design, self.y, self.extra, self.family, self._at_mode, index, delta, weights, 2)
 
     def differences(self, x: Array, new: Array, index: Index) -> Array:
-        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
         mode = self.expansion_point.mean
         return sites.pairs(self.design, self.y, self.extra, self.family, self._at_mode, index, x - mode, new - mode)
 
     def scores(self) -> Array:
-        """∇ℓᵢ at the mode ``(n, d)``."""
         return self._at_mode[:, 2:3] * self.design
 
     def compiled(self) -> CompiledRows | None:
@@ -279,7 +267,6 @@ class SiteRows(Rows):
         return third / 6 * length**3
 
     def lipschitz(self) -> Array:
-        """cᵢ with |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ ‖θ − θ'‖ ``(n,)``."""
         if self.family != sites.LOGIT:
             raise ModelError("the log likelihood of a row is not Lipschitz: TunaMetropolis is for logit models")
         return self.extra * np.linalg.norm(self.design, axis=1)
@@ -305,22 +292,18 @@ class ObservedRows(Rows):
         return np.array([x, mode, mode + LINE * delta, mode - LINE * delta])
 
     def residuals(self, x: Array, index: Index) -> Array:
-        """ℓᵢ − qᵢ ``(m,)``."""
         there, here, up, down = self._observations.log_likelihood(self._line(x), index)
         return there - here - (up - down) / (2 * LINE) - 0.5 * (up - 2 * here + down) / LINE**2
 
     def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
-        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
         _, (there, here, up, down) = self._observations.sum(self._line(x), index, weights, gradient=True)
         return there - here - (up - down) / (2 * LINE)
 
     def differences(self, x: Array, new: Array, index: Index) -> Array:
-        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
         here, there = self._observations.log_likelihood(np.array([x, new]), index)
         return there - here
 
     def scores(self) -> Array:
-        """∇ℓᵢ at the mode ``(n, d)``."""
         return self._observations.score_and_hessian(self.expansion_point.mean)[0]
 
 
@@ -349,22 +332,18 @@ class BlockRows(Rows):
 
     @property
     def whole(self) -> Rows:
-        """Those of all coordinates."""
         return self._whole
 
     def _all(self, x: Array) -> Array:
         return self._block.embed(x[None])[0]
 
     def residuals(self, x: Array, index: Index) -> Array:
-        """ℓᵢ − qᵢ ``(m,)``."""
         return self.whole.residuals(self._all(x), index)
 
     def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
-        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
         return self.whole.residual_gradient(self._all(x), index, weights)[self._block.free]
 
     def differences(self, x: Array, new: Array, index: Index) -> Array:
-        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
         return self.whole.differences(self._all(x), self._all(new), index)
 
     def scores(self) -> Array:
@@ -372,15 +351,12 @@ class BlockRows(Rows):
         return self.whole.scores()[:, self._block.free]
 
     def standardise(self, x: Array) -> Array:
-        """L⁻¹(θ − θ̂) of all coordinates."""
         return self.whole.standardise(self._all(x))
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
-        """Those of all coordinates."""
         return self.whole.third_order_bounds(radius)
 
     def lipschitz(self) -> Array:
-        """Those of all coordinates."""
         return self.whole.lipschitz()
 
 

@@ -24,8 +24,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Sufficient", "sufficient_statistics"]
-
 MOST = 100  # statistics
 SPARE = 5  # points beyond the largest rank looked for
 SPREAD = 0.5  # of the points, in standard deviations of the posterior of one observation

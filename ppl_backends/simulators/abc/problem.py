@@ -6,6 +6,7 @@ The model is a ``pm.Model`` with ``pm.Simulator`` variables, or the prior of any
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.simulators.abc.calls import Simulator, believed
 from ppl_backends.simulators.abc.discrepancy import DISTANCES, SUMMARIES, Discrepancy, by_rows
 from ppl_backends.simulators.abc.kernels import log_kernel_volume
 from ppl_backends.targets.convert import as_target, pymc_model
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["AbcProblem", "Experiment", "make_problem"]
@@ -45,6 +46,11 @@ class Experiment:
     discrepancies: tuple[Discrepancy, ...]
     joint: str
     unit: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """Numbers in one data set of all simulators."""
+        return sum(int(np.prod(simulator.shape, dtype=int)) for simulator in self.simulators)
 
     def run(self, values: list[dict[str, NDArray]], rng: np.random.Generator) -> tuple[Array, Array, list[NDArray]]:
         """Return distances ``(n,)``, summaries ``(n, k)`` and the data sets, for rows of parameters."""
@@ -75,6 +81,23 @@ class AbcTarget(WrappedTarget):
         super().__init__(target)
         self.observed_data = {**target.observed_data, **observed}
 
+    has_split: Any = property(lambda self: self.target.is_prior or self.target.has_split)
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Any:
+        """Prior and likelihood apart; of a program without a likelihood, all is prior."""
+        found = self.target.evaluate(x, gradient)
+        if not self.target.is_prior or found.log_likelihood is not None:
+            return found
+        slope = None if found.gradient is None else np.zeros_like(found.gradient)
+        return Evaluation(found.log_density, np.zeros(len(x)), found.gradient, slope)
+
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Log prior and its gradient; of a program without a likelihood, of all."""
+        if not self.target.is_prior:
+            return self.target.evaluate_prior(x, gradient)
+        found = self.target.evaluate(x, gradient)
+        return found.log_density, found.gradient
+
 
 class Settings(NamedTuple):
     """What is asked of a problem: tolerance and kernel.
@@ -101,6 +124,15 @@ class AbcProblem:
     parameters : list of callable
         Of points, for each simulator.
     settings : Settings
+
+    Attributes
+    ----------
+    has_likelihood : bool
+        Whether ordinary observations join the weights.
+    fitted_prior : (list of StudentT, shares) or None
+        Of a prior that is only a density.
+    log_prior_integral, log_prior_integral_se : float
+        Of such a prior as written.
     """
 
     def __init__(
@@ -115,7 +147,9 @@ class AbcProblem:
         self.experiment, self._parameters = experiment, parameters
         self.epsilon, self.kernel = settings
         self.reasons: dict[str, str] = {}
-        self._has_likelihood = bool(target.observed_data) or target.has_potentials or not target.has_split
+        self.has_likelihood = bool(target.observed_data) or target.has_potentials
+        self.fitted_prior: tuple[list[Any], Array] | None = None
+        self.log_prior_integral, self.log_prior_integral_se = 0.0, 0.0
 
     @property
     def dim(self) -> int:
@@ -133,13 +167,14 @@ class AbcProblem:
 
     def log_prior(self, x: Array) -> Array:
         """Return the normalised log density of the prior ``(n,)``."""
-        normalizer = self.target.log_prior_normalizer
-        known = normalizer is not None and np.isfinite(normalizer)
-        return self.target.evaluate_prior(x)[0] - (normalizer if known else 0.0)
+        stated = self.target.log_prior_normalizer
+        if self.fitted_prior is not None or stated is None or not np.isfinite(stated):
+            return self.target.evaluate_prior(x)[0] - self.log_prior_integral
+        return self.target.evaluate_prior(x)[0] - float(stated)
 
     def log_likelihood(self, x: Array) -> Array:
         """Return what ordinary observed variables and Potentials add to the log weight ``(n,)``."""
-        if not self._has_likelihood:
+        if not self.has_likelihood:
             return np.zeros(len(x))
         value = self.target.evaluate(x).log_likelihood
         if value is None:
@@ -157,6 +192,7 @@ class AbcProblem:
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
         """Have simulators draw many data sets at once where their batched form can be believed, judged at two points."""
+        self.has_likelihood = self.has_likelihood or bool(np.any(self.target.evaluate(x).log_likelihood))
         chosen = []
         for simulator, discrepancy, values in zip(
             self.experiment.simulators, self.experiment.discrepancies, self.values(x[:2], rng), strict=True
@@ -209,12 +245,59 @@ def make_problem(
         summaries = Discrepancy(data_set, reduce, "euclidean")
         first = summaries._observed[0]
         measure = by_rows(measure, (first,), np.stack([first, first + 1, first - 2]))
+    if isinstance(simulate, str):
+        discrepancy = Discrepancy(data_set, reduce, measure)
+        return _of_generated(target, simulate, data_set, discrepancy, _settings(epsilon, kernel))
     name = next((f"y{i}" for i in ["", *range(2, 99)] if f"y{i}" not in target.observed_data), "y")
     discrepancy = Discrepancy(data_set, reduce, measure)
     simulator = Simulator(name, data_set.shape, _Batched(simulate), _Single(simulate, data_set.shape))
     experiment = Experiment((simulator,), (discrepancy,), "euclidean")
-    settings = Settings(None if isinstance(epsilon, str) else epsilon, kernel or "uniform")
-    return AbcProblem(target, experiment, [target.constrain], settings, {name: data_set})
+    return AbcProblem(target, experiment, [target.constrain], _settings(epsilon, kernel), {name: data_set})
+
+
+def _settings(epsilon: Any, kernel: str | None) -> Settings:
+    return Settings(None if isinstance(epsilon, str) else epsilon, kernel or "uniform")
+
+
+def _of_generated(
+    target: BaseTarget, name: str, data_set: NDArray, discrepancy: Discrepancy, settings: Settings
+) -> AbcProblem:
+    """Of a program one of whose generated quantities simulates."""
+    rng = np.random.default_rng(0)
+    found = target.constrain(target.initial_points(1, rng), rng)
+    if name not in found:
+        raise ModelError(f"simulate={name!r}: {target.label} has no such variable; it has {', '.join(found)}")
+    shape = found[name].shape[1:]
+    if shape != data_set.shape:
+        raise ModelError(f"observed= has shape {data_set.shape}; {name!r} of {target.label} has shape {shape}")
+    simulator = Simulator(name, shape, _Generated(target, name), _GeneratedOne(target, name))
+    experiment = Experiment((simulator,), (discrepancy,), "euclidean")
+    return AbcProblem(target, experiment, [_as_points], settings, {name: data_set})
+
+
+def _as_points(x: Array, rng: np.random.Generator) -> dict[str, NDArray]:
+    return {"unconstrained point": x}
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """A variable of a target that is drawn anew at every evaluation; NaN where the program refuses to draw it."""
+
+    target: BaseTarget
+    name: str
+
+    def __call__(self, values: Any, rng: np.random.Generator) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplerWarning)
+            return self.target.constrain(values["unconstrained point"], rng)[self.name]
+
+
+@dataclass(frozen=True)
+class _GeneratedOne(_Generated):
+    """The same at one point."""
+
+    def __call__(self, values: Any, rng: np.random.Generator) -> Any:
+        return super().__call__({name: value[None] for name, value in values.items()}, rng)[0]
 
 
 @dataclass(frozen=True)

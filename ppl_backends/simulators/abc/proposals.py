@@ -9,23 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import gammaln
+from scipy.special import betaincinv, gammaincc, gammaln, logsumexp
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.importance.proposals import STUDENT_DF, StudentT
 from ppl_backends.importance.sampling import scrambled_net
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.simulators.abc.problem import AbcProblem
+from ppl_backends.smc.path import BridgePath
+from ppl_backends.smc.sampler import run_tempering
+from ppl_backends.smc.start import cauchy_around, check_proper
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["AbcProposal", "fit_mixture", "fitted_to_prior", "prior_proposal"]
+__all__ = ["AbcProposal", "fit_mixture", "fit_prior", "prior_proposal", "prior_start"]
 
 INFLATION = 1.2  # λ of the thesis, on scale matrices
 DEFENSIVE = 8  # one point of the prior for so many of the mixture
 MOST_COMPONENTS = 4
+LEAST_POINTS = 5  # that a component has for each of its coordinates and one more
 EM_STEPS = 30
 PRIOR_DRAWS = 4096
+MANY_FOR_ONE = 16  # weighted points for a draw of a prior that is only a density
+INTEGRAL_POINTS, INTEGRAL_SCRAMBLES = 4096, 8
 RIDGE = 1e-9
 
 
@@ -61,7 +68,7 @@ class AbcProposal:
         """Return the points ``(sum of sizes, dim)`` of one chain."""
         *own, last = self.sizes(n) if self.prior else (*self.sizes(n), 0)
         parts = [
-            student.from_uniform(_cube(size, student.n_uniforms, qmc, rng))
+            student_points(student, _cube(size, self.problem.dim, qmc, rng))
             for student, size in zip(self.students, own, strict=True)
             if size
         ]
@@ -82,6 +89,22 @@ class AbcProposal:
         return np.where(log_prior > -np.inf, log_prior - np.logaddexp.reduce(parts, axis=0), -np.inf)
 
 
+def student_points(student: StudentT, u: Array) -> Array:
+    """Return points of a Student t ``(n, dim)`` from as many points of the cube ``(n, dim)``.
+
+    Normal points keep their directions, and their radius becomes that of the t of the same probability: 1 − F(r²) is the
+    distribution function of a beta variable C, and r² = ν(1 − C)/C. A uniform number for the radius itself would be a
+    dimension more for the net.
+    """
+    gaussian, df = student.gaussian, student.df
+    x = gaussian.from_uniform(u)
+    square = (gaussian.whiten(x) ** 2).sum(axis=1)
+    dim = u.shape[1]
+    c = np.maximum(betaincinv(df / 2, dim / 2, gammaincc(dim / 2, square / 2)), 1e-300)
+    stretch = np.sqrt(df * (1 - c) / c / np.maximum(square, 1e-300))
+    return gaussian.mean + (x - gaussian.mean) * stretch[:, None]
+
+
 def _cube(n: int, dim: int, qmc: bool, rng: np.random.Generator) -> Array:
     return scrambled_net(n, dim, rng)[:n] if qmc else rng.random((n, dim))
 
@@ -94,23 +117,66 @@ def prior_points(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generato
     return target.sample_prior(n, rng)
 
 
+def prior_start(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generator) -> Array:
+    """Return ``n`` points of the prior ``(n, dim)``, in no order; of a prior that is only a density, out of weighted ones."""
+    if problem.fitted_prior is None:
+        return rng.permutation(prior_points(problem, n, qmc, rng))
+    proposal = _of_fitted_prior(problem)
+    size = MANY_FOR_ONE * n
+    x = proposal.points(size, qmc, rng)
+    weights = np.exp(proposal.log_ratio(x, size))
+    return x[rng.permutation(systematic_resampling(weights / weights.sum(), n, rng))]
+
+
 def prior_proposal(problem: AbcProblem, qmc: bool, rng: np.random.Generator) -> AbcProposal:
     """Return the prior itself; where it has no inverse cdf and nets are asked for, a Student mixture fitted to its draws."""
+    if problem.fitted_prior is not None:
+        return _of_fitted_prior(problem)
     if not qmc or problem.target.n_uniforms is not None:
         return AbcProposal(problem, [], np.zeros(0), True)
-    return fitted_to_prior(problem, rng)
+    x = problem.target.sample_prior(PRIOR_DRAWS, rng)
+    return fit_mixture(problem, x, np.full(len(x), 1 / len(x)), rng, len(x))
 
 
-def fitted_to_prior(problem: AbcProblem, rng: np.random.Generator) -> AbcProposal:
-    """Return a Student mixture fitted to draws of the prior, beside which the prior keeps its share."""
+def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
+    """Fit a Student mixture to a prior that is only a density, by a run that draws it, and find its integral.
+
+    Raises
+    ------
+    PriorSamplingError
+        If the prior can neither be drawn from nor evaluated, or is improper.
+    """
+    target = problem.target
+    if target.n_uniforms is not None:
+        return
     try:
-        x = problem.target.sample_prior(PRIOR_DRAWS, rng)
+        target.sample_prior(1, rng)
+        return
     except PriorSamplingError as error:
-        raise PriorSamplingError(f"ABC needs a prior that can be drawn from: {error}") from None
-    return fit_mixture(problem, x, np.full(len(x), 1 / len(x)), rng)
+        prior = target if target.is_prior else target.prior_target()
+        if prior is None:
+            raise PriorSamplingError(f"ABC needs a prior that can be drawn from: {error}") from None
+    check_proper(prior)
+    drawn = run_tempering(BridgePath(prior, cauchy_around(prior)), make_kernel("mixed"), PRIOR_DRAWS, rng)
+    weights = np.full(len(drawn.x), 1 / len(drawn.x))
+    problem.fitted_prior = _mixture(problem, drawn.x, weights, rng, len(drawn.x))
+    proposal = _of_fitted_prior(problem)
+    logs = [
+        logsumexp(proposal.log_ratio(proposal.points(INTEGRAL_POINTS, True, rng), INTEGRAL_POINTS))
+        - np.log(INTEGRAL_POINTS)
+        for _ in range(INTEGRAL_SCRAMBLES)
+    ]
+    problem.log_prior_integral = float(logsumexp(logs) - np.log(len(logs)))
+    problem.log_prior_integral_se = float(np.std(logs, ddof=1) / np.sqrt(len(logs)))
 
 
-def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Generator) -> AbcProposal:
+def _of_fitted_prior(problem: AbcProblem) -> AbcProposal:
+    """Return the mixture that stands for a prior that is only a density."""
+    assert problem.fitted_prior is not None
+    return AbcProposal(problem, *problem.fitted_prior, False)
+
+
+def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Generator, size: float) -> AbcProposal:
     """Return the Student mixture with the best BIC, its scale matrices inflated, with a share of the prior.
 
     Parameters
@@ -118,15 +184,31 @@ def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Ge
     x : ndarray (n, dim)
     weights : ndarray (n,)
         Normalised.
+    rng : numpy.random.Generator
+    size : float
+        Independent points that the weighted ones are worth: fewer than their effective size where neighbours share hits.
     """
+    students, shares = _mixture(problem, x, weights, rng, size)
+    if problem.fitted_prior is None:
+        return AbcProposal(problem, students, shares, True)
+    others, among = problem.fitted_prior
+    together = np.concatenate([DEFENSIVE * shares / shares.sum(), among / among.sum()])
+    return AbcProposal(problem, [*students, *others], together, False)
+
+
+def _mixture(
+    problem: AbcProblem, x: Array, weights: Array, rng: np.random.Generator, size: float
+) -> tuple[list[StudentT], Array]:
+    """Return the components with the best BIC, and their shares."""
     used = weights > 0
     x, weights = x[used], weights[used] / weights[used].sum()
-    size = 1 / np.sum(weights**2)
     best, lowest = _student_em(x, weights, 1, rng), np.inf
     for k in range(1, MOST_COMPONENTS + 1):
-        if k > 1 and size < 10 * k * (problem.dim + 1):
+        if k > 1 and size < LEAST_POINTS * k * (problem.dim + 1):
             break
         found = best if k == 1 else _student_em(x, weights, k, rng)
+        if k > 1 and found[0].min() * size < LEAST_POINTS * (problem.dim + 1):
+            continue
         n_parameters = k * (1 + problem.dim + problem.dim * (problem.dim + 1) / 2) - 1
         bic = -2 * size * found[-1] + n_parameters * np.log(max(size, 2.0))
         if bic < lowest:
@@ -136,7 +218,7 @@ def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Ge
         StudentT(GaussianApproximation(mean, cov=INFLATION * scale), STUDENT_DF)
         for mean, scale in zip(means, scales, strict=True)
     ]
-    return AbcProposal(problem, students, shares, True)
+    return students, shares
 
 
 def _student_em(x: Array, weights: Array, k: int, rng: np.random.Generator) -> tuple[Array, Array, Array, float]:

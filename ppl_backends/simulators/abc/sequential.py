@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from ppl_backends.simulators.abc.proposals import AbcProposal, fit_mixture, prio
 from ppl_backends.simulators.abc.stages import Budget, Picking, Stage, Weights, simulate_stage, weigh
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Plan", "Record", "SequentialResult", "run_sequential"]
+__all__ = ["FewPoints", "Plan", "Record", "SequentialResult", "run_sequential"]
 
 EFFECTIVE_SHARE = 0.2  # α: effective size over points at the next tolerance
 FEWEST_HITS = 20
@@ -36,6 +37,8 @@ STALLED = 0.999
 MOST_STAGES = 60
 BISECTIONS = 60
 EVIDENCE_ERROR, MORE_POINTS = 0.015, 16
+INTERRUPTED = "interrupted by Ctrl-C"
+LEAST_SHARE = 0.02  # effective size over points, below which mixtures are given up for populations
 ADAPTATION_SHARE = 0.5  # of a budget, that stages before the last may use
 
 
@@ -60,6 +63,8 @@ class Plan(NamedTuple):
         Acceptance at which a tolerance that nobody set is the last.
     hits, cap : int
         Negative-binomial weights in the last stage: r and K, or 0.
+    may_give_up : bool
+        Whether to raise :class:`FewPoints` where a last stage would have hardly any effective size.
     """
 
     sequential: bool
@@ -72,6 +77,11 @@ class Plan(NamedTuple):
     floor: float
     hits: int = 0
     cap: int = 0
+    may_give_up: bool = False
+
+
+class FewPoints(Exception):
+    """Proposals find too few points, where there is another way."""
 
 
 class Record(NamedTuple):
@@ -99,6 +109,8 @@ class SequentialResult(NamedTuple):
         Why tolerances ended where they did.
     n_components : int
         Of the last proposal; 0 for the prior.
+    chosen_here : bool
+        Whether the tolerance was chosen from this very stage, which biases its evidence.
     """
 
     stage: Stage
@@ -107,6 +119,7 @@ class SequentialResult(NamedTuple):
     records: list[Record]
     reason: str
     n_components: int
+    chosen_here: bool = False
 
 
 Report = Callable[[Record, int], None]
@@ -127,16 +140,26 @@ def run_sequential(
     ModelError
         If no data set comes near the observed one, with the reason.
     """
-    proposal = prior_proposal(problem, plan.qmc, rngs[-1])
-    stage, records = None, list[Record]()
-    if plan.sequential or problem.epsilon is None:
-        proposal, stage, epsilon, reason = _lower(problem, plan, proposal, budget, rngs, executor, records, report)
-    else:
-        epsilon, reason = problem.epsilon, "the tolerance asked for"
-    if not np.isfinite(epsilon):
-        raise ModelError(f"no simulated data set is at a finite distance of the observed, out of {budget.used}")
-    stage = _last_stage(problem, plan, proposal, stage, epsilon, budget, rngs, executor)
+    course = _Course(prior_proposal(problem, plan.qmc, rngs[-1]))
+    parts = problem, plan, course, budget, rngs, executor
+    records = course.records
+    try:
+        if plan.sequential or problem.epsilon is None:
+            _lower(*parts, report)
+        else:
+            course.epsilon, course.reason = problem.epsilon, "the tolerance asked for"
+        if course.reason == INTERRUPTED:
+            return _at_hand(problem, plan, course)
+        if plan.may_give_up and _too_few(problem, plan, course):
+            raise FewPoints
+        stage = _last_stage(*parts)
+    except KeyboardInterrupt:
+        course.reason = INTERRUPTED
+        return _at_hand(problem, plan, course)
+    epsilon, reason = course.epsilon, course.reason
     weights = weigh(stage, problem.kernel, epsilon, plan.hits, plan.cap)
+    if stage.interrupted and not weights.weight.any():
+        return _at_hand(problem, plan, course)
     records.append(_record(stage, weights, epsilon, plan.qmc))
     report(records[-1], budget.used)
     if not weights.weight.any():
@@ -144,33 +167,87 @@ def run_sequential(
             f"no simulated data set is within ε = {epsilon:.3g} of the observed, out of {budget.used} ({reason}); allow more "
             "simulations or a larger epsilon"
         )
-    return SequentialResult(stage, weights, epsilon, records, reason, len(proposal.students))
+    return SequentialResult(stage, weights, epsilon, records, reason, len(course.proposal.students))
+
+
+@dataclass
+class _Course:
+    """How far the stages have come.
+
+    Attributes
+    ----------
+    proposal : AbcProposal
+        Of the stage to come.
+    epsilon : float
+        Of the stage to come.
+    stage : Stage or None
+        The last one that was simulated.
+    n_components : int
+        Of the proposal that this one was drawn from.
+    reason : str
+        Why the stage to come is the last.
+    records : list of Record
+    """
+
+    proposal: AbcProposal
+    epsilon: float = np.inf
+    stage: Stage | None = None
+    n_components: int = 0
+    reason: str = ""
+    records: list[Record] = field(default_factory=list)
+
+
+def _at_hand(problem: AbcProblem, plan: Plan, course: _Course) -> SequentialResult:
+    """Return the stage that there is, at the tolerance that was chosen from it, after Ctrl-C."""
+    if course.stage is None or not np.isfinite(course.epsilon):
+        raise KeyboardInterrupt
+    weights = weigh(course.stage, problem.kernel, course.epsilon)
+    if not weights.weight.any():
+        raise KeyboardInterrupt
+    return SequentialResult(
+        course.stage, weights, course.epsilon, course.records, INTERRUPTED, course.n_components, chosen_here=True
+    )
+
+
+def _too_few(problem: AbcProblem, plan: Plan, course: _Course) -> bool:
+    """Return whether a mixture of few components serves badly: hardly any effective size is left."""
+    if course.stage is None:
+        return False
+    weights = weigh(course.stage, problem.kernel, course.epsilon)
+    alive = np.sum(course.stage.log_ratio > -np.inf)
+    if not weights.weight.any():
+        return False
+    return bool(course.n_components > 0 and weights.effective_size < LEAST_SHARE * alive)
 
 
 def _lower(
     problem: AbcProblem,
     plan: Plan,
-    proposal: AbcProposal,
+    course: _Course,
     budget: Budget,
     rngs: list[np.random.Generator],
     executor: Executor | None,
-    records: list[Record],
     report: Report,
-) -> tuple[AbcProposal, Stage, float, str]:
-    """Run the stages before the last; return its proposal, the stage before it, its tolerance, and why it is the last."""
-    allowance, last = ADAPTATION_SHARE * budget.left, np.inf
-    while True:
-        n = _pilot_size(plan, allowance - budget.used)
-        stage = _stage_of(problem, plan, proposal, n, None, budget, rngs, executor)
+) -> None:
+    """Run the stages before the last; leave its proposal and its tolerance, and why it is the last."""
+    allowance, records = ADAPTATION_SHARE * budget.left, course.records
+    while not course.reason:
+        n, last = _pilot_size(plan, allowance - budget.used), course.epsilon
+        stage = _stage_of(problem, plan, course.proposal, n, None, budget, rngs, executor)
+        if stage.interrupted and course.stage is not None:
+            course.reason = INTERRUPTED
+            return
         epsilon, weights = next_tolerance(stage, problem.kernel, last, problem.epsilon or 0.0)
+        if not np.isfinite(epsilon):
+            raise ModelError(f"no simulated data set is at a finite distance of the observed, out of {budget.used}")
+        course.stage, course.epsilon, course.n_components = stage, epsilon, len(course.proposal.students)
         records.append(_record(stage, weights, epsilon, plan.qmc))
         report(records[-1], budget.used)
         if plan.sequential and weights.effective_size > 0:
-            proposal = _next_proposal(problem, stage, weights, epsilon, rngs[-1])
-        reason = _end(problem, plan, budget, allowance, last, epsilon, records)
-        if reason:
-            return proposal, stage, epsilon, reason
-        last = epsilon
+            course.proposal = _next_proposal(problem, stage, weights, epsilon, rngs[-1])
+        course.reason = (
+            INTERRUPTED if stage.interrupted else _end(problem, plan, budget, allowance, last, epsilon, records)
+        )
 
 
 def _pilot_size(plan: Plan, left: float) -> int:
@@ -260,7 +337,7 @@ def _next_proposal(
     """Fit the next proposal to points weighted by (p/q)√E[K² | θ]."""
     _, second = smoothed_moments(stage, problem.kernel, epsilon)
     importance = weights.ratio * np.sqrt(second)
-    return fit_mixture(problem, stage.x, importance / importance.sum(), rng)
+    return fit_mixture(problem, stage.x, importance / importance.sum(), rng, weights.effective_size)
 
 
 def _end(
@@ -274,8 +351,6 @@ def _end(
 ) -> str:
     """Return why this tolerance is the last one; empty where it is not."""
     record = records[-1]
-    if not np.isfinite(epsilon):
-        return "no finite distance"
     if problem.epsilon is not None and epsilon <= problem.epsilon:
         return "the tolerance asked for is reached"
     if not plan.sequential:
@@ -296,21 +371,19 @@ def _end(
 def _last_stage(
     problem: AbcProblem,
     plan: Plan,
-    proposal: AbcProposal,
-    pilot: Stage | None,
-    epsilon: float,
+    course: _Course,
     budget: Budget,
     rngs: list[np.random.Generator],
     executor: Executor | None,
 ) -> Stage:
     """Simulate the stage that is returned, as large as planned or as the budget allows."""
-    picking = Picking(problem.kernel, epsilon, plan.hits, plan.cap)
+    picking = Picking(problem.kernel, course.epsilon, plan.hits, plan.cap)
     n = 2 ** int(np.ceil(np.log2(plan.points)))
-    if plan.adaptive and pilot is not None:
-        n *= _more_points(problem, plan, pilot, epsilon)
+    if plan.adaptive and course.stage is not None:
+        n *= _more_points(problem, plan, course.stage, course.epsilon)
     while n > 16 and n * plan.chains * max(plan.data_sets, plan.hits) * 1.2 > budget.left:
         n //= 2
-    return _stage_of(problem, plan, proposal, n, picking, budget, rngs, executor, pilot)
+    return _stage_of(problem, plan, course.proposal, n, picking, budget, rngs, executor, course.stage)
 
 
 def _more_points(problem: AbcProblem, plan: Plan, pilot: Stage, epsilon: float) -> int:

@@ -21,7 +21,17 @@ from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.problem import AbcProblem, Experiment
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Budget", "Picking", "Stage", "Weights", "simulate_stage", "weigh"]
+__all__ = [
+    "BLOCKS_A_WAVE",
+    "Budget",
+    "Picking",
+    "Stage",
+    "Weights",
+    "blocks_of_points",
+    "loaded",
+    "simulate_stage",
+    "weigh",
+]
 
 SIMULATIONS_A_BLOCK = 2**14
 BYTES_A_BLOCK = 2**24
@@ -57,14 +67,17 @@ class Block(NamedTuple):
         Data sets simulated.
     distances : ndarray (counts.sum(),)
         In the order of the points.
+    near : ndarray (n,) or None
+        Distance of the data set that was picked by its kernel.
     summaries : ndarray (n, k) or None
-        Of a data set that was picked by its kernel.
+        Of that data set.
     data : list of ndarray (n, ...) or None
         A data set of each point that is distributed as the simulator's, given that the point was drawn by its weight.
     """
 
     counts: NDArray[np.intp]
     distances: Array
+    near: Array | None
     summaries: Array | None
     data: list[NDArray] | None
 
@@ -82,6 +95,8 @@ class Stage(NamedTuple):
     block : Block
     complete : bool
         Whether all points planned were simulated: what is left of a net is no net.
+    interrupted : bool
+        Whether Ctrl-C ended it.
     """
 
     x: Array
@@ -89,6 +104,7 @@ class Stage(NamedTuple):
     log_ratio: Array
     block: Block
     complete: bool
+    interrupted: bool = False
 
     @property
     def n_simulations(self) -> int:
@@ -148,6 +164,14 @@ class Budget:
         """Note that ``n`` data sets were simulated."""
         self.used, self.left = self.used + n, self.left - n
 
+    def part(self, n: int) -> Budget:
+        """Return an ``n``-th of what is left, as a budget of its own."""
+        part = Budget(None, None)
+        now = time.perf_counter()
+        part.left = self.left if np.isinf(self.left) else float(self.left // n)
+        part._end = now + max(self._end - now, 0.0) / n
+        return part
+
     @property
     def out_of_time(self) -> bool:
         """Whether the time is over."""
@@ -171,47 +195,60 @@ def simulate_stage(
     """
     alive = rng.permutation(np.flatnonzero(log_ratio > -np.inf))
     dead = np.flatnonzero(log_ratio == -np.inf)
-    blocks = _cut(problem.experiment, counts[alive], picking)
+    hits = 0 if picking is None else picking.hits
+    blocks = blocks_of_points(problem.experiment, counts[alive])
     payload = cloudpickle.dumps((problem.experiment, picking))
     done: list[Block] = []
-    kept = 0
+    kept, interrupted = 0, False
     for wave in _waves(blocks, 1 if executor is None else BLOCKS_A_WAVE):
-        if kept and budget.out_of_time:
+        if done and (budget.out_of_time or budget.left <= 0):
             break
-        items, full = [], True
-        for rows in wave:
-            index = alive[rows]
-            planned = int(counts[index].sum()) if picking is None or not picking.hits else len(index) * picking.hits
-            if planned > budget.left:
-                room = np.cumsum(counts[index]) <= budget.left
-                index, full = index[room], False
-                planned = int(counts[index].sum())
-            if len(index):
-                items.append(
-                    (payload, problem.values(x[index], rng), counts[index], rng.integers(2**63, size=4).tolist())
-                )
-                budget.spend(planned)
-                kept += len(index)
-            if not full:
-                break
-        for item, block in zip(items, map_independent(_simulate_block, items, executor), strict=True):
-            done.append(block)
-            if picking is not None and picking.hits:
-                budget.spend(int(block.counts.sum()) - len(item[2]) * picking.hits)
-        if not full or budget.left <= 0:
+        groups = _affordable([alive[rows] for rows in wave], counts, hits, budget.left)
+        items = [
+            (payload, problem.values(x[index], rng), counts[index], rng.integers(2**63, size=4).tolist())
+            for index in groups
+        ]
+        try:
+            found = map_independent(_simulate_block, items, executor)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            interrupted = True
             break
-    return _stage(problem, x, chain, log_ratio, alive[:kept], dead, done, kept == len(alive))
+        done += found
+        kept += sum(len(index) for index in groups)
+        budget.spend(int(sum(block.counts.sum() for block in found)))
+        if sum(len(index) for index in groups) < sum(rows.stop - rows.start for rows in wave):
+            break
+    whole = _stage(problem, x, chain, log_ratio, alive[:kept], dead, done, kept == len(alive))
+    return whole._replace(interrupted=interrupted)
 
 
-def _cut(experiment: Experiment, counts: NDArray[np.intp], picking: Picking | None) -> list[slice]:
+def _affordable(
+    groups: list[NDArray[np.intp]], counts: NDArray[np.intp], hits: int, left: float
+) -> list[NDArray[np.intp]]:
+    """Return the points of a wave for which the budget suffices; a point with ``hits`` is expected to need so many."""
+    kept = []
+    for index in groups:
+        planned = np.cumsum(counts[index] if not hits else np.full(len(index), hits))
+        room = planned <= left
+        if room.any():
+            kept.append(index[room])
+            left -= planned[room][-1]
+        if not room.all():
+            break
+    return kept
+
+
+def blocks_of_points(experiment: Experiment, counts: NDArray[np.intp]) -> list[slice]:
     """Return blocks of points; their sizes depend on the problem alone, not on who works at it."""
-    size = max(1, sum(int(np.prod(s.shape, dtype=int)) for s in experiment.simulators))
+    size = max(1, experiment.size)
     most = min(SIMULATIONS_A_BLOCK, max(1, BYTES_A_BLOCK // (8 * size)))
     mean = max(1.0, float(counts.mean())) if len(counts) else 1.0
     rows = max(1, int(most / mean))
     if not all(simulator.at_once for simulator in experiment.simulators):
         rows = min(rows, POINTS_A_BLOCK)
-    return [slice(i, i + rows) for i in range(0, len(counts), rows)]
+    return [slice(i, min(i + rows, len(counts))) for i in range(0, len(counts), rows)]
 
 
 def _waves(blocks: list[slice], size: int) -> list[list[slice]]:
@@ -219,28 +256,30 @@ def _waves(blocks: list[slice], size: int) -> list[list[slice]]:
 
 
 @lru_cache(maxsize=2)
-def _loaded(payload: bytes) -> tuple[Experiment, Picking | None]:
+def loaded(payload: bytes) -> Any:
+    """Return what was pickled for the blocks of a stage."""
     return cloudpickle.loads(payload)
 
 
 def _simulate_block(item: tuple[bytes, list[dict[str, NDArray]], NDArray[np.intp], Any]) -> Block:
     """Simulate the data sets of one block, in any process."""
     payload, values, counts, seed = item
-    experiment, picking = _loaded(payload)
+    experiment: Experiment
+    experiment, picking = loaded(payload)
     rng = np.random.default_rng(seed)
     if picking is not None and picking.hits:
         return _until_hits(experiment, values, len(counts), picking, rng)
     repeated = [{name: np.repeat(value, counts, axis=0) for name, value in each.items()} for each in values]
     distances, summaries, data = experiment.run(repeated, rng)
     if picking is None:
-        return Block(counts, distances, None, None)
+        return Block(counts, distances, None, None, None)
     ends = np.cumsum(counts)
     value = log_kernel(picking.kernel, distances, picking.epsilon)
     scaled = np.exp(value - max(value.max(initial=-np.inf), -1e300))
     hit = _pick(scaled, ends, rng)
     others = np.repeat(np.add.reduceat(scaled, ends - counts), counts) - scaled
     other = _pick(np.maximum(others, 0.0), ends, rng)
-    return Block(counts, distances, summaries[hit], [each[other] for each in data])
+    return Block(counts, distances, distances[hit], summaries[hit], [each[other] for each in data])
 
 
 def _pick(weights: Array, ends: NDArray[np.intp], rng: np.random.Generator) -> NDArray[np.intp]:
@@ -259,20 +298,21 @@ def _until_hits(
     owners: list[NDArray[np.intp]] = []
     kept: list[Array] = []
     summaries: Array | None = None
+    near = np.full(n, np.inf)
     going = np.arange(n)
     while len(going):
         rows = [{name: value[going] for name, value in each.items()} for each in values]
         distances, found, _ = experiment.run(rows, rng)
         summaries = np.zeros((n, found.shape[1])) if summaries is None else summaries
         inside = log_kernel(picking.kernel, distances, picking.epsilon) > -np.inf
-        summaries[going[inside]] = found[inside]
+        summaries[going[inside]], near[going[inside]] = found[inside], distances[inside]
         owners.append(going)
         kept.append(distances)
         counts[going] += 1
         hits[going] += inside
         going = going[(hits[going] < picking.hits) & (counts[going] < picking.cap)]
     order = np.argsort(np.concatenate(owners), kind="stable")
-    return Block(counts, np.concatenate(kept)[order], summaries, None)
+    return Block(counts, np.concatenate(kept)[order], near, summaries, None)
 
 
 def _stage(
@@ -293,14 +333,16 @@ def _stage(
     k = len(problem.observed_summaries)
     counts = np.concatenate([*(block.counts for block in done), np.ones(len(dead), dtype=np.intp)]).astype(np.intp)
     distances = np.concatenate([*(block.distances for block in done), np.full(len(dead), np.inf)])
-    summaries, data = None, None
+    near, summaries, data = None, None, None
+    if done and done[0].near is not None:
+        near = np.concatenate([*(block.near for block in done if block.near is not None), np.full(len(dead), np.inf)])
     if done and done[0].summaries is not None:
         parts = [block.summaries for block in done if block.summaries is not None]
         summaries = np.concatenate([*parts, np.zeros((len(dead), k))])
     if done and done[0].data is not None:
         columns = zip(*(block.data for block in done if block.data is not None), strict=True)
         data = [_with_rows(np.concatenate(column), len(dead)) for column in columns]
-    return Stage(x[index], chain[index], log_ratio[index], Block(counts, distances, summaries, data), complete)
+    return Stage(x[index], chain[index], log_ratio[index], Block(counts, distances, near, summaries, data), complete)
 
 
 def _with_rows(data: NDArray, n: int) -> NDArray:

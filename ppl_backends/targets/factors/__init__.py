@@ -5,6 +5,9 @@
 ``families``       known families, with closed-form moments where there are any
 ``prior``          the Gaussian part
 ``factorisation``  the factors together, and that as a target
+``finder``         factors put together from what a program computes, and which variables have to be given
+``recognise``      known families by the values of their sites
+``proof``          what was found against the program
 =================  ====================================================================================
 """
 

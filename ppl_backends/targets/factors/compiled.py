@@ -13,19 +13,6 @@ import numpy as np
 
 from ppl_backends.targets.factors.sites import LOGIT, NORMAL, POISSON, PROBIT
 
-__all__ = [
-    "LOGIT",
-    "NORMAL",
-    "POISSON",
-    "PROBIT",
-    "THIRD_DERIVATIVE",
-    "gradient",
-    "pairs",
-    "residuals",
-    "site",
-    "values",
-]
-
 THIRD_DERIVATIVE = {LOGIT: 1 / (6 * math.sqrt(3)), PROBIT: 0.3, NORMAL: 0.0}
 """Bounds of |φ‴| for a trial, an outcome and unit precision; the Poisson has none."""
 
@@ -34,7 +21,7 @@ jit = numba.njit(cache=True, nogil=True)
 
 @jit
 def site(family, s, y, extra):
-    """φ and its first two derivatives."""
+    """Return φ and its first two derivatives."""
     if family == LOGIT:
         tail = math.exp(-abs(s))
         softplus = math.log1p(tail) + max(s, 0.0)
@@ -68,7 +55,7 @@ def _dot(row, x):
 
 @jit
 def values(design, offset, y, extra, family, index, x):
-    """φᵢ at ``x`` for the rows ``index``, with ``φ′`` and ``φ″``: ``(m, 3)``."""
+    """Return φᵢ at ``x`` for the rows ``index``, with ``φ′`` and ``φ″``: ``(m, 3)``."""
     out = np.empty((len(index), 3))
     for k in range(len(index)):
         i = index[k]
@@ -78,7 +65,7 @@ def values(design, offset, y, extra, family, index, x):
 
 @jit
 def residuals(design, y, extra, family, pilot, index, delta):
-    """φᵢ less its second-order expansion at the pilot ``(m,)``; ``pilot`` ``(n, 4)`` holds s, φ, φ′ and φ″ there."""
+    """Return φᵢ less its second-order expansion ``(m,)``; ``pilot`` ``(n, 4)`` holds s, φ, φ′ and φ″ at its centre."""
     out = np.empty(len(index))
     for k in range(len(index)):
         i = index[k]
@@ -91,7 +78,7 @@ def residuals(design, y, extra, family, pilot, index, delta):
 
 @jit
 def gradient(design, y, extra, family, pilot, index, delta, weights, order):
-    """Σ wᵢ ∇ of φᵢ (``order`` 0), or of its residual after the second-order expansion (``order`` 2): ``(d,)``."""
+    """Return Σ wᵢ∇φᵢ ``(d,)`` (``order`` 0), or that of the residuals after the second-order expansion (2)."""
     out = np.zeros(len(delta))
     for k in range(len(index)):
         i = index[k]
@@ -106,7 +93,7 @@ def gradient(design, y, extra, family, pilot, index, delta, weights, order):
 
 @jit
 def pairs(design, y, extra, family, pilot, index, delta, new):
-    """φᵢ at pilot + ``new`` less φᵢ at pilot + ``delta`` ``(m,)``; from the pilot itself at half the cost."""
+    """Return φᵢ at pilot + ``new`` less φᵢ at pilot + ``delta`` ``(m,)``; from the pilot itself at half the cost."""
     out = np.empty(len(index))
     from_pilot = not delta.any()
     for k in range(len(index)):

@@ -10,22 +10,15 @@ from scipy import sparse
 
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["Design", "as_design"]
-
 
 class Design(ABC):
-    """What EP asks of a matrix A ``(n, d)`` of rows; subclasses need not hold its elements.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    """
+    """What EP asks of a matrix A ``(n, d)`` of rows; subclasses need not hold its elements."""
 
     shape: tuple[int, int]
 
     @abstractmethod
     def __matmul__(self, theta: Array) -> Array:
-        """A θ ``(n,)``."""
+        """Return a θ ``(n,)``."""
 
     @property
     @abstractmethod

@@ -18,8 +18,6 @@ from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import LOG_2PI, Array, FunctionSites, PoweredSites, SiteFamily, StackedSites
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations, as_points, sanitize
 
-__all__ = ["Factors", "FactorsTarget"]
-
 BLOCK_BYTES = 2**26
 """Budget for one temporary of points × sites."""
 
@@ -90,7 +88,7 @@ class Factors:
         site_bounds: tuple[Any, Any] | None = None,
         normal_rows: tuple[Any, Array, Normal, Array] | None = None,
     ) -> None:
-        self.design = _stacked_design(design)
+        self.design = stacked_design(design)
         self.n_sites, self.dim = self.design.shape
         self.sites = _site_family(log_site, self.n_sites, site_derivatives)
         if self.sites.n == 1 and self.n_sites > 1:
@@ -127,31 +125,31 @@ class Factors:
         return np.empty(0, dtype=np.intp)
 
     def at(self, phi: Any = ()) -> Factors:
-        """These factors: there is nothing to be given."""
+        """Return these factors: there is nothing to be given."""
         return self
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
-        """Zero: there are no hyper-parameters."""
+        """Return zero: there are no hyper-parameters."""
         return 0.0
 
     def log_site(self, s: Array, rows: NDArray[np.integer] | None = None) -> Array:
-        """Log tᵢ at predictors ``s`` ``(k, n)``, or at ``(k, m)`` for the sites ``rows`` ``(m,)``."""
+        """Return log tᵢ at predictors ``s`` ``(k, n)``, or at ``(k, m)`` for the sites ``rows`` ``(m,)``."""
         return self.sites.log_site(np.asarray(s, dtype=np.float64), rows)
 
     def site_derivatives(self, s: Array, rows: NDArray[np.integer] | None = None) -> tuple[Array, Array]:
-        """First and second derivative of log tᵢ, shaped as ``s``."""
+        """Return the first and second derivative of log tᵢ, shaped as ``s``."""
         return self.sites.derivatives(np.asarray(s, dtype=np.float64), rows)
 
     def predictor(self, theta: Array) -> Array:
-        """The predictors aᵢᵀθ + bᵢ ``(k, n)`` at rows ``(k, d)``."""
+        """Return the predictors aᵢᵀθ + bᵢ ``(k, n)`` at rows ``(k, d)``."""
         return np.asarray((self.design @ theta.T).T) + self.offset
 
     def log_density(self, theta: Array) -> Array:
-        """Log p(θ, y) ``(k,)`` at rows ``(k, d)``."""
+        """Return log p(θ, y) ``(k,)`` at rows ``(k, d)``."""
         return FactorsTarget(self).log_density(theta)
 
     def take(self, rows: NDArray[np.integer]) -> Factors:
-        """The same prior with the sites ``rows`` only."""
+        """Return the same prior with the sites ``rows`` only."""
         return Factors(
             self.design[rows],
             self.offset[rows],
@@ -171,7 +169,7 @@ class Factors:
         return Factors(self.design[rows], self.offset[rows], self.sites.take(rows), 0.0, 0.0, names=self.names)
 
     def tempered(self, power: float) -> Factors:
-        """The same prior with the observed sites to a power, normal ones within the Gaussian too; the constant is kept."""
+        """Return the same prior with the observed sites to a power, normal ones within the Gaussian too."""
         mean, precision, normal_rows = self.prior.mean, self.prior.precision, None
         if self.normal_rows is not None:
             mean, precision, normal_rows = self._tempered_normal(power)
@@ -188,7 +186,7 @@ class Factors:
         )
 
     def _tempered_normal(self, power: float) -> tuple[Array, Array, tuple[Any, Array, Normal, Array] | None]:
-        """Mean and precision of the Gaussian part with its normal observations to a power, and these observations."""
+        """Return the mean and precision of the Gaussian with its normal observations to a power, and these observations."""
         assert self.normal_rows is not None
         design, offset, family, log_scale = self.normal_rows
         weight = (1 - power) / family.sd**2
@@ -211,10 +209,6 @@ class FactorsTarget(BaseTarget):
     """Hand-written factors as a target, so that importance sampling and SMC run on them.
 
     The Gaussian and the sites that are not observations form the prior.
-
-    Parameters
-    ----------
-    factors : Factors
     """
 
     label = "factors"
@@ -233,7 +227,6 @@ class FactorsTarget(BaseTarget):
         return self.factors.likelihood() if self.factors.observed.any() else None
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Prior and likelihood of the points, in blocks of points."""
         x = as_points(x, self.dim)
         rows = max(1, BLOCK_BYTES // (8 * self.factors.n_sites))
         parts = [self._evaluate_block(x[k : k + rows], gradient) for k in range(0, len(x), rows)]
@@ -256,7 +249,7 @@ class FactorsTarget(BaseTarget):
         return prior, likelihood, prior_slope, np.asarray(np.where(observed, slope, 0.0) @ factors.design)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Aᵀ diag(∂² log t) A, less Q₀ in the joint density, ``(n, dim, dim)``."""
+        """Return Aᵀ diag(∂² log t) A, less Q₀ in the joint density, ``(n, dim, dim)``."""
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
         x, factors = as_points(x, self.dim), self.factors
@@ -268,7 +261,7 @@ class FactorsTarget(BaseTarget):
         return blocks if part == "likelihood" else blocks - factors.prior.add_to(np.zeros((self.dim, self.dim)))
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Draws of the Gaussian part, where that is the whole prior."""
+        """Return draws of the Gaussian part, where that is the whole prior."""
         if not self.factors.prior.proper or not self.factors.observed.all():
             raise PriorSamplingError(
                 "factors: a prior with sites, or an improper one, cannot be drawn from; use initial='ep'"
@@ -276,15 +269,12 @@ class FactorsTarget(BaseTarget):
         return self.factors.prior.sample(n, rng)
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """The vector θ itself."""
         return {"theta": as_points(x, self.dim)}
 
     def unconstrain(self, values: Any) -> Array:
-        """Inverse of :meth:`constrain`."""
         return as_points(values["theta"], self.dim)
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """Log likelihood of every observed site."""
         return {} if self.observations is None else {"y": self.observations.log_likelihood(x)}
 
 
@@ -293,16 +283,12 @@ class _SiteObservations(Observations):
 
     def __init__(self, factors: Factors) -> None:
         self._factors = factors if factors.observed.all() else factors.likelihood()
+        self.n = self._factors.n_sites
         self._prior = factors.prior
         others = np.flatnonzero(~factors.observed)
         self._others = factors.take(others) if len(others) else None
 
-    @property
-    def n(self) -> int:
-        return self._factors.n_sites
-
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)`` of all sites, of ``index`` ``(m,)``, or of one set a point."""
         factors, x = self._factors, as_points(x, self._factors.dim)
         if index is None:
             return factors.log_site(factors.predictor(x))
@@ -317,7 +303,6 @@ class _SiteObservations(Observations):
         return factors.log_site(s, index.ravel()).reshape(index.shape)
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """What the log density holds beside the observed sites ``(n_points,)``, and its gradient."""
         x = as_points(x, self._factors.dim)
         value, slope = self._prior.log_density(x), -self._prior.apply(x - self._prior.mean)
         if self._others is not None:
@@ -329,27 +314,27 @@ class _SiteObservations(Observations):
     def sum(
         self, x: Array, index: NDArray[np.integer] | None = None, weights: Array | None = None, gradient: bool = False
     ) -> Any:
-        """Sum over ``index`` of (weighted) log likelihoods ``(n_points,)``, and its gradient ``(n_points, dim)``."""
-        factors, x = self._factors, as_points(x, self._factors.dim)
-        index = np.arange(self.n) if index is None else index
-        if np.ndim(index) == 1 and weights is None:
-            shared = factors.design[index]
-            s = np.asarray((shared @ x.T).T) + factors.offset[index]
-            total = factors.log_site(s, index).sum(axis=1)
-            return (total, np.asarray(factors.site_derivatives(s, index)[0] @ shared)) if gradient else total
-        index = np.broadcast_to(index, (len(x), np.shape(index)[-1]))
-        value = self.log_likelihood(x, index)
-        weights = np.ones_like(value) if weights is None else np.broadcast_to(weights, value.shape)
         if not gradient:
-            return (weights * value).sum(axis=1)
-        design = factors.design[index.ravel()]
+            return super().sum(x, index, weights)
+        factors, x = self._factors, as_points(x, self._factors.dim)
+        index = np.arange(self.n) if index is None else np.asarray(index)
+        weights = np.ones(index.shape) if weights is None else weights
+        if index.ndim == 1:
+            design = factors.design[index]
+            s = np.asarray((design @ x.T).T) + factors.offset[index]
+            slope = weights * factors.site_derivatives(s, index)[0]
+            return (weights * factors.log_site(s, index)).sum(axis=1), np.asarray(slope @ design)
+        rows = index.ravel()
+        design = factors.design[rows]
         design = (design.toarray() if sparse.issparse(design) else design).reshape(*index.shape, -1)
-        s = np.einsum("kmd,kd->km", design, x) + factors.offset[index]
-        slope = factors.site_derivatives(s.reshape(1, -1), index.ravel())[0].reshape(index.shape)
-        return (weights * value).sum(axis=1), np.einsum("km,kmd->kd", weights * slope, design)
+        s = (np.einsum("kmd,kd->km", design, x) + factors.offset[index]).reshape(1, -1)
+        value, slope = factors.log_site(s, rows)[0], factors.site_derivatives(s, rows)[0][0]
+        slope = weights * slope.reshape(index.shape)
+        return (weights * value.reshape(index.shape)).sum(axis=1), np.einsum("km,kmd->kd", slope, design)
 
 
-def _stacked_design(design: Any) -> Any:
+def stacked_design(design: Any) -> Any:
+    """Return a matrix, or matrices one above the other, as float64, dense or CSR."""
     if isinstance(design, (list, tuple)) and design and (sparse.issparse(design[0]) or np.ndim(design[0]) == 2):
         any_sparse = any(sparse.issparse(block) for block in design)
         one = design[0] if len(design) == 1 else None  # a copy could take gigabytes

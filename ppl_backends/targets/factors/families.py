@@ -25,30 +25,18 @@ from ppl_backends.targets.factors.sites import (
     TiltedMoments,
 )
 
-__all__ = [
-    "Laplace",
-    "Logit",
-    "NegativeBinomial",
-    "Normal",
-    "NormalMixture",
-    "Poisson",
-    "Probit",
-    "Step",
-    "StudentT",
-]
-
 SMOOTH = 400.0  # squared distance of a Cauchy site's poles from a cavity, over its variance; nodes are best above
 HERMITE_NODES, HERMITE_WEIGHTS = (part[:, None] for part in np.polynomial.hermite_e.hermegauss(16))
 HERMITE_WEIGHTS = HERMITE_WEIGHTS / np.sqrt(2 * np.pi)
 
 
 def mills(z: Array) -> Array:
-    """φ(z)/Φ(z) to full relative accuracy on the whole line."""
+    """Return φ(z)/Φ(z) to full relative accuracy on the whole line."""
     return np.sqrt(2 / np.pi) / erfcx(-np.asarray(z) / np.sqrt(2))
 
 
 def signs(y: Any) -> Array:
-    """Outcomes coded 0/1, False/True or −1/+1 as −1/+1."""
+    """Return outcomes coded 0/1, False/True or −1/+1 as −1/+1."""
     y = np.asarray(y, dtype=np.float64)
     if not np.isin(y, (-1.0, 0.0, 1.0)).all() or (np.any(y == 0.0) and np.any(y == -1.0)):
         raise ModelError("binary outcomes must be coded 0/1 or -1/+1")
@@ -56,14 +44,7 @@ def signs(y: Any) -> Array:
 
 
 class Probit(SiteFamily):
-    """Φ(y s) with y = ±1; closed-form moments.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> float(np.exp(Probit([1]).log_site(np.zeros((1, 1)))[0, 0]))
-    0.5
-    """
+    """Φ(y s) with y = ±1; closed-form moments."""
 
     log_concave = True
     sign: Array
@@ -72,22 +53,18 @@ class Probit(SiteFamily):
         super().__init__(sign=signs(y))
 
     def compiled(self) -> CompiledFamily:
-        """Return the signs."""
         return CompiledFamily(PROBIT, self.sign, np.ones(self.n))
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         (sign,) = self._at(rows, "sign")
         return log_ndtr(sign * s)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         (sign,) = self._at(rows, "sign")
         r = mills(sign * s)
         return sign * r, -r * (sign * s + r)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed-form moments."""
         if power != 1.0:
             return None
         (sign,) = self._at(rows, "sign")
@@ -98,14 +75,7 @@ class Probit(SiteFamily):
 
 
 class Logit(SiteFamily):
-    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default, then y may be coded ±1).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> float(np.exp(Logit([1]).log_site(np.zeros((1, 1)))[0, 0]))
-    0.5
-    """
+    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default, then y may be coded ±1)."""
 
     log_concave = True
     successes: Array
@@ -122,11 +92,9 @@ class Logit(SiteFamily):
         self.bounds = (0.25 * float(self.trials.max()), float(self.trials.max()))
 
     def compiled(self) -> CompiledFamily:
-        """Return successes and trials."""
         return CompiledFamily(LOGIT, self.successes, self.trials)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         successes, trials, constant = self._at(rows, "successes", "trials", "constant")
         value = np.abs(s)  # in place from here on: a sweep of EP spends its time in these lines
         np.exp(np.negative(value, out=value), out=value)
@@ -138,7 +106,6 @@ class Logit(SiteFamily):
         return value
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         successes, trials = self._at(rows, "successes", "trials")
         p = expit(s)
         return successes - trials * p, -trials * p * expit(-s)
@@ -147,8 +114,6 @@ class Logit(SiteFamily):
 class Step(SiteFamily):
     """Exponential of a 0-1 loss, exp(−penalty · 1{y s < 0}); closed-form moments. An infinite penalty is a half-line.
 
-    References
-    ----------
     Ridgway, Alquier, Chopin & Liang (2014), PAC-Bayesian AUC classification and scoring, section 4.
     """
 
@@ -161,16 +126,13 @@ class Step(SiteFamily):
             raise ModelError("Step: the penalty must be non-negative")
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         sign, penalty = self._at(rows, "sign", "penalty")
         return np.where(sign * s < 0, -penalty, 0.0)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         return np.zeros_like(s), np.zeros_like(s)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed-form moments."""
         sign, penalty = self._at(rows, "sign", "penalty")
         sd = np.sqrt(variance)
         z = sign * mean / sd
@@ -184,7 +146,7 @@ class Step(SiteFamily):
 
 
 def _truncated_variance(z: Array) -> Array:
-    """Variance of N(z, 1) truncated to (0, ∞): 1 − r(z + r) with r = φ(z)/Φ(z); in the tail, its series in 1/z²."""
+    """Return the variance of N(z, 1) on (0, ∞): 1 − r(z + r) with r = φ(z)/Φ(z); in the tail its series in 1/z²."""
     r, square = mills(z), np.maximum(z**2, 1.0)
     return np.where(z < -50, (1 - 6 / square + 50 / square**2) / square, 1 - r * (z + r))
 
@@ -200,17 +162,14 @@ class Laplace(SiteFamily):
         super().__init__(y=y, scale=scale)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         y, scale = self._at(rows, "y", "scale")
         return -np.abs(s - y) / scale - np.log(2 * scale)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         y, scale = self._at(rows, "y", "scale")
         return -np.sign(s - y) / scale, np.zeros_like(s)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed-form moments."""
         y, scale = self._at(rows, "y", "scale")
         rate, sd = power / scale, np.sqrt(variance)
         above, below = (mean - y - rate * variance) / sd, (y - mean - rate * variance) / sd
@@ -226,14 +185,7 @@ class Laplace(SiteFamily):
 
 
 class NormalMixture(SiteFamily):
-    """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments.
-
-    Parameters
-    ----------
-    weights, means, sds : array (k,) or (n, k)
-    n : int, optional
-        Number of sites where the parameters are shared.
-    """
+    """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments; ``(k,)`` or ``(n, k)`` each."""
 
     log_weights: Array
     means: Array
@@ -248,13 +200,11 @@ class NormalMixture(SiteFamily):
         super().__init__(log_weights=np.log(weights), means=means, sds=sds)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         log_weights, means, sds = self._at(rows, "log_weights", "means", "sds")
         z = (s[..., None] - means) / sds
         return logsumexp(log_weights - np.log(sds) - 0.5 * (z**2 + LOG_2PI), axis=-1)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed-form moments."""
         if power != 1.0:
             return None
         log_weights, means, sds = self._at(rows, "log_weights", "means", "sds")
@@ -280,21 +230,17 @@ class Normal(SiteFamily):
         super().__init__(y=y, sd=sd)
 
     def compiled(self) -> CompiledFamily:
-        """Return outcomes and precisions."""
         return CompiledFamily(NORMAL, self.y, self.sd**-2.0)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         y, sd = self._at(rows, "y", "sd")
         return -0.5 * (((y - s) / sd) ** 2 + LOG_2PI) - np.log(sd)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         y, sd = self._at(rows, "y", "sd")
         return (y - s) / sd**2, np.broadcast_to(-1 / sd**2, s.shape)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed-form moments."""
         y, sd = self._at(rows, "y", "sd")
         noise = sd**2 / power
         total = variance + noise
@@ -314,17 +260,14 @@ class Poisson(SiteFamily):
         super().__init__(y=y, constant=-gammaln(y + 1))
 
     def compiled(self) -> CompiledFamily:
-        """Return the counts."""
         return CompiledFamily(POISSON, self.y, np.ones(self.n))
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         y, constant = self._at(rows, "y", "constant")
         with np.errstate(over="ignore"):
             return y * s - np.exp(s) + constant
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         (y,) = self._at(rows, "y")
         mean = np.exp(np.minimum(s, 700.0))
         return y - mean, -mean
@@ -344,13 +287,11 @@ class NegativeBinomial(SiteFamily):
         super().__init__(y=y, alpha=alpha, constant=constant)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         y, alpha, constant = self._at(rows, "y", "alpha", "constant")
         t = s - np.log(alpha)  # log odds of the mean against alpha
         return y * t - (y + alpha) * (np.log1p(np.exp(-np.abs(t))) + np.maximum(t, 0.0)) + constant
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         y, alpha = self._at(rows, "y", "alpha")
         p = expit(s - np.log(alpha))
         return y - (y + alpha) * p, -(y + alpha) * p * (1 - p)
@@ -372,19 +313,17 @@ class StudentT(SiteFamily):
         super().__init__(y=y, nu=nu, scale=scale, constant=constant)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         y, nu, scale, constant = self._at(rows, "y", "nu", "scale", "constant")
         return constant - 0.5 * (nu + 1) * np.log1p(((s - y) / scale) ** 2 / nu)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         y, nu, scale = self._at(rows, "y", "nu", "scale")
         z = s - y
         spread = nu * scale**2 + z**2
         return -(nu + 1) * z / spread, -(nu + 1) * (nu * scale**2 - z**2) / spread**2
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed-form moments of Cauchy sites."""
+        """Return Closed-form moments of Cauchy sites."""
         y, nu, scale = self._at(rows, "y", "nu", "scale")
         if power != 1.0 or np.any(nu != 1.0):
             return None
@@ -394,7 +333,7 @@ class StudentT(SiteFamily):
 
 @np.errstate(all="ignore")
 def _cauchy_moments(mean: Array, variance: Array, scale: Array) -> TiltedMoments:
-    """Moments of Cauchy(s; 0, scale)·N(s; mean, variance).
+    """Return the moments of Cauchy(s; 0, scale)·N(s; mean, variance).
 
     The density is the imaginary part of 1/π(s − iγ), and E 1/(s − iγ) is a multiple of Faddeeva's function. Where γ or
     the mean is many standard deviations those terms cancel, and the site is so smooth that few nodes integrate it.

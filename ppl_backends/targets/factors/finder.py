@@ -10,14 +10,16 @@ Stan program its quantities by name. What is nominated is proved on numbers, nev
    one (:mod:`~ppl_backends.targets.factors.recognise`), as the program computes it or tabulated where they are not.
 4. The factors together are the program's log density at random points.
 
-A variable in the way of this is given, a hyper-parameter: :class:`ConditionalFactors`.
+A variable in the way of this is given, a hyper-parameter (:class:`ConditionalFactors`); :func:`find_with_fewest_given` finds
+which are. The errors of what was found are those of :mod:`~ppl_backends.targets.factors.proof`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,29 +32,11 @@ from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.recognise import Recognised
 from ppl_backends.targets.factors.sites import Array, FunctionSites, ScaledSites, SiteFamily
 
-__all__ = ["ConditionalFactors", "GaussianPart", "SiteGroup", "assemble", "complete_gaussian"]
+Found = TypeVar("Found")
 
 
 class ConditionalFactors(ABC):
-    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ), φ the coordinates that have to be given.
-
-    Parameters
-    ----------
-    names : sequence of str
-        All unconstrained names.
-    held : array of int
-        Where φ is in the unconstrained point.
-    start : ndarray
-        A φ to start from.
-
-    Attributes
-    ----------
-    hyper_names, names : tuple of str
-        Of φ, often none, and of θ.
-    hyper_coordinates, coordinates : ndarray of int
-        Where φ and θ are in the unconstrained point.
-    start : ndarray
-    """
+    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ), φ the coordinates that have to be given."""
 
     def __init__(self, names: Sequence[str], held: NDArray[np.integer], start: Array) -> None:
         self.hyper_coordinates, self.start = np.asarray(held, dtype=np.intp), start
@@ -62,18 +46,18 @@ class ConditionalFactors(ABC):
         self._latest: tuple[Array, Factors] | None = None
 
     def at(self, phi: Any = ()) -> Factors:
-        """The factors of θ given φ ``(len(hyper_names),)``."""
+        """Return the factors of θ given φ ``(len(hyper_names),)``."""
         x = self._point(phi)
         if self._latest is None or not np.array_equal(self._latest[0], x):
             self._latest = x, self._given(x)
         return self._latest[1]
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
-        """Log prior density of φ, with the Jacobians of its transforms, where the factors' constant does not hold it."""
+        """Return the log prior of φ with the Jacobians of its transforms, where the factors' constant does not hold it."""
         return 0.0
 
     def _point(self, phi: Any) -> Array:
-        """A full point with φ in its place and θ = 0."""
+        """Return a full point with φ in its place and θ = 0."""
         phi = np.asarray(phi, dtype=np.float64).ravel()
         if len(phi) != len(self.hyper_names):
             raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_names)}: {self.hyper_names}")
@@ -83,7 +67,41 @@ class ConditionalFactors(ABC):
 
     @abstractmethod
     def _given(self, x: Array) -> Factors:
-        """The factors given the φ in the point ``x``."""
+        """Return the factors given the φ in the point ``x``."""
+
+
+class Refusal(ModelError):
+    """What is in the way of factors while no more is given, and the coordinate that is, where that is known."""
+
+    def __init__(self, message: str, coordinate: int = -1) -> None:
+        super().__init__(message)
+        self.coordinate = coordinate
+
+    def __reduce__(self) -> tuple[type[Refusal], tuple[str, int]]:
+        return Refusal, (str(self), self.coordinate)
+
+
+def find_with_fewest_given(
+    analyse: Callable[[frozenset[Any]], Found],
+    nominate: Callable[[frozenset[Any], Refusal], frozenset[Any]],
+    release: Callable[[frozenset[Any]], Iterable[Any]] = lambda held: (),
+) -> tuple[frozenset[Any], Found]:
+    """Return what has to be given, and what is found then.
+
+    Nothing is, at first. Where that is refused, what ``nominate`` says is, until ``analyse`` finds something. Then each that
+    ``release`` names is let go again, where ``analyse`` allows it.
+    """
+    held: frozenset[Any] = frozenset()
+    while True:
+        try:
+            found = analyse(held)
+            break
+        except Refusal as refusal:
+            held = nominate(held, refusal)
+    for each in release(held):
+        with suppress(Refusal):
+            found, held = analyse(held - {each}), held - {each}
+    return held, found
 
 
 class SiteGroup(NamedTuple):
@@ -96,7 +114,7 @@ class SiteGroup(NamedTuple):
 
     @classmethod
     def of_known(cls, known: Recognised, design: Any, offset: Array, observed: bool) -> SiteGroup:
-        """Recognised sites of the predictors with this design and offset."""
+        """Return recognised sites of the predictors with this design and offset."""
         family = ScaledSites(known.family, known.constant) if np.any(known.constant) else known.family
         if not np.all(np.equal(known.scale, 1.0)):
             scale = np.broadcast_to(known.scale, offset.shape)
@@ -105,20 +123,11 @@ class SiteGroup(NamedTuple):
 
 
 class GaussianPart(NamedTuple):
-    """exp(``log_constant`` + ``tilt``ᵀθ) · N(θ; mean, precision⁻¹), the Gaussian normalised on the range of its precision.
+    """exp(``log_constant`` + ``tilt``ᵀθ) · N(θ; mean, precision⁻¹), the Gaussian normalised on the range of its precision."""
 
-    Attributes
-    ----------
-    mean : ndarray (d,)
-    precision : ndarray (d,) or (d, d)
-    tilt : ndarray (d,) or None
-        A slope in directions that the precision does not cover, where there is one.
-    log_constant : float
-    """
-
-    mean: Array
-    precision: Array
-    tilt: Array | None
+    mean: Array  # (d,)
+    precision: Array  # (d,)
+    tilt: Array | None  # (d,) A slope in directions that the precision does not cover, where there is one
     log_constant: float
 
 
@@ -149,19 +158,11 @@ def _solve(precision: Array, slope: Array) -> Array:
 
 
 def assemble(gaussian: GaussianPart, groups: Sequence[SiteGroup], **options: Any) -> Factors:
-    """Return the factors of a Gaussian part and groups of sites; a tilt becomes a site of its own.
-
-    Parameters
-    ----------
-    gaussian : GaussianPart
-    groups : sequence of SiteGroup
-    **options
-        Passed on to :class:`~ppl_backends.targets.factors.Factors`.
-    """
+    """Return the factors of a Gaussian part and groups of sites; a tilt becomes a site of its own."""
     groups = list(groups)
     if gaussian.tilt is not None or not groups:
         row = np.zeros(len(gaussian.mean)) if gaussian.tilt is None else gaussian.tilt
-        line = FunctionSites(_identity, 1, derivatives=_identity_derivatives)
+        line = FunctionSites(np.positive, 1, derivatives=_derivatives_of_line)
         groups.append(SiteGroup(row[None], np.zeros(1), line, False))
     designs, offsets, families, observed = zip(*groups, strict=True)
     which = np.repeat(observed, [family.n for family in families])
@@ -170,9 +171,5 @@ def assemble(gaussian: GaussianPart, groups: Sequence[SiteGroup], **options: Any
     )
 
 
-def _identity(s: Array) -> Array:
-    return s
-
-
-def _identity_derivatives(s: Array) -> tuple[Array, Array]:
+def _derivatives_of_line(s: Array) -> tuple[Array, Array]:
     return np.ones_like(s), np.zeros_like(s)

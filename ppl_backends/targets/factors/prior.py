@@ -11,8 +11,6 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangula
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
-__all__ = ["GaussianPrior"]
-
 
 class GaussianPrior:
     """N(m₀, Q₀⁻¹) by its mean and precision.
@@ -25,20 +23,16 @@ class GaussianPrior:
     mean : float or array (d,)
     precision : float, array (d,) (a diagonal), or matrix (d, d), dense or sparse
     dim : int
-
-    Attributes
-    ----------
-    mean : ndarray (d,)
-    precision : ndarray (d,) or (d, d)
-    rank : int
-    log_determinant : float
-        Log of the pseudo-determinant of Q₀.
-    proper : bool
     """
+
+    mean: Array  #: ``(d,)``
+    precision: Array  #: ``(d,)`` or ``(d, d)``
+    rank: int
+    log_determinant: float  #: log of the pseudo-determinant of Q₀
 
     def __init__(self, mean: Any, precision: Any, dim: int) -> None:
         self.dim = dim
-        self.mean: Array = _vector(mean, dim, "prior_mean")
+        self.mean = _vector(mean, dim, "prior_mean")
         if sparse.issparse(precision):
             precision = precision.toarray()
         precision = np.asarray(precision, dtype=np.float64)
@@ -77,17 +71,17 @@ class GaussianPrior:
         return len(kept), float(np.log(kept).sum())
 
     def log_density(self, theta: Array) -> Array:
-        """Log N(θ; m₀, Q₀⁻¹) ``(k,)`` at rows ``(k, d)``."""
+        """Return log N(θ; m₀, Q₀⁻¹) ``(k,)`` at rows ``(k, d)``."""
         centred = theta - self.mean
         quadratic = np.einsum("kd,kd->k", centred, self.apply(centred))
         return 0.5 * (self.log_determinant - self.rank * LOG_2PI - quadratic)
 
     def apply(self, rows: Array) -> Array:
-        """Rows times Q₀."""
+        """Return rows times Q₀."""
         return rows * self.precision if self.precision.ndim == 1 else rows @ self.precision
 
     def add_to(self, matrix: Array) -> Array:
-        """``matrix + Q₀``, in place."""
+        """Return ``matrix + Q₀``, in place."""
         if self.precision.ndim == 1:
             matrix[np.diag_indices(self.dim)] += self.precision
         else:
@@ -95,20 +89,20 @@ class GaussianPrior:
         return matrix
 
     def apply_covariance(self, columns: Array) -> Array:
-        """Q₀⁻¹ times ``columns`` ``(d, k)``, for a proper prior."""
+        """Return Q₀⁻¹ times ``columns`` ``(d, k)``, for a proper prior."""
         if self.precision.ndim == 1:
             return columns / self.precision[:, None]
         return cho_solve((self._factor, True), columns)
 
     def variances(self) -> Array:
-        """Diagonal of Q₀⁻¹, for a proper prior."""
+        """Return the diagonal of Q₀⁻¹, for a proper prior."""
         if self.precision.ndim == 1:
             return 1 / self.precision
         root = solve_triangular(self._factor, np.eye(self.dim), lower=True)
         return (root**2).sum(axis=0)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` draws ``(n, d)`` of a proper prior."""
+        """Return ``n`` draws ``(n, d)`` of a proper prior."""
         z = rng.standard_normal((n, self.dim))
         if self.precision.ndim == 1:
             return self.mean + z / np.sqrt(self.precision)

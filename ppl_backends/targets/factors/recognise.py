@@ -26,8 +26,6 @@ from ppl_backends.targets.factors.families import (
 from ppl_backends.targets.factors.sites import SiteFamily
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["EPSILON", "Recognised", "recognise", "rounding"]
-
 EPSILON = float(np.finfo(float).eps)
 SMALLEST_COMPLEMENT = -37.5  # log of what 1 − p cannot fall below without being zero
 
@@ -40,7 +38,7 @@ WIDE, WIDEST = np.array([-2000.0, -1000.0, 1000.0, 2000.0]), np.array([-1e6, 1e6
 
 
 def rounding(log_value: Array) -> Array:
-    """Rounding error of the log of a probability that may have been computed as 1 − p."""
+    """Return the rounding error of the log of a probability that may have been computed as 1 − p."""
     log_value = np.where(np.isfinite(log_value), log_value, 0.0)
     return np.where(log_value > SMALLEST_COMPLEMENT, 4 * EPSILON * np.exp(np.minimum(-log_value, 40.0)), 0.0)
 
@@ -53,7 +51,7 @@ class Written:
         self.near = self.at(nodes)
 
     def at(self, nodes: Array) -> Array:
-        """Log t ``(k, n)`` at nodes ``(k,)``, or ``(k, n)`` with some of its own for every site."""
+        """Return log t ``(k, n)`` at nodes ``(k,)``, or ``(k, n)`` with some of its own for every site."""
         return self.log_site(np.repeat(nodes[:, None], self.n, axis=1) if nodes.ndim == 1 else nodes)
 
     @cached_property
@@ -62,12 +60,12 @@ class Written:
         return self.at(WIDE)
 
     def fit(self, values: Array, functions: Sequence[Callable[[Array], Array]]) -> Array:
-        """Coefficients ``(len(functions), n)`` of a least-squares fit to values at the nodes."""
+        """Return the coefficients ``(len(functions), n)`` of a least-squares fit to values at the nodes."""
         basis = np.stack([f(self.nodes) for f in functions], axis=1)
         return np.asarray(np.linalg.lstsq(basis, values, rcond=None)[0], dtype=np.float64)
 
     def known_as(self, family: SiteFamily, shift: Array, propose: Propose) -> Recognised:
-        """A family up to the constants, which are those that fit the values at the last node, the origin."""
+        """Return a family up to the constants, which are those that fit the values at the last node, the origin."""
         size = 1 + np.abs(self.near).max(axis=0)
         constant = self.near[-1] - family.log_site(np.broadcast_to(shift, self.n)[None])[0]
         return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-11 * size, 0.0, constant), propose)
@@ -88,16 +86,7 @@ Propose = Callable[[Written], Recognised | None]
 
 
 def recognise(log_site: Callable[[Array], Array], n: int, like: Recognised | None = None) -> Recognised | None:
-    """Return the known family that all ``n`` sites belong to, or None.
-
-    Parameters
-    ----------
-    log_site : callable
-        Scalars ``(k, n)`` to log t ``(k, n)``, as the model has it.
-    n : int
-    like : Recognised, optional
-        What a sample of the sites was recognised as: no other family is tried, at as few nodes as determine it.
-    """
+    """Return the known family that all ``n`` sites belong to, or None."""
     written = Written(log_site, n, NEAR if like is None else FEW)
     if not np.isfinite(written.near).all():
         return None
@@ -111,7 +100,7 @@ def recognise(log_site: Callable[[Array], Array], n: int, like: Recognised | Non
 
 
 def _agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
-    """Whether the family has the values as written, wherever those are accurate."""
+    """Return whether the family has the values as written, wherever those are accurate."""
     with np.errstate(all="ignore"):
         argument = (nodes[:, None] if nodes.ndim == 1 else nodes) * proposal.scale + proposal.shift
         known = proposal.family.log_site(argument) + proposal.constant
@@ -124,25 +113,13 @@ def _agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
 
 
 def _counts(coefficients: Array) -> Array:
-    """Coefficients next to a whole number as that number."""
+    """Return the coefficients next to a whole number as that number."""
     whole = np.round(coefficients)
     return np.where(np.abs(coefficients - whole) < 1e-6, whole, coefficients)
 
 
-def _one(s: Array) -> Array:
-    return np.ones_like(s)
-
-
-def _same(s: Array) -> Array:
-    return s
-
-
-def _softplus(s: Array) -> Array:
-    return np.logaddexp(0.0, s)
-
-
 def _normal(written: Written) -> Recognised | None:
-    """−(s − y)²/2σ², from values far out, where they differ most."""
+    """Return −(s − y)²/2σ², from values far out, where they differ most."""
     left, nearer_left, nearer_right, right = written.wide
     square = (left - nearer_left + right - nearer_right) / (2 * (WIDE[3] ** 2 - WIDE[2] ** 2))
     linear = (right - left) / (WIDE[3] - WIDE[0])
@@ -152,15 +129,15 @@ def _normal(written: Written) -> Recognised | None:
 
 
 def _logit(written: Written) -> Recognised | None:
-    """Y s − n log(1 + eˢ)."""
-    y, trials = _counts(written.fit(written.near, (_same, lambda s: -_softplus(s), _one))[:2])
+    """Return y s − n log(1 + eˢ)."""
+    y, trials = _counts(written.fit(written.near, (np.positive, lambda s: -np.logaddexp(0.0, s), np.ones_like))[:2])
     if not np.all((y >= 0) & (y <= trials) & (trials > 0)):
         return None
     return written.known_as(Logit(y, trials), np.zeros(written.n), _logit)._replace(trials=trials)
 
 
 def _probit(written: Written) -> Recognised | None:
-    """Log Φ(α s + β), by the line that Φ⁻¹ makes of it."""
+    """Return log Φ(α s + β), by the line that Φ⁻¹ makes of it."""
     inner = np.abs(written.nodes) < 1.5
     basis = np.stack([written.nodes[inner], np.ones(int(inner.sum()))], axis=1)
     scale, shift = np.linalg.lstsq(basis, np.nan_to_num(ndtri_exp(written.near[inner])), rcond=None)[0]
@@ -170,8 +147,8 @@ def _probit(written: Written) -> Recognised | None:
 
 
 def _poisson(written: Written) -> Recognised | None:
-    """Y s − E eˢ, with the exposure E as a shift of s."""
-    y, exposure, _ = written.fit(written.near, (_same, lambda s: -np.exp(s), _one))
+    """Return y s − E eˢ, with the exposure E as a shift of s."""
+    y, exposure, _ = written.fit(written.near, (np.positive, lambda s: -np.exp(s), np.ones_like))
     y = _counts(y)
     if not np.all((y >= 0) & (exposure > 0)):
         return None
@@ -179,12 +156,12 @@ def _poisson(written: Written) -> Recognised | None:
 
 
 def _slopes(wide: Array) -> tuple[Array, Array]:
-    """Slopes far out on the left and on the right."""
+    """Return slopes far out on the left and on the right."""
     return (wide[1] - wide[0]) / (WIDE[1] - WIDE[0]), (wide[3] - wide[2]) / (WIDE[3] - WIDE[2])
 
 
 def _negative_binomial(written: Written) -> Recognised | None:
-    """Y s − (y + α) log(1 + e^(s − b)): y and −α are the slopes of the tails, which meet at b."""
+    """Return y s − (y + α) log(1 + e^(s − b)): y and −α are the slopes of the tails, which meet at b."""
     wide = written.wide
     y, alpha = _counts(_slopes(wide)[0]), -_slopes(wide)[1]
     if not np.all((y >= 0) & (alpha > 0) & np.isfinite(alpha)):
@@ -196,7 +173,7 @@ def _negative_binomial(written: Written) -> Recognised | None:
 
 
 def _laplace(written: Written) -> Recognised | None:
-    """−|s − y|/b: two lines, and where they meet."""
+    """Return −|s − y|/b: two lines, and where they meet."""
     wide = written.wide
     left, right = _slopes(wide)
     if not np.all((left > 0) & (np.abs(left + right) < TOLERANCE * left)):
@@ -206,13 +183,15 @@ def _laplace(written: Written) -> Recognised | None:
 
 
 def _student(written: Written) -> Recognised | None:
-    """−(ν + 1)/2 log(1 + (s − y)²/νσ²): ν from the tails, then exp(−2 log t/(ν + 1)) is a parabola."""
+    """Return −(ν + 1)/2 log(1 + (s − y)²/νσ²): ν from the tails, then exp(−2 log t/(ν + 1)) is a parabola."""
     wide, near = written.at(WIDEST), written.near
     nu = (wide[0] + wide[1] - wide[2] - wide[3]) / (2 * np.log(WIDEST[3] / WIDEST[1])) - 1
     nu = np.where(np.abs(nu - np.round(nu, 3)) < 1e-7, np.round(nu, 3), nu)
     if not np.all((nu > 0.05) & (nu < 1e3)):
         return None
-    square, linear, constant = written.fit(np.exp(-2 * (near - near.max(axis=0)) / (nu + 1)), (np.square, _same, _one))
+    square, linear, constant = written.fit(
+        np.exp(-2 * (near - near.max(axis=0)) / (nu + 1)), (np.square, np.positive, np.ones_like)
+    )
     y = -0.5 * linear / square
     spread = constant / square - y**2
     if not np.all(spread > 0):

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["FunctionSites", "PoweredSites", "ScaledSites", "SiteFamily", "StackedSites", "TiltedMoments"]
-
 Rows = NDArray[np.integer] | None
 Piece = tuple["SiteFamily", Any, Rows]
 
@@ -51,18 +49,13 @@ class SiteFamily:
     ----------
     **parameters : array_like
         The data of the sites, broadcast to a common leading length.
-
-    Attributes
-    ----------
-    n : int
-    bounds : tuple of two floats, or None
-        Bounds on the second and the first derivative of log t over all s, where both exist.
-    log_concave : bool
-        Whether all sites are known to be.
     """
 
-    bounds: tuple[float, float] | None = None
-    log_concave: bool = False
+    n: int
+    bounds: tuple[float, float] | None = (
+        None  #: bounds on the second and the first derivative of log t, where both exist
+    )
+    log_concave: bool = False  #: whether all sites are known to be
 
     def __init__(self, **parameters: Any) -> None:
         arrays = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
@@ -77,7 +70,7 @@ class SiteFamily:
         self._fields = tuple(arrays)
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
-        """The sites at ``rows`` as a family of their own."""
+        """Return the sites at ``rows`` as a family of their own."""
         taken = copy.copy(self)
         taken.n = len(rows)
         for name in self._fields:
@@ -89,18 +82,18 @@ class SiteFamily:
         return None
 
     def pieces(self, rows: Rows) -> list[Piece]:
-        """The families that ``rows`` fall in: each with the columns it fills and its own rows."""
+        """Return the families that ``rows`` fall in: each with the columns it fills and its own rows."""
         return [(self, slice(None), rows)]
 
     def _at(self, rows: Rows, *names: str) -> list[Array]:
         return [self.__dict__[name] if rows is None else self.__dict__[name][rows] for name in names]
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t at ``s`` ``(k, n)``, or ``(k, len(rows))``; ``-inf`` outside the support."""
+        """Return log t at ``s`` ``(k, n)``, or ``(k, len(rows))``; ``-inf`` outside the support."""
         raise NotImplementedError(f"{type(self).__name__} must define log_site(s, rows)")
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s, shaped as ``s``; by central differences unless overridden."""
+        """Return the first two derivatives of log t in s, shaped as ``s``; by central differences unless overridden."""
         step = 1e-4 * np.maximum(1.0, np.abs(s))
         with np.errstate(invalid="ignore"):
             up, middle, down = (self.log_site(s + shift, rows) for shift in (step, 0.0, -step))
@@ -108,7 +101,7 @@ class SiteFamily:
         return np.where(np.isfinite(first), first, 0.0), np.where(np.isfinite(second), second, 0.0)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Moments of t(s)ᵖ·N(s; mean, variance) where they have a closed form, else None."""
+        """Return the moments of t(s)ᵖ·N(s; mean, variance) where they have a closed form, else None."""
         return None
 
 
@@ -143,19 +136,16 @@ class FunctionSites(SiteFamily):
         self._subset: NDArray[np.integer] | None = None  # the sites of the function that are kept
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
-        """The sites at ``rows`` as a family of their own."""
         taken = copy.copy(self)
         taken.n = len(rows)
         taken._subset = rows if self._subset is None else self._subset[rows]
         return taken
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         value = np.asarray(self._call(self._function, s, rows)[0], dtype=np.float64)
         return np.where(np.isnan(value), -np.inf, value)
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         if self._derivatives is None:
             return super().derivatives(s, rows)
         first, second = self._call(self._derivatives, s, rows)
@@ -185,14 +175,7 @@ class FunctionSites(SiteFamily):
 
 
 class ScaledSites(SiteFamily):
-    """Sites exp(cᵢ) tᵢ(s), with the tᵢ of another family.
-
-    Parameters
-    ----------
-    family : SiteFamily
-    log_scale : array (n,)
-        The cᵢ.
-    """
+    """Sites exp(cᵢ) tᵢ(s), with the tᵢ of another family."""
 
     log_scale: Array
 
@@ -203,24 +186,19 @@ class ScaledSites(SiteFamily):
         self.family, self.bounds, self.log_concave = family, family.bounds, family.log_concave
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
-        """The sites at ``rows`` as a family of their own."""
         return ScaledSites(self.family.take(rows), self.log_scale[rows])
 
     def compiled(self) -> CompiledFamily | None:
-        """Return those of the family."""
         return self.family.compiled()
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         (log_scale,) = self._at(rows, "log_scale")
         return self.family.log_site(s, rows) + log_scale
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         return self.family.derivatives(s, rows)
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Moments where the family has them in closed form."""
         moments = self.family.tilted(mean, variance, power, rows)
         if moments is None:
             return None
@@ -229,14 +207,7 @@ class ScaledSites(SiteFamily):
 
 
 class PoweredSites(SiteFamily):
-    """Sites tᵢ(s)^eᵢ, with the tᵢ of another family: a tempered likelihood.
-
-    Parameters
-    ----------
-    family : SiteFamily
-    power : array (n,)
-        The eᵢ ≥ 0.
-    """
+    """Sites tᵢ(s)^eᵢ, with the tᵢ of another family: a tempered likelihood."""
 
     power: Array
 
@@ -250,7 +221,6 @@ class PoweredSites(SiteFamily):
             self.bounds = (largest * family.bounds[0], largest * family.bounds[1])
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
-        """The sites at ``rows`` as a family of their own."""
         return PoweredSites(self.family.take(rows), self.power[rows])
 
     def compiled(self) -> CompiledFamily | None:
@@ -262,19 +232,17 @@ class PoweredSites(SiteFamily):
         return CompiledFamily(own.family, y, self.power * own.extra)
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         (power,) = self._at(rows, "power")
         value = self.family.log_site(s, rows)
         return np.where(power == 0, 0.0, power * np.where(power == 0, 0.0, value))
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         (power,) = self._at(rows, "power")
         first, second = self.family.derivatives(s, rows)
         return power * first, power * second
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Closed form where the powers are equal and the family has one at that power."""
+        """Return the closed form where the powers are equal and the family has one at that power."""
         (powers,) = self._at(rows, "power")
         if not len(powers) or np.any(powers != powers[0]):
             return None
@@ -290,7 +258,6 @@ class StackedSites(SiteFamily):
         self.n = int(self._ends[-1])
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
-        """The sites at ``rows`` as a family of their own."""
         which, local = self._locate(rows)
         if np.any(np.diff(which) < 0):
             raise ModelError("sites of several families can only be taken in increasing order")
@@ -310,7 +277,6 @@ class StackedSites(SiteFamily):
         return which, rows - np.concatenate([[0], self._ends])[which]
 
     def pieces(self, rows: Rows) -> list[Piece]:
-        """Every family with the columns it fills and its own rows."""
         if rows is None:
             starts = np.concatenate([[0], self._ends])
             return [(f, slice(a, b), None) for f, a, b in zip(self.families, starts, self._ends, strict=False)]
@@ -319,14 +285,12 @@ class StackedSites(SiteFamily):
         return [(f, c, local[c]) for f, c in zip(self.families, columns, strict=True) if len(c)]
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
-        """Log t, shaped as ``s``."""
         value = np.empty_like(s)
         for family, columns, local in self.pieces(rows):
             value[:, columns] = family.log_site(s[:, columns], local)
         return value
 
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         first, second = np.empty_like(s), np.empty_like(s)
         for family, columns, local in self.pieces(rows):
             first[:, columns], second[:, columns] = family.derivatives(s[:, columns], local)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pymc as pm
@@ -14,8 +14,9 @@ import pytensor
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
+from ppl_backends.numerics.differences import STEP
 from ppl_backends.targets.blocks import block_cap, pad_rows
-from ppl_backends.targets.derivatives import DISAGREEMENT, derivative_error
+from ppl_backends.targets.jax_process import check_process
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.digest import digest_of_graphs
 from ppl_backends.targets.pymc.graph import (
@@ -30,37 +31,33 @@ from ppl_backends.targets.pymc.graph import (
     multiplies,
     no_c_compiler,
     observed_variables,
+    one_line,
 )
 from ppl_backends.targets.pymc.rewrites import simplify
 
-__all__ = ["BACKENDS", "CompiledFunction", "CompiledGraph", "DataArguments"]
-
+Made = TypeVar("Made")
 BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",), "c": ("c",)}
 
 
 class DataArguments:
-    """Values of the shared variables, as each backend takes them."""
+    """Values of further arguments of a function, as each backend takes them."""
 
-    def __init__(self, data: DataValues) -> None:
-        self._values = list(data.values())
+    def __init__(self, values: Iterable[np.ndarray]) -> None:
+        self._values = list(values)
         self._converted: dict[str, list[Any]] = {}
 
     def of(self, backend: str) -> list[Any]:
-        """The values for ``backend``."""
+        """Return the values for ``backend``."""
         if backend not in self._converted:
-            self._converted[backend] = [_compilers(backend).as_argument(value) for value in self._values]
+            self._converted[backend] = [compilers(backend).as_argument(value) for value in self._values]
         return self._converted[backend]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_converted": {}}
 
 
 class CompiledFunction:
-    """One batched function, compiled at its first call by the first backend that can run it.
-
-    Parameters
-    ----------
-    kind : str
-        What it computes; see :class:`CompiledGraph`.
-    graph : CompiledGraph
-    """
+    """One batched function, compiled at its first call by the first backend that can run it."""
 
     def __init__(self, kind: str, graph: CompiledGraph) -> None:
         self._kind, self._graph = kind, graph
@@ -73,7 +70,7 @@ class CompiledFunction:
         self.cap = block_cap(scale * graph.row_bytes, **few)
 
     def __call__(self, block: Array, data: DataArguments) -> Sequence[Array]:
-        """Outputs at the rows of ``block``."""
+        """Return outputs at the rows of ``block``."""
         if self._function is None:
             with self._lock:
                 if self._function is None:
@@ -83,28 +80,24 @@ class CompiledFunction:
 
     def _first_call(self, block: Array, data: DataArguments) -> Sequence[Array]:
         """Compile and run; JAX fails for some operations only when it runs."""
-        reasons = []
-        for backend in self._graph.backends:
-            if backend == "jax":
-                _check_fork()
-            try:
-                with warnings.catch_warnings():
-                    # Numba's advice on the code that PyTensor writes is of no use to whoever wrote the model.
-                    warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
-                    function = self._graph.compile(self._kind, _compilers(backend), static=backend == "jax")
-                    outputs = function(block, *data.of(backend))
-                    if self._kind == "gradient" and backend == "jax" and self._graph.delicate:
-                        _check_gradient(lambda block: function(block, *data.of("jax")), block, outputs)  # noqa: B023
-            except ModelError:
-                raise
-            except Exception as error:
-                reasons.append(f"{backend}: {_one_line(error)}")
-                continue
-            self.backend, self._function = backend, function
-            if reasons:
-                self._graph.note_fallback(backend, reasons)
-            return outputs
-        raise CompilationError(f"the {self._kind} of the model cannot be compiled; {'; '.join(reasons)}")
+        graph = self._graph
+
+        def compiled(backend: str) -> tuple[Callable[..., Sequence[Array]], Sequence[Array]]:
+            function = graph.compile(self._kind, compilers(backend), static=backend == "jax")
+            outputs = function(block, *data.of(backend))
+            if self._kind == "gradient" and backend == "jax" and graph.delicate:
+                _check_gradient(lambda block: function(block, *data.of("jax")), block, outputs)
+            return function, outputs
+
+        if "jax" in graph.backends:
+            check_process()
+        self.backend, (function, outputs), reasons = first_backend(
+            graph.backends, compiled, f"the {self._kind} of the model"
+        )
+        self._function = function
+        if reasons:
+            graph.note_fallback(self.backend, reasons)
+        return outputs
 
 
 class CompiledGraph:
@@ -130,7 +123,7 @@ class CompiledGraph:
         self._lock = RLock()
 
     def function(self, kind: str) -> CompiledFunction:
-        """The function of that kind."""
+        """Return the function of that kind."""
         with self._lock:
             if kind not in self._functions:
                 self._functions[kind] = CompiledFunction(kind, self)
@@ -169,7 +162,7 @@ class CompiledGraph:
         return self.factorises or multiplies(self._static.point, [self._static.log_prior, self._static.log_likelihood])
 
     def n_observations(self, data: DataValues) -> int:
-        """Number of elements of the pointwise log likelihood."""
+        """Return the number of elements of the pointwise log likelihood."""
         graph = self._dynamic
         sizes = [term.size for term in graph.observed.values()]
         with no_c_compiler():
@@ -184,12 +177,12 @@ class CompiledGraph:
         return digest_of_graphs(terms, [graph.point, *graph.data])
 
     def serves(self, data: DataValues) -> bool:
-        """Whether the functions can be called with these data: JAX compiles for fixed shapes."""
+        """Return whether the functions can be called with these data: JAX compiles for fixed shapes."""
         same = all(np.shape(value) == np.shape(data[shared]) for shared, value in self._data.items())
         return same or "jax" not in self.backends
 
     def compile(self, kind: str, compilers: Any, static: bool) -> Callable[..., Sequence[Array]]:
-        """The function of that kind by one backend."""
+        """Return the function of that kind by one backend."""
         graph = self._static if static else self._dynamic
         point = graph.constrained_point if kind == "unconstrain" else graph.point
         with no_c_compiler():
@@ -254,8 +247,24 @@ _OUTPUTS: dict[str, Callable[[ModelGraph], list[Variable]]] = {
 """The graphs that a function of each kind computes."""
 
 
-def _compilers(backend: str) -> Any:
-    """The compilers of a backend; ImportError where its library is missing."""
+def first_backend(backends: Sequence[str], make: Callable[[str], Made], what: str) -> tuple[str, Made, list[str]]:
+    """Return the first backend that can make something, what it made, and why those before it could not."""
+    reasons: list[str] = []
+    for backend in backends:
+        try:
+            with warnings.catch_warnings():
+                # Numba's advice on the code that PyTensor writes is of no use to whoever wrote the model.
+                warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
+                return backend, make(backend), reasons
+        except ModelError:
+            raise
+        except Exception as error:
+            reasons.append(f"{backend}: {one_line(error)}")
+    raise CompilationError(f"{what} cannot be compiled; {'; '.join(reasons)}")
+
+
+def compilers(backend: str) -> Any:
+    """Return the compilers of a backend; ImportError where its library is missing."""
     if backend == "jax":
         from ppl_backends.targets.pymc import jax_backend
 
@@ -265,12 +274,29 @@ def _compilers(backend: str) -> Any:
     return pytensor_backend.NUMBA if backend == "numba" else pytensor_backend.C
 
 
-def _check_fork() -> None:
-    from ppl_backends.targets.pymc import jax_backend
-
-    jax_backend.check_process()
+DISAGREEMENT = 0.01  # relative error above which a compiled derivative is not used
+N_DIRECTIONS = 4
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."
+def derivative_error(function: Callable[[Array], Array], x: Array, derivative: Array) -> float:
+    """Return the relative error of a derivative ``(..., dim)`` at ``x`` ``(dim,)``, beyond what differences can tell.
+
+    In random directions v, the derivative times v is compared with central differences of ``function``, of values or
+    gradients at 16 points. What these can tell is judged by differences over twice the step and by the change of the slope
+    along it, which is large at a kink. Where anything is not finite the error is 0.
+    """
+    directions = np.random.default_rng(0).standard_normal((N_DIRECTIONS, len(x))) * np.maximum(1.0, np.abs(x))
+    step = STEP
+    shifts = step * np.array([1.0, -1.0, 2.0, -2.0])[:, None, None] * directions  # (4, N_DIRECTIONS, dim)
+    values = function(x + shifts.reshape(-1, len(x))).reshape(4, N_DIRECTIONS, -1)
+    given = directions @ np.atleast_2d(derivative).T
+    if not (np.isfinite(values).all() and np.isfinite(given).all()):
+        return 0.0
+    up, down, far_up, far_down = values
+    near, far = (up - down) / (2 * step), (far_up - far_down) / (4 * step)
+    kink = (far_up - up - down + far_down) / step  # slopes further on less slopes further back
+    rounding = 100 * np.finfo(float).eps * np.abs(values).max() / step
+    doubt = (10 * np.abs(near - far) + np.abs(kink)).max(axis=1) + rounding
+    size = np.maximum(np.abs(near).max(axis=1), np.abs(given).max(axis=1))
+    excess = np.abs(near - given).max(axis=1) - doubt
+    return float(np.max(np.maximum(excess, 0.0) / np.maximum(size, 1e-300)))

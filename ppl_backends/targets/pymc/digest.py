@@ -22,21 +22,12 @@ from pytensor.graph.op import Op
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.pymc.graph import io_toposort
 
-__all__ = ["digest_of_graphs"]
-
 _KNOWN = ("pytensor", "pymc", "ppl_backends")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype, np.generic, Enum)
 
 
 def digest_of_graphs(graphs: Mapping[str, Variable], inputs: Sequence[Variable]) -> tuple[str, bool]:
-    """Return the digest of named graphs, and whether all that they compute is in it.
-
-    Parameters
-    ----------
-    graphs : mapping of str to variable
-    inputs : sequence of variable
-        All that is not constant; known by their place and type.
-    """
+    """Return the digest of named graphs, and whether all that they compute is in it."""
     reader = _Reader()
     outputs = reader.outputs(list(inputs), list(graphs.values()))
     return digest(*graphs, *outputs), not reader.opaque
@@ -122,5 +113,5 @@ class _Reader:
 
 
 def _is_known(defined: Any) -> bool:
-    """Whether a class or function belongs to PyTensor or PyMC."""
+    """Return whether a class or function belongs to PyTensor or PyMC."""
     return defined.__module__.split(".")[0] in _KNOWN

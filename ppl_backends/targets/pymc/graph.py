@@ -33,32 +33,8 @@ from pytensor.tensor.type import TensorType
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc.matching import ancestors, io_toposort
 from ppl_backends.targets.pymc.rewrites import replace_checks
+from ppl_backends.targets.state_space.target import refusal as state_space_refusal
 from ppl_backends.targets.unnormalized import refusal
-
-__all__ = [
-    "PYTHON_MODE",
-    "DataValues",
-    "ModelGraph",
-    "ModelShapes",
-    "ancestors",
-    "build_graph",
-    "check_model",
-    "data_values",
-    "evaluate_graphs",
-    "factorises",
-    "fixed_values",
-    "flat_names",
-    "forward",
-    "free_variables",
-    "io_toposort",
-    "multiplies",
-    "named_tensor",
-    "no_c_compiler",
-    "observed_values",
-    "observed_variables",
-    "shapes_of",
-    "unnormalized_variables",
-]
 
 # Where PyTensor keeps its factorisations, solvers and determinants (in one package since version 3).
 LINEAR_ALGEBRA = ("pytensor.tensor.linalg", "pytensor.tensor.nlinalg", "pytensor.tensor.slinalg")
@@ -72,7 +48,7 @@ PYTHON_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer="
 
 
 def no_c_compiler() -> AbstractContextManager:
-    """In this context PyTensor folds constants in Python, not in C that it compiles first, and records no call stacks.
+    """Let PyTensor fold constants in Python, not in C that it compiles first, and record no call stacks.
 
     Rewrites join the call stacks of all that they replace, which takes gigabytes for a gradient of a large model.
     """
@@ -81,48 +57,24 @@ def no_c_compiler() -> AbstractContextManager:
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """Shapes of the free variables, by name, in the order of the ravelled point.
+    """Shapes of the free variables, by name, in the order of the ravelled point."""
 
-    Attributes
-    ----------
-    value : dict
-        Name of value variable (``sigma_log__``) → shape on the unconstrained space.
-    model : dict
-        Name of free variable (``sigma``) → shape in model space.
-    """
-
-    value: dict[str, tuple[int, ...]]
-    model: dict[str, tuple[int, ...]]
+    value: dict[str, tuple[int, ...]]  # name of value variable (``sigma_log__``) → shape on the unconstrained space
+    model: dict[str, tuple[int, ...]]  # name of free variable (``sigma``) → shape in model space
 
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """Graphs of one point of a model.
+    """Graphs of one point of a model."""
 
-    Attributes
-    ----------
-    point : vector (dim,)
-        The ravelled value variables; input of all graphs but ``unconstrained``.
-    data : list of variable
-        Inputs that stand for the shared variables, in the order of :func:`data_values`.
-    free, observed, potentials : dict
-        Name → elementwise terms of the log density, Jacobians included.
-    constrained : dict
-        Name → value of every free variable, then of every Deterministic.
-    constrained_point : vector
-        The ravelled free variables in model space; input of ``unconstrained``.
-    unconstrained : vector (dim,)
-        Inverse of ``constrained`` on the free variables.
-    """
-
-    point: Variable
-    data: list[Variable]
-    free: dict[str, Variable]
-    observed: dict[str, Variable]
-    potentials: dict[str, Variable]
-    constrained: dict[str, Variable]
-    constrained_point: Variable
-    unconstrained: Variable
+    point: Variable  # the ravelled value variables; input of all graphs but ``unconstrained``
+    data: list[Variable]  # inputs that stand for the shared variables, in the order of :func:`data_values`
+    free: dict[str, Variable]  # name → elementwise terms of the log density, Jacobians included
+    observed: dict[str, Variable]  # name → elementwise terms of the log density, Jacobians included
+    potentials: dict[str, Variable]  # name → elementwise terms of the log density, Jacobians included
+    constrained: dict[str, Variable]  # name → value of every free variable, then of every Deterministic
+    constrained_point: Variable  # the ravelled free variables in model space; input of ``unconstrained``
+    unconstrained: Variable  # inverse of ``constrained`` on the free variables
 
     @property
     def log_prior(self) -> Variable:
@@ -148,35 +100,42 @@ def _total(terms: Mapping[str, Variable]) -> Variable:
 
 
 def free_variables(model: pm.Model) -> list[Variable]:
-    """The free variables, each once."""
+    """Return the free variables, each once."""
     return list(dict.fromkeys(model.free_RVs))
 
 
 def observed_variables(model: pm.Model) -> list[Variable]:
-    """The observed variables, each once, but those without a density; PyMC 5 may leave Deterministics in the model's list."""
-    unnormalized = unnormalized_variables(model)
-    return [rv for rv in dict.fromkeys(model.observed_RVs) if rv in model.rvs_to_values and rv not in unnormalized]
+    """Return the observed variables with a density, each once; PyMC 5 may list Deterministics among them."""
+    left_out = [*unnormalized_variables(model), *state_space_variables(model)]
+    return [rv for rv in dict.fromkeys(model.observed_RVs) if rv in model.rvs_to_values and rv not in left_out]
 
 
 def unnormalized_variables(model: pm.Model) -> list[Variable]:
-    """The observed variables that are ``pb.Unnormalized``."""
+    """Return the observed variables that are ``pb.Unnormalized``."""
+    return _marked(model, "unnormalized")
+
+
+def state_space_variables(model: pm.Model) -> list[Variable]:
+    """Return the observed variables that are ``pb.StateSpace``."""
+    return _marked(model, "state_space")
+
+
+def _marked(model: pm.Model, kind: str) -> list[Variable]:
+    """Return the observed variables whose function of draws is one of ours."""
     return [
         rv
         for rv in dict.fromkeys(model.observed_RVs)
-        if rv.owner is not None and hasattr(getattr(type(rv.owner.op), "_random_fn", None), "unnormalized")
+        if rv.owner is not None and hasattr(getattr(type(rv.owner.op), "_random_fn", None), kind)
     ]
 
 
-def check_model(model: pm.Model, unnormalized: bool = False) -> None:
-    """Refuse what has no differentiable log density of the full data, unnormalised variables unless ``unnormalized``.
-
-    Raises
-    ------
-    ModelError
-        One line that names the variable.
-    """
-    for rv in [] if unnormalized else unnormalized_variables(model):
-        raise ModelError(refusal(rv.name))
+def check_model(model: pm.Model, intractable: bool = False) -> None:
+    """Refuse what has no differentiable log density of the full data; without a look at intractable variables on request."""
+    if not intractable:
+        for rv in unnormalized_variables(model):
+            raise ModelError(refusal(rv.name))
+        for rv in state_space_variables(model):
+            raise ModelError(state_space_refusal(rv.name))
     free = free_variables(model)
     if not free:
         raise ModelError("the model has no free variables: there is nothing to infer")
@@ -211,13 +170,7 @@ def check_model(model: pm.Model, unnormalized: bool = False) -> None:
 
 
 def flat_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Names of the coordinates of ravelled arrays.
-
-    Examples
-    --------
-    >>> flat_names({"a": (), "b": (2,)})
-    ('a', 'b[0]', 'b[1]')
-    """
+    """Return the names of the coordinates of ravelled arrays."""
     return tuple(
         name + (f"[{','.join(map(str, index))}]" if shape else "")
         for name, shape in shapes.items()
@@ -226,7 +179,7 @@ def flat_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
 
 
 def data_values(model: pm.Model) -> dict[SharedVariable, np.ndarray]:
-    """Present values of the shared variables that the model depends on: its data and mutable lengths."""
+    """Return present values of the shared variables that the model depends on: its data and mutable lengths."""
     roots = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.rvs_to_values.values()]
     return {
         v: np.array(v.get_value(borrow=True))
@@ -236,7 +189,7 @@ def data_values(model: pm.Model) -> dict[SharedVariable, np.ndarray]:
 
 
 def fixed_values(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
-    """What replaces the shared variables and the observed variables: their values."""
+    """Return what replaces the shared variables and the observed variables: their values."""
     constants = {v: pt.constant(value, dtype=v.dtype) for v, value in data.items()}
     observed = observed_variables(model)
     values = _clone([model.rvs_to_values[rv] for rv in observed], constants)
@@ -244,7 +197,7 @@ def fixed_values(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
 
 
 def shapes_of(model: pm.Model, data: DataValues) -> ModelShapes:
-    """Shapes of the free variables given the data."""
+    """Return shapes of the free variables given the data."""
     free = free_variables(model)
     shapes = [forward(model, rv, rv).shape for rv in free] + [rv.shape for rv in free]
     found = [tuple(int(length) for length in shape) for shape in evaluate_graphs(shapes, fixed_values(model, data))]
@@ -256,38 +209,27 @@ def shapes_of(model: pm.Model, data: DataValues) -> ModelShapes:
 
 
 def observed_values(model: pm.Model, data: DataValues) -> dict[str, np.ndarray]:
-    """Values of the observed variables given the data."""
+    """Return the values of the observed variables given the data."""
     observed = observed_variables(model)
     fixed = fixed_values(model, data)
     return dict(zip([rv.name for rv in observed], evaluate_graphs([fixed[rv] for rv in observed], {}), strict=True))
 
 
 def evaluate_graphs(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> list[np.ndarray]:
-    """Values of graphs that need no further inputs."""
+    """Return the values of graphs that need no further inputs."""
     with no_c_compiler():
         function = pytensor.function([], _clone(graphs, replace), mode=PYTHON_MODE, on_unused_input="ignore")
         return [np.asarray(value) for value in function()]
 
 
 def forward(model: pm.Model, rv: Variable, value: Variable) -> Variable:
-    """``value`` of the free variable ``rv`` on the unconstrained space."""
+    """Return ``value`` of the free variable ``rv`` on the unconstrained space."""
     transform = model.rvs_to_transforms[rv]
     return value if transform is None else transform.forward(value, *rv.owner.inputs)
 
 
 def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: bool = True) -> ModelGraph:
-    """Graphs of one ravelled point.
-
-    Parameters
-    ----------
-    model : pm.Model
-        A model that :func:`check_model` accepts.
-    data : dict
-        Values of the shared variables. Only their shapes enter the graph, and the values of integer scalars (lengths).
-    shapes : ModelShapes
-    static : bool
-        Whether the shapes of the data are fixed, as JAX needs.
-    """
+    """Return graphs of one ravelled point."""
     free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
     term_rvs = [*free, *observed, *potentials]
     outputs = [*free, *model.deterministics]
@@ -321,8 +263,8 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
 
 
 def _shapes_disagree(model: pm.Model, replace: Mapping[Variable, Variable], error: ValueError) -> ModelError:
-    """One line for a log density that cannot be built, with the variable's name."""
-    reason = " ".join(str(error).split())[:200]
+    """Return one line for a log density that cannot be built, with the variable's name."""
+    reason = one_line(error)
     for rv in [*observed_variables(model), *free_variables(model), *model.potentials]:
         try:
             term = pm.logp(rv, model.rvs_to_values[rv]) if rv in model.rvs_to_values else rv
@@ -332,8 +274,14 @@ def _shapes_disagree(model: pm.Model, replace: Mapping[Variable, Variable], erro
     return ModelError(f"the shapes of the model's variables and data do not agree: {reason}")
 
 
+def one_line(error: Exception) -> str:
+    """Return the message of an error of PyTensor's, which may take pages, on one short line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
 def factorises(outputs: Sequence[Variable]) -> bool:
-    """Whether a graph factorises matrices, solves with them or takes their determinants."""
+    """Return whether a graph factorises matrices, solves with them or takes their determinants."""
 
     def any_node(nodes: Iterable[Apply]) -> bool:
         for node in nodes:
@@ -348,12 +296,12 @@ def factorises(outputs: Sequence[Variable]) -> bool:
 
 
 def _core(node: Apply) -> Op:
-    """The operation of a node, on one matrix where it maps over several."""
+    """Return the operation of a node, on one matrix where it maps over several."""
     return node.op.core_op if isinstance(node.op, Blockwise) else node.op
 
 
 def multiplies(point: Variable, outputs: Sequence[Variable]) -> bool:
-    """Whether a graph holds a product of matrices that both depend on the point."""
+    """Return whether a graph holds a product of matrices that both depend on the point."""
     moving = {point}
     for node in io_toposort([], list(outputs)):
         depends = [v in moving for v in node.inputs]
@@ -373,12 +321,12 @@ def _clone(graphs: Sequence[Variable], replace: Mapping[Variable, Variable]) -> 
 
 
 def named_tensor(name: str | None, dtype: str, shape: Sequence[int | None]) -> Variable:
-    """A tensor of any name; ``pt.tensor`` raises for names that NumPy can or cannot read as a dtype (``1|g_sigma``)."""
+    """Return a tensor of any name; ``pt.tensor`` raises for names that NumPy takes for a dtype (``1|g_sigma``)."""
     return TensorType(dtype, shape=tuple(shape))(name=name)
 
 
 def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, list[Variable]]:
-    """A vector, and the pieces of it that stand for ``variables`` of the given shapes."""
+    """Return a vector, and the pieces of it that stand for ``variables`` of the given shapes."""
     shapes = list(shapes)
     sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
     ends = np.cumsum(sizes)
@@ -391,7 +339,7 @@ def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, li
 
 
 def _data_inputs(data: DataValues, static: bool) -> tuple[list[Variable], dict[Variable, Variable]]:
-    """Inputs for the shared variables, and what replaces each; integer scalars may be lengths and become constants."""
+    """Return inputs for the shared variables and what replaces each; integer scalars may become constants."""
     inputs, replace = [], {}
     for shared, value in data.items():
         stand_in = named_tensor(shared.name, shared.dtype, value.shape if static else shared.type.shape)

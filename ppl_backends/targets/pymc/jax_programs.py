@@ -25,8 +25,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["COMPILER_OPTIONS", "map_points", "rewrite"]
-
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}  # barriers hold until the end
 
 CACHE_BYTES = 2**17  # of the largest value of a group of points
@@ -68,13 +66,7 @@ def map_points(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence
 
 
 def rewrite(function: Callable[..., Sequence[Any]]) -> Callable[..., list]:
-    """Return the JAX function of arrays that computes the same: batches factorised in turn, comparisons behind barriers.
-
-    Parameters
-    ----------
-    function : callable
-        Arrays to a sequence of arrays, with ``vmap`` and derivatives already inside.
-    """
+    """Return the JAX function of arrays that computes the same: batches factorised in turn, comparisons behind barriers."""
     import jax
 
     def rewritten(*arguments: Any) -> list:
@@ -111,7 +103,7 @@ def _evaluate(closed: Any, arguments: Sequence[Any]) -> list:
 
 
 def _apply(equation: Any, operands: list) -> Sequence[Any]:
-    """Results of one equation."""
+    """Return results of one equation."""
     primitive, parameters = equation.primitive, equation.params
     if primitive.name in CALLS:
         return _evaluate(_closed(parameters[CALLS[primitive.name]]), operands)
@@ -122,7 +114,7 @@ def _apply(equation: Any, operands: list) -> Sequence[Any]:
 
 
 def _factorise(primitive: Any, parameters: dict, operands: list) -> Sequence[Any]:
-    """A factorisation or a solve, of one matrix at a time unless the batch is small."""
+    """Return a factorisation or a solve, of one matrix at a time unless the batch is small."""
     import jax
 
     def one(matrices: Sequence[Any]) -> Sequence[Any]:
@@ -142,7 +134,7 @@ def _factorise(primitive: Any, parameters: dict, operands: list) -> Sequence[Any
 
 
 def _rewritten(value: Any) -> Any:
-    """A parameter of a loop, a branch or a solver with the programs in it rewritten."""
+    """Return a parameter of a loop, a branch or a solver with the programs in it rewritten."""
     import jax
     from jax.extend.core import ClosedJaxpr
 
@@ -156,7 +148,7 @@ def _rewritten(value: Any) -> Any:
 
 
 def _closed(program: Any) -> Any:
-    """A jaxpr with its constants; one that has none may stand alone."""
+    """Return a jaxpr with its constants; one that has none may stand alone."""
     from jax.extend.core import ClosedJaxpr
 
     return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())

@@ -28,18 +28,6 @@ from scipy.special import gammaln
 
 from ppl_backends.targets.pymc.rewrites import replace_checks
 
-__all__ = [
-    "NORMALISED",
-    "car_precision",
-    "chained",
-    "counted_mass",
-    "exchangeable_and_ordered",
-    "has_default_transform",
-    "has_independent_parts",
-    "is_ordered",
-    "log_mass",
-]
-
 # fmt: off
 NORMALISED = (
     "AsymmetricLaplace", "Beta", "Cauchy", "ExGaussian", "Exponential", "Gamma", "Gumbel", "HalfCauchy",
@@ -60,7 +48,7 @@ _ELEMENTWISE = (LogTransform, LogOddsTransform, LogExpM1, Interval, IntervalTran
 
 
 def _op_types(names: Sequence[str]) -> frozenset[type]:
-    """Types of the ops of distributions of these names, as far as this PyMC has them."""
+    """Return types of the ops of distributions of these names, as far as this PyMC has them."""
     found = [getattr(getattr(pm, name, None), "rv_type", None) for name in names]
     return frozenset(kind for kind in found if kind is not None)
 
@@ -69,16 +57,7 @@ _NORMALISED_OPS, _SINGULAR_OPS = _op_types(NORMALISED), _op_types(_SINGULAR)
 
 
 def log_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable | float | None:
-    """Log of the integral of the density of ``rv`` given its parents: a graph of these, a number, or None if not known.
-
-    Parameters
-    ----------
-    model : pm.Model
-    rv : Variable
-        A free variable.
-    shape : tuple of int
-        In model space.
-    """
+    """Return the log integral of the density of ``rv`` given its parents: a graph, a number, or None if unknown."""
     if isinstance(rv.owner.op, PartialObservedRV):  # its density is counted with the observed entries
         return 0.0
     constant = _missing_constant(rv, shape)
@@ -93,7 +72,7 @@ def log_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable 
 
 
 def has_default_transform(model: pm.Model, rv: Variable) -> bool:
-    """Whether the transform is the one that PyMC chooses for the distribution."""
+    """Return whether the transform is the one that PyMC chooses for the distribution."""
     transform, default = model.rvs_to_transforms[rv], _default_transform(rv.owner.op, rv)
     if type(transform) is not type(default):
         return False
@@ -106,20 +85,20 @@ def has_default_transform(model: pm.Model, rv: Variable) -> bool:
 
 
 def counted_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable:
-    """Graph of a draw whose mean over draws is the integral: zero, as a log, where no unconstrained value is mapped to it."""
+    """Return a draw whose mean is the integral, as a log; its weight is zero where no unconstrained value maps to it."""
     value = model.rvs_to_transforms[rv].forward(rv, *rv.owner.inputs)
     log_orders = _log_orders(shape) if exchangeable_and_ordered(model, rv) else 0.0  # such draws are sorted
     return pt.switch(pt.any(pt.isnan(value)), -np.inf, -log_orders)
 
 
 def is_ordered(model: pm.Model, rv: Variable) -> bool:
-    """Whether the transform orders elements."""
+    """Return whether the transform orders elements."""
     transforms = chained(model.rvs_to_transforms[rv])
     return bool(transforms) and isinstance(transforms[-1], Ordered)
 
 
 def has_independent_parts(model: pm.Model, rv: Variable) -> bool:
-    """Whether elements given their parents, or vectors of ordered ones, are independent on the unconstrained space."""
+    """Return whether elements given their parents, or ordered vectors, are independent when unconstrained."""
     if not isinstance(rv.owner.op, RandomVariable) or rv.owner.op.ndim_supp:
         return False
     transforms = chained(model.rvs_to_transforms[rv])
@@ -128,7 +107,7 @@ def has_independent_parts(model: pm.Model, rv: Variable) -> bool:
 
 
 def exchangeable_and_ordered(model: pm.Model, rv: Variable) -> bool:
-    """Whether the transform orders elements of which no parameter varies along the last axis."""
+    """Return whether the transform orders elements of which no parameter varies along the last axis."""
     op, transforms = rv.owner.op, chained(model.rvs_to_transforms[rv])
     if not is_ordered(model, rv) or not has_independent_parts(model, rv):
         return False
@@ -138,7 +117,7 @@ def exchangeable_and_ordered(model: pm.Model, rv: Variable) -> bool:
 
 
 def _is_normalised(model: pm.Model, rv: Variable) -> bool:
-    """Whether the distribution, and those it is made of, are among those known to be normalised in model space."""
+    """Return whether the distribution and its components are known to be normalised in model space."""
     op = rv.owner.op
     if isinstance(op, CustomSymbolicDistRV):  # PyMC derives the density, unless one was given
         return _logprob.dispatch(type(op)) is _logprob.dispatch(CustomSymbolicDistRV)
@@ -156,7 +135,7 @@ def _is_normalised(model: pm.Model, rv: Variable) -> bool:
 
 
 def _missing_constant(rv: Variable, shape: tuple[int, ...]) -> Variable | None:
-    """Log integral of the densities that PyMC does not normalise: theirs less the true one, at one point."""
+    """Return log integral of the densities that PyMC does not normalise: theirs less the true one, at one point."""
     name = type(rv.owner.op).__name__
     if name == "_LKJCholeskyCovRV":
         n, eta, sd_dist = rv.owner.inputs[-3:]
@@ -168,7 +147,7 @@ def _missing_constant(rv: Variable, shape: tuple[int, ...]) -> Variable | None:
 
 
 def _lkj_cholesky(n: int, eta: Variable, sd_dist: Variable, shape: tuple[int, ...]) -> Variable | None:
-    """Of ``LKJCholeskyCov``, at the identity, whose standard deviations are one, under half-normals in place of theirs."""
+    """Return that of ``LKJCholeskyCov``, at the identity under half-normals for its standard deviations."""
     op = sd_dist.owner.op
     positive = type(_default_transform(op, sd_dist)) is LogTransform
     if type(op) not in _NORMALISED_OPS or not positive:
@@ -181,7 +160,7 @@ def _lkj_cholesky(n: int, eta: Variable, sd_dist: Variable, shape: tuple[int, ..
 
 
 def _lkj_corr(n: int, eta: Variable, shape: tuple[int, ...]) -> Variable:
-    """Of ``LKJCorr``, at the identity, as a vector (PyMC 5) or as a Cholesky factor (PyMC 6)."""
+    """Return that of ``LKJCorr``, at the identity, as a vector (PyMC 5) or as a Cholesky factor (PyMC 6)."""
     stand_in = pm.LKJCorr.dist(n=n, eta=eta)
     core = stand_in.type.ndim
     identity = np.zeros(n * (n - 1) // 2) if core == 1 else np.eye(n)
@@ -189,14 +168,14 @@ def _lkj_corr(n: int, eta: Variable, shape: tuple[int, ...]) -> Variable:
 
 
 def _log_lkj_volume(n: int, eta: Variable) -> Variable:
-    """Log ∫ det(R)^{η−1} dR over correlation matrices (Lewandowski, Kurowicka & Joe 2009, theorem 5)."""
+    """Return log ∫ det(R)^{η−1} dR over correlation matrices (Lewandowski, Kurowicka & Joe 2009, theorem 5)."""
     k = np.arange(1, n)
     eta = pt.as_tensor_variable(eta).astype("float64")
     return pt.sum(0.5 * k * np.log(np.pi) + pt.gammaln(eta + 0.5 * (n - 1 - k)) - pt.gammaln(eta + 0.5 * (n - 1)))
 
 
 def _car(rv: Variable, shape: tuple[int, ...]) -> Variable:
-    """Of ``CAR``, at its mean."""
+    """Return that of ``CAR``, at its mean."""
     _, W, alpha, tau = rv.owner.inputs[2:6]
     zero = np.zeros(shape[-1])
     compiled = pt.sum(_logp(pm.CAR.dist(zero, W=W, alpha=alpha, tau=tau), zero))
@@ -205,7 +184,7 @@ def _car(rv: Variable, shape: tuple[int, ...]) -> Variable:
 
 
 def car_precision(rv: Variable) -> Variable:
-    """Precision matrix of a ``CAR`` variable."""
+    """Return the precision matrix of a ``CAR`` variable."""
     _, W, alpha, tau = rv.owner.inputs[2:6]
     W = pt.as_tensor_variable(W.toarray() if hasattr(W, "toarray") else W).astype("float64")
     return tau * (pt.diag(W.sum(axis=0)) - alpha * W)
@@ -216,7 +195,7 @@ def _value(variable: Variable) -> Any:
 
 
 def _logp(rv: Variable, value: Any) -> Variable:
-    """Log density, −∞ where PyMC would raise."""
+    """Return log density, −∞ where PyMC would raise."""
     return replace_checks([pm.logp(rv, pt.as_tensor_variable(value), warn_rvs=False)])[0]
 
 
@@ -247,7 +226,7 @@ def _mass_inside(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Varia
 
 
 def _log_orders(shape: tuple[int, ...]) -> float:
-    """Log of the number of orders of the elements along the last axis, for all vectors together."""
+    """Return log of the number of orders of the elements along the last axis, for all vectors together."""
     return float(np.prod(shape[:-1]) * gammaln(shape[-1] + 1))
 
 
@@ -256,7 +235,7 @@ def _logcdf(rv: Variable, value: Variable) -> Variable:
 
 
 def chained(transform: Any) -> list[Any]:
-    """The transforms that a chain applies to a draw, in their order."""
+    """Return the transforms that a chain applies to a draw, in their order."""
     if transform is None:
         return []
     return (
@@ -265,5 +244,5 @@ def chained(transform: Any) -> list[Any]:
 
 
 def _is_decreasing(transform: Any, rv: Variable) -> bool:
-    """Whether this is an interval with an upper end only."""
+    """Return whether this is an interval with an upper end only."""
     return isinstance(transform, IntervalTransform) and transform.args_fn(*rv.owner.inputs)[0] is None

@@ -18,14 +18,14 @@ __all__ = ["ancestors", "arguments", "constant", "io_toposort"]
 
 
 def arguments(variable: Variable, scalar_op: type) -> list[Variable]:
-    """The arguments of an elementwise operation; none where the variable is another's result."""
+    """Return the arguments of an elementwise operation; none where the variable is another's result."""
     node = variable.owner
     applies = node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
     return list(node.inputs) if applies else []
 
 
 def constant(variable: Variable) -> Any:
-    """The one value of a constant, or None."""
+    """Return the one value of a constant, or None."""
     try:
         return get_underlying_scalar_constant_value(variable)
     except NotScalarConstantError:

@@ -29,9 +29,7 @@ from ppl_backends.targets.integral import PriorIntegral, product
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, ancestors, evaluate_graphs, free_variables
 from ppl_backends.targets.pymc.masses import counted_mass, has_default_transform, log_mass
-from ppl_backends.targets.pymc.priors import PriorDraws, PriorSampler, coordinates, prior_replacements
-
-__all__ = ["Masses", "integrate_prior", "prior_masses"]
+from ppl_backends.targets.pymc.priors import PriorDraws, PriorSampler, coordinates, joined_groups, prior_replacements
 
 _BATCH, _MOST_DRAWS, _DRAWS_ONE_BY_ONE = 20_000, 500_000, 4_000
 _PRECISE = 0.003  # standard error at which drawing ends
@@ -41,22 +39,14 @@ _LARGEST_ERROR = 0.25  # of a bridge; beyond, the error is not known either
 
 
 class Masses(NamedTuple):
-    """The free variables of a model by what is known of the integral of their density, given their parents.
-
-    Attributes
-    ----------
-    known : dict
-        Variable → graph of the log integral, a log weight of a draw; those of integral one are left out.
-    unknown : list
-        Variables whose integral has to be measured.
-    """
+    """The free variables of a model by what is known of the integral of their density, given their parents."""
 
     known: dict[Variable, Variable]
-    unknown: list[Variable]
+    unknown: list[Variable]  # variables whose integral has to be measured
 
 
 def prior_masses(model: pm.Model, shapes: ModelShapes) -> Masses:
-    """What is known of every free variable's integral."""
+    """Return what is known of every free variable's integral."""
     found = {rv: log_mass(model, rv, shapes.model[rv.name]) for rv in free_variables(model)}
     known = {rv: mass for rv, mass in found.items() if mass is not None and not isinstance(mass, float)}
     unknown = [rv for rv, mass in found.items() if mass is None]
@@ -75,25 +65,7 @@ def integrate_prior(
     sampler: Callable[[], PriorSampler],
     free_terms: Callable[[Array], Mapping[str, Array]],
 ) -> PriorIntegral:
-    """The log integral of the prior; the same at every call.
-
-    Parameters
-    ----------
-    model : pm.Model
-    data : dict
-        Values of the shared variables.
-    shapes : ModelShapes
-    masses : Masses
-    sampler : callable
-        Makes or returns the sampler of the prior.
-    free_terms : callable
-        Points ``(n, dim)`` to the terms of the log prior by free variable.
-
-    Raises
-    ------
-    PriorSamplingError
-        If the integral has to be measured and cannot be, or draws of the prior do not follow its density.
-    """
+    """Return the log integral of the prior; the same at every call."""
     free = set(free_variables(model))
     if any(isinstance(rv.owner.op, FlatRV | HalfFlatRV) for rv in free):
         return PriorIntegral(float("nan"))
@@ -101,7 +73,7 @@ def integrate_prior(
     reach |= {rv: free & set(ancestors([rv])) for rv in masses.unknown}
     fixed = prior_replacements(model, data) if masses.known else {}
     parts: list[PriorIntegral] = []
-    for group in _groups(reach):
+    for group in joined_groups(reach):
         if any(rv in masses.unknown for rv in group):
             below = [v for v in free_variables(model) if any(v in ancestors([rv]) for rv in group)]
             parts.append(_by_bridge(below, shapes, sampler(), free_terms))
@@ -112,19 +84,8 @@ def integrate_prior(
     return product(parts)
 
 
-def _groups(reach: Mapping[Variable, set[Variable]]) -> list[list[Variable]]:
-    """The variables in groups that reach no variable in common."""
-    groups: list[tuple[list[Variable], set[Variable]]] = []
-    for rv, reached in reach.items():
-        apart = [group for group in groups if not group[1] & reached]
-        joined = [group for group in groups if group[1] & reached]
-        members = [v for group in joined for v in group[0]]
-        groups = [*apart, ([*members, rv], set(reached).union(*[group[1] for group in joined]))]
-    return [members for members, _ in groups]
-
-
 def _by_draws(log_weight: Variable, fixed: Mapping[Variable, Variable]) -> PriorIntegral:
-    """Log of the mean of a random weight, to a standard error of 0.003 where half a million draws give that."""
+    """Return log of the mean of a random weight, to a standard error of 0.003 where half a million draws give that."""
     draw, rng = PriorDraws(clone_replace([log_weight], dict(fixed), rebuild_strict=False)), np.random.default_rng(0)
     batch, most = (_BATCH, _MOST_DRAWS) if draw.at_once else (_DRAWS_ONE_BY_ONE, _DRAWS_ONE_BY_ONE)
     log_weights = np.empty(0)
@@ -136,7 +97,7 @@ def _by_draws(log_weight: Variable, fixed: Mapping[Variable, Variable]) -> Prior
 
 
 def _log_mean(log_weights: Array) -> PriorIntegral:
-    """Log of the mean of independent weights; with a fourth moment that few weights make, few degrees of freedom."""
+    """Return the log mean of independent weights; a heavy fourth moment gives few degrees of freedom."""
     n, total = len(log_weights), logsumexp(log_weights)
     if not np.isfinite(total):
         return PriorIntegral(float("nan"), float("inf"), 1.0)
@@ -153,7 +114,7 @@ def _by_bridge(
     sampler: PriorSampler,
     free_terms: Callable[[Array], Mapping[str, Array]],
 ) -> PriorIntegral:
-    """The integral of the joint density of variables that hold all their parents, by a bridge from draws of it."""
+    """Return the integral of variables that hold all their parents, by a bridge from draws of their density."""
     names = [rv.name for rv in variables]
     columns = np.concatenate([coordinates(shapes)[name].ravel() for name in names])
     said = f"the integral of the density of {', '.join(map(repr, names))}"
@@ -194,6 +155,6 @@ def _by_bridge(
 
 
 def _geometric_bridge(at_draws: Array, at_proposed: Array) -> tuple[float, float]:
-    """Log of E_q[√(γ/q)] / E_π[√(q/γ)] and its standard error."""
+    """Return log of E_q[√(γ/q)] / E_π[√(q/γ)] and its standard error."""
     above, below = _log_mean(0.5 * at_proposed), _log_mean(-0.5 * at_draws)
     return above.log_integral - below.log_integral, float(np.hypot(above.standard_error, below.standard_error))

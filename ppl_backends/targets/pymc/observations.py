@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,9 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, Observations, as_points
-from ppl_backends.targets.pymc.graph import PYTHON_MODE, ModelGraph, ancestors, io_toposort, no_c_compiler
+from ppl_backends.targets.pymc.compile import compilers, first_backend
+from ppl_backends.targets.pymc.graph import PYTHON_MODE, ModelGraph, ancestors, io_toposort, no_c_compiler, one_line
 from ppl_backends.targets.pymc.rewrites import simplify
-
-__all__ = ["PyMCObservations"]
 
 CHECK_ROWS = 40
 CHECK_TOLERANCE = 1e-8
@@ -36,33 +36,19 @@ Index = np.ndarray
 
 
 class PyMCObservations(Observations):
-    """The elements of all observed variables, one after the other, in data order.
-
-    Parameters
-    ----------
-    target : PyMCTarget
-    """
+    """The elements of all observed variables, one after the other, in data order."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._n: int | None = None
         self._terms: list[RowTerm] | None = None
 
-    @property
-    def n(self) -> int:
+    @cached_property
+    def n(self) -> int:  # type: ignore[override]
         """Number of observations."""
-        if self._n is None:
-            self._n = self._target._compiled.n_observations(self._target._data)
-        return self._n
+        return self._target._compiled.n_observations(self._target._data)
 
     def terms(self) -> list[RowTerm]:
-        """The observed variables as rows.
-
-        Raises
-        ------
-        ModelError
-            If a variable's rows do not stand alone given the parameters.
-        """
+        """Return the observed variables as rows."""
         if self._terms is None:
             graph = self._target._compiled._dynamic
             with no_c_compiler():
@@ -85,12 +71,11 @@ class PyMCObservations(Observations):
                 try:
                     found = term.evaluate("pointwise", x, index)[0]
                 except Exception as error:
-                    raise ModelError(f"{term.refusal} ({_short(error)})") from None
+                    raise ModelError(f"{term.refusal} ({one_line(error)})") from None
                 if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=CHECK_TOLERANCE, atol=1e-8):
                     raise ModelError(f"{term.refusal} (a subset's log likelihood is not that of its rows)")
 
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` ``(m,)`` is shared, ``(n_points, m)`` one set a point."""
         x = as_points(x, self._target.dim)
         if index is None:
             values = self._target.pointwise_log_likelihood(x).values()
@@ -109,20 +94,9 @@ class PyMCObservations(Observations):
         return found
 
     def sum(self, x: Array, index: Index | None = None, weights: Array | None = None, gradient: bool = False) -> Any:
-        """Weighted sum of log likelihoods over a subset ``(n_points,)``, and its gradient ``(n_points, dim)``.
-
-        Parameters
-        ----------
-        x : ndarray (n_points, dim)
-        index : ndarray (m,) or (n_points, m), optional
-            Elements, shared or one set for each point; all by default.
-        weights : ndarray, shape of ``index``, optional
-        gradient : bool
-        """
         x = as_points(x, self._target.dim)
         if not gradient:
-            value = self.log_likelihood(x, index)
-            return value.sum(axis=1) if weights is None else (value * weights).sum(axis=1)
+            return super().sum(x, index, weights)
         self.terms()
         index = self.checked(index, len(x))
         weights = np.ones(index.shape) if weights is None else np.broadcast_to(weights, index.shape).astype(np.float64)
@@ -140,7 +114,6 @@ class PyMCObservations(Observations):
         return total, slope
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """What the log density holds beside the observations, prior and Potentials: ``(n_points,)`` and its gradient."""
         prior, slope = self._target.evaluate_prior(as_points(x, self._target.dim), True)
         if self._target.has_potentials:
             extra, extra_slope = self._target.evaluate_potentials(x, True)
@@ -148,11 +121,10 @@ class PyMCObservations(Observations):
         return (prior, slope) if gradient else prior
 
     def check(self) -> None:
-        """Refuse rows that do not stand alone given the parameters."""
         self.terms()
 
     def _split(self, index: Index) -> list[tuple[RowTerm, Any, Index]]:
-        """Every variable with its places in ``index`` and its own element numbers."""
+        """Return every variable with its places in ``index`` and its own element numbers."""
         terms = self.terms()
         if len(terms) == 1:
             return [(terms[0], slice(None), index)]
@@ -163,15 +135,7 @@ class PyMCObservations(Observations):
 
 
 class RowTerm:
-    """One observed variable's elementwise log density on an index of its rows.
-
-    Attributes
-    ----------
-    n : int
-        Rows.
-    columns : int
-        Elements a row.
-    """
+    """One observed variable's elementwise log density on an index of its rows."""
 
     def __init__(self, target: Any, graph: ModelGraph, name: str) -> None:
         self.name, self._target, self._dim = name, target, target.dim
@@ -203,15 +167,15 @@ class RowTerm:
         try:
             self._subset = on_index(elements, self._leaves, self._values, self._index, self.n).get(elements, elements)
         except Exception as error:
-            raise ModelError(f"{self.refusal} ({_short(error)})") from None
+            raise ModelError(f"{self.refusal} ({one_line(error)})") from None
         self._functions: dict[str, Callable[..., list[Array]]] = {}
 
     def slice_of_full(self, x: Array, rows: Index) -> Array:
-        """The full pointwise log likelihood at ``rows``: what a subset must equal."""
+        """Return the full pointwise log likelihood at ``rows``: what a subset must equal."""
         return np.array([np.reshape(self._full(point, *self._values), (self.n, -1))[rows].ravel() for point in x])
 
     def evaluate(self, kind: str, x: Array, rows: Index, weights: Array | None = None) -> list[Array]:
-        """``pointwise`` ``[(k, m·columns)]``, or with ``weights`` ``(m, columns)`` ``gradient`` ``[(k,), (k, dim)]``."""
+        """Return ``[pointwise (k, m·columns)]``, or for ``weights`` ``(m, columns)`` ``[sum (k,), gradient (k, dim)]``."""
         more = [] if weights is None else [weights]
         arguments = [np.array(x, order="C"), np.array(rows, dtype=np.int64), *more, *self._values]
         if kind not in self._functions:
@@ -227,21 +191,17 @@ class RowTerm:
         return [np.asarray(output) for output in outputs]
 
     def _compile(self, kind: str) -> Callable[..., list[Array]]:
-        from ppl_backends.targets.pymc import pytensor_backend
-
         weights = pt.matrix("weights")
         subset = self._subset if self._subset.type.ndim == 1 else self._subset.reshape((self._index.shape[0], -1))
         columns = subset[:, None] if subset.type.ndim == 1 else subset
-        failures = []
-        for library in (pytensor_backend.NUMBA, pytensor_backend.C):
-            try:
-                if kind == "pointwise":
-                    return library.compile_batched(self._point, [self._index, *self._leaves], [subset])
-                total = (columns * weights).sum()
-                return library.compile_gradient(self._point, [self._index, weights, *self._leaves], [total])
-            except Exception as error:
-                failures.append(_short(error))
-        raise ModelError(f"the log likelihood of subsets of '{self.name}' cannot be compiled: {'; '.join(failures)}")
+
+        def compiled(backend: str) -> Callable[..., list[Array]]:
+            if kind == "pointwise":
+                return compilers(backend).compile_batched(self._point, [self._index, *self._leaves], [subset])
+            inputs = [self._index, weights, *self._leaves]
+            return compilers(backend).compile_gradient(self._point, inputs, [(columns * weights).sum()])
+
+        return first_backend(("numba", "c"), compiled, f"the log likelihood of subsets of '{self.name}'")[1]
 
 
 def fixed_parts(
@@ -309,7 +269,7 @@ def on_index(
 
 
 def _resized(shape: Variable, n: int, length: Variable, lengths: set[Variable]) -> Variable:
-    """A shape input with ``n`` replaced by the length of the index."""
+    """Return a shape input with ``n`` replaced by the length of the index."""
     if shape in lengths:
         return length
     if isinstance(shape, Constant) and np.any(np.asarray(shape.data) == n):
@@ -317,8 +277,3 @@ def _resized(shape: Variable, n: int, length: Variable, lengths: set[Variable]) 
             return length
         return pt.stack([length if int(v) == n else pt.constant(int(v)) for v in shape.data]).astype("int64")
     return shape
-
-
-def _short(error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -8,7 +8,7 @@ called ``n`` times. Potentials play no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,32 +54,12 @@ try:
 except ImportError:  # PyTensor < 3
     from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
-__all__ = [
-    "PriorDraws",
-    "PriorSampler",
-    "coordinates",
-    "inline_composite",
-    "merged",
-    "prior_replacements",
-    "refuse_improper",
-]
 
 _LARGEST_BATCH = 65_536
 
 
 class PriorDraws:
-    """Draws of graphs of random variables, all at once where every operation can be given a batch axis.
-
-    Parameters
-    ----------
-    graphs : sequence of Variable
-        In which everything but random variables is fixed.
-
-    Attributes
-    ----------
-    at_once : bool
-        Whether one call draws many.
-    """
+    """Draws of graphs of random variables, all at once where every operation can be given a batch axis."""
 
     def __init__(self, graphs: Sequence[Variable]) -> None:
         graphs = _expand_composites(list(graphs))
@@ -97,7 +77,7 @@ class PriorDraws:
         return self._batched is not None
 
     def __call__(self, n: int, rng: np.random.Generator) -> list[Array]:
-        """``n`` draws of every graph ``(n, *shape)``."""
+        """Return ``n`` draws of every graph ``(n, *shape)``."""
         if self._batched is not None:
             state = rng.bit_generator.state
             try:
@@ -122,18 +102,6 @@ class PriorSampler:
     A transform may restrict a variable to part of its support, as ``ordered`` does. Where the elements are exchangeable
     their draws are sorted; otherwise draws outside are drawn again, each together with all that depends on it or that it
     depends on, which is rejection sampling from the density that the model states.
-
-    Parameters
-    ----------
-    model : pm.Model
-    data : dict
-        Values of the shared variables.
-    shapes : ModelShapes
-
-    Raises
-    ------
-    PriorSamplingError
-        If a free variable has no proper prior; the message names it.
     """
 
     def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
@@ -155,13 +123,7 @@ class PriorSampler:
         return self._draws.at_once
 
     def __call__(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` draws ``(n, dim)``.
-
-        Raises
-        ------
-        PriorSamplingError
-            If too few draws fall where the transforms allow, or a transform does not undo itself.
-        """
+        """Return ``n`` draws ``(n, dim)``."""
         if n == 0:
             return self._draw(1, rng)[:0]
         draws = self._draw(n, rng)
@@ -185,7 +147,7 @@ class PriorSampler:
         return x
 
     def _draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Points ``(n, dim)``, NaN where a transform does not allow a draw, once it is checked that it undoes itself."""
+        """Return points ``(n, dim)``, NaN where a transform does not allow a draw; transforms have to undo themselves."""
         draws, k = self._draws(n, rng), len(self._free)
         for rv, error in zip(self._transformed, draws[k:], strict=True):
             if np.nanmax(error, initial=0.0) > 1e-6:
@@ -197,7 +159,7 @@ class PriorSampler:
 
 
 def prior_replacements(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
-    """What replaces variables so that draws follow the density as written: data, sorted elements, draws of ``CAR``."""
+    """Return replacements by which draws follow the density as written: data, sorted elements, draws of ``CAR``."""
     fixed = fixed_values(model, data)
     for rv in free_variables(model):
         if isinstance(rv.owner.op, CARRV):
@@ -211,23 +173,29 @@ def prior_replacements(model: pm.Model, data: DataValues) -> dict[Variable, Vari
 
 
 def coordinates(shapes: ModelShapes) -> dict[str, NDArray[np.intp]]:
-    """Coordinates of every free variable in the ravelled point, in the shape of its value variable."""
+    """Return the coordinates of every free variable in the ravelled point, in the shape of its value variable."""
     sizes = [int(np.prod(shape, dtype=int)) for shape in shapes.value.values()]
     pieces = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     named = zip(shapes.model, pieces, shapes.value.values(), strict=True)
     return {name: piece.reshape(shape) for name, piece, shape in named}
 
 
+def joined_groups(reach: Mapping[Variable, set[Variable]]) -> list[list[Variable]]:
+    """Return the variables in groups that reach no variable in common."""
+    groups: list[tuple[list[Variable], set[Variable]]] = []
+    for rv, reached in reach.items():
+        apart = [group for group in groups if not group[1] & reached]
+        joined = [group for group in groups if group[1] & reached]
+        members = [v for group in joined for v in group[0]]
+        groups = [*apart, ([*members, rv], set(reached).union(*[group[1] for group in joined]))]
+    return [members for members, _ in groups]
+
+
 def _redrawn_together(model: pm.Model, restricted: Sequence[Variable], shapes: ModelShapes) -> list[NDArray[np.intp]]:
-    """Coordinates in independent groups: those that are drawn anew where one of them is outside."""
+    """Return the coordinates in independent groups: those that are drawn anew where one of them is outside."""
     where, free = coordinates(shapes), free_variables(model)
-    family: list[set[Variable]] = []
-    for rv in free:
-        related = {rv, *(v for v in ancestors([rv]) if v in free)}
-        joined = [members for members in family if members & related]
-        family = [members for members in family if not members & related] + [related.union(*joined)]
     groups, rest = [], []
-    for members in family:
+    for members in map(set, joined_groups({rv: {rv, *(v for v in ancestors([rv]) if v in free)} for rv in free})):
         columns = [where[rv.name] for rv in free if rv in members]
         if not members & set(restricted):
             rest += [column.ravel() for column in columns]
@@ -240,25 +208,25 @@ def _redrawn_together(model: pm.Model, restricted: Sequence[Variable], shapes: M
 
 
 def _are_draws(draws: list[Array], ndims: list[int], n: int) -> bool:
-    """Whether every output has a row per draw."""
+    """Return whether every output has a row per draw."""
     return all(draw.ndim == ndim + 1 and len(draw) == n for draw, ndim in zip(draws, ndims, strict=True))
 
 
 def _sorted_copy(rv: Variable, transform: Any) -> Variable:
-    """The same draw, with its elements in the order that the transform asks for."""
+    """Return the same draw, with its elements in the order that the transform asks for."""
     ascending = pt.sort(rv.owner.clone().outputs[1], axis=-1)
     return ascending if chained(transform)[-1].ascending else ascending[..., ::-1]
 
 
 def _car_draw(rv: Variable) -> Variable:
-    """A draw of the density of ``CAR``; PyMC's own has the square of its covariance matrix."""
+    """Return a draw of the density of ``CAR``; PyMC's own has the square of its covariance matrix."""
     factor = pt.linalg.cholesky(car_precision(rv))
     noise = pt.random.normal(size=rv.shape)
     return rv.owner.inputs[2] + pt.linalg.solve_triangular(factor.mT, noise, lower=False)
 
 
 def _error_of_return(model: pm.Model, rv: Variable, value: Variable) -> Variable:
-    """Largest error of a draw that is transformed and back."""
+    """Return the largest error of a draw that is transformed and back."""
     back = model.rvs_to_transforms[rv].backward(value, *rv.owner.inputs)
     return pt.max(pt.abs(back - rv))
 
@@ -296,14 +264,14 @@ def inline_composite(graphs: list[Variable], node: Apply) -> list[Variable]:
 
 
 def merged(graphs: list[Variable]) -> list[Variable]:
-    """Every random variable once: replacing clones what is above, and two clones must not be drawn apart."""
+    """Return every random variable once: replacing clones what is above, and two clones must not be drawn apart."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
     MergeOptimizer().rewrite(fgraph)
     return list(fgraph.outputs)
 
 
 def _draw_many(graphs: list[Variable], n: Variable) -> list[Variable]:
-    """The graphs with every elementary random variable drawn ``n`` times, along a new leading axis."""
+    """Return the graphs with every elementary random variable drawn ``n`` times, along a new leading axis."""
     batched: dict[Variable, Variable] = {}
     for node in io_toposort([], graphs):
         if not isinstance(node.op, RandomVariable):
@@ -324,7 +292,7 @@ def _draw_many(graphs: list[Variable], n: Variable) -> list[Variable]:
 
 
 def _compile(graphs: list[Variable], *inputs: Variable) -> Callable[..., list[Array]]:
-    """``(rng, *inputs) -> draws``; every stream of the graph is seeded from ``rng``."""
+    """Return ``(rng, *inputs) -> draws``; every stream of the graph is seeded from ``rng``."""
     streams = [v for v in ancestors(graphs) if isinstance(v, SharedVariable) and isinstance(v.type, RandomType)]
     stand_ins = [random_generator_type() for _ in streams]
     graphs = clone_replace(graphs, dict(zip(streams, stand_ins, strict=True)), rebuild_strict=False)

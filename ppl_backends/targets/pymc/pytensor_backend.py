@@ -18,33 +18,26 @@ from pytensor.graph.replace import vectorize_graph
 
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.pymc import normal_tails, softplus
 from ppl_backends.targets.pymc.graph import no_c_compiler
-
-__all__ = ["NUMBA", "C", "PyTensorBackend"]
+from ppl_backends.targets.pymc.stable_functions import register_numba
 
 
 class PyTensorBackend:
-    """Compilers of batched functions in a PyTensor mode.
-
-    Parameters
-    ----------
-    mode : {"NUMBA", "C"}
-    """
+    """Compilers of batched functions in a PyTensor mode."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self._pytensor_mode = get_mode("NUMBA") if mode == "NUMBA" else Mode(linker="cvm", optimizer="fast_run")
         if mode == "NUMBA":
-            softplus.register_numba()
-            normal_tails.register_numba()
+            register_numba()
 
     @staticmethod
     def as_argument(value: np.ndarray) -> np.ndarray:
-        """``value`` contiguous and writeable (Numba compiles anew for other layouts)."""
+        """Return ``value`` contiguous and writeable (Numba compiles anew for other layouts)."""
         return np.array(value, order="C")
 
     def compile_batched(self, point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
-        """``(block (n, dim), *data) -> [output (n, ...), ...]``."""
+        """Return ``(block (n, dim), *data) -> [output (n, ...), ...]``."""
         block = pt.tensor("block", dtype="float64", shape=(None, *point.type.shape))
         batched = vectorize_graph(list(outputs), replace={point: block})
         # an output that does not depend on the point has no batch axis
@@ -52,7 +45,7 @@ class PyTensorBackend:
         with no_c_compiler() if self.mode == "NUMBA" else nullcontext(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Numba will use object mode")
             function = pytensor.function(
-                [block, *data], batched, mode=_mode(self.mode), trust_input=True, on_unused_input="ignore"
+                [block, *data], batched, mode=self._pytensor_mode, trust_input=True, on_unused_input="ignore"
             )
         run = _without_gil(function, 1 + len(data)) if self.mode == "NUMBA" else _one_at_a_time(function)
 
@@ -66,12 +59,12 @@ class PyTensorBackend:
         return call
 
     def compile_gradient(self, point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
-        """``(block (n, dim), *data) -> [*values (n,), *gradients (n, dim)]`` of scalar outputs, in one pass."""
+        """Return ``(block (n, dim), *data) -> [*values (n,), *gradients (n, dim)]`` of scalar outputs, in one pass."""
         gradients = [pt.grad(rewrite_pregrad(o), point, disconnected_inputs="ignore") for o in outputs]
         return self.compile_batched(point, data, [*outputs, *gradients])
 
     def compile_hessian(self, point: Variable, data: Sequence[Variable], output: Variable) -> Callable:
-        """``(block (n, dim), *data) -> [hessian (n, dim, dim)]``, by central differences of gradients."""
+        """Return ``(block (n, dim), *data) -> [hessian (n, dim, dim)]``, by central differences of gradients."""
         gradient = self.compile_gradient(point, data, [output])
         return lambda block, *data: [central_differences(lambda x: gradient(x, *data)[1], block)]
 
@@ -79,12 +72,8 @@ class PyTensorBackend:
 NUMBA, C = PyTensorBackend("NUMBA"), PyTensorBackend("C")
 
 
-def _mode(name: str) -> Mode:
-    return get_mode("NUMBA") if name == "NUMBA" else Mode(linker="cvm", optimizer="fast_run")
-
-
 def _one_at_a_time(function: Callable) -> Callable:
-    """PyTensor functions hold their storage: threads take turns."""
+    """Return the function with a lock: it holds its storage, so that threads take turns."""
     lock = Lock()
 
     def run(*arguments: Array) -> list[Array]:
@@ -95,7 +84,7 @@ def _one_at_a_time(function: Callable) -> Callable:
 
 
 def _without_gil(function: Any, n_arguments: int) -> Callable:
-    """The machine code of a Numba function, called without the GIL."""
+    """Return the machine code of a Numba function, called without the GIL."""
     import numba
 
     jitted = function.vm.jit_fn

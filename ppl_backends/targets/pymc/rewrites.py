@@ -18,17 +18,13 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All
 from pytensor.tensor.variable import TensorConstant
 
-from ppl_backends.targets.pymc.log_sum_exp import shift_without_gradient
 from ppl_backends.targets.pymc.matching import ancestors, arguments, constant
-from ppl_backends.targets.pymc.normal_tails import NORMAL_TAIL_REWRITES
-from ppl_backends.targets.pymc.softplus import softplus_to_fast
-
-__all__ = ["replace_checks", "simplify"]
+from ppl_backends.targets.pymc.stable_functions import NORMAL_TAIL_REWRITES, shift_without_gradient, softplus_to_fast
 
 
 @node_rewriter([CheckParameterValue])
 def check_to_switch(fgraph, node):
-    """Invalid parameters give -inf (or NaN, where PyMC would raise), so that one bad point cannot end a batch."""
+    """Give invalid parameters -inf (or NaN, where PyMC would raise), so that one bad point cannot end a batch."""
     expression, *conditions = node.inputs
     if not expression.dtype.startswith("float"):
         return [expression]
@@ -39,7 +35,7 @@ def check_to_switch(fgraph, node):
 
 @node_rewriter(None)
 def positive_definite_by_cholesky(fgraph, node):
-    """A matrix is positive definite where its Cholesky factor exists; the check of PyMC 5 (``LKJCorr``) is for one matrix."""
+    """Return whether a Cholesky factor exists, for any number of matrices; PyMC 5 checks one (``LKJCorr``)."""
     if type(node.op).__name__ != "PosDefMatrix":
         return None
     factor = pt.linalg.cholesky(node.inputs[0], on_error="nan")
@@ -48,7 +44,7 @@ def positive_definite_by_cholesky(fgraph, node):
 
 @node_rewriter([All])
 def sigmoid_is_a_probability(fgraph, node):
-    """``all(sigmoid(x) >= 0)`` and ``all(sigmoid(x) <= 1)`` hold (a NaN shows in the density itself)."""
+    """Write ``all(sigmoid(x) >= 0)`` and ``all(sigmoid(x) <= 1)`` as true (a NaN shows in the density itself)."""
     compared = node.inputs[0].owner
     if node.op.axis is not None or compared is None or not isinstance(compared.op, Elemwise):
         return None
@@ -60,7 +56,7 @@ def sigmoid_is_a_probability(fgraph, node):
 
 @node_rewriter([Elemwise])
 def log1p_minus_sigmoid(fgraph, node):
-    """``log1p(-sigmoid(x))`` is ``-softplus(x)``."""
+    """Write ``log1p(-sigmoid(x))`` as ``-softplus(x)``."""
     if not isinstance(node.op.scalar_op, Log1p):
         return None
     inner = node.inputs[0].owner
@@ -78,7 +74,7 @@ def log1p_minus_sigmoid(fgraph, node):
 
 @node_rewriter([Elemwise])
 def switch_inside(fgraph, node):
-    """``switch(c, f(a), f(b))`` is ``f(switch(c, a, b))`` for an elementwise ``f`` of one argument.
+    """Write ``switch(c, f(a), f(b))`` as ``f(switch(c, a, b))`` for an elementwise ``f`` of one argument.
 
     Both branches of a switch are computed; the Bernoulli log density evaluates ``softplus`` at both signs without this.
     """
@@ -100,7 +96,7 @@ def switch_inside(fgraph, node):
 
 
 def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
-    """Graphs whose checks of parameters give -inf where they would raise; the graphs given are used up."""
+    """Return graphs whose checks of parameters give -inf where they would raise; the graphs given are used up."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
     for rewrite in (check_to_switch, positive_definite_by_cholesky):
         in2out(rewrite).rewrite(fgraph)
@@ -108,7 +104,7 @@ def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
 
 
 def simplify(graphs: Sequence[Variable]) -> list[Variable]:
-    """Stabilised graphs of the same values, cheaper to evaluate and differentiate."""
+    """Return stabilised graphs of the same values, cheaper to evaluate and differentiate."""
     canonical = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize",), clone=False)
     tails = FunctionGraph(outputs=list(canonical), clone=False)
     for rewrite in NORMAL_TAIL_REWRITES:
@@ -122,6 +118,6 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
 
 
 def _in_double(graphs: list[Variable]) -> list[Variable]:
-    """Constants that PyTensor shortened to float32 in float64: JAX takes weakly typed float64 values down with them."""
+    """Return float32 constants in float64: JAX takes weakly typed float64 values down with them."""
     short = [v for v in ancestors(graphs) if isinstance(v, TensorConstant) and v.dtype == "float32"]
     return clone_replace(graphs, {v: pt.constant(v.data.astype("float64")) for v in short}, rebuild_strict=False)

@@ -208,31 +208,37 @@ def parameter_function(
 ) -> Callable[[Array], dict[str, NDArray]]:
     """Return the parameters of a Simulator as a function of points: name → ``(n, ...)``, in their order."""
     inputs = rv.owner.op.dist_params(rv.owner)
+    names = [_name(v) or f"parameter {i}" for i, v in enumerate(inputs)]
+    names = names if len(set(names)) == len(names) else [f"parameter {i}" for i in range(len(inputs))]
+    values_at = batched_values(model, inputs, data, shapes)
+    return lambda x: dict(zip(names, values_at(x), strict=True))
+
+
+def batched_values(
+    model: pm.Model, outputs: Sequence[Variable], data: DataValues, shapes: ModelShapes
+) -> Callable[[Array], list[NDArray]]:
+    """Return values of graphs as a function of points ``(n, dim)``, without a compiler: ``(n, ...)`` each."""
     values = [model.rvs_to_values[free] for free in free_variables(model)]
     with no_c_compiler():
         point, pieces = _cut(values, shapes.value.values(), "point")
         fixed = {v: pt.constant(value, dtype=v.dtype) for v, value in data.items()}
-        graphs = _clone(model.replace_rvs_by_values(inputs), {**fixed, **dict(zip(values, pieces, strict=True))})
+        graphs = _clone(model.replace_rvs_by_values(outputs), {**fixed, **dict(zip(values, pieces, strict=True))})
         points = pt.matrix("points", dtype="float64")
         try:
             several = vectorize_graph(graphs, {point: points})
             many = pytensor.function([points], several, mode=PYTHON_MODE, on_unused_input="ignore")
         except Exception:  # an operation that cannot be given a batch axis
             many, one = None, pytensor.function([point], graphs, mode=PYTHON_MODE, on_unused_input="ignore")
-    names = [_name(v) or f"parameter {i}" for i, v in enumerate(inputs)]
-    names = names if len(set(names)) == len(names) else [f"parameter {i}" for i in range(len(inputs))]
 
-    def parameters(x: Array) -> dict[str, NDArray]:
+    def values_of(x: Array) -> list[NDArray]:
         if many is None:
-            columns = [np.stack(column) for column in zip(*map(one, x), strict=True)]
-        else:
-            columns = [
-                np.broadcast_to(value, (len(x), *np.shape(value))) if np.ndim(value) == graph.type.ndim else value
-                for value, graph in zip(many(x), graphs, strict=True)
-            ]
-        return dict(zip(names, columns, strict=True))
+            return [np.stack(column) for column in zip(*map(one, x), strict=True)]
+        return [
+            np.broadcast_to(value, (len(x), *np.shape(value))) if np.ndim(value) == graph.type.ndim else value
+            for value, graph in zip(many(x), graphs, strict=True)
+        ]
 
-    return parameters
+    return values_of
 
 
 def _name(parameter: Variable) -> str | None:

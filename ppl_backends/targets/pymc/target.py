@@ -31,14 +31,13 @@ from ppl_backends.targets.pymc.graph import (
     no_c_compiler,
     observed_values,
     observed_variables,
+    one_line,
     shapes_of,
 )
 from ppl_backends.targets.pymc.inverse_cdf import PriorFromUniform
 from ppl_backends.targets.pymc.normalizer import Masses, integrate_prior, prior_masses
 from ppl_backends.targets.pymc.observations import PyMCObservations
 from ppl_backends.targets.pymc.priors import PriorSampler
-
-__all__ = ["PyMCTarget"]
 
 JITTER_ROUNDS = 12
 ONE_SHAPE = 64  # rows of the only block of a target in one shape
@@ -57,11 +56,6 @@ class PyMCTarget(BaseTarget):
         then C, with a warning that names the operation.
     cores : int, optional
         Threads that evaluate blocks of points; all available cores by default. JAX keeps threads of its own.
-
-    Attributes
-    ----------
-    has_potentials : bool
-        Whether ``log_likelihood`` holds Potentials beside the observed variables.
 
     Raises
     ------
@@ -83,13 +77,13 @@ class PyMCTarget(BaseTarget):
 
     has_split = True
     label = "PyMC model"
-    accepts_unnormalized = False
+    accepts_intractable = False
     _one_shape = False
 
     def __init__(
         self, model: pm.Model, *, backend: str = "auto", cores: int | None = None, data: DataValues | None = None
     ) -> None:
-        check_model(model, self.accepts_unnormalized)
+        check_model(model, self.accepts_intractable)
         self.model, self.backend, self._cores_asked = model, backend, cores
         self.cores = available_cores(cores)
         self._variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
@@ -101,7 +95,7 @@ class PyMCTarget(BaseTarget):
         if not self.dim:
             raise ModelError("the free variables of the model have no elements: there is nothing to infer")
         self._compiled = CompiledGraph(model, self._data, self._shapes, backend)
-        self._arguments = DataArguments(self._data)
+        self._arguments = DataArguments(self._data.values())
         self._prior: PriorSampler | None = None
         self._integral: PriorIntegral | PriorSamplingError | None = None
         self._factors: Any = None
@@ -115,7 +109,7 @@ class PyMCTarget(BaseTarget):
     # -- the log density -------------------------------------------------------------------------------------------
 
     def _call(self, kind: str, x: Array, largest: int | None = None) -> list[Array]:
-        """The compiled function ``kind`` at the rows of ``x``."""
+        """Return the compiled function ``kind`` at the rows of ``x``."""
         function = self._compiled.function(kind)
         jax = function.backend == "jax"  # keeps its own threads, and compiles for every size of block
         cap = min(function.cap, largest or function.cap)
@@ -131,7 +125,7 @@ class PyMCTarget(BaseTarget):
         return [output[:n] for output in outputs]
 
     def with_fixed_batch_size(self) -> PyMCTarget:
-        """The same density by one compiled program, for methods whose evaluations take less time than compiling does.
+        """Return the same density by one compiled program, where evaluations take less time than compiling.
 
         Blocks have 64 rows, values come with gradients, and Hessians are differences of these. It is the target itself
         where the backend does not compile for every size of block, or 64 rows are beyond the byte budget of one.
@@ -144,7 +138,6 @@ class PyMCTarget(BaseTarget):
         return other
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Log prior and log likelihood ``(n,)``, with their gradients ``(n, dim)`` on request, in one pass."""
         x = as_points(x, self.dim)
         if self._one_shape:
             padded = pad_rows(x, ONE_SHAPE * max(1, -(-len(x) // ONE_SHAPE)))
@@ -159,21 +152,19 @@ class PyMCTarget(BaseTarget):
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
-        """Return where the compiled log prior or log likelihood is NaN or +inf ``(n,)``, and the density is not zero."""
         return undefined(*self._call("gradient", as_points(x, self.dim))[:2])
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, at no cost that grows with the data."""
+        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None, at no cost that grows with the data."""
         value, slope = sanitize(*self._call("prior", as_points(x, self.dim)))
         return value, slope if gradient else None
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """The Potentials' share of ``log_likelihood`` ``(n,)`` and its gradient ``(n, dim)``, or None."""
         value, slope = sanitize(*self._call("potentials", as_points(x, self.dim)))
         return value, slope if gradient else None
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
+        """Return the Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
 
         Compiled, and held against differences of gradients at its first use; by such differences where the two disagree,
         and where the model factorises matrices.
@@ -190,18 +181,11 @@ class PyMCTarget(BaseTarget):
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """Log likelihood of every observation by observed variable: name → ``(n, *shape)``."""
         return dict(zip(self._compiled.observed, self._call("pointwise", as_points(x, self.dim)), strict=True))
 
     @property
     def factors(self) -> PyMCFactors:
-        """A Gaussian times sites that each see one linear predictor, found at the first request.
-
-        Raises
-        ------
-        ModelError
-            If the model does not factorise in this way; names the variable in the way.
-        """
+        """A Gaussian times sites that each see one linear predictor, found at the first request."""
         with self._lock:
             if self._factors is None:
                 try:
@@ -211,9 +195,8 @@ class PyMCTarget(BaseTarget):
                 except NotImplementedError as missing:  # an operation that cannot be batched
                     self._factors = ModelError(f"no factors are known ({str(missing).partition(chr(10))[0]})")
                 except Exception as error:
-                    reason = " ".join(str(error).split())[:200]
                     self._factors = FactorSearchError(
-                        f"the search for factors failed ({type(error).__name__}: {reason})"
+                        f"the search for factors failed ({type(error).__name__}: {one_line(error)})"
                     )
         if isinstance(self._factors, ModelError):
             raise type(self._factors)(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
@@ -230,11 +213,10 @@ class PyMCTarget(BaseTarget):
     # -- model space -----------------------------------------------------------------------------------------------
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """Free variables and Deterministics at the points: name → ``(n, *shape)``."""
+        """Return free variables and Deterministics at the points: name → ``(n, *shape)``."""
         return dict(zip(self._compiled.constrained, self._call("constrain", as_points(x, self.dim)), strict=True))
 
     def unconstrain(self, values: Mapping[str, Array]) -> Array:
-        """Points ``(n, dim)`` of free variables in model space, name → ``(n, *shape)``."""
         columns = []
         for name, shape in self._shapes.model.items():
             if name not in values:
@@ -249,13 +231,7 @@ class PyMCTarget(BaseTarget):
     # -- starting points -------------------------------------------------------------------------------------------
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` draws of the prior ``(n, dim)``; Potentials play no part.
-
-        Raises
-        ------
-        PriorSamplingError
-            If a free variable is ``Flat`` or ``HalfFlat``.
-        """
+        """Return ``n`` draws of the prior ``(n, dim)``; Potentials play no part."""
         if self._masses.unknown:
             self._integrated()  # an error where draws do not follow the density
         return self._prior_sampler()(n, rng)
@@ -280,13 +256,7 @@ class PyMCTarget(BaseTarget):
         return None if isinstance(self._inverse_cdf, PriorSamplingError) else self._inverse_cdf.n_uniforms
 
     def prior_from_uniform(self, u: Array) -> Array:
-        """Draws of the prior ``(n, dim)`` at points of the unit cube ``(n, n_uniforms)``, by inverse cdfs in graph order.
-
-        Raises
-        ------
-        PriorSamplingError
-            If a variable has no inverse cdf; names it.
-        """
+        """Return draws of the prior ``(n, dim)`` from points of the cube ``(n, n_uniforms)``, by inverse cdfs."""
         if isinstance(self._inverse_cdf, PriorSamplingError):
             raise PriorSamplingError(
                 f"{self.label}: {self._inverse_cdf}, so that no uniforms can be mapped to its prior"
@@ -312,7 +282,7 @@ class PyMCTarget(BaseTarget):
         return self._integral
 
     def _free_terms(self, x: Array) -> dict[str, Array]:
-        """Terms of the log prior by free variable, ``(n, ...)`` each."""
+        """Return terms of the log prior by free variable, ``(n, ...)`` each."""
         return dict(zip(self._shapes.model, self._call("free terms", x), strict=True))
 
     @property
@@ -344,14 +314,9 @@ class PyMCTarget(BaseTarget):
         return self.prior_integral.df
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).
+        """Return ``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).
 
         Rows of zero density are jittered anew, over a range that is halved every other round.
-
-        Raises
-        ------
-        ModelError
-            If the density is zero at every point tried; names the variable in the way.
         """
         start = self._start()
         x = np.tile(start, (n, 1))
@@ -368,14 +333,13 @@ class PyMCTarget(BaseTarget):
         return x
 
     def _start(self) -> Array:
-        """PyMC's initial point, ravelled."""
+        """Return PyMC's initial point, ravelled."""
         with no_c_compiler():
             point = self.model.initial_point(random_seed=1)
         start = np.concatenate([np.ravel(point[name]) for name in self._shapes.value]).astype(np.float64)
         return as_points(start, self.dim)[0]
 
     def explain(self, x: Array) -> str:
-        """One line on which variables' terms are not finite at a point ``(dim,)``."""
         [x] = as_points(x, self.dim)
         terms = dict(zip(self._compiled.terms, self._call("terms", x[None]), strict=True))
         lines = []
@@ -391,7 +355,7 @@ class PyMCTarget(BaseTarget):
     # -- data ------------------------------------------------------------------------------------------------------
 
     def append(self, new: Mapping[str, Any]) -> PyMCTarget:
-        """The same target with new rows behind those of its ``pm.Data`` containers."""
+        """Return the same target with new rows behind those of its ``pm.Data`` containers."""
         held = {shared.name: value for shared, value in self._data.items() if shared in self.model.data_vars}
         unknown = sorted(set(new) - set(held))
         if unknown:
@@ -400,14 +364,9 @@ class PyMCTarget(BaseTarget):
         return self.with_data({name: np.concatenate([held[name], np.asarray(value)]) for name, value in new.items()})
 
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
-        """The same target with other values of its ``pm.Data`` containers.
+        """Return the same target with other values of its ``pm.Data`` containers.
 
         Nothing is recompiled where shapes stay the same, and with Numba or C not even where they change.
-
-        Parameters
-        ----------
-        new : dict
-            Name of container → value.
         """
         data = dict(self._data)
         named = {shared.name: shared for shared in data}
@@ -421,7 +380,7 @@ class PyMCTarget(BaseTarget):
         return PyMCTarget._on(self, data)
 
     def is_of(self, model: pm.Model) -> bool:
-        """Whether this is the target of ``model`` as it is now: the same variables, and the same values of its data."""
+        """Return whether this is the target of ``model`` as it is now: the same variables and data."""
         variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
         if model is not self.model or variables != self._variables:
             return False
@@ -445,18 +404,18 @@ class PyMCTarget(BaseTarget):
         return other
 
     def _constant_data(self) -> dict[str, Array]:
-        """The containers but those that hold observed values."""
+        """Return the containers but those that hold observed values."""
         observed = set(ancestors([self.model.rvs_to_values[rv] for rv in observed_variables(self.model)]))
         return {v.name: value for v, value in self._data.items() if v in self.model.data_vars and v not in observed}
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def __reduce__(self):
-        """A recipe: the model, the data and the options; functions are compiled anew."""
+        """Return a recipe: the model, the data and the options; functions are compiled anew."""
         return _rebuild, (type(self), cloudpickle.dumps((self.model, self._data)), self.backend, self._cores_asked)
 
     def __deepcopy__(self, memo: dict) -> PyMCTarget:
-        """Targets do not change: a copy is the target itself."""
+        """Return the target itself, which does not change."""
         return self
 
 
@@ -484,7 +443,7 @@ def _resize_dims(model: pm.Model, data: dict[Variable, np.ndarray]) -> None:
 
 
 def _coords_and_dims(model: pm.Model, data: DataValues) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Coordinates and dims as ArviZ takes them; a dim without values, or resized by data, counts from 0."""
+    """Return the coordinates and dims as ArviZ takes them; a dim without values, or resized by data, counts from 0."""
     dims = {
         name: [f"{name}_dim_{axis}" if dim is None else dim for axis, dim in enumerate(names)]
         for name, names in model.named_vars_to_dims.items()

@@ -18,6 +18,7 @@ from pytensor.graph.replace import vectorize_graph
 
 from ppl_backends.errors import CompilationError, ModelError
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.compile import first_backend
 from ppl_backends.targets.pymc.graph import (
     PYTHON_MODE,
     _clone,
@@ -31,8 +32,6 @@ from ppl_backends.targets.pymc.graph import (
 )
 from ppl_backends.targets.pymc.target import PyMCTarget
 from ppl_backends.targets.unnormalized import UnnormalizedLikelihood, UnnormalizedTarget, checked_draws, refusal
-
-__all__ = ["UnnormalizedModel", "unnormalized_target", "unnormalized_variable"]
 
 
 class _RefusedGradient(TypeCastingOp):
@@ -59,19 +58,7 @@ class _RefusedGradient(TypeCastingOp):
 
 
 class UnnormalizedModel:
-    """The ``random`` function of the CustomDist, with all else that is to be known about it.
-
-    Attributes
-    ----------
-    name : str
-    logp : callable
-        ``(value, *parameters) -> scalar``.
-    random : callable
-        ``(*parameters, rng, size)``.
-    exact : bool
-    shape : tuple of int
-        Of the data.
-    """
+    """The ``random`` function of the CustomDist, with all else that is to be known about it."""
 
     unnormalized = True
 
@@ -79,7 +66,7 @@ class UnnormalizedModel:
         self.name, self.logp, self.random, self.exact, self.shape = name, logp, random, bool(exact), shape
 
     def __call__(self, *parameters: Any, rng: np.random.Generator, size: Any = None) -> NDArray:
-        """As ``pm.CustomDist`` calls it; the last parameter only states the shape of the data."""
+        """Draw as ``pm.CustomDist`` asks; the last parameter only states the shape of the data."""
         if size is None or not len(tuple(size)):
             return self.draw(parameters[:-1], 1, rng)[0]
         n = int(np.prod(size))
@@ -91,7 +78,7 @@ class UnnormalizedModel:
         return np.stack(draws).reshape(*size, *self.shape)
 
     def draw(self, parameters: Sequence[Any], n: int, rng: np.random.Generator) -> NDArray:
-        """``n`` data sets ``(n, *shape)``."""
+        """Return ``n`` data sets ``(n, *shape)``."""
         return checked_draws(np.asarray(self.random(*parameters, rng=rng, size=(n,))), n, self.shape, self.name)
 
 
@@ -165,13 +152,7 @@ def unnormalized_variable(
 
 
 def unnormalized_target(model: pm.Model) -> UnnormalizedTarget:
-    """The target of a model with one unnormalised variable, for steps that may run in forked workers.
-
-    Raises
-    ------
-    ModelError
-        If there is none, or more than one.
-    """
+    """Return the target of a model with one unnormalised variable, for steps that may run in forked workers."""
     found = unnormalized_variables(model)
     if not found:
         raise ModelError(
@@ -192,14 +173,14 @@ def unnormalized_target(model: pm.Model) -> UnnormalizedTarget:
 class TractablePart(PyMCTarget):
     """A model without its unnormalised variable."""
 
-    accepts_unnormalized = True
+    accepts_intractable = True
 
 
 class PyMCUnnormalizedTarget(UnnormalizedTarget):
     """Pickles as the model."""
 
     def __reduce__(self):
-        """A recipe: the model."""
+        """Return a recipe: the model."""
         assert isinstance(self.tractable, PyMCTarget)
         return _rebuild, (cloudpickle.dumps(self.tractable.model),)
 
@@ -236,7 +217,7 @@ class PyMCLikelihood(UnnormalizedLikelihood):
     def _seen(
         values: Sequence[Variable], model: pm.Model, inputs: Sequence[Variable], shapes: Any
     ) -> NDArray[np.bool_]:
-        """Coordinates of the variables that the parameters depend on."""
+        """Return the coordinates of the variables that the parameters depend on."""
         above = set(ancestors(model.replace_rvs_by_values(inputs)))
         sizes = [int(np.prod(shape, dtype=int)) for shape in shapes.value.values()]
         return np.repeat([value in above for value in values], sizes)
@@ -247,7 +228,7 @@ class PyMCLikelihood(UnnormalizedLikelihood):
         return self._functions[kind]
 
     def _compile(self, kind: str) -> Callable:
-        """One of ``parameters``, ``value`` and ``gradient``."""
+        """Return one of ``parameters``, ``value`` and ``gradient``."""
         batch = pt.tensor("data", dtype=self.observed.dtype, shape=(None, *self._model.shape))
         if kind == "parameters":
             inputs, outputs = [self._point], list(self._parameters)
@@ -257,33 +238,30 @@ class PyMCLikelihood(UnnormalizedLikelihood):
             if vectorised.type.ndim == log_f.type.ndim:  # the same for all data
                 vectorised = pt.broadcast_to(vectorised, (batch.shape[0], *log_f.shape))
             inputs, outputs = [self._point, batch], [vectorised]
-        for mode in ("NUMBA", PYTHON_MODE):
-            try:
-                with no_c_compiler():
-                    function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-                    function(*[np.zeros(self._point.type.shape), self.observed][: len(inputs)])
-                return function
-            except ModelError:
-                raise
-            except Exception as error:
-                reason = error
-        raise CompilationError(f"the {kind} of '{self.name}' cannot be compiled: {' '.join(str(reason).split())[:200]}")
+
+        def compiled(mode: str) -> Callable:
+            with no_c_compiler():
+                function = pytensor.function(
+                    inputs, outputs, mode=PYTHON_MODE if mode == "python" else "NUMBA", on_unused_input="ignore"
+                )
+                function(*[np.zeros(self._point.type.shape), self.observed][: len(inputs)])
+            return function
+
+        return first_backend(("numba", "python"), compiled, f"the {kind} of '{self.name}'")[1]
 
     def log_unnormalized(self, x: Array, data: NDArray) -> Array:
-        """Log f of the data sets."""
         return self._function("value")(np.asarray(x, dtype=np.float64), data)[0]
 
     def gradient(self, x: Array, data: NDArray) -> Array:
-        """Its gradient in the model's unconstrained coordinates."""
         return self._function("gradient")(np.asarray(x, dtype=np.float64), data)[0]
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """By the variable's ``random``, at the parameters that the point gives."""
+        """Draw by the variable's ``random``, at the parameters that the point gives."""
         parameters = self._function("parameters")(np.asarray(x, dtype=np.float64))
         return self._model.draw(parameters, n, rng).astype(self.observed.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled functions."""
+        """Return the state without compiled functions."""
         return {**self.__dict__, "_functions": {}}
 
 

@@ -33,8 +33,6 @@ from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.toolchain import Compiler, Toolchain, find_compiler, find_toolchain
 
-__all__ = ["build_library", "cache_folder", "open_program", "program_key"]
-
 SHIM = Path(__file__).with_name("shim.cpp")
 # -O1 of stanc is worth a quarter of the evaluation time; -O2 and -O3 of the compiler gain little over -O1 and cost
 # compile time; without optimisation the library is 25 times slower.
@@ -56,31 +54,12 @@ PRECOMPILE_VARIABLE = "PPL_BACKENDS_STAN_PRECOMPILE"
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: ``stan`` in the user's cache directory for ppl-backends."""
+    """Return where libraries are kept: ``stan`` in the user's cache directory for ppl-backends."""
     return Path(platformdirs.user_cache_dir("ppl-backends")) / "stan"
 
 
 def build_library(program: StanProgram, toolchain: Toolchain | None = None, cache: Path | None = None) -> Path:
-    """The shared library of a program, from the cache or built now.
-
-    Parameters
-    ----------
-    program : StanProgram
-    toolchain : Toolchain, optional
-        Default: the first one found, see :mod:`ppl_backends.targets.stan.toolchain`.
-    cache : Path, optional
-        Default: :func:`cache_folder`.
-
-    Returns
-    -------
-    Path
-        A library that exports BridgeStan's C interface and our extensions of it.
-
-    Raises
-    ------
-    CompilationError
-        With stanc's message, or the compiler's, or what to install.
-    """
+    """Return the shared library of a program, from the cache or built now."""
     toolchain, cache = toolchain or find_toolchain(), cache or cache_folder()
     flags = STANC_FLAGS if program.optimize else ()
     code = program.stanc(*flags, "--print-cpp", toolchain=toolchain).stdout
@@ -107,7 +86,7 @@ def program_key(library: Path) -> str:
 
 
 def open_program(program: StanProgram, data: Mapping[str, Any]) -> tuple[StanProgram, Path, CompiledModel]:
-    """Program, library and its model on data; compiled without stanc's optimisation where that broke the program."""
+    """Return program, library and its model on data; without stanc's optimisation where that broke it."""
     library = build_library(program)
     model = open_model(library, data, program.label)
     if program.optimize and model.dim:
@@ -135,14 +114,14 @@ def _build(code: str, library: Path, toolchain: Toolchain, compiler: Compiler) -
 
 
 def _shim_object(cache: Path, toolchain: Toolchain, compiler: Compiler) -> Path:
-    """Our C interface as an object file: the same for every program."""
+    """Return our C interface as an object file: the same for every program."""
     command = _compile_command(toolchain, compiler)
     key = _digest(SHIM.read_text(encoding="utf-8"), compiler.version, toolchain.version, *command)
     return _compile_once(cache / f"shim-{key}.o", [*command, "-c", str(SHIM)])
 
 
 def _precompiled_header(cache: Path, toolchain: Toolchain, compiler: Compiler) -> Path | None:
-    """Stan's model header, precompiled: where it was asked for, or made earlier."""
+    """Return Stan's model header, precompiled: where it was asked for, or made earlier."""
     if "Free Software Foundation" not in _banner(compiler):
         return None
     command = _compile_command(toolchain, compiler)

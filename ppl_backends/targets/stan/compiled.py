@@ -16,35 +16,11 @@ from ppl_backends.targets.stan.observations import Rows, read_rows
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.variables import collect, unconstrained_names
 
-__all__ = ["LOG_LIK", "CompiledProgram"]
-
 LOG_LIK = "log_lik"
 
 
 class CompiledProgram:
-    """A program, its data, and the library that evaluates it.
-
-    Parameters
-    ----------
-    source : StanProgram or Path
-        A program, or a library with BridgeStan's C interface.
-    data : mapping
-    cores : int, optional
-    rows : mapping of str to sequence of str, optional
-        Which integer counts the observations, and which data have one row for each.
-    likelihood_data : sequence of str, optional
-        The observed data variables, where the user names them.
-
-    Attributes
-    ----------
-    label : str
-    program : StanProgram or None
-        None where a library was given.
-    library : Path
-    model : CompiledModel
-    dim : int
-    names : tuple of str
-    """
+    """A program, its data, and the library that evaluates it."""
 
     def __init__(
         self,
@@ -67,11 +43,11 @@ class CompiledProgram:
         self.dim, self.names = self.model.dim, unconstrained_names(self.model.names)
 
     def __reduce__(self) -> Any:
-        """A recipe: the library comes from the cache of the other process."""
+        """Return a recipe: the library comes from the cache of the other process."""
         return CompiledProgram, (self.source, self.data, self.cores, self.rows_option, self.likelihood_data)
 
     def with_data(self, data: Mapping[str, Any]) -> CompiledProgram:
-        """The same program on other data."""
+        """Return the same program on other data."""
         return CompiledProgram(self.source, data, self.cores, self.rows_option, self.likelihood_data)
 
     @property
@@ -85,11 +61,11 @@ class CompiledProgram:
         return self.source if isinstance(self.source, StanProgram) else None
 
     def log_density(self, x: Array) -> Array:
-        """Joint log density ``(n,)``."""
+        """Return the joint log density ``(n,)``."""
         return self.model.evaluate(x, False, self.cores)[0]
 
     def values(self, x: Array, names: Sequence[str]) -> dict[str, Array]:
-        """Variables of the program at points ``(n, dim)``: name → ``(n, *shape)``."""
+        """Return variables of the program at points ``(n, dim)``: name → ``(n, *shape)``."""
         flat, _ = self.model.constrain(x, np.arange(len(x)).astype(np.uint32), True, self.cores)
         return collect(flat, [variable for variable in self.model.variables if variable.name in names])
 
@@ -99,5 +75,5 @@ class CompiledProgram:
         return any(variable.name == LOG_LIK for variable in self.model.variables)
 
     def log_lik(self, x: Array) -> Array:
-        """The generated quantity ``log_lik`` ``(n, *shape)``."""
+        """Return the generated quantity ``log_lik`` ``(n, *shape)``."""
         return self.values(x, [LOG_LIK])[LOG_LIK]

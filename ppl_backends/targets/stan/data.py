@@ -13,20 +13,12 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["PackedData", "nest_tuples", "pack", "read_data", "to_arrays", "to_json"]
-
 NUMBERS_AS_TEXT = {"NaN", "Inf", "+Inf", "-Inf", "Infinity", "+Infinity", "-Infinity"}
 INT_RANGE = np.iinfo(np.int32)
 
 
 def read_data(data: Any) -> dict[str, Any]:
-    """Data as a dict of numbers, nested lists, arrays, tuples: from a mapping, a path to JSON, or JSON text.
-
-    Raises
-    ------
-    ModelError
-        If there is no such file, or its content is no JSON object.
-    """
+    """Return data as a dict of numbers, nested lists, arrays, tuples: from a mapping, a path to JSON, or JSON text."""
     if data is None:
         return {}
     if isinstance(data, Mapping):
@@ -49,21 +41,10 @@ def read_data(data: Any) -> dict[str, Any]:
 
 
 def to_arrays(data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Every data variable as an array of float64 or int32.
+    """Return every data variable as an array of float64 or int32.
 
     A tuple becomes one entry for each element, named as Stan does in its own files (``t.1``, ``t.2``); complex numbers
     get a last axis of real and imaginary part.
-
-    Raises
-    ------
-    ModelError
-        If a value is not numeric or ragged, or an integer does not fit Stan's 32 bits.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.data import to_arrays
-    >>> {name: array.tolist() for name, array in to_arrays({"n": 2, "t": (1.5, [3, 4])}).items()}
-    {'n': 2, 't.1': 1.5, 't.2': [3, 4]}
     """
     arrays: dict[str, NDArray[Any]] = {}
     for name, value in data.items():
@@ -76,7 +57,7 @@ def to_arrays(data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def _tuple_elements(value: Any) -> list[Any] | None:
-    """The elements of a tuple, or of an array of tuples (each then with the array's axes first); else None."""
+    """Return the elements of a tuple, or of an array of tuples (each then with the array's axes first); else None."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):  # tuples in JSON
@@ -89,7 +70,7 @@ def _tuple_elements(value: Any) -> list[Any] | None:
 
 
 def _numeric(name: str, value: Any) -> NDArray[Any]:
-    """One variable as float64 or int32."""
+    """Return one variable as float64 or int32."""
     try:
         array = np.asarray(value)
         if array.dtype.kind in "OU":
@@ -108,7 +89,7 @@ def _numeric(name: str, value: Any) -> NDArray[Any]:
 
 
 def _numbers(value: Any) -> Any:
-    """Text such as ``"NaN"`` and ``"-Inf"``, which Stan's JSON allows, as numbers; None is refused by NumPy."""
+    """Return text such as ``"NaN"`` and ``"-Inf"``, which Stan's JSON allows, as numbers; None is refused by NumPy."""
     if isinstance(value, str) and value in NUMBERS_AS_TEXT:
         return float(value)
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
@@ -119,23 +100,7 @@ def _numbers(value: Any) -> Any:
 
 
 def nest_tuples(values: Mapping[str, NDArray[Any]], declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of the naming of :func:`to_arrays`: entries ``t.1``, ``t.2`` become the tuple ``t``, or a list of tuples.
-
-    Parameters
-    ----------
-    values : mapping of str to array
-    declared : mapping of str to mapping
-        Types and numbers of axes, as ``stanc --info`` gives them.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from ppl_backends.targets.stan.data import nest_tuples
-    >>> element = {"type": "real", "dimensions": 0}
-    >>> declared = {"t": {"type": [element, element], "dimensions": 1}}
-    >>> nest_tuples({"t.1": np.array([1, 2]), "t.2": np.array([3, 4])}, declared) == {"t": [(1, 3), (2, 4)]}
-    True
-    """
+    """Return data in which entries ``t.1``, ``t.2`` are the tuple ``t``, or a list of tuples; see :func:`to_arrays`."""
 
     def value(name: str, declaration: Mapping[str, Any], index: tuple[int, ...]) -> Any:
         elements, axes = declaration["type"], declaration["dimensions"]
@@ -154,19 +119,12 @@ def nest_tuples(values: Mapping[str, NDArray[Any]], declared: Mapping[str, Any])
 
 
 def to_json(data: Mapping[str, Any]) -> str:
-    """Data as the JSON text that Stan reads.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.data import to_json
-    >>> to_json({"n": 2, "y": [0.5, float("inf")], "t": (1, 2.0)})
-    '{"n": 2, "y": [0.5, Infinity], "t": {"1": 1, "2": 2.0}}'
-    """
+    """Return the data as the JSON text that Stan reads."""
     return json.dumps({name: _plain(value) for name, value in data.items()})
 
 
 def _plain(value: Any) -> Any:
-    """What ``json`` writes as Stan expects it."""
+    """Return what ``json`` writes as Stan expects it."""
     if isinstance(value, tuple):
         return {str(k + 1): _plain(element) for k, element in enumerate(value)}
     if isinstance(value, Mapping):

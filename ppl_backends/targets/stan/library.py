@@ -26,8 +26,6 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.stan.data import PackedData, pack, to_arrays, to_json
 from ppl_backends.targets.stan.variables import Variable, parse_names
 
-__all__ = ["BatchedModel", "CompiledModel", "RowData", "open_library", "open_model"]
-
 logger = logging.getLogger("ppl_backends.stan")
 
 SEED = 1234  # of random numbers in transformed data; BridgeStan's default
@@ -68,13 +66,7 @@ _BATCHED: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def open_library(path: str) -> ctypes.CDLL:
-    """The library with the signatures of its functions declared.
-
-    Raises
-    ------
-    ModelError
-        If the file is no library, or lacks BridgeStan's interface of version 2.
-    """
+    """Return the library with the signatures of its functions declared."""
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
@@ -96,13 +88,7 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def open_model(path: str | os.PathLike[str], data: Mapping[str, Any], label: str) -> CompiledModel:
-    """The model of a library on some data, batched where the library allows it.
-
-    Raises
-    ------
-    ModelError
-        If Stan refuses the data, with its message.
-    """
+    """Return the model of a library on some data, batched where the library allows it."""
     library = open_library(str(Path(path).resolve()))
     if hasattr(library, "pb_evaluate"):
         return RowData(library, to_arrays(data), label).model()
@@ -110,27 +96,7 @@ def open_model(path: str | os.PathLike[str], data: Mapping[str, Any], label: str
 
 
 class CompiledModel:
-    """A model of a library with BridgeStan's interface, evaluated one point after the other.
-
-    Parameters
-    ----------
-    library : ctypes.CDLL
-    handle : int
-        Address of the model, which this object owns.
-    label : str
-        What messages call the program.
-
-    Attributes
-    ----------
-    library : ctypes.CDLL
-    dim : int
-    names : list of str
-        Stan's unconstrained names.
-    parameters, variables : list of Variable
-        Those of the parameters block; those and transformed parameters and generated quantities.
-    messages : deque of str
-        What the program said when it last refused a point.
-    """
+    """A model of a library with BridgeStan's interface, evaluated one point after the other."""
 
     def __init__(self, library: ctypes.CDLL, handle: int, label: str) -> None:
         self.library, self._handle, self.label = library, handle, label
@@ -144,7 +110,7 @@ class CompiledModel:
 
     @classmethod
     def from_json(cls, library: ctypes.CDLL, data: Mapping[str, Any], label: str) -> CompiledModel:
-        """The model on data handed over as JSON."""
+        """Return the model on data handed over as JSON."""
         error = c_void_p()
         handle = library.bs_model_construct(to_json(data).encode(), SEED, byref(error))
         return cls(library, _constructed(library, handle, error, label), label)
@@ -156,63 +122,58 @@ class CompiledModel:
     def _variables(self, everything: bool) -> list[Variable]:
         return parse_names(_words(self.library.bs_param_names(self._handle, everything, everything)))
 
-    def _each(self, n: int, call: Any) -> int:
-        """Run ``call(i, error)`` for every point; how many were refused."""
-        refused = 0
-        for i in range(n):
+    def _each(self, function: str, flags: tuple, *arrays: Array, seeds: NDArray[np.uint32] | None = None) -> int:
+        """Run a function of one point on every row of the arrays; how many were refused."""
+        call, refused = getattr(self.library, function), 0
+        for i in range(len(arrays[0])):
             error = c_void_p()
+            rng = () if seeds is None else (self.library.bs_rng_construct(int(seeds[i]), None),)
             with self._lock:
-                status = call(i, byref(error))
+                status = call(self._handle, *flags, *_rows(i, *arrays), *rng, byref(error))
+            for each in rng:
+                self.library.bs_rng_destruct(each)
             if status:
                 refused += 1
                 self.messages.append(_take(self.library, error.value) if error.value else "no message")
         return refused
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
-        """Log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws or is not finite."""
-        x = np.ascontiguousarray(x)
-        value = np.full(len(x), -np.inf)
+        """Return log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws."""
+        x, value, slope = np.ascontiguousarray(x), np.full(len(x), -np.inf), np.zeros_like(x, order="C")
         if not gradient:
-            function = self.library.bs_log_density
-            self._each(len(x), lambda i, error: function(self._handle, False, True, *_rows(i, x, value), error))
+            self._each("bs_log_density", (False, True), x, value)
             return np.where(np.isfinite(value), value, -np.inf), None
-        slope, function = np.zeros_like(x), self.library.bs_log_density_gradient
-        self._each(len(x), lambda i, error: function(self._handle, False, True, *_rows(i, x, value, slope), error))
+        self._each("bs_log_density_gradient", (False, True), x, value, slope)
         finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
         return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0)
 
     def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
-        """Flat values in model space ``(n, columns)``, NaN from where the program throws, and how often it does."""
+        """Return flat values ``(n, columns)``, NaN where the program throws, and how often it does."""
         x, values = np.ascontiguousarray(x), np.full((len(x), self._widths[everything]), np.nan)
+        return values, self._constrain(x, values, seeds, everything, threads)
 
-        def one(i: int, error: Any) -> int:
-            rng = self.library.bs_rng_construct(int(seeds[i]), None)
-            try:
-                addresses = _rows(i, x, values)
-                return self.library.bs_param_constrain(self._handle, everything, everything, *addresses, rng, error)
-            finally:
-                self.library.bs_rng_destruct(rng)
-
-        return values, self._each(len(x), one)
+    def _constrain(self, x: Array, values: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> int:
+        return self._each("bs_param_constrain", (everything, everything), x, values, seeds=seeds)
 
     def unconstrain(self, values: Array, threads: int) -> Array:
-        """Points ``(n, dim)`` from flat values of the parameters."""
+        """Return points ``(n, dim)`` from flat values of the parameters."""
         values, x = np.ascontiguousarray(values), np.empty((len(values), self.dim))
-        call = self.library.bs_param_unconstrain
-        refused = self._each(len(x), lambda i, error: call(self._handle, *_rows(i, values, x), error))
-        self._check_unconstrained(refused, len(x))
+        refused = self._unconstrain(values, x, threads)
+        if refused:
+            raise ModelError(f"{self.label}: {refused} of {len(x)} points cannot be unconstrained: {self.messages[-1]}")
         return x
 
-    def hessian(self, x: Array, threads: int) -> Array:
-        """Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
-        x, call = np.ascontiguousarray(x), self.library.bs_log_density_hessian
-        value, slope, hessian = np.empty(len(x)), np.empty_like(x), np.full((len(x), self.dim, self.dim), np.nan)
-        self._each(len(x), lambda i, error: call(self._handle, 0, 1, *_rows(i, x, value, slope, hessian), error))
-        return hessian
+    def _unconstrain(self, values: Array, x: Array, threads: int) -> int:
+        return self._each("bs_param_unconstrain", (), values, x)
 
-    def _check_unconstrained(self, refused: int, n: int) -> None:
-        if refused:
-            raise ModelError(f"{self.label}: {refused} of {n} points cannot be unconstrained: {self.messages[-1]}")
+    def hessian(self, x: Array, threads: int) -> Array:
+        """Return the Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
+        x, hessian = np.ascontiguousarray(x), np.full((len(x), self.dim, self.dim), np.nan)
+        self._hessian(x, hessian, threads)
+        return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
+
+    def _hessian(self, x: Array, hessian: Array, threads: int) -> None:
+        self._each("bs_log_density_hessian", (False, True), x, np.empty(len(x)), np.empty_like(x), hessian)
 
 
 class BatchedModel(CompiledModel):
@@ -228,7 +189,6 @@ class BatchedModel(CompiledModel):
         return parse_names(names, _words(self.library.pb_empty_variables(self._handle, everything, everything)))
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
-        """Log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws or is not finite."""
         if len(x) == 1:
             return self._evaluate_one(x, gradient, threads)
         x, value = np.ascontiguousarray(x), np.empty(len(x))
@@ -237,7 +197,7 @@ class BatchedModel(CompiledModel):
         return value, slope
 
     def _evaluate_one(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
-        """One point by way of buffers whose addresses are known: this is where a call's overhead counts."""
+        """Return one point by way of buffers whose addresses are known: this is where a call's overhead counts."""
         own = self._scratch
         own.x[:] = x
         point = own.point
@@ -247,25 +207,16 @@ class BatchedModel(CompiledModel):
             point.error = point.printed = None
         return own.value.copy(), own.slope.copy() if gradient else None
 
-    def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
-        """Flat values in model space ``(n, columns)``, NaN from where the program throws, and how often it does."""
-        x, values = np.ascontiguousarray(x), np.empty((len(x), self._widths[everything]))
+    def _constrain(self, x: Array, values: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> int:
         seeds = np.ascontiguousarray(seeds, dtype=np.uint32)
         inputs = (len(x), _address(x), everything, everything, _address(seeds))
-        return values, self._call("pb_constrain", *inputs, _address(values), threads)
+        return self._call("pb_constrain", *inputs, _address(values), threads)
 
-    def unconstrain(self, values: Array, threads: int) -> Array:
-        """Points ``(n, dim)`` from flat values of the parameters."""
-        values, x = np.ascontiguousarray(values), np.empty((len(values), self.dim))
-        refused = self._call("pb_unconstrain", len(x), _address(values), _address(x), threads)
-        self._check_unconstrained(refused, len(x))
-        return x
+    def _unconstrain(self, values: Array, x: Array, threads: int) -> int:
+        return self._call("pb_unconstrain", len(x), _address(values), _address(x), threads)
 
-    def hessian(self, x: Array, threads: int) -> Array:
-        """Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
-        x, hessian = np.ascontiguousarray(x), np.empty((len(x), self.dim, self.dim))
+    def _hessian(self, x: Array, hessian: Array, threads: int) -> None:
         self._call("pb_hessian", len(x), _address(x), _address(hessian), threads)
-        return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
 
     def _call(self, function: str, *arguments: Any) -> int:
         error, printed = c_void_p(), c_void_p()
@@ -302,20 +253,7 @@ class _Scratch(threading.local):
 
 
 class RowData:
-    """Data held by a library, from which it builds the model on all rows or on a selection of them.
-
-    Parameters
-    ----------
-    library : ctypes.CDLL
-        With our batched entry points.
-    arrays : mapping of str to array
-        As :func:`ppl_backends.targets.stan.data.to_arrays` makes them.
-    label : str
-    count : str
-        The integer that holds the number of rows.
-    row_axes : mapping of str to int
-        Which axis of a variable runs over the rows.
-    """
+    """Data held by a library, from which it builds the model on all rows or on a selection of them."""
 
     def __init__(
         self,
@@ -340,7 +278,7 @@ class RowData:
             self._library.pb_data_destruct(self._handle)
 
     def model(self, rows: NDArray[np.integer] | None = None) -> BatchedModel:
-        """The model on the rows given, in that order; on all of them by default."""
+        """Return the model on the rows given, in that order; on all of them by default."""
         error, printed = c_void_p(), c_void_p()
         chosen = None if rows is None else np.ascontiguousarray(rows, dtype=np.int32)
         n_rows = 0 if chosen is None else len(chosen)
@@ -361,23 +299,9 @@ class RowData:
         gradient: bool,
         threads: int,
     ) -> tuple[Array, Array | None]:
-        """Log density on many sets of rows, each at its own points.
+        """Return log density on many sets of rows, each at its own points.
 
-        Parameters
-        ----------
-        rows : ndarray of int
-            Row numbers of all sets, one set after the other.
-        set_starts : ndarray of int (n_sets + 1,)
-            Where each set begins in ``rows``, and the end.
-        points : ndarray of int
-            The rows of ``x`` that each set is evaluated at, one set after the other.
-        point_starts : ndarray of int (n_sets + 1,)
-        x : ndarray (n, dim)
-
-        Returns
-        -------
-        value, gradient
-            One entry for each of ``points``.
+        Sets follow one another in ``rows``, from ``set_starts[i]`` to ``set_starts[i + 1]``; so do their points.
         """
         x = np.ascontiguousarray(x)
         rows = np.append(rows, 0).astype(np.int32)  # one more, so that the address is never null
@@ -404,7 +328,7 @@ def _address(array: NDArray[Any] | None) -> int | None:
 
 
 def _rows(i: int, *arrays: NDArray[Any]) -> tuple[int, ...]:
-    """Addresses of row ``i`` of contiguous arrays."""
+    """Return the addresses of row ``i`` of contiguous arrays."""
     return tuple(array.__array_interface__["data"][0] + i * array.strides[0] for array in arrays)
 
 
@@ -413,19 +337,19 @@ def _words(text: bytes) -> list[str]:
 
 
 def _take(library: ctypes.CDLL, address: int) -> str:
-    """A message that the library allocated, as one line where it is short; the C string is freed."""
+    """Return a message that the library allocated, as one line where it is short; the C string is freed."""
     message = ctypes.string_at(address).decode(errors="replace")
     library.bs_free_error_msg(address)
     return " ".join(message.split()) if len(message) < 2000 else message
 
 
 def _log_prints(library: ctypes.CDLL, printed: int, label: str) -> None:
-    """What print statements wrote goes to the log ``ppl_backends.stan``."""
+    """Log what print statements wrote, in ``ppl_backends.stan``."""
     logger.info("%s prints: %s", label, _take(library, printed).rstrip())
 
 
 def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str) -> int:
-    """The handle of a new object, or the error that Stan raised over its data."""
+    """Return the handle of a new object, or the error that Stan raised over its data."""
     if handle:
         return handle
     message = _take(library, error.value) if error.value else "the model could not be constructed"

@@ -18,8 +18,6 @@ from ppl_backends.targets.protocol import Array, Observations, as_points
 from ppl_backends.targets.stan.data import to_arrays
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, RowData
 
-__all__ = ["PointwiseObservations", "RowObservations", "Rows", "read_rows"]
-
 Index = NDArray[np.integer]
 CHECK_TOLERANCE = 1e-5  # relative; solvers of differential equations choose other steps for other rows
 POINTWISE_EVALUATIONS = 1 << 16  # of one-row models in one call, which bounds the memory of gradients
@@ -34,13 +32,13 @@ class Rows:
     axes: dict[str, int]
 
     def select(self, data: Mapping[str, Any], index: Index) -> dict[str, Any]:
-        """Data of the rows ``index`` alone."""
+        """Return data of the rows ``index`` alone."""
         arrays = to_arrays(data)
         chosen = {name: np.take(arrays[name], index, axis=axis) for name, axis in self.axes.items()}
         return {**data, **chosen, self.count: len(index)}
 
     def append(self, data: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """Data with the rows of ``new`` behind their own."""
+        """Return data with the rows of ``new`` behind their own."""
         arrays, more = to_arrays(data), to_arrays(new)
         joined = {name: np.concatenate([arrays[name], more[name]], axis=axis) for name, axis in self.axes.items()}
         lengths = {joined[name].shape[axis] for name, axis in self.axes.items()}
@@ -51,13 +49,7 @@ class Rows:
 
 
 def read_rows(rows: Mapping[str, Sequence[str]], data: Mapping[str, Any], label: str) -> Rows:
-    """Check ``rows=`` against the data.
-
-    Raises
-    ------
-    ModelError
-        If a name is no data variable, or a variable has no axis of that length.
-    """
+    """Check ``rows=`` against the data."""
     if len(rows) != 1:
         raise ModelError(f"{label}: rows= names {len(rows)} counts; expected one, such as {{'N': ['x', 'y']}}")
     (count, names), arrays = next(iter(rows.items())), to_arrays(data)
@@ -77,25 +69,7 @@ def read_rows(rows: Mapping[str, Sequence[str]], data: Mapping[str, Any], label:
 
 
 class RowObservations(Observations):
-    """Observations that are rows of data variables, as ``rows=`` names them.
-
-    Parameters
-    ----------
-    model : BatchedModel
-        On all rows.
-    data : mapping
-    rows : Rows
-    cores : int
-    initial_points : callable
-        ``(n, rng) → (n, dim)``, for the check.
-    prior : CompiledModel, optional
-        The prior alone; the model on no rows by default.
-
-    Raises
-    ------
-    ModelError
-        If the program does not accept subsets, or its log density is not a sum over the rows.
-    """
+    """Observations that are rows of data variables, as ``rows=`` names them."""
 
     def __init__(
         self,
@@ -106,15 +80,10 @@ class RowObservations(Observations):
         initial_points: Callable[[int, np.random.Generator], Array],
         prior: CompiledModel | None = None,
     ) -> None:
-        self._model, self._rows, self._cores, self._label = model, rows, cores, model.label
+        self._model, self._rows, self._cores, self._label, self.n = model, rows, cores, model.label, rows.n
         self._data = RowData(model.library, to_arrays(data), model.label, rows.count, rows.axes)
         self._prior = prior or self._subset(np.empty(0, dtype=np.intp))
         self._check(initial_points(2, np.random.default_rng(0)))
-
-    @property
-    def n(self) -> int:
-        """Number of observations."""
-        return self._rows.n
 
     def _subset(self, index: Index) -> BatchedModel:
         model = self._data.model(index)
@@ -137,10 +106,6 @@ class RowObservations(Observations):
             )
 
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``.
-
-        ``index`` is ``(m,)``, shared, or ``(n_points, m)``, one set for each point.
-        """
         x = as_points(x, self._model.dim)
         index = self.checked(index, len(x))
         prior = self._prior.evaluate(x, False, self._cores)[0]
@@ -156,17 +121,6 @@ class RowObservations(Observations):
     def sum(
         self, x: Array, index: Index | None = None, weights: Array | None = None, gradient: bool = False
     ) -> Array | tuple[Array, Array]:
-        """Weighted sum of log likelihoods over a subset ``(n_points,)``, and its gradient ``(n_points, dim)``.
-
-        Parameters
-        ----------
-        x : ndarray (n_points, dim)
-        index : ndarray (m,) or (n_points, m), optional
-            Rows, shared or one set for each point; all by default.
-        weights : ndarray, shape of ``index``, optional
-            Rows of equal weight are evaluated together, so that few distinct weights are cheap; zero pads.
-        gradient : bool
-        """
         x = as_points(x, self._model.dim)
         index = self.checked(index, len(x))
         prior, prior_slope = self._prior.evaluate(x, gradient, self._cores)
@@ -194,15 +148,10 @@ class RowObservations(Observations):
         return total, total_slope
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """What the log density holds beside the rows: ``(n_points,)`` and its gradient."""
         value, slope = self._prior.evaluate(as_points(x, self._model.dim), gradient, self._cores)
         return (value, slope) if gradient else value
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
-        """Gradient of every observation's log likelihood ``(n, dim)``, and their summed Hessian ``(dim, dim)``, at x0.
-
-        The scores are computed in blocks of rows.
-        """
         x = as_points(x0, self._model.dim)
         _, prior = self._prior.evaluate(x, True, 1)
         scores = np.empty((self.n, self._model.dim))
@@ -216,13 +165,7 @@ class RowObservations(Observations):
 
 
 def _groups_of_equal_weight(index: Index, weights: Array) -> tuple[Index, Index, Index, Array]:
-    """Rows of each point grouped by weight, in data order; weight 0 is left out.
-
-    Returns
-    -------
-    rows, starts, points, factors
-        Rows of all groups, where each group begins, and its point and weight.
-    """
+    """Return rows of each point grouped by weight, in data order; weight 0 is left out."""
     points = np.repeat(np.arange(len(index)), index.shape[1])
     kept = weights.ravel() != 0
     points, rows, factors = points[kept], index.ravel()[kept], weights.ravel()[kept]
@@ -233,34 +176,20 @@ def _groups_of_equal_weight(index: Index, weights: Array) -> tuple[Index, Index,
 
 
 def _likelihood(joint: Array, prior: Array) -> Array:
-    """Joint minus prior; -inf where either is."""
+    """Return the joint minus prior; -inf where either is."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(prior), joint - prior, -np.inf)
 
 
 class PointwiseObservations(Observations):
-    """Observations known by the generated quantity ``log_lik`` alone: values without gradients, at the cost of all.
-
-    Parameters
-    ----------
-    log_lik : callable
-        Points ``(n, dim)`` → ``(n, *shape)``.
-    dim : int
-    label : str
-    """
+    """Observations known by the generated quantity ``log_lik`` alone: values without gradients, at the cost of all."""
 
     def __init__(self, log_lik: Callable[[Array], Array], dim: int, label: str) -> None:
         self._log_lik, self._dim, self._label = log_lik, dim, label
         self.no_gradient = f"{label}: log_lik has no gradient; say which data are rows, rows={{'N': ['x', 'y']}}"
-        self._n = int(np.prod(log_lik(np.zeros((1, dim))).shape[1:]))
-
-    @property
-    def n(self) -> int:
-        """Number of observations."""
-        return self._n
+        self.n = int(np.prod(log_lik(np.zeros((1, dim))).shape[1:]))
 
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:
-        """Pointwise log likelihood ``(n_points, m)``; ``index`` as in :meth:`RowObservations.log_likelihood`."""
         x = as_points(x, self._dim)
         index = self.checked(index, len(x))
         values = self._log_lik(x).reshape(len(x), self.n)

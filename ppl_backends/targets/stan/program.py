@@ -15,43 +15,20 @@ from typing import Any
 from ppl_backends.errors import CompilationError, ModelError
 from ppl_backends.targets.stan.toolchain import Toolchain, find_toolchain
 
-__all__ = ["StanProgram", "looks_like_code"]
-
 
 @dataclass(frozen=True)
 class StanProgram:
-    """The text of a Stan program with where its ``#include`` files are.
+    """The text of a Stan program with where its ``#include`` files are."""
 
-    Attributes
-    ----------
-    name : str
-        What messages call the program; a file's name without its suffix.
-    code : str
-        The program text. Where it came from a file it is a snapshot: later edits of the file do not change it.
-    path : Path or None
-        The file it came from.
-    include_paths : tuple of str
-        Folders searched for ``#include`` files.
-    optimize : bool
-        Whether stanc optimises the program; see :func:`ppl_backends.targets.stan.build.open_program`.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.program import StanProgram
-    >>> program = StanProgram("normal", "parameters { real x; } model { x ~ std_normal(); }")
-    >>> program.name
-    'normal'
-    """
-
-    name: str
-    code: str
-    path: Path | None = None
-    include_paths: tuple[str, ...] = ()
+    name: str  # what messages call the program; a file's name without its suffix
+    code: str  # the program text. Where it came from a file it is a snapshot: later edits of the file do not change it
+    path: Path | None = None  # the file it came from
+    include_paths: tuple[str, ...] = ()  # folders searched for ``#include`` files
     optimize: bool = True
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], include_paths: tuple[str, ...] = ()) -> StanProgram:
-        """The program in a ``.stan`` file; the file's own folder is searched for includes as well."""
+        """Return the program in a ``.stan`` file; the file's own folder is searched for includes as well."""
         path = Path(path).expanduser()
         if not path.is_file():
             raise ModelError(f"{path}: no such Stan program")
@@ -68,18 +45,7 @@ class StanProgram:
         return re.sub(r"\W", "_", f"{self.name}_model")
 
     def stanc(self, *flags: str, toolchain: Toolchain | None = None) -> subprocess.CompletedProcess[str]:
-        """Run stanc with ``flags`` on the program.
-
-        Returns
-        -------
-        subprocess.CompletedProcess
-            With ``stdout`` and ``stderr`` as text.
-
-        Raises
-        ------
-        CompilationError
-            If stanc refuses the program; the message is stanc's own, with line and column.
-        """
+        """Run stanc with ``flags`` on the program."""
         toolchain = toolchain or find_toolchain()
         with tempfile.TemporaryDirectory(prefix="ppl-backends-") as folder:
             source = Path(folder) / self.label
@@ -99,5 +65,5 @@ class StanProgram:
 
 
 def looks_like_code(text: str) -> bool:
-    """Whether a string is program text and not a path."""
+    """Return whether a string is program text and not a path."""
     return "\n" in text or re.search(r"\b(model|parameters|generated quantities|data|functions)\s*\{", text) is not None

@@ -29,8 +29,6 @@ from ppl_backends.targets.stan.split.propriety import Propriety
 from ppl_backends.targets.stan.split.routes import Split
 from ppl_backends.targets.stan.variables import collect, flatten
 
-__all__ = ["StanTarget", "stan_target"]
-
 INITIAL_TRIES = 100
 
 
@@ -47,7 +45,7 @@ def stan_target(
     predictor: str | None = None,
     include_paths: Sequence[str] = (),
 ) -> StanTarget:
-    """A Stan program with data as a target; the program is compiled, or its library taken from the cache.
+    """Return a Stan program with data as a target; the program is compiled, or its library taken from the cache.
 
     Parameters
     ----------
@@ -90,7 +88,7 @@ def stan_target(
 
 
 def _read_model(model: Any, include_paths: tuple[str, ...]) -> StanProgram | Path:
-    """A program, or the path of a library."""
+    """Return a program, or the path of a library."""
     if isinstance(model, StanProgram):
         return model
     if type(model).__module__.split(".")[0] == "cmdstanpy":
@@ -119,14 +117,6 @@ class StanTarget(BaseTarget):
 
     A point at which the program throws (``reject``, a domain error, a failed ODE solver), or where density or gradient
     is not finite, has log density -inf; :meth:`explain` tells why.
-
-    Attributes
-    ----------
-    label : str
-    program : StanProgram or None
-        None where a library was given.
-    data : dict
-    library : Path
     """
 
     def __init__(
@@ -152,7 +142,7 @@ class StanTarget(BaseTarget):
         return f"StanTarget({self.label!r}, dim={self.dim})"
 
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
-        """The same program on new data, which replace those of the same name; nothing is compiled again."""
+        """Return the same program on new data, which replace those of the same name; nothing is compiled again."""
         compiled = self.compiled.with_data({**self.data, **read_data(new)})
         return StanTarget(compiled, self.coords, self.dims, self._find_prior, self._predictor)
 
@@ -173,17 +163,14 @@ class StanTarget(BaseTarget):
     # ------------------------------------------------------------------------------ density
 
     def log_density(self, x: Array) -> Array:
-        """Joint log density ``(n,)``, Jacobians included and no constants dropped."""
         return self._model.evaluate(as_points(x, self.dim), False, self.cores)[0]
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Joint log density ``(n,)`` and its gradient ``(n, dim)``."""
         value, gradient = self._model.evaluate(as_points(x, self.dim), True, self.cores)
         assert gradient is not None
         return value, gradient
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """One pass over the points ``x`` ``(n, dim)``: prior and likelihood apart where the split is known."""
         x = as_points(x, self.dim)
         joint, slope = self._model.evaluate(x, gradient, self.cores)
         part = self.program_split.prior
@@ -197,7 +184,6 @@ class StanTarget(BaseTarget):
         return Evaluation(prior, likelihood, prior_slope, np.where(np.isfinite(joint)[:, None], slope - prior_slope, 0))
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Log prior ``(n,)`` and its gradient ``(n, dim)``, or None, where prior and likelihood are known apart."""
         part = self.program_split.prior
         if part is None:
             raise ModelError(str(self.split_problem))
@@ -211,7 +197,7 @@ class StanTarget(BaseTarget):
         return found
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN where the program throws."""
+        """Return the Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN where the program throws."""
         x = as_points(x, self.dim)
         if part == "joint":
             return self._model.hessian(x, self.cores)
@@ -220,7 +206,6 @@ class StanTarget(BaseTarget):
         return self._model.hessian(x, self.cores) - self.program_split.prior.model.hessian(x, self.cores)
 
     def explain(self, x: Array) -> str:
-        """Why the program refuses a point ``(dim,)``: its own message."""
         [point] = as_points(x, self.dim)
         self._model.messages.clear()
         value, _ = self._model.evaluate(point[None], True, 1)
@@ -247,7 +232,6 @@ class StanTarget(BaseTarget):
 
     @property
     def split_problem(self) -> str | None:
-        """Why prior and likelihood are not known apart, and the way out; None where they are."""
         return self.program_split.problem or None
 
     @property
@@ -257,13 +241,7 @@ class StanTarget(BaseTarget):
 
     @cached_property
     def factors(self) -> Factors | StanFactors:
-        """The factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors.find`.
-
-        Raises
-        ------
-        ModelError
-            If the program does not factorise so; names the variable in the way.
-        """
+        """The factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors.find`."""
         return find_factors(self.compiled, self.program_split, self._predictor)
 
     @cached_property
@@ -276,14 +254,6 @@ class StanTarget(BaseTarget):
         return found.likelihood() if isinstance(found, Factors) else None
 
     def prior_target(self) -> StanTarget:
-        """The prior alone, as a target over the same coordinates.
-
-        Raises
-        ------
-        PriorSamplingError
-            If prior and likelihood are not known apart; the message shows the statement and the way out. If the prior
-            is improper as the statements have it.
-        """
         stated = self.stated_propriety
         if stated and stated.improper:
             raise PriorSamplingError(f"{self.label}: {stated.improper} has no prior; start from initial='laplace'")
@@ -293,17 +263,11 @@ class StanTarget(BaseTarget):
         return StanTarget(CompiledProgram(part.source, part.data, self.cores), find_prior=False)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Stan cannot draw from a prior; a sampler takes :meth:`prior_target` instead."""
+        """Refuse: Stan cannot draw from a prior; a sampler takes :meth:`prior_target` instead."""
         raise PriorSamplingError(f"{self.label}: Stan gives no independent prior draws; sample target.prior_target()")
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """``n`` points uniform on (-2, 2) in every coordinate, as Stan starts, drawn again until density is finite.
-
-        Raises
-        ------
-        ModelError
-            If no finite density is found in 100 tries for a point, with what the program says.
-        """
+        """Return ``n`` points uniform on (-2, 2) in every coordinate, as Stan starts, of finite density."""
         x = rng.uniform(-2.0, 2.0, size=(n, self.dim))
         for _ in range(INITIAL_TRIES):
             bad = ~np.isfinite(self.log_density_and_gradient(x)[0])
@@ -316,7 +280,7 @@ class StanTarget(BaseTarget):
     # ------------------------------------------------------------------------------ model space
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, NDArray[Any]]:
-        """Parameters, transformed parameters and generated quantities: name → ``(n, *shape)``.
+        """Return parameters, transformed parameters and generated quantities: name → ``(n, *shape)``.
 
         ``rng`` seeds the program's generator once for each point; without it the seeds are 0, 1, 2, … . Where
         generated quantities throw, they are NaN from there on and a warning gives the count.
@@ -333,7 +297,7 @@ class StanTarget(BaseTarget):
         return {name: self._as_declared(name, array) for name, array in collected.items()}
 
     def _as_declared(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Integers of the program as integers."""
+        """Return integers of the program as integers."""
         quantities = self.program.info["generated quantities"] if self.program else {}
         if quantities.get(name, {}).get("type") == "int" and np.isfinite(values).all():
             return values.astype(np.int64)
@@ -345,13 +309,12 @@ class StanTarget(BaseTarget):
         return tuple(variable.name for variable in self._model.parameters)
 
     def parameters(self, x: Array) -> dict[str, NDArray[Any]]:
-        """The variables of the parameters block alone: name → ``(n, *shape)``."""
+        """Return the variables of the parameters block alone: name → ``(n, *shape)``."""
         x = as_points(x, self.dim)
         values, _ = self._model.constrain(x, np.zeros(len(x), dtype=np.uint32), False, self.cores)
         return collect(values, self._model.parameters)
 
     def unconstrain(self, values: Mapping[str, Any]) -> Array:
-        """Inverse of :meth:`constrain` on the parameters: ``(n, dim)``."""
         return self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
 
     @property
@@ -364,7 +327,7 @@ class StanTarget(BaseTarget):
         return {LOG_LIK: matching[0] if len(matching) == 1 else LOG_LIK}
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """The generated quantity ``log_lik``, or the log likelihood of every row where ``rows=`` was given."""
+        """Return the generated quantity ``log_lik``, or the log likelihood of every row where ``rows=`` was given."""
         x = as_points(x, self.dim)
         if self.log_likelihood_names:
             return {self.log_likelihood_names[LOG_LIK]: self.compiled.log_lik(x)}
@@ -387,7 +350,7 @@ class StanTarget(BaseTarget):
     # ------------------------------------------------------------------------------ data
 
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
-        """The same program with new rows behind those of the variables that ``rows=`` names."""
+        """Return the same program with new rows behind those of the variables that ``rows=`` names."""
         if self._rows is None:
             return super().append(new)
         missing = sorted(set(self._rows.axes) - set(new))

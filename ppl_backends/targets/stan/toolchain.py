@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,8 +26,6 @@ from typing import NamedTuple
 
 from ppl_backends.errors import CompilationError
 
-__all__ = ["Compiler", "Finding", "Toolchain", "find_compiler", "find_toolchain", "report"]
-
 ENVIRONMENT_VARIABLE = "PPL_BACKENDS_STAN"
 TBB_NAMES = ("libtbb.so.2", "libtbb.so", "libtbb.dylib", "tbb.dll")
 HOW_TO_INSTALL = "install one with: pip install ppl-backends[stan]"
@@ -34,30 +33,15 @@ HOW_TO_INSTALL = "install one with: pip install ppl-backends[stan]"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A stanc binary and the headers and libraries that its C++ needs.
+    """A stanc binary and the headers and libraries that its C++ needs."""
 
-    Attributes
-    ----------
-    source : str
-        Where it was found: the environment variable, ``"CmdStan"`` or ``"httpstan"``.
-    root, stanc : Path
-    version : str
-        Stan's version, such as ``"2.35.0"``.
-    includes : tuple of Path
-        Header folders, in search order.
-    tbb : Path
-        The TBB shared library.
-    archives : tuple of Path
-        Static SUNDIALS libraries, which ODE and DAE solvers need.
-    """
-
-    source: str
+    source: str  # where it was found: the environment variable, ``"CmdStan"`` or ``"httpstan"``
     root: Path
     stanc: Path
-    version: str
-    includes: tuple[Path, ...]
-    tbb: Path
-    archives: tuple[Path, ...]
+    version: str  # stan's version, such as ``"2.35.0"``
+    includes: tuple[Path, ...]  # header folders, in search order
+    tbb: Path  # the TBB shared library
+    archives: tuple[Path, ...]  # static SUNDIALS libraries, which ODE and DAE solvers need
 
 
 class Compiler(NamedTuple):
@@ -76,18 +60,7 @@ class Finding(NamedTuple):
 
 
 def find_toolchain(path: str | os.PathLike[str] | None = None) -> Toolchain:
-    """The first usable Stan toolchain; see the module docstring for the order.
-
-    Parameters
-    ----------
-    path : path, optional
-        A CmdStan, BridgeStan or httpstan folder to use, and no other.
-
-    Raises
-    ------
-    CompilationError
-        If none is found, with what to install.
-    """
+    """Return the first usable Stan toolchain; see the module docstring for the order."""
     if path is not None:
         return _open_folder(Path(path), "explicit path")
     return _discover(os.environ.get(ENVIRONMENT_VARIABLE), os.environ.get("CMDSTAN"))
@@ -95,7 +68,7 @@ def find_toolchain(path: str | os.PathLike[str] | None = None) -> Toolchain:
 
 @cache
 def _discover(explicit: str | None, cmdstan: str | None) -> Toolchain:
-    """The search, remembered for each setting of the environment variables that steer it."""
+    """Search, once for each setting of the environment variables that steer it."""
     if explicit:
         return _open_folder(Path(explicit), ENVIRONMENT_VARIABLE)
     for _, locate in _SOURCES:
@@ -107,13 +80,7 @@ def _discover(explicit: str | None, cmdstan: str | None) -> Toolchain:
 
 
 def find_compiler() -> Compiler:
-    """The C++ compiler: the environment variable CXX, else g++, clang++ or c++ on the path.
-
-    Raises
-    ------
-    CompilationError
-        If there is none, or CXX does not run.
-    """
+    """Return the C++ compiler: the environment variable CXX, else g++, clang++ or c++ on the path."""
     return _probe_compiler(os.environ.get("CXX"))
 
 
@@ -134,7 +101,7 @@ def _probe_compiler(setting: str | None) -> Compiler:
 
 
 def _cmdstan() -> Toolchain:
-    """CmdStan as cmdstanpy finds it."""
+    """Return CmdStan as cmdstanpy finds it."""
     try:
         import cmdstanpy
 
@@ -147,7 +114,7 @@ def _cmdstan() -> Toolchain:
 
 
 def _httpstan() -> Toolchain:
-    """The httpstan wheel, whose package itself is not imported."""
+    """Return the httpstan wheel, whose package itself is not imported."""
     spec = importlib.util.find_spec("httpstan")
     if spec is None or spec.origin is None:
         raise CompilationError(f"the httpstan package is not installed; {HOW_TO_INSTALL}")
@@ -158,7 +125,7 @@ _SOURCES: tuple[tuple[str, Callable[[], Toolchain]], ...] = (("CmdStan", _cmdsta
 
 
 def _open_folder(root: Path, source: str) -> Toolchain:
-    """A toolchain from a folder laid out as httpstan's, or as CmdStan's and BridgeStan's."""
+    """Return a toolchain from a folder laid out as httpstan's, or as CmdStan's and BridgeStan's."""
     root = root.expanduser().resolve()
     if (root / "include" / "stan").is_dir():
         stanc, includes = root / "stanc", [root / "include"]
@@ -187,26 +154,17 @@ def _executable(name: str) -> str:
 
 
 def _header_version(includes: list[Path]) -> str | None:
-    """Stan's version as its header states it."""
+    """Return Stan's version as its header states it."""
     for folder in includes:
         header = folder / "stan" / "version.hpp"
         if header.is_file():
-            words = [line.split() for line in header.read_text().splitlines() if line.startswith("#define STAN_M")]
-            words += [line.split() for line in header.read_text().splitlines() if line.startswith("#define STAN_P")]
-            numbers = {word[1]: word[2] for word in words if len(word) == 3}
-            return ".".join(numbers.get(f"STAN_{part}", "0") for part in ("MAJOR", "MINOR", "PATCH"))
+            numbers = dict(re.findall(r"#define STAN_(MAJOR|MINOR|PATCH) +(\d+)", header.read_text()))
+            return ".".join(numbers.get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
     return None
 
 
 def report() -> list[Finding]:
-    """What was found, in the order of the search: for ``ppl-backends doctor``.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.toolchain import report
-    >>> [finding.name for finding in report()]
-    ['PPL_BACKENDS_STAN', 'CmdStan', 'httpstan', 'C++ compiler', 'in use']
-    """
+    """Return what was found, in the order of the search: for ``ppl-backends doctor``."""
     explicit = os.environ.get(ENVIRONMENT_VARIABLE)
     findings = (
         [_try(ENVIRONMENT_VARIABLE, lambda: _open_folder(Path(explicit), ENVIRONMENT_VARIABLE))]

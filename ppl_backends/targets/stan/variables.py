@@ -12,42 +12,17 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["Variable", "collect", "flatten", "parse_names", "unconstrained_names"]
-
 
 class Variable(NamedTuple):
-    """One variable of a program and where its elements are among the flat columns.
+    """One variable of a program and where its elements are among the flat columns."""
 
-    Attributes
-    ----------
-    name : str
-        An element of a tuple is named as Stan writes it, ``t.1``.
-    columns : ndarray of int, the variable's shape
-    imaginary : ndarray of int or None
-        Columns of the imaginary parts of a complex variable; ``columns`` then holds the real parts.
-    """
-
-    name: str
+    name: str  # an element of a tuple is named as Stan writes it, ``t.1``
     columns: NDArray[np.intp]
     imaginary: NDArray[np.intp] | None = None
 
 
 def parse_names(names: Sequence[str], empty: Sequence[str] = ()) -> list[Variable]:
-    """Variables from flat names such as ``beta.1``, ``z.2.1``, ``t:2.1`` (a tuple) and ``w.1.real`` (complex).
-
-    Parameters
-    ----------
-    names : sequence of str
-        One for each column.
-    empty : sequence of str
-        Variables without elements, as ``"name 2 0"`` with their lengths.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.variables import parse_names
-    >>> [(v.name, v.columns.shape) for v in parse_names(["a", "z.1.1", "z.2.1", "t:1", "t:2.1"], ["w 0"])]
-    [('a', ()), ('z', (2, 1)), ('t.1', ()), ('t.2', (1,)), ('w', (0,))]
-    """
+    """Return variables from flat names: ``beta.1``, ``z.2.1``, ``t:2.1`` (a tuple) and ``w.1.real`` (complex)."""
     entries: dict[str, dict[str, list[tuple[tuple[int, ...], int]]]] = {}
     for column, name in enumerate(names):
         base, index, part = _parse(name)
@@ -64,7 +39,7 @@ def parse_names(names: Sequence[str], empty: Sequence[str] = ()) -> list[Variabl
 
 
 def _parse(name: str) -> tuple[str, tuple[int, ...], str]:
-    """Base name (with tuple positions), zero-based index, and part of a complex number."""
+    """Return the base name (with tuple positions), zero-based index, and part of a complex number."""
     base, *tokens = re.split(r"(?=[.:])", name)
     index = []
     part = ""
@@ -79,7 +54,7 @@ def _parse(name: str) -> tuple[str, tuple[int, ...], str]:
 
 
 def _grid(entries: list[tuple[tuple[int, ...], int]]) -> NDArray[np.intp]:
-    """Columns at their index, whatever order they came in."""
+    """Return the columns at their index, whatever order they came in."""
     indices = np.array([index for index, _ in entries], dtype=np.intp).reshape(len(entries), -1)
     columns = np.array([column for _, column in entries], dtype=np.intp)
     if not indices.shape[1]:
@@ -90,7 +65,7 @@ def _grid(entries: list[tuple[tuple[int, ...], int]]) -> NDArray[np.intp]:
 
 
 def collect(values: Array, variables: Sequence[Variable]) -> dict[str, NDArray[Any]]:
-    """Rows of flat values ``(n, columns)`` as name → ``(n, *shape)``."""
+    """Return rows of flat values ``(n, columns)`` as name → ``(n, *shape)``."""
     collected: dict[str, NDArray[Any]] = {}
     for variable in variables:
         collected[variable.name] = values[:, variable.columns]
@@ -100,13 +75,7 @@ def collect(values: Array, variables: Sequence[Variable]) -> dict[str, NDArray[A
 
 
 def flatten(values: Mapping[str, Any], variables: Sequence[Variable]) -> Array:
-    """Inverse of :func:`collect`: name → ``(n, *shape)`` to rows of flat values.
-
-    Raises
-    ------
-    ModelError
-        If a variable is missing or its shape is not the program's.
-    """
+    """Return the inverse of :func:`collect`: name → ``(n, *shape)`` to rows of flat values."""
     missing = [variable.name for variable in variables if variable.name not in values and variable.columns.size]
     if missing:
         raise ModelError(f"values for {', '.join(missing)} are missing; every parameter needs one")
@@ -126,7 +95,7 @@ def flatten(values: Mapping[str, Any], variables: Sequence[Variable]) -> Array:
 
 
 def _shaped(variable: Variable, value: Any) -> NDArray[Any]:
-    """The value as ``(n, *shape)``; a single value without the leading axis is one point."""
+    """Return the value as ``(n, *shape)``; a single value without the leading axis is one point."""
     array, shape = np.asarray(value), variable.columns.shape
     if variable.imaginary is not None and array.dtype.kind != "c" and array.shape[-1:] == (2,):
         array = array[..., 0] + 1j * array[..., 1]  # as results are stored
@@ -138,14 +107,7 @@ def _shaped(variable: Variable, value: Any) -> NDArray[Any]:
 
 
 def unconstrained_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Stan's unconstrained names with indices as everywhere in this package: ``beta.2`` becomes ``beta[1]``.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.variables import unconstrained_names
-    >>> unconstrained_names(["beta.2", "L.1.2", "tau"])
-    ('beta[1]', 'L[0,1]', 'tau')
-    """
+    """Return Stan's unconstrained names with indices as everywhere in this package: ``beta.2`` becomes ``beta[1]``."""
     renamed = []
     for name in names:
         base, index, part = _parse(name)

@@ -222,7 +222,9 @@ def test_capped_negative_binomial_estimates_and_their_variances_are_unbiased(p):
     reached = np.cumsum(inside, axis=1) >= hits
     counts = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, cap)
     distances = np.where(inside, 0.5, 2.0)[np.arange(cap) < counts[:, None]]
-    stage = Stage(np.zeros((n, 1)), np.zeros(n, dtype=int), np.zeros(n), Block(counts, distances, None, None), True)
+    stage = Stage(
+        np.zeros((n, 1)), np.zeros(n, dtype=int), np.zeros(n), Block(counts, distances, None, None, None), True
+    )
     weights = weigh(stage, "uniform", 1.0, hits, cap)
     assert_mean_is(weights.hit[:, None], [p])
     assert_mean_is((weights.variance - (weights.hit - p) ** 2)[:, None], [0.0])
@@ -238,6 +240,18 @@ def test_evidences_at_two_tolerances_are_not_compared():
     assert len(pb.compare_evidence({"a": a, "again": a})) == 2
     with pytest.raises(ModelError, match=r"'a' \(ε = 0.5, .* and 'b' \(ε = 0.2"):
         pb.compare_evidence({"a": a, "b": b})
+
+
+def test_evidences_of_two_distances_or_summaries_are_not_compared():
+    options = {"simulate": conjugate, "observed": 1.0, "random_seed": 1, "epsilon": 0.5, **SMALL}
+    runs = {
+        "absolute": pb.sample_abc(standard_normal(), distance=lambda a, b: float(abs(a - b)), **options),
+        "square": pb.sample_abc(standard_normal(), distance=lambda a, b: float((a - b) ** 2), **options),
+        "double": pb.sample_abc(standard_normal(), summary=lambda y: 2 * y, **options),
+    }
+    for one, other in (("absolute", "square"), ("absolute", "double")):
+        with pytest.raises(ModelError, match="are of different events"):
+            pb.compare_evidence({one: runs[one], other: runs[other]})
 
 
 @pytest.mark.slow

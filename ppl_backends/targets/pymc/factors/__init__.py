@@ -2,16 +2,10 @@
 
 ==============  =======================================================================================
 ``graph``       the log density as written, as elementwise terms over batches of points
-``affine``      which quantities are affine and which terms quadratic, by differences
-``cuts``        affine quantities through which alone a term depends on the parameters
-``grouping``    which elements of a cut go together in one site
+``structure``   what is affine, quadratic, or a site of one scalar, and which variables have to be given
 ``terms``       the sites of a term: directions, offsets, values
-``linear``      the matrix of an affine function, sparse where it is
-``gaussian``    the quadratic terms together
-``structure``   the search for the variables that have to be given
-``compiled``    the functions of all others
-``proof``       every factor against the terms as written
-``find``        all of it, as the ``factors`` of a target
+``compiled``    the functions of sites of no known family
+``find``        all of it, proved, as the ``factors`` of a target
 ==============  =======================================================================================
 """
 

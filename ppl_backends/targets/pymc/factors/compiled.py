@@ -10,40 +10,13 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 
-from ppl_backends.errors import CompilationError
 from ppl_backends.targets.blocks import block_cap, pad_rows
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.pymc import jax_backend, pytensor_backend
-from ppl_backends.targets.pymc.compile import BACKENDS
-from ppl_backends.targets.pymc.factors.graph import BatchedGraph
+from ppl_backends.targets.pymc.compile import BACKENDS, DataArguments, compilers, first_backend
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import ancestors, no_c_compiler
 from ppl_backends.targets.pymc.rewrites import simplify
 
-__all__ = ["CompiledSites", "SiteGraph"]
-
-
-class Interpreter:
-    """Graphs interpreted by Python: slower, but there is nothing to compile."""
-
-    @staticmethod
-    def as_argument(value: Array) -> Array:
-        """``value`` itself."""
-        return value
-
-    @staticmethod
-    def compile_batched(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Any:
-        """``(block (n, dim), *data) -> [output (n, ...), ...]``."""
-        evaluate = BatchedGraph([point], data, outputs)
-        return lambda block, *data: evaluate([block], data)
-
-
-COMPILERS: dict[str, Any] = {
-    "jax": jax_backend,
-    "numba": pytensor_backend.NUMBA,
-    "c": pytensor_backend.C,
-    "python": Interpreter,
-}
 LARGE = 16  # constants with more elements become arguments: compilers try to fold them
 
 
@@ -51,16 +24,11 @@ class SiteGraph:
     """The function of a term's sites as a graph of their scalars, whatever the hyper-parameters.
 
     Compiled at its first use by the first backend that can; a copy in another process compiles anew.
-
-    Parameters
-    ----------
-    term : SiteTerm
-    backend : {"auto", "jax", "numba", "c", "python"}
     """
 
     def __init__(self, term: SiteTerm, backend: str = "auto") -> None:
         assert term.grouping is not None
-        self.backends = {**BACKENDS, "python": ("python",)}[backend]
+        self.backends = BACKENDS[backend]
         n, m = term.n_sites, len(term.grouping.site_of_cut)
         self.scalars = pt.tensor("s", dtype="float64", shape=(n,))
         slope, intercept = (pt.tensor(name, dtype="float64", shape=(m,)) for name in ("slope", "intercept"))
@@ -82,20 +50,13 @@ class SiteGraph:
         self._compiled: tuple[str, Any] | None = None
 
     def function(self) -> tuple[str, Any]:
-        """The backend, and the batched function ``(scalars (rows, n), *arguments) -> [log t (rows, n)]``."""
-        reasons = []
-        for backend in self.backends if self._compiled is None else ():
-            try:
-                self._compiled = backend, self._compile(backend)
-                break
-            except Exception as error:  # a backend without some operation
-                reasons.append(f"{backend}: {' '.join(str(error).split())[:200]}")
+        """Return the backend, and the batched function ``(scalars (rows, n), *arguments) -> [log t (rows, n)]``."""
         if self._compiled is None:
-            raise CompilationError(f"the sites cannot be compiled; {'; '.join(reasons)}")
+            self._compiled = first_backend(self.backends, self._compile, "the sites")[:2]
         return self._compiled
 
     def _compile(self, backend: str) -> Any:
-        library = COMPILERS[backend]
+        library = compilers(backend)
         with no_c_compiler():
             outputs = simplify([self.log_site])
         function = library.compile_batched(self.scalars, self.arguments, outputs)
@@ -108,33 +69,22 @@ class SiteGraph:
 
 
 class CompiledSites:
-    """Log t of all sites at given hyper-parameters; called with scalars ``(k, n)``.
-
-    Parameters
-    ----------
-    graph : SiteGraph
-    geometry : Geometry
-    hyper : list of array
-        Values of the hyper-parameters that the term was cut with.
-    """
+    """Log t of all sites at given hyper-parameters; called with scalars ``(k, n)``."""
 
     def __init__(self, graph: SiteGraph, geometry: Geometry, hyper: Sequence[Array]) -> None:
         self.graph = graph
         values = [geometry.slope, geometry.intercept, *hyper, *graph.constants]
-        self._values = [np.asarray(v, dtype=a.dtype) for v, a in zip(values, graph.arguments, strict=True)]
-        self._converted: dict[str, list[Any]] = {}
+        self._arguments = DataArguments(
+            np.asarray(v, dtype=a.dtype) for v, a in zip(values, graph.arguments, strict=True)
+        )
 
     def __call__(self, s: Array) -> Array:
-        """Log t ``(k, n)``, in blocks of one size, for which alone the function is compiled."""
+        """Return log t ``(k, n)``, in blocks of one size, for which alone the function is compiled."""
         backend, function = self.graph.function()
-        if backend not in self._converted:
-            self._converted[backend] = [COMPILERS[backend].as_argument(value) for value in self._values]
+        arguments = self._arguments.of(backend)
         padded = pad_rows(s, -(-len(s) // self.graph.rows) * self.graph.rows)
         blocks = padded.reshape(-1, self.graph.rows, s.shape[1])
-        return np.concatenate([function(block, *self._converted[backend])[0] for block in blocks])[: len(s)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_converted": {}}
+        return np.concatenate([function(block, *arguments)[0] for block in blocks])[: len(s)]
 
 
 def _by_site(elements: Variable, site: np.ndarray, n: int) -> Variable:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 import pymc as pm
-from scipy import sparse
+import pytensor.tensor as pt
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal
-from ppl_backends.targets.factors.finder import ConditionalFactors, SiteGroup, assemble
+from ppl_backends.targets.factors.factorisation import stacked_design
+from ppl_backends.targets.factors.finder import ConditionalFactors, GaussianPart, SiteGroup, assemble, complete_gaussian
+from ppl_backends.targets.factors.proof import SHUFFLES, affine_error, gaussian_error, sites_error
 from ppl_backends.targets.factors.recognise import Recognised, recognise
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
-from ppl_backends.targets.pymc.factors.gaussian import QuadraticTerms
-from ppl_backends.targets.pymc.factors.graph import PointFunction, TermGraph
-from ppl_backends.targets.pymc.factors.proof import affine_error, gaussian_error, sites_error
+from ppl_backends.targets.pymc.factors.graph import PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.factors.structure import MAX_HYPER, Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
-from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names
-
-__all__ = ["PyMCFactors"]
+from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, no_c_compiler
 
 PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few where there are many sites to see a fault
 MANY_SITES = 10_000
@@ -29,24 +28,7 @@ PROOF_SCALES = (0.3, 3.0, 30.0)
 
 
 class PyMCFactors(ConditionalFactors):
-    """The factors of a PyMC model, as a function of the hyper-parameters that it needs.
-
-    Parameters
-    ----------
-    model : pm.Model
-    data : dict
-        Values of the shared variables.
-    shapes : ModelShapes
-    backend : {"auto", "jax", "numba", "c", "python"}
-        What compiles the sites that belong to no known family; ``"python"`` interprets them.
-    likelihood_only : bool
-        The sites of the observed variables alone, as functions of all coordinates, under a flat prior.
-
-    Raises
-    ------
-    ModelError
-        If the model does not factorise in this way; names the variable in the way.
-    """
+    """The factors of a PyMC model, as a function of the hyper-parameters that it needs."""
 
     def __init__(
         self,
@@ -78,37 +60,30 @@ class PyMCFactors(ConditionalFactors):
         return assemble(gaussian, groups, log_constant=log_constant, names=self.names, normal_rows=self._normal_rows(x))
 
     def _normal_rows(self, x: Array) -> tuple[Any, Array, Normal, Array] | None:
-        """Designs, offsets, data and scales of the normal observations in the Gaussian part; None where there are none."""
-        designs, offsets, y, sd, log_scale = [], [], [], [], []
-        for term in self._structure.normal:
-            geometry = term.geometry(x)
-            known = self._recognised(term, x, geometry)
-            if known is not None and isinstance(known.family, Normal):
-                designs.append(geometry.design)
-                offsets.append(geometry.offset)
-                y.append(known.family.y)
-                sd.append(known.family.sd)
-                log_scale.append(known.constant)
-        if not designs:
+        """Return designs, offsets, data and scales of the normal observations in the Gaussian part, or None."""
+        geometries = [term.geometry(x) for term in self._structure.normal]
+        known = [self._recognised(term, x, g) for term, g in zip(self._structure.normal, geometries, strict=True)]
+        rows = [
+            (g, k) for g, k in zip(geometries, known, strict=True) if k is not None and isinstance(k.family, Normal)
+        ]
+        if not rows:
             return None
-        any_sparse = any(sparse.issparse(design) for design in designs)
-        design = sparse.vstack(designs, format="csr") if any_sparse else np.vstack(designs)
-        family = Normal(np.concatenate(y), np.concatenate(sd))
-        return design, np.concatenate(offsets), family, np.concatenate(log_scale)
+        family = Normal(*(np.concatenate([getattr(k.family, name) for _, k in rows]) for name in ("y", "sd")))
+        design, offset = stacked_design([g.design for g, _ in rows]), np.concatenate([g.offset for g, _ in rows])
+        return design, offset, family, np.concatenate([k.constant for _, k in rows])
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
-        """Log prior density of φ, with the Jacobians of its transforms."""
         return self._sum(self._hyper_priors, self._point(phi))
 
     def _sum(self, function: PointFunction | None, x: Array) -> float:
-        """Sum of constant terms, ``-inf`` where it is not a number."""
+        """Return the sum of constant terms, ``-inf`` where it is not a number."""
         if function is None:
             return 0.0
         total = sum(float(value.sum()) for value in function(x[None]))
         return total if np.isfinite(total) else -np.inf
 
     def _group(self, term: SiteTerm, x: Array, geometry: Geometry) -> SiteGroup:
-        """The sites of a term given φ, of a known family or compiled."""
+        """Return the sites of a term given φ, of a known family or compiled."""
         observed = term.term.prior_of is None
         known = self._recognised(term, x, geometry)
         if known is not None:
@@ -119,7 +94,7 @@ class PyMCFactors(ConditionalFactors):
         return SiteGroup(geometry.design, geometry.offset, FunctionSites(function, term.n_sites), observed)
 
     def _recognised(self, term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
-        """The known family of a term; that of the latest φ where nothing that its sites read has changed."""
+        """Return the known family of a term; that of the latest φ where nothing that its sites read has changed."""
         reads = [geometry.slope, geometry.intercept, x[self._graph.coordinates(set(term.read))]]
         latest = self._families.get(id(term))
         if latest is None or not all(map(np.array_equal, latest[0], reads)):
@@ -142,31 +117,38 @@ class PyMCFactors(ConditionalFactors):
             points[:, self.coordinates] = values = np.concatenate(theta)
             density = gaussian.log_density(values) + part.log_constant
             density += 0.0 if part.tilt is None else values @ part.tilt
-            size = np.abs(values) @ np.abs(_apply(part.precision, values)).max(axis=0) + np.abs(density)
+            size = np.abs(values) @ np.abs(gaussian.apply(values)).max(axis=0) + np.abs(density)
             error = gaussian_error(density, self._gaussian.value(points), size)
             _refuse_if(error, ", ".join(term.name for term in self._structure.gaussian))
             for term in self._structure.sites:
-                error = sites_error(term.sample or term, points, (term.sample or term).geometry(x), rng)
+                error = term_error(term.sample or term, points, rng)
                 if term.sample is not None:  # the rows of a long term need no more than to be like those of the sample
-                    two = points[[0, -1]]
-                    error = max(error, affine_error(term, two))
-                    if self._recognised(term, x, term.geometry(x)) is None:
-                        error = max(error, sites_error(term, two, term.geometry(x), rng, 1))
+                    two, geometry = points[[0, -1]], term.geometry(x)
+                    error = max(
+                        error,
+                        affine_error(geometry.design, geometry.offset, two[:, self.coordinates], term.scalars(two)),
+                    )
+                    if self._recognised(term, x, geometry) is None:
+                        error = max(error, term_error(term, two, rng, 1))
                 _refuse_if(error, term.term.name)
 
 
+def term_error(term: SiteTerm, points: Array, rng: np.random.Generator, shuffles: int = SHUFFLES) -> float:
+    """Return the error of a term's sites at points ``(k, dim)`` that share the hyper-parameters."""
+    geometry = term.geometry(points[0])
+    return sites_error(
+        lambda s: term.log_site(s, points[0], geometry), term.scalars(points), term.written(points), rng, shuffles
+    )
+
+
 def _recognise(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
-    """The known family of a term; where a sample of its rows was taken all have to be as those are."""
+    """Return the known family of a term; where a sample of its rows was taken all have to be as those are."""
     like = None
     if term.sample is not None:
         like = _recognise(term.sample, x, term.sample.geometry(x))
         if like is None:
             return None
     return recognise(lambda s: term.log_site(s, x, geometry), term.n_sites, like)
-
-
-def _apply(precision: Array, rows: Array) -> Array:
-    return rows * precision if precision.ndim == 1 else rows @ precision
 
 
 def _refuse_if(error: float, name: str) -> None:
@@ -178,7 +160,43 @@ def _refuse_if(error: float, name: str) -> None:
 
 
 def _constant_functions(graph: TermGraph, structure: Structure) -> tuple[PointFunction | None, PointFunction | None]:
-    """Terms without θ: those that do not belong to the prior of φ, and those that do."""
+    """Return terms without θ: those that do not belong to the prior of φ, and those that do."""
     priors = [term.value for term in structure.constant if term.prior_of in structure.held]
     others = [term.value for term in structure.constant if term.prior_of not in structure.held]
     return tuple(PointFunction(graph, set(), terms) if terms else None for terms in (others, priors))  # type: ignore[return-value]
+
+
+class QuadraticTerms:
+    """The quadratic terms of a model."""
+
+    def __init__(self, graph: TermGraph, terms: Sequence[Term], held: Set[str]) -> None:
+        self.graph, self.terms = graph, list(terms)
+        self.moving = np.setdiff1d(np.arange(graph.dim), graph.coordinates(held))
+        inputs = [v for name, v in graph.values.items() if name not in held]
+        with no_c_compiler():
+            total = sum((pt.sum(term.value) for term in self.terms), start=pt.constant(0.0, dtype="float64"))
+            gradient = pt.grad(total, inputs, disconnected_inputs="ignore") if self.terms else []
+            flat = [pt.flatten(g) for g in gradient] or [pt.zeros(len(self.moving))]
+            self._function = PointFunction(graph, held, [total, pt.concatenate(flat)])
+        self._depends_on_hyper = graph.depends([term.value for term in self.terms], held)
+        self._fixed: GaussianPart | None = None
+
+    def value(self, x: Array) -> Array:
+        """Return the sum of the terms ``(k,)`` at points ``(k, dim)`` that share the hyper-parameters."""
+        return self._function(x)[0]
+
+    def at(self, x: Array) -> GaussianPart:
+        """Return the Gaussian given the hyper-parameters in the point ``x`` ``(dim,)``."""
+        if self._fixed is not None:
+            return self._fixed
+        d = len(self.moving)
+        points = np.tile(x, (d + 1, 1))
+        points[:, self.moving] = 0.0
+        points[1 + np.arange(d), self.moving] = 1.0
+        value, gradient = self._function(points)
+        slope, hessian = gradient[0], gradient[0] - gradient[1:]
+        precision = 0.5 * (hessian + hessian.T)
+        part = complete_gaussian(float(value[0]), slope, precision)
+        if not self._depends_on_hyper:
+            self._fixed = part
+        return part

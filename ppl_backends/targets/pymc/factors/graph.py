@@ -41,8 +41,6 @@ from ppl_backends.targets.pymc.graph import (
 )
 from ppl_backends.targets.pymc.observations import fixed_parts, on_index
 
-__all__ = ["BatchedGraph", "PointFunction", "Term", "TermGraph"]
-
 # As written: no rewrites, no compilation.
 RAW_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer=None)
 
@@ -51,45 +49,15 @@ MANY_ROWS, SAMPLE_ROWS = 20_000, 2_000
 
 
 class Term(NamedTuple):
-    """A piece of the log density.
+    """A piece of the log density."""
 
-    Attributes
-    ----------
-    name : str
-        The variable of the model that it belongs to.
-    prior_of : str or None
-        The value variable whose prior it is; None for observed variables and Potentials.
-    value : Variable
-        Its elements, of any shape.
-    """
-
-    name: str
-    prior_of: str | None
-    value: Variable
+    name: str  # the variable of the model that it belongs to
+    prior_of: str | None  # the value variable whose prior it is; None for observed variables and Potentials
+    value: Variable  # its elements, of any shape
 
 
 class TermGraph:
-    """Terms of the log density of a model as graphs of its value variables, data being constants.
-
-    Parameters
-    ----------
-    model : pm.Model
-    data : dict
-        Values of the shared variables.
-    shapes : ModelShapes
-    likelihood_only : bool
-        Whether the terms of the observed variables are all that is looked at.
-
-    Attributes
-    ----------
-    values : dict of str to Variable
-        The value variables, in the order of the ravelled point.
-    columns : dict of str to slice
-        Their coordinates in the ravelled point.
-    terms : list of Term
-    start : ndarray (dim,)
-        PyMC's initial point.
-    """
+    """Terms of the log density of a model as graphs of its value variables, data being constants."""
 
     def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes, likelihood_only: bool = False) -> None:
         free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
@@ -154,16 +122,16 @@ class TermGraph:
         return list(io_toposort(list(self.values.values()), [term.value for term in self.terms]))
 
     def size(self, names: Set[str]) -> int:
-        """Number of coordinates of the value variables ``names``."""
+        """Return the number of coordinates of the value variables ``names``."""
         return sum(self.columns[name].stop - self.columns[name].start for name in names)
 
     def coordinates(self, names: Set[str]) -> NDArray[np.intp]:
-        """Coordinates of the value variables ``names`` in the ravelled point."""
+        """Return the coordinates of the value variables ``names`` in the ravelled point."""
         picked = [np.arange(c.start, c.stop) for name, c in self.columns.items() if name in names]
         return np.concatenate([np.empty(0, dtype=np.intp), *picked])
 
     def moving(self, held: Set[str]) -> set[Variable]:
-        """All variables that depend on value variables outside ``held``."""
+        """Return all variables that depend on value variables outside ``held``."""
         moving = {v for name, v in self.values.items() if name not in held}
         for node in self.nodes:
             if any(v in moving for v in node.inputs):
@@ -171,20 +139,13 @@ class TermGraph:
         return moving
 
     def depends(self, variables: Sequence[Variable], names: Set[str]) -> bool:
-        """Whether any of the variables depends on the value variables ``names``."""
+        """Return whether any of the variables depends on the value variables ``names``."""
         above = set(ancestors(variables))
         return any(self.values[name] in above for name in names)
 
 
 class BatchedGraph:
-    """Values of graphs at many settings of their inputs, ``batched`` ones varying and ``single`` ones shared.
-
-    Parameters
-    ----------
-    batched, single : list of Variable
-        Inputs.
-    outputs : list of Variable
-    """
+    """Values of graphs at many settings of their inputs, ``batched`` ones varying and ``single`` ones shared."""
 
     def __init__(self, batched: Sequence[Variable], single: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         stacked = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in batched]
@@ -196,7 +157,7 @@ class BatchedGraph:
         self._row_bytes: int | None = None  # of all outputs at one setting; known after the first
 
     def __call__(self, batched: Sequence[Array], single: Sequence[Array] = ()) -> list[Array]:
-        """Outputs ``(k, ...)`` at inputs ``(k, ...)`` of one value each in ``single``."""
+        """Return outputs ``(k, ...)`` at inputs ``(k, ...)`` of one value each in ``single``."""
         shared = [np.asarray(value, dtype=v.dtype) for value, v in zip(single, self._single, strict=True)]
         k, start = len(batched[0]), 0
         blocks: list[list[Array]] = []
@@ -215,7 +176,7 @@ class BatchedGraph:
 
 
 def split_point(graph: TermGraph, x: Array, names: Sequence[str]) -> list[Array]:
-    """Values ``(k, *shape)`` of the value variables ``names`` at points ``(k, dim)``."""
+    """Return the values ``(k, *shape)`` of the value variables ``names`` at points ``(k, dim)``."""
     return [x[:, graph.columns[name]].reshape(len(x), *graph.values[name].type.shape) for name in names]
 
 
@@ -230,13 +191,13 @@ class PointFunction:
         self._evaluate = BatchedGraph(free, fixed, outputs)
 
     def __call__(self, x: Array) -> list[Array]:
-        """Outputs ``(k, ...)``; the held coordinates are those of the first point."""
+        """Return outputs ``(k, ...)``; the held coordinates are those of the first point."""
         single = [value[0] for value in split_point(self._graph, x[:1], self._held)]
         return self._evaluate(split_point(self._graph, x, self._free), single)
 
 
 def _folded(graphs: Sequence[Variable], inputs: Sequence[Variable]) -> list[Variable]:
-    """Graphs in which whatever does not depend on the inputs has been computed."""
+    """Return graphs in which whatever does not depend on the inputs has been computed."""
     parts, values = fixed_parts(graphs, inputs, {})
     known = zip(parts, values, strict=True)
     computed = {part: pt.constant(value, dtype=part.dtype) for part, value in known if not isinstance(part, Constant)}
@@ -244,7 +205,7 @@ def _folded(graphs: Sequence[Variable], inputs: Sequence[Variable]) -> list[Vari
 
 
 def _summands(value: Variable) -> list[Variable]:
-    """A scalar sum as its elements: sums of arrays become the arrays, sums of scalars several terms."""
+    """Return a scalar sum as its elements: sums of arrays become the arrays, sums of scalars several terms."""
     node = value.owner
     if value.type.ndim or node is None:
         return [value]
@@ -259,7 +220,7 @@ def _summands(value: Variable) -> list[Variable]:
 
 
 def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequence[Array]) -> list[Variable]:
-    """Graphs whose shapes are constants and whose checks of parameters are switches of single elements.
+    """Return graphs whose shapes are constants and whose checks of parameters are switches of single elements.
 
     A check raises for its whole array: it would end a batch, and tie every element to every other.
     """
@@ -292,12 +253,12 @@ def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequ
 
 
 def _is_many(node: Any) -> bool:
-    """Whether an operation is a sum or product of more than two."""
+    """Return whether an operation is a sum or product of more than two."""
     return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add | Mul) and len(node.inputs) > 2
 
 
 def _comparisons(conditions: Sequence[Variable]) -> Iterator[Variable]:
-    """The elementwise comparisons that conditions are conjunctions of; sums to one and the like are left out."""
+    """Return the elementwise comparisons that conditions are conjunctions of; sums to one and the like are left out."""
     for condition in conditions:
         node = condition.owner
         if node is None:
@@ -309,11 +270,11 @@ def _comparisons(conditions: Sequence[Variable]) -> Iterator[Variable]:
 
 
 def _unchecked(graphs: Sequence[Variable]) -> list[Variable]:
-    """Graphs without their checks."""
+    """Return graphs without their checks."""
     checks = [n for n in io_toposort([], graphs) if isinstance(n.op, CheckParameterValue)]
     return clone_replace(list(graphs), replace={n.outputs[0]: n.inputs[0] for n in checks}, rebuild_strict=False)
 
 
 def _within(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether an array of ``shape`` broadcasts to ``whole``."""
+    """Return whether an array of ``shape`` broadcasts to ``whole``."""
     return len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole), strict=False))

@@ -1,53 +1,38 @@
-"""Which variables have to be given, and what every term is then: constant, Gaussian, or sites of one scalar each."""
+"""Which variables have to be given, and what every term is then: constant, Gaussian, or sites of one scalar each.
+
+Which quantities are affine and which terms quadratic is found by differences, at distances from .3 to 3e4 from the origin: an
+operation counts for what it does, not for what it is called. A term is cut from the parameters at affine quantities through
+which alone it depends on them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+import operator
+from collections.abc import Callable, Iterator, Set
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.pymc.factors.affine import Labels, label
-from ppl_backends.targets.pymc.factors.cuts import cuts
-from ppl_backends.targets.pymc.factors.graph import Term, TermGraph
+from ppl_backends.targets.factors.finder import Refusal, find_with_fewest_given
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.factors.graph import PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.factors.terms import SiteTerm
-
-__all__ = ["MAX_HYPER", "Refusal", "Structure", "find_structure"]
 
 MAX_HYPER = 6
 MAX_CUTS = 6  # of one term that are tried
 
 
 class Structure(NamedTuple):
-    """A factorisation given the value variables ``held``.
-
-    Attributes
-    ----------
-    held : frozenset of str
-    constant, gaussian : list of Term
-    sites : list of SiteTerm
-    normal : list of SiteTerm
-        Normal observations among the Gaussian terms.
-    """
+    """A factorisation given the value variables ``held``."""
 
     held: frozenset[str]
     constant: list[Term]
     gaussian: list[Term]
     sites: list[SiteTerm]
-    normal: list[SiteTerm]
-
-
-class Refusal(NamedTuple):
-    """The term that is in the way, what it depends on, and how many scalars at once one of its elements reads."""
-
-    term: str
-    variables: tuple[str, ...]
-    rank: int
-
-    def __str__(self) -> str:
-        many = f"{self.rank} scalars at once" if self.rank else "more than one scalar at once"
-        return f"the log density of '{self.term}' depends nonlinearly on {many}, of {', '.join(self.variables)}"
+    normal: list[SiteTerm]  # normal observations among the Gaussian terms
 
 
 def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = MAX_HYPER) -> Structure:
@@ -71,50 +56,42 @@ def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = 
 
 
 def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> Structure:
-    """The factorisation with the fewest variables given.
+    """Return the factorisation with the fewest variables given.
 
     If none need be given, that is it. Otherwise those of few coordinates are, and are let go again one after another,
     the largest first and those with a transform (scales, mostly) last, as long as the terms allow it.
-
-    Raises
-    ------
-    ModelError
-        Names the term in the way and the variables that it depends on.
     """
-    found = _analyse(graph, frozenset(), rng)
-    if isinstance(found, Structure):
-        return found
     small = [name for name in graph.values if 0 < graph.size({name}) <= max_hyper]
-    if not small:
-        raise ModelError(f"no factors with one linear predictor each: {found}")
     transformed = [name for name in small if name not in {term.name for term in graph.terms}]
-    refusal, best = found, None
-    for held in dict.fromkeys([frozenset(transformed), frozenset(small)]):
-        attempt = _analyse(graph, held, rng)
-        if isinstance(attempt, Structure) or held == frozenset(graph.values):
-            best = attempt
-            break
-        refusal = attempt
-    if best is None:
-        raise ModelError(f"no factors with one linear predictor each: {refusal}")
-    for name in sorted(held, key=lambda name: (-graph.size({name}), name in transformed)):
-        attempt = _analyse(graph, held - {name}, rng)
-        if isinstance(attempt, Structure):
-            best, held = attempt, held - {name}
-    if not isinstance(best, Structure):
-        raise ModelError(f"no factors with one linear predictor each: {found}")
+    nominated = iter(dict.fromkeys([frozenset(transformed), frozenset(small)]) if small else ())
+    refusals: list[Refusal] = []
+
+    def nominate(held: frozenset[str], refusal: Refusal) -> frozenset[str]:
+        refusals.append(refusal)
+        following = next(nominated, None)
+        if following is None:
+            raise ModelError(f"no factors with one linear predictor each: {refusal}")
+        return following
+
+    held, found = find_with_fewest_given(
+        lambda held: _analyse(graph, held, rng),
+        nominate,
+        lambda held: sorted(held, key=lambda name: (-graph.size({name}), name in transformed)),
+    )
+    if found is None:
+        raise ModelError(f"no factors with one linear predictor each: {refusals[0]}")
     if graph.size(held) > max_hyper:
         raise ModelError(
             f"factors would depend on {graph.size(held)} hyper-parameters ({', '.join(sorted(held))}), more than "
-            f"{max_hyper}: {found}"
+            f"{max_hyper}: {refusals[0]}"
         )
-    return best
+    return found
 
 
-def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -> Structure | Refusal:
-    """What every term is if the variables ``held`` are given, or the first term that is in the way."""
+def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -> Structure | None:
+    """Return what every term is if the variables ``held`` are given; None where they are all that there are."""
     if held == frozenset(graph.values):
-        return Refusal(graph.terms[-1].name, tuple(graph.values), 0)
+        return None
     labels, moving = label(graph, held, rng), graph.moving(held)
     structure = Structure(held, [], [], [], [])
     quadratic = [term for term, yes in zip(graph.terms, labels.quadratic, strict=True) if yes]
@@ -126,18 +103,17 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
         elif labels.quadratic[k] and term.prior_of is not None:
             structure.gaussian.append(term)
         else:
-            sites = _sites(graph, term, held, labels, rng)
-            if isinstance(sites, SiteTerm):
-                structure.sites.append(sites)
-            elif labels.quadratic[k]:
+            try:
+                structure.sites.append(_sites(graph, term, held, labels, rng))
+            except Refusal:
+                if not labels.quadratic[k]:
+                    raise
                 structure.gaussian.append(term)
-            else:
-                return sites
     return _with_gaussian_likelihood(structure, quadratic)
 
 
 def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> Structure:
-    """Quadratic terms of the likelihood are sites where all sites are quadratic: EP is exact, and leaves each out.
+    """Make quadratic terms of the likelihood sites where all sites are: EP is exact, and leaves each out.
 
     Beside other sites they join the Gaussian part: a site of negative precision could make their cavities improper.
     """
@@ -149,10 +125,8 @@ def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> St
     return structure._replace(gaussian=gaussian, sites=others, normal=normal)
 
 
-def _sites(
-    graph: TermGraph, term: Term, held: Set[str], labels: Labels, rng: np.random.Generator
-) -> SiteTerm | Refusal:
-    """The sites of a term by the first of its cuts whose groups see one scalar each."""
+def _sites(graph: TermGraph, term: Term, held: Set[str], labels: Labels, rng: np.random.Generator) -> SiteTerm:
+    """Return the sites of a term by the first of its cuts whose groups see one scalar each."""
     moving = graph.moving(held)
     leaves = {v for name, v in graph.values.items() if name not in held}
     hyper = graph.coordinates(held)
@@ -167,5 +141,96 @@ def _sites(
         if found == 1:
             return sites
         rank = min(rank, found)
-    names = tuple(name for name in graph.values if name not in held and graph.depends([term.value], {name}))
-    return Refusal(term.name, names, 0 if rank == 10**9 else rank)
+    names = (name for name in graph.values if name not in held and graph.depends([term.value], {name}))
+    many = "more than one scalar at once" if rank == 10**9 else f"{rank} scalars at once"
+    raise Refusal(f"the log density of '{term.name}' depends nonlinearly on {many}, of {', '.join(names)}")
+
+
+def cuts(
+    term: Variable, affine: Set[Variable], moving: Set[Variable], leaves: Set[Variable]
+) -> Iterator[list[Variable]]:
+    """Return cuts of one term, those of a single quantity first, nearest to the term first.
+
+    The last one is the set of all affine quantities that a nonlinear operation reads. It is only tried when no single
+    quantity will do, since a branch of a switch that was not taken can hide what it depends on.
+    """
+    order, _ = _walk(term, moving, lambda v: False)
+    for candidate in order:
+        if candidate in affine:
+            reached, _ = _walk(term, moving, partial(operator.is_, candidate))
+            if not any(v in leaves and v is not candidate for v in reached):
+                yield [candidate]
+    _, frontier = _walk(term, moving, lambda v: v in affine)
+    if len(frontier) > 1:
+        yield frontier
+
+
+def _walk(
+    term: Variable, moving: Set[Variable], stop: Callable[[Variable], bool]
+) -> tuple[list[Variable], list[Variable]]:
+    """Return the moving quantities from the term downwards, breadth first, and those of them at which the walk stopped."""
+    seen, stopped, queue = {term: None}, [], [term]
+    for variable in queue:  # grows while it is walked
+        if stop(variable):
+            stopped.append(variable)
+        elif variable.owner is not None:
+            for above in variable.owner.inputs:
+                if above in moving and above not in seen:
+                    seen[above] = None
+                    queue.append(above)
+    return queue, stopped
+
+
+SCALES = (0.3, 3.0, 30.0, 3e4)  # far out a normal density of any scale is no straight line
+TOLERANCE = 1e-9
+
+
+class Labels(NamedTuple):
+    """What is affine and what is quadratic."""
+
+    affine: set[Variable]
+    quadratic: list[bool]  # one for each term
+
+
+def label(graph: TermGraph, held: Set[str], rng: np.random.Generator) -> Labels:
+    """Return the affine quantities and quadratic terms, given random values of the variables ``held``."""
+    moving = graph.moving(held)
+    inputs = [v for name, v in graph.values.items() if name not in held]
+    inner = [v for node in graph.nodes for v in node.outputs if v in moving and _is_float(v)]
+    terms = [term.value for term in graph.terms]
+    candidates = list(dict.fromkeys([*inputs, *inner]))
+    evaluate = PointFunction(graph, held, [*candidates, *terms])
+    still, fixed = np.zeros(graph.dim, bool), graph.coordinates(held)
+    still[fixed] = True
+    affine, quadratic = np.ones(len(candidates), bool), np.ones(len(terms), bool)
+    for scale in SCALES:
+        origin = np.where(still, graph.start + rng.normal(size=graph.dim), 0.0)
+        p, q, r = np.where(still, 0.0, scale * rng.normal(size=(3, graph.dim)))
+        steps = np.stack([0 * p, p, q, p + q, -2 * p, r - p, r, r + p, r + 2 * p])
+        values = evaluate(origin + steps)
+        with np.errstate(all="ignore"):
+            affine &= [_is_affine(value[:5]) for value in values[: len(candidates)]]
+            quadratic &= [_is_quadratic(value[5:].reshape(4, -1)) for value in values[len(candidates) :]]
+    return Labels({v for v, yes in zip(candidates, affine, strict=True) if yes}, list(map(bool, quadratic)))
+
+
+def _is_float(variable: Variable) -> bool:
+    return str(getattr(variable.type, "dtype", "")).startswith("float")
+
+
+def _is_affine(f: Array) -> bool:
+    """Return whether second differences vanish, from finite values at 0, p, q, p + q and −2p."""
+    if not np.isfinite(f).all():
+        return False
+    size = np.abs(f).sum(axis=0)
+    tolerance = TOLERANCE * (size + size.max(initial=0.0) + 1e-30)
+    mixed = np.abs(f[3] - f[1] - f[2] + f[0])
+    straight = np.abs(f[4] + 2 * f[1] - 3 * f[0])
+    return bool(np.all(mixed <= tolerance) and np.all(straight <= tolerance))
+
+
+def _is_quadratic(f: Array) -> bool:
+    """Return whether the third difference of the sum vanishes, from values at r − p, r, r + p and r + 2p."""
+    total = f.sum(axis=1)
+    third = total[3] - 3 * total[2] + 3 * total[1] - total[0]
+    return bool(np.abs(third) <= TOLERANCE * np.abs(f).sum() + 1e-12)

@@ -1,8 +1,12 @@
-"""A term that depends on the parameters through one scalar at a time: its sites, their directions, their functions."""
+"""A term that depends on the parameters through one scalar at a time: its sites, their directions, their functions.
+
+Which elements of a cut each element of a term reads, and so which of them go together in a site, is found by perturbing them.
+Values alone do not tell: in a log-sum-exp a component of weight e⁻¹⁸⁰⁰ changes nothing. A NaN goes through.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,59 +15,29 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 
+from ppl_backends.numerics.affine import AffineFunction
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import BatchedGraph, PointFunction, Term, TermGraph
-from ppl_backends.targets.pymc.factors.grouping import Grouping, group
-from ppl_backends.targets.pymc.factors.linear import AffineFunction
-
-__all__ = ["Geometry", "SiteTerm"]
 
 PARALLEL = 1e-8
 TRIES = 8
 
 
 class Geometry(NamedTuple):
-    """The scalars sᵢ = aᵢᵀθ + bᵢ and the cut's elements uⱼ = cⱼ sᵢ + dⱼ at given hyper-parameters.
+    """The scalars sᵢ = aᵢᵀθ + bᵢ and the cut's elements uⱼ = cⱼ sᵢ + dⱼ at given hyper-parameters."""
 
-    Attributes
-    ----------
-    design : ndarray or CSR matrix (n_sites, d)
-    offset : ndarray (n_sites,)
-    slope, intercept : ndarray (m,)
-    reference : ndarray (n_sites,) of int
-        The element of the cut that sᵢ is.
-    rank : int
-        Largest rank of a site's rows; 1 where it is a site.
-    """
-
-    design: Any
-    offset: Array
-    slope: Array
-    intercept: Array
-    reference: NDArray[np.intp]
-    rank: int
+    design: Any  # (n_sites, d)
+    offset: Array  # (n_sites,)
+    slope: Array  # (m,)
+    intercept: Array  # (m,)
+    reference: NDArray[np.intp]  # (n_sites,) The element of the cut that sᵢ is
+    rank: int  # largest rank of a site's rows; 1 where it is a site
 
 
 class SiteTerm:
-    """The sites of one term, given a cut of it.
-
-    Parameters
-    ----------
-    graph : TermGraph
-    term : Term
-    cut : list of Variable
-    held : set of str
-        Value variables that are given: hyper-parameters.
-    rng : numpy.random.Generator
-    sample : SiteTerm, optional
-        What was found on a sample of the term's rows.
-
-    Attributes
-    ----------
-    grouping : Grouping or None
-        None where the cut's elements cannot be told apart.
-    """
+    """The sites of one term, given a cut of it."""
 
     def __init__(
         self,
@@ -97,17 +71,17 @@ class SiteTerm:
             self.grouping = group(lambda settings: self._elements(settings, single), base, rng)
 
     def hyper(self, x: Array) -> list[Array]:
-        """Values of the given variables in the point ``x`` ``(dim,)``."""
+        """Return the values of the given variables in the point ``x`` ``(dim,)``."""
         columns, values = self.graph.columns, self.graph.values
         return [x[columns[name]].reshape(values[name].type.shape) for name in self.held]
 
     def _elements(self, settings: Sequence[Array], single: Sequence[Array]) -> Array:
-        """Elements of the term ``(k, n)``."""
+        """Return the elements of the term ``(k, n)``."""
         [value] = self._evaluate(settings, single)
         return value.reshape(len(value), -1)
 
     def _valid_point(self, rng: np.random.Generator) -> Array:
-        """A point ``(1, dim)`` at which the term is finite, where one is found."""
+        """Return a point ``(1, dim)`` at which the term is finite, where one is found."""
         for scale in 0.5 ** np.arange(TRIES):
             x = (self.graph.start + scale * rng.normal(size=self.graph.dim))[None]
             value = self._elements(self._cut_of(x), self.hyper(x[0]))
@@ -132,11 +106,20 @@ class SiteTerm:
         return [int(np.prod(shape, dtype=int)) for shape in self.shapes]
 
     def flat_cut(self, x: Array) -> Array:
-        """All elements of the cut ``(k, m)`` at points ``(k, dim)`` that share the hyper-parameters."""
+        """Return all elements of the cut ``(k, m)`` at points ``(k, dim)`` that share the hyper-parameters."""
         return np.concatenate([value.reshape(len(x), -1) for value in self._cut_of(x)], axis=1)
 
+    def scalars(self, x: Array) -> Array:
+        """Return the sites' scalars ``(k, n_sites)`` as written, at points ``(k, dim)`` that share the hyper-parameters."""
+        return self.flat_cut(x)[:, self.geometry(x[0]).reference]
+
+    def written(self, x: Array) -> Array:
+        """Return the sites' values ``(k, n_sites)`` as written, at points ``(k, dim)`` that share the hyper-parameters."""
+        [value] = PointFunction(self.graph, set(self.held), [self.term.value])(x)
+        return self.by_site(value.reshape(len(x), -1))[0]
+
     def geometry(self, x: Array) -> Geometry:
-        """Directions and offsets given the hyper-parameters in the point ``x`` ``(dim,)``."""
+        """Return directions and offsets given the hyper-parameters in the point ``x`` ``(dim,)``."""
         if self._fixed_geometry is not None:
             return self._fixed_geometry
         geometry = self._as_sites(*self._affine.at(x))
@@ -145,7 +128,7 @@ class SiteTerm:
         return geometry
 
     def _as_sites(self, rows: Any, offsets: Array) -> Geometry:
-        """Sites whose scalar is the element of their longest row; the other rows must be parallel to it."""
+        """Return sites whose scalar is the element of their longest row; the other rows must be parallel to it."""
         assert self.grouping is not None
         site, n = self.grouping.site_of_cut, self.grouping.n_sites
         if self.one_to_one:
@@ -173,7 +156,7 @@ class SiteTerm:
         return Geometry(design, offsets[first], slope, intercept, first, max(rank, 2) if len(bad) else 1)
 
     def element_log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
-        """Elements of the term ``(k, n)`` where the scalars of the sites are ``s`` ``(k, n_sites)``, as written."""
+        """Return the term's elements ``(k, n)``, as written, where the scalars of the sites are ``s`` ``(k, n_sites)``."""
         assert self.grouping is not None
         site, u = self.grouping.site_of_cut, s
         if not self.one_to_one:
@@ -183,7 +166,7 @@ class SiteTerm:
         return self._elements(settings, self.hyper(x))
 
     def by_site(self, elements: Array) -> tuple[Array, Array]:
-        """Sums over each site's elements ``(k, n_sites)``, and over the constant ones ``(k,)``."""
+        """Return the sums over each site's elements ``(k, n_sites)``, and over the constant ones ``(k,)``."""
         assert self.grouping is not None
         site = self.grouping.site_of_term
         if len(site) == self.n_sites and np.array_equal(site, np.arange(self.n_sites)):
@@ -194,11 +177,11 @@ class SiteTerm:
         return total[:-1].T, total[-1]
 
     def log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
-        """Log t ``(k, n_sites)`` as written."""
+        """Return log t ``(k, n_sites)`` as written."""
         return self.by_site(self.element_log_site(s, x, geometry))[0]
 
     def constant(self, x: Array, geometry: Geometry) -> float:
-        """Sum of the elements that read no site."""
+        """Return the sum of the elements that read no site."""
         assert self.grouping is not None
         if np.all(self.grouping.site_of_term >= 0):
             return 0.0
@@ -206,13 +189,100 @@ class SiteTerm:
 
 
 def _row_products(left: Any, right: Any) -> Array:
-    """Inner products of the rows of two matrices."""
+    """Return the inner products of the rows of two matrices."""
     if sparse.issparse(left):
         return np.asarray(left.multiply(right).sum(axis=1), dtype=np.float64).ravel()
     return np.einsum("md,md->m", left, right)
 
 
 def _row_distances(left: Any, right: Any, slope: Array) -> Array:
-    """Squared lengths of the rows of ``left`` − slope · ``right``."""
+    """Return the squared lengths of the rows of ``left`` − slope · ``right``."""
     apart = left - (sparse.diags(slope) @ right if sparse.issparse(right) else slope[:, None] * right)
     return _row_products(apart, apart)
+
+
+PERTURBATIONS = (np.nan, 0.7, -3.0, 11.0)
+MAX_ONE_BY_ONE = 3000  # cut elements that are followed one at a time
+
+Indices = NDArray[np.intp]
+
+
+class Grouping(NamedTuple):
+    """Sites as connected groups of elements of the cut and of the term."""
+
+    n_sites: int
+    site_of_cut: Indices  # (m,) Site of every element of the cut; −1 where the term does not read it
+    site_of_term: Indices  # (n,) Site of every element of the term; −1 where it is constant
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether every element of the cut is read by one element of the term, the one in its place."""
+        order = np.arange(self.n_sites)
+        return np.array_equal(self.site_of_cut, order) and np.array_equal(self.site_of_term, order)
+
+
+def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: np.random.Generator) -> Grouping | None:
+    """Return sites of one term."""
+    pairs, first, n = [], 0, evaluate([value[None] for value in cut]).shape[1]
+    for k, value in enumerate(cut):
+        reads = _reads(evaluate, cut, k, rng)
+        if reads is None:
+            return None
+        pairs.append((reads[0], first + reads[1]))
+        first += value.size
+    term, element = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    edges = sparse.coo_matrix((np.ones(len(term)), (term, n + element)), shape=(n + first, n + first))
+    _, component = connected_components(edges, directed=False)
+    used = np.unique(component[term])
+    site = np.full(component.max() + 1, -1)
+    site[used] = np.arange(len(used))
+    return Grouping(len(used), site[component[n:]], site[component[:n]])
+
+
+def _reads(
+    evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], which: int, rng: np.random.Generator
+) -> tuple[Indices, Indices] | None:
+    """Return pairs (element of the term, element of cut quantity ``which``) so that the one reads the other."""
+    size, shape = cut[which].size, cut[which].shape
+    elements = np.arange(size)
+    codings = [elements]  # a number for every element; those of one number are perturbed together
+    if len(shape) > 1:
+        codings.append(np.repeat(np.arange(shape[0]), size // shape[0]))
+    for code in codings:
+        bits = max(1, int(code.max(initial=0)).bit_length())
+        ones = [(code >> b) & 1 == 1 for b in range(bits)]
+        changed = _changed(evaluate, cut, which, [np.ones(size, bool), *ones, *[~one for one in ones]], rng)
+        one, zero = changed[1 : bits + 1], changed[bits + 1 :]
+        if not np.any(one & zero):  # every element of the term reads elements of one number only
+            number = (one * (1 << np.arange(bits))[:, None]).sum(axis=0)
+            readers = np.flatnonzero(changed[0])
+            if len(code) == len(np.unique(code)):
+                return readers, number[readers]
+            block = size // shape[0]
+            members = number[readers][:, None] * block + np.arange(block)
+            return np.repeat(readers, block), members.ravel()
+    if size > MAX_ONE_BY_ONE:
+        return None
+    changed = _changed(evaluate, cut, which, list(np.eye(size, dtype=bool)), rng)
+    element, term = np.nonzero(changed)
+    return term, element
+
+
+def _changed(
+    evaluate: Callable[[list[Array]], Array],
+    cut: Sequence[Array],
+    which: int,
+    masks: Sequence[NDArray[np.bool_]],
+    rng: np.random.Generator,
+) -> NDArray[np.bool_]:
+    """Return the elements of the term that change with the masked elements of one quantity ``(len(masks), n)``."""
+    base = evaluate([value[None] for value in cut])
+    changed = np.zeros((len(masks), base.shape[1]), dtype=bool)
+    stacked = np.stack(masks).reshape(len(masks), *cut[which].shape)
+    for shift in PERTURBATIONS:
+        settings = [np.broadcast_to(value, (len(masks), *value.shape)) for value in cut]
+        moved = cut[which] + shift * (1 + 0.1 * rng.random(cut[which].shape))
+        settings[which] = np.where(stacked, moved, cut[which])
+        value = evaluate(settings)
+        changed |= ~((value == base) | (np.isnan(value) & np.isnan(base)))
+    return changed

@@ -1,11 +1,9 @@
 """Factors of Stan programs: a Gaussian part, and sites that each see one linear predictor.
 
 ==============  =======================================================================================
-``quantities``  what the program computes at many points, with hyper-parameters held
-``predictor``   the quantity that is the linear predictor, and its design
+``quantities``  what the program computes at many points, and which quantity is the linear predictor
 ``sites``       ``log_lik`` as a function of it, of a known family or tabulated
-``prior``       the Gaussian part, and sites along single coordinates
-``find``        all of it, as the ``factors`` of a target
+``find``        all of it with the prior, proved, as the ``factors`` of a target
 ==============  =======================================================================================
 """
 

@@ -11,12 +11,11 @@ from scipy.special import factorial
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import SiteFamily
-from ppl_backends.targets.factors.recognise import recognise
+from ppl_backends.targets.factors.finder import SiteGroup
+from ppl_backends.targets.factors.proof import values_error
+from ppl_backends.targets.factors.recognise import Recognised, recognise
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.stan.factors.predictor import Predictor
-from ppl_backends.targets.stan.factors.quantities import BLOCK_BYTES, TOLERANCE, Quantities, random_points
-
-__all__ = ["TabulatedSites", "likelihood_sites", "prove_sites"]
+from ppl_backends.targets.stan.factors.quantities import BLOCK_BYTES, TOLERANCE, Predictor, Quantities, random_points
 
 MOST_EVALUATIONS = 200_000  # of the program, where each site needs its own
 TABLE_BYTES = 2**30
@@ -26,8 +25,8 @@ FEWEST, DOUBLINGS = 501, 3  # nodes of a table, which is made finer until it int
 TABLE = np.sinh(np.linspace(-6.0, 6.0, FEWEST)) * 0.25  # from −50 to 50, finest around zero
 
 
-def likelihood_sites(program: Quantities, found: Predictor) -> tuple[SiteFamily, Any, Array, Array]:
-    """The sites as functions of scale · aᵀθ + shift, with a constant each."""
+def likelihood_sites(program: Quantities, found: Predictor) -> Recognised:
+    """Return the sites as functions of aᵀθ, the predictor without its offset."""
     together, *_ = np.linalg.lstsq(found.design, np.ones(program.n), rcond=None)
     common = np.abs(found.design @ together - 1).max() < 1e-9  # all predictors move at once, as by an intercept
     evaluate: Callable[[Array], Array]
@@ -50,17 +49,18 @@ def likelihood_sites(program: Quantities, found: Predictor) -> tuple[SiteFamily,
 
     known = recognise(evaluate, program.n)
     if known is not None:
-        return known.family, known.scale, known.shift, np.broadcast_to(known.constant, (program.n,))
+        return known
     if not common:
         raise ModelError(
             f"{program.label}: log_lik is of no known family in {found.name}, and no direction of the parameters, such as "
             "an intercept, moves all predictors alike, so that it cannot be tabulated; use fit_laplace or sample_smc"
         )
-    return _tabulated(program, found, evaluate), 1.0, np.zeros(program.n), np.zeros(program.n)
+    sites = _tabulated(program, found, evaluate)
+    return Recognised(sites, 1.0, np.zeros(program.n), np.zeros(program.n), lambda written: None)
 
 
 def _tabulated(program: Quantities, found: Predictor, evaluate: Callable[[Array], Array]) -> TabulatedSites:
-    """Sites of no known family, interpolated with a checked error."""
+    """Return sites of no known family, interpolated with a checked error."""
     if 64 * 2**DOUBLINGS * FEWEST * program.n > TABLE_BYTES:
         raise ModelError(f"{program.label}: {program.n} sites of no known family are too many to tabulate")
     nodes, table = TABLE, evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
@@ -88,7 +88,7 @@ def _tabulated(program: Quantities, found: Predictor, evaluate: Callable[[Array]
 
 
 def _finite_stretch(nodes: Array, finite: Any) -> slice:
-    """The nodes around zero, up to the first on each side at which some site is not finite."""
+    """Return the nodes around zero, up to the first on each side at which some site is not finite."""
     middle, broken = int(np.argmin(np.abs(nodes))), np.flatnonzero(~finite)
     if not finite[middle]:
         return slice(0, 0)
@@ -97,21 +97,14 @@ def _finite_stretch(nodes: Array, finite: Any) -> slice:
 
 
 def _diagonal(program: Quantities, points: Array) -> Array:
-    """``log_lik`` of observation i at point i."""
+    """Return ``log_lik`` of observation i at point i."""
     rows = max(1, BLOCK_BYTES // (8 * program.n))
     blocks = [np.arange(k, min(k + rows, len(points))) for k in range(0, len(points), rows)]
     return np.concatenate([program.log_lik(points[b])[np.arange(len(b)), b] for b in blocks])
 
 
 class TabulatedSites(SiteFamily):
-    """Sites known at nodes: quintic splines between them, straight lines beyond.
-
-    Parameters
-    ----------
-    nodes : array (k,), increasing
-    values : array (k, n)
-        Log t at the nodes.
-    """
+    """Sites known at nodes: quintic splines between them, straight lines beyond."""
 
     def __init__(self, nodes: Array, values: Array) -> None:
         if not np.isfinite(values).all():
@@ -122,13 +115,12 @@ class TabulatedSites(SiteFamily):
         self._coefficients = np.stack(terms)  # (6, pieces, n), of powers of the distance to the left break
 
     def take(self, rows: Any) -> SiteFamily:
-        """The sites at ``rows`` as a family of their own."""
         taken = object.__new__(TabulatedSites)
         taken.n, taken._breaks, taken._coefficients = len(rows), self._breaks, self._coefficients[:, :, rows]
         return taken
 
     def _parts(self, s: Array, rows: Any) -> tuple[Array, Array, Array, Array]:
-        """Value, slope and curvature at the nearest point of the table, and the distance to it."""
+        """Return value, slope and curvature at the nearest point of the table, and the distance to it."""
         inside = np.clip(s, self._breaks[0], self._breaks[-1])
         piece = np.clip(np.searchsorted(self._breaks, inside, side="right") - 1, 0, len(self._breaks) - 2)
         column = np.arange(self.n) if rows is None else rows
@@ -141,24 +133,22 @@ class TabulatedSites(SiteFamily):
         return value, slope, 2 * half_curvature, s - inside
 
     def log_site(self, s: Array, rows: Any = None) -> Array:
-        """Log t, shaped as ``s``."""
         value, slope, _, beyond = self._parts(s, rows)
         return value + slope * beyond
 
     def derivatives(self, s: Array, rows: Any = None) -> tuple[Array, Array]:
-        """First and second derivative of log t in s."""
         _, slope, curvature, beyond = self._parts(s, rows)
         return slope, np.where(beyond == 0, curvature, 0.0)
 
 
-def prove_sites(program: Quantities, found: Predictor, family: SiteFamily, design: Array, offset: Array) -> None:
+def prove_sites(program: Quantities, found: Predictor, sites: SiteGroup) -> None:
     """Compare the sites with ``log_lik`` at random points; names the variable that they see beside the predictor."""
     x = random_points(program.dim, 1)
 
     def error(x: Array) -> float:
         truth = program.log_lik(x)
-        gap = np.abs(family.log_site(x @ design.T + offset) - truth) / (TOLERANCE * (1 + np.abs(truth)))
-        return float(np.max(gap[np.isfinite(truth)], initial=0.0))
+        values = sites.family.log_site(x @ sites.design.T + sites.offset)
+        return values_error(np.where(np.isfinite(truth), values, truth), truth, TOLERANCE)
 
     if error(x) <= 1:
         return

@@ -1,13 +1,12 @@
 """Prior and likelihood of a Stan program apart: :func:`split_program`.
 
 ===============  ====================================================================================
-``prior``        the answer: the prior part, opened and checked
+``prior``        the answer: the prior part, opened and checked against the joint density
 ``routes``       how the prior can be evaluated alone, in order of preference
 ``derivation``   which statements are likelihood
 ``propriety``    whether the statements make the prior proper
-``dataflow``     what flows into each increment, from stanc's MIR (``mir``, ``accumulators``)
+``dataflow``     what flows into each increment, from stanc's MIR (``mir``)
 ``statements``   the program's text, statement by statement
-``check``        a split against the joint density
 ===============  ====================================================================================
 """
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 
-from ppl_backends.targets.stan.split.accumulators import added, find_accumulators
-from ppl_backends.targets.stan.split.mir import Node, constraints, dimensions, read_sections, variables, walk
-
-__all__ = ["MARKER", "Density", "Flow", "Program", "Term", "read_program"]
+from ppl_backends.targets.stan.split.mir import Node, constraints, dimensions, read_sections, summands, variables, walk
 
 MARKER = "split:"
 
@@ -32,60 +31,29 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Density:
-    """A density or distribution function evaluated on the way to the target.
+    """A density or distribution function evaluated on the way to the target."""
 
-    Attributes
-    ----------
-    cumulative : bool
-        Whether it is a distribution function (``_lcdf``, ``_lccdf``), as in censoring and truncation.
-    variate_data, variate_parameters : frozenset of str
-        What flows by value into the outcome, the argument in front of the bar.
-    data, parameters : frozenset of str
-        What flows by value into the arguments behind it.
-    """
-
-    cumulative: bool
-    variate_data: frozenset[str]
-    variate_parameters: frozenset[str]
-    data: frozenset[str]
-    parameters: frozenset[str]
+    cumulative: bool  # whether it is a distribution function (``_lcdf``, ``_lccdf``), as in censoring and truncation
+    variate_data: frozenset[str]  # what flows by value into the outcome, the argument in front of the bar
+    variate_parameters: frozenset[str]  # what flows by value into the outcome, the argument in front of the bar
+    data: frozenset[str]  # what flows by value into the arguments behind it
+    parameters: frozenset[str]  # what flows by value into the arguments behind it
 
 
-@dataclass(frozen=True)
-class Flow:
-    """The names that a value depends on.
+class Flow(NamedTuple):
+    """The names that a value depends on."""
 
-    Attributes
-    ----------
-    data, parameters : frozenset of str
-        By value.
-    position : frozenset of str
-        Data that only choose: by an index, a size, or a condition.
-    densities : frozenset of Density
-        Densities evaluated on the way.
-    """
-
-    data: frozenset[str] = _NONE
-    position: frozenset[str] = _NONE
-    parameters: frozenset[str] = _NONE
-    densities: frozenset[Density] = frozenset()
+    data: frozenset[str] = _NONE  # by value
+    position: frozenset[str] = _NONE  # data that only choose: by an index, a size, or a condition
+    parameters: frozenset[str] = _NONE  # by value
+    densities: frozenset[Density] = frozenset()  # densities evaluated on the way
 
     def __or__(self, other: Flow) -> Flow:
-        return Flow(
-            self.data | other.data,
-            self.position | other.position,
-            self.parameters | other.parameters,
-            self.densities | other.densities,
-        )
+        return Flow(*map(or_, self, other))
 
     def chosen_by(self, other: Flow) -> Flow:
-        """The same value, picked out by the other (an index or a condition)."""
-        return Flow(
-            self.data,
-            self.position | other.data | other.position,
-            self.parameters | other.parameters,
-            self.densities | other.densities,
-        )
+        """Return the same value, picked out by the other (an index or a condition)."""
+        return (self | other)._replace(data=self.data, position=self.position | other.data | other.position)
 
     @property
     def all_data(self) -> frozenset[str]:
@@ -97,86 +65,38 @@ EMPTY = Flow()
 
 
 def join(flows: Iterable[Flow]) -> Flow:
-    """Everything that flows into any of them."""
-    total = EMPTY
-    for flow in flows:
-        total = total | flow
-    return total
+    """Return everything that flows into any of them."""
+    return reduce(or_, flows, EMPTY)
 
 
 @dataclass(frozen=True)
 class Term:
-    """One summand that a statement adds to the target.
+    """One summand that a statement adds to the target."""
 
-    Attributes
-    ----------
-    flow : Flow
-        Conditions and loop bounds around the statement included, as positions.
-    direct : bool
-        Whether the summand is a density call and nothing else.
-    vectorised : bool
-        Whether that density's outcome is a container, so that it vanishes when the container is empty.
-    loops : frozenset of str
-        Data integers that are the upper bound of a loop around the statement.
-    called : bool
-        Whether it is added inside a user function, so that only the call as a whole can be removed.
-    outcome : str
-        The variable that is the whole outcome of a density of the Stan library, else ``""``.
-    """
-
-    flow: Flow
-    direct: bool = False
+    flow: Flow  # conditions and loop bounds around the statement included, as positions
+    direct: bool = False  # whether the summand is a density call and nothing else
     vectorised: bool = False
-    loops: frozenset[str] = _NONE
-    called: bool = False
-    outcome: str = ""
+    loops: frozenset[str] = _NONE  # data integers that are the upper bound of a loop around the statement
+    called: bool = False  # whether it is added inside a user function, so that only the call as a whole can be removed
+    outcome: str = ""  # the variable that is the whole outcome of a density of the Stan library, else ``""``
 
 
 @dataclass
 class Program:
-    """The parts of a program that the split into prior and likelihood asks about.
+    """The parts of a program that the split into prior and likelihood asks about."""
 
-    Attributes
-    ----------
-    sizes : dict of str to list of Node
-        Data variable → its declared sizes, outermost first.
-    kinds : dict of str to str
-        Data variable → head of its declared type, such as ``"SInt"`` or ``"SArray"``.
-    checks : list of (str, str, Node or None)
-        Declared constraints of data: variable, kind (``"Lower"``, ``"Simplex"``, ...), bound.
-    parameter_flow : dict of str to Flow
-        Parameter → what its sizes and bounds depend on.
-    parameter_ranges : dict of str to str
-        Parameter → its declared range as stanc calls it, such as ``"Lower"`` or ``"Simplex"``; ``""`` where it is an
-        interval whose ends are no literals.
-    size_flow : Flow
-        What the parameters' sizes depend on.
-    terms : dict of int to list of Term
-        Statement number → what it adds to the target.
-    transformed_data : Flow
-        What flows into the transformed data.
-    log_lik : Flow or None
-        What flows into a generated quantity ``log_lik``.
-    accumulators : frozenset of str
-        Real variables that only collect summands and are then added to the target, such as brms's ``lprior``.
-    collected : dict of int to str
-        Statement number → the accumulator that it adds to.
-    structural : frozenset of str
-        Data integers used as sizes and loop bounds.
-    """
-
-    sizes: dict[str, list[Node]] = field(default_factory=dict)
+    sizes: dict[str, list[Node]] = field(default_factory=dict)  # data variable → its declared sizes, outermost first
     kinds: dict[str, str] = field(default_factory=dict)
     checks: list[tuple[str, str, Any]] = field(default_factory=list)
-    parameter_flow: dict[str, Flow] = field(default_factory=dict)
+    parameter_flow: dict[str, Flow] = field(default_factory=dict)  # parameter → what its sizes and bounds depend on
     parameter_ranges: dict[str, str] = field(default_factory=dict)
-    size_flow: Flow = EMPTY
-    terms: dict[int, list[Term]] = field(default_factory=dict)
-    transformed_data: Flow = EMPTY
-    log_lik: Flow | None = None
+    size_flow: Flow = EMPTY  # what the parameters' sizes depend on
+    terms: dict[int, list[Term]] = field(default_factory=dict)  # statement number → what it adds to the target
+    transformed_data: Flow = EMPTY  # what flows into the transformed data
+    log_lik: Flow | None = None  # what flows into a generated quantity ``log_lik``
     accumulators: frozenset[str] = _NONE
-    collected: dict[int, str] = field(default_factory=dict)
-    structural: frozenset[str] = _NONE
+    collected: dict[int, str] = field(default_factory=dict)  # statement number → the accumulator that it adds to
+    structural: frozenset[str] = _NONE  # data integers used as sizes and loop bounds
 
 
 def read_program(mir: str) -> Program:
@@ -222,7 +142,7 @@ def _range(transform: Any) -> str:
 
 
 def _structural(sections: dict[str, Any], program: Program) -> frozenset[str]:
-    """Data integers that appear as a size or a loop bound."""
+    """Return data integers that appear as a size or a loop bound."""
     used = frozenset[str]().union(*(variables(sizes) for sizes in program.sizes.values()))
     for node in walk([sections["prepare_data"], sections["log_prob"], sections["functions_block"]]):
         if node[0] == "For":
@@ -258,7 +178,7 @@ class _Interpreter:
     # -- expressions
 
     def value(self, node: Node) -> Flow:
-        """What flows into an expression."""
+        """Return what flows into an expression."""
         kind = node[0]
         if kind == "Var":
             return self.environment.get(node[1], EMPTY)
@@ -274,7 +194,7 @@ class _Interpreter:
         return join(self.value(part) for part in node[1:] if isinstance(part, Node))
 
     def application(self, node: Node) -> Flow:
-        """What flows into the value of a function call."""
+        """Return what flows into the value of a function call."""
         origin, name, arguments = node[1][0], node[1][1], node[2]
         name = name if isinstance(name, str) else name[0]
         if name in ("reduce_sum", "reduce_sum_static", "map_rect") and arguments:
@@ -295,12 +215,12 @@ class _Interpreter:
         return join(flows)
 
     def size_of(self, flow: Flow) -> Flow:
-        """The integers that size the data in a value."""
+        """Return the integers that size the data in a value."""
         sizes = (variables(self.program.sizes.get(name, [])) for name in flow.all_data)
         return Flow(position=frozenset[str]().union(*sizes))
 
     def higher_order(self, name: str, arguments: list[Node]) -> Flow:
-        """``reduce_sum`` and ``map_rect``: the function they call, on what it is given."""
+        """Return what flows out of ``reduce_sum`` and ``map_rect``: that of the function they call."""
         function = arguments[0][1]
         flows = [self.value(argument) for argument in arguments[1:]]
         if name != "map_rect":  # reduce_sum(f, x, grainsize, ...) calls f(x[start:end], start, end, ...)
@@ -310,7 +230,7 @@ class _Interpreter:
         return self.call(function, flows, arguments[0])
 
     def call(self, name: str, flows: list[Flow], node: Node) -> Flow:
-        """What a user function returns; what it adds to the target is recorded with the calling statement."""
+        """Return what a user function returns; what it adds to the target is recorded with the calling statement."""
         bodies = [f for f in self.functions.get(name, []) if len(f["fdargs"]) == len(flows) and f["fdbody"]]
         if not bodies or name in (called for called, _ in self.calls):
             return join(flows)
@@ -328,7 +248,7 @@ class _Interpreter:
     # -- statements
 
     def block(self, statements: list[Any]) -> None:
-        """Statements one after another; the optional parts of the MIR are lists of none or one."""
+        """Follow statements one after another; the optional parts of the MIR are lists of none or one."""
         if isinstance(statements, Node):
             self.execute(statements)
             return
@@ -336,7 +256,7 @@ class _Interpreter:
             self.block(statement)
 
     def execute(self, node: Node) -> None:
-        """One statement."""
+        """Follow one statement."""
         kind = node[0]
         if kind in ("TargetPE", "JacobianPE"):
             self.increment(node, "")
@@ -360,7 +280,7 @@ class _Interpreter:
             self.block(node[2])
 
     def procedure(self, node: Node) -> None:
-        """A call that stands alone: a marker, ``print``, or a user function."""
+        """Follow a call that stands alone: a marker, ``print``, or a user function."""
         origin, arguments = node[1][0], node[2]
         if origin == "UserDefined":
             self.call(node[1][1], [self.value(argument) for argument in arguments], node)
@@ -373,7 +293,7 @@ class _Interpreter:
         return flow.chosen_by(join(self.conditions))
 
     def assign(self, node: Node) -> None:
-        """An assignment: a new value of the whole variable, or one more flow into a part of it."""
+        """Follow an assignment: a new value of the whole variable, or one more flow into a part of it."""
         (target, index), value = node[1], node[3]
         while target[0] != "LVariable":  # a part of a tuple
             index, target = [target], target[1][0] if isinstance(target[1], list) else target[1]
@@ -409,7 +329,7 @@ class _Interpreter:
             self.found[key] = Term(flow, direct, vectorised, frozenset(self.loops), called, whole)
 
     def branch(self, node: Node) -> None:
-        """Both sides of a condition, joined."""
+        """Follow both sides of a condition, and join them."""
         self.conditions.append(self.value(node[1]))
         before = dict(self.environment)
         self.block(node[2])
@@ -419,7 +339,7 @@ class _Interpreter:
         self.conditions.pop()
 
     def loop(self, node: Node) -> None:
-        """A loop's body until nothing new flows; it may also not run at all."""
+        """Follow a loop's body until nothing new flows; it may also not run at all."""
         bound = ""
         if node[0] == "For":
             name, lower, upper, body = (part[1] for part in node[1:])
@@ -441,7 +361,7 @@ class _Interpreter:
         self.conditions.pop()
 
     def upper_bound(self, upper: Node) -> str:
-        """The data integer that a loop runs to, where it is one (``N``, or ``size(y)``), else ``""``."""
+        """Return the data integer that a loop runs to, where it is one (``N``, or ``size(y)``), else ``""``."""
         if upper[0] == "Var":
             return str(upper[1]) if upper[1] in self.program.kinds else ""
         if upper[0] == "FunApp" and upper[1][1] in ("size", "num_elements", "rows") and upper[2][0][0] == "Var":
@@ -456,10 +376,57 @@ class _Interpreter:
 
 
 def _density(name: str, flows: list[Flow]) -> Flow:
-    """A density's value, with the note of what was its outcome."""
+    """Return a density's value, with the note of what was its outcome."""
     variate, arguments = flows[0], join(flows[1:])
     evidence = Density(
         _CDF.search(name) is not None, variate.data, variate.parameters, arguments.data, arguments.parameters
     )
-    total = variate | arguments
-    return Flow(total.data, total.position, total.parameters, total.densities | {evidence})
+    return variate | arguments | Flow(densities=frozenset({evidence}))
+
+
+def find_accumulators(log_prob: list[Any]) -> frozenset[str]:
+    """Return real variables that are only added to, and then added to the target or to another of their kind."""
+    names = {
+        dict(n[1:4])["decl_id"] for n in walk(log_prob) if n[0] == "Decl" and n[3] == ["decl_type", ["Sized", "SReal"]]
+    }
+    while True:
+        linear, reaching = dict.fromkeys(names, 0), set()
+        for node in walk(log_prob):
+            target = _accumulated(node, names)
+            if target is None:
+                continue
+            for part in [summand for term in added(node, target) for summand in summands(term)]:
+                if part[0] == "Var" and part[1] in names:
+                    linear[part[1]] += 1
+                    reaching.add(part[1])
+            if target:
+                linear[target] += _is_running_sum(node)
+        uses = [node[1] for node in walk(log_prob) if node[0] == "Var"]
+        kept = {name for name in names if name in reaching and uses.count(name) == linear[name]}
+        if kept == names:
+            return frozenset(names)
+        names = kept
+
+
+def _accumulated(node: Node, names: Iterable[str]) -> str | None:
+    """Return what a statement adds to: ``""`` the target, the name of an accumulator, or None."""
+    if node[0] in ("TargetPE", "JacobianPE"):
+        return ""
+    if node[0] == "Assignment" and node[1][1] == [] and node[1][0][0] == "LVariable" and node[1][0][1] in names:
+        return str(node[1][0][1])
+    return None
+
+
+def _is_running_sum(node: Node) -> bool:
+    first = summands(node[3])[0]
+    return first[0] == "Var" and first[1] == node[1][0][1]
+
+
+def added(node: Node, target: str) -> list[Node]:
+    """Return the summands that an increment or an assignment to an accumulator adds."""
+    if not target:
+        return summands(node[1])
+    terms = summands(node[3])
+    if not _is_running_sum(node):
+        return terms
+    return summands(terms[1]) if len(terms) == 2 else terms[1:]

@@ -23,21 +23,13 @@ from ppl_backends.targets.stan.split.dataflow import Density, Program, Term, rea
 from ppl_backends.targets.stan.split.mir import variables
 from ppl_backends.targets.stan.split.statements import CANONICAL, Statement, mark, read_blocks, without
 
-__all__ = ["LIKELIHOOD", "NO_LIKELIHOOD", "Derivation", "derive", "require_data"]
-
 LIKELIHOOD, PRIOR, FORMULA, CONSTANT = "likelihood", "prior", "formula without data", "constant"
 NO_LIKELIHOOD = "there is no likelihood"
 REPEATED = "formula without data, once for each observation"
 
 
 def derive(program: StanProgram, likelihood_data: Sequence[str] | None = None) -> Derivation:
-    """The derivation of a program, made once: it asks stanc twice.
-
-    Raises
-    ------
-    ModelError
-        If the program is ambiguous.
-    """
+    """Return the derivation of a program, made once: it asks stanc twice."""
     require_data(program, likelihood_data)
     return _derived(program, None if likelihood_data is None else tuple(likelihood_data))
 
@@ -89,7 +81,7 @@ class Derivation:
         return [(self.statements[n], classes) for n, classes in self.classes.items() if LIKELIHOOD in classes]
 
     def prior_program(self) -> str:
-        """The text of the program without its likelihood."""
+        """Return the text of the program without its likelihood."""
         removed, replaced = set(), {}
         for statement, classes in self.likelihood:
             whole = len(set(classes)) == 1 or len(classes) != len(statement.summands)
@@ -103,7 +95,7 @@ class Derivation:
         return without(self.text, self.blocks, removed, replaced)
 
     def _find_observed(self) -> frozenset[str]:
-        """The data that are the outcome of a density."""
+        """Return the data that are the outcome of a density."""
         flows = [
             term.flow
             for number, terms in self.flow.terms.items()
@@ -123,11 +115,11 @@ class Derivation:
         return observed
 
     def _proper(self, names: frozenset[str]) -> frozenset[str]:
-        """Data other than counts and sizes."""
+        """Return data other than counts and sizes."""
         return names - self.flow.structural
 
     def _classify(self, number: int) -> list[str]:
-        """The class of every term of a statement; one class for all where the statement cannot be taken apart."""
+        """Return the class of every term; one for all where the statement cannot be taken apart."""
         statement, terms = self.statements[number], self.flow.terms[number]
         if self.flow.collected.get(number) == "lprior" and not self.told:
             return [PRIOR] * len(terms)
@@ -156,7 +148,7 @@ class Derivation:
         )
 
     def _require_removable(self, statement: Statement) -> None:
-        """A call that adds to the target can be left out only if nothing else comes of it."""
+        """Refuse a call that adds to the target unless nothing else comes of it: it is to be left out."""
         if statement.kind != "call":
             raise self._refusal(
                 statement,
@@ -165,7 +157,7 @@ class Derivation:
             )
 
     def _class_of(self, term: Term, statement: Statement) -> str:
-        """What one summand is: likelihood, prior, a formula into which no data flow, or a constant."""
+        """Return what one summand is: likelihood, prior, a formula into which no data flow, or a constant."""
         flow, observed = term.flow, self.observed
         if self.told and flow.all_data & observed:
             return LIKELIHOOD
@@ -192,7 +184,7 @@ class Derivation:
         return self._class_of_formula(term, statement)
 
     def _outcome(self, density: Density) -> str:
-        """What the outcome of a density says of it."""
+        """Return what the outcome of a density says of it."""
         if density.variate_data & self.observed:
             return (
                 LIKELIHOOD if density.parameters or density.variate_parameters or not density.cumulative else CONSTANT
@@ -202,7 +194,7 @@ class Derivation:
         return CONSTANT
 
     def _class_of_formula(self, term: Term, statement: Statement) -> str:
-        """A summand without a density that has an outcome."""
+        """Return the class of a summand without a density that has an outcome."""
         flow = term.flow
         names = self._proper(flow.all_data)
         if flow.all_data & self.observed:
@@ -221,12 +213,12 @@ class Derivation:
         return FORMULA
 
     def _counts(self) -> frozenset[str]:
-        """Integers that size observed data and no parameters."""
+        """Return integers that size observed data and no parameters."""
         sizes = (variables(self.flow.sizes[name]) for name in self.observed)
         return frozenset[str]().union(*sizes) - self.flow.size_flow.all_data
 
     def _say(self, names: Collection[str]) -> str:
-        """The ways out of an ambiguity over the data ``names``."""
+        """Return the ways out of an ambiguity over the data ``names``."""
 
         def told(listed: Collection[str]) -> str:
             return "likelihood_data=[" + (", ".join(f'"{name}"' for name in sorted(listed)[:4]) or '"y"') + "]"

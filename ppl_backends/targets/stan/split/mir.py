@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Node", "constraints", "dimensions", "read_sections", "summands", "variables", "walk"]
-
 _TOKEN = re.compile(r'[()]|"(?:[^"\\]|\\.)*"|[^\s()]+')
 
 
@@ -22,7 +20,7 @@ class Node(list):
 
 
 def read_expression(text: str) -> list[Any]:
-    """An S-expression as nested lists; ``((pattern P) (meta M))`` becomes the :class:`Node` P."""
+    """Return an S-expression as nested lists; ``((pattern P) (meta M))`` becomes the :class:`Node` P."""
     stack: list[list[Any]] = [[]]
     for token in _TOKEN.findall(text):
         if token == "(":
@@ -36,7 +34,7 @@ def read_expression(text: str) -> list[Any]:
 
 
 def _as_node(tree: list[Any]) -> list[Any]:
-    """``((pattern P) (meta M))`` as a node, anything else as it is."""
+    """Return ``((pattern P) (meta M))`` as a node, anything else as it is."""
     if len(tree) != 2 or not all(isinstance(part, list) and len(part) == 2 for part in tree):
         return tree
     (key, pattern), (key2, meta) = tree
@@ -49,7 +47,7 @@ def _as_node(tree: list[Any]) -> list[Any]:
 
 
 def walk(tree: Any) -> Iterator[Node]:
-    """Every node below, the tree itself first."""
+    """Return every node below, the tree itself first."""
     if isinstance(tree, Node):
         yield tree
     if isinstance(tree, list):
@@ -58,12 +56,12 @@ def walk(tree: Any) -> Iterator[Node]:
 
 
 def variables(tree: Any) -> frozenset[str]:
-    """The variables that an expression names."""
+    """Return the variables that an expression names."""
     return frozenset(node[1] for node in walk(tree) if node[0] == "Var")
 
 
 def summands(expression: Node) -> list[Node]:
-    """``a + b - c`` as ``[a, b, c]``; anything else as itself."""
+    """Return ``a + b - c`` as ``[a, b, c]``; anything else as itself."""
     if expression[0] == "FunApp" and expression[1][1] in ("Plus__", "Minus__"):
         left, right = expression[2]
         return [*summands(left), right]
@@ -73,7 +71,7 @@ def summands(expression: Node) -> list[Node]:
 
 
 def dimensions(sized_type: Any) -> list[Node]:
-    """The sizes in a declared type, outermost first; a tuple's sizes as they come."""
+    """Return the sizes in a declared type, outermost first; a tuple's sizes as they come."""
     if isinstance(sized_type, Node):
         return [sized_type]
     if not isinstance(sized_type, list) or not sized_type:
@@ -84,7 +82,7 @@ def dimensions(sized_type: Any) -> list[Node]:
 
 
 def constraints(prepare_data: list[Any]) -> Iterator[tuple[str, str, Any]]:
-    """The declared constraints of the data: variable, kind (``"Lower"``, ``"Simplex"``, ...), bound or None."""
+    """Return the declared constraints of the data: variable, kind (``"Lower"``, ``"Simplex"``, ...), bound or None."""
     for node in walk(prepare_data):
         if node[0] != "NRFunApp" or node[1][0] != "CompilerInternal" or node[1][1][0] != "FnCheck":
             continue
@@ -93,5 +91,5 @@ def constraints(prepare_data: list[Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def read_sections(mir: str) -> dict[str, Any]:
-    """The sections of the program by name: ``input_vars``, ``prepare_data``, ``log_prob``, ..."""
+    """Return the sections of the program by name: ``input_vars``, ``prepare_data``, ``log_prob``, ..."""
     return {part[0]: part[1] for part in read_expression(mir) if len(part) == 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array
+from ppl_backends.numerics.arrays import Array
 from ppl_backends.targets.stan.build import build_library
 from ppl_backends.targets.stan.compiled import CompiledProgram
 from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.program import StanProgram
-from ppl_backends.targets.stan.split.check import changed_data, check_split
 from ppl_backends.targets.stan.split.derivation import NO_LIKELIHOOD, derive
 from ppl_backends.targets.stan.split.propriety import Propriety, stated_propriety
 from ppl_backends.targets.stan.split.routes import Split, find_split
-
-__all__ = ["PriorPart", "ProgramSplit", "split_program"]
 
 CHECK_POINTS = 5
 SECOND_PROGRAM = ("derived", "lprior")  # routes that do not rest on special data, so that nothing is left after them
@@ -38,14 +35,7 @@ class PriorPart(NamedTuple):
 
 
 def split_program(compiled: CompiledProgram, look: bool = True) -> ProgramSplit:
-    """Return how prior and likelihood of a program are told apart; each part of the answer is found when asked for.
-
-    Parameters
-    ----------
-    compiled : CompiledProgram
-    look : bool
-        False does not look for the prior.
-    """
+    """Return how prior and likelihood of a program are told apart; each part of the answer is found when asked for."""
     return ProgramSplit(compiled, look)
 
 
@@ -128,7 +118,7 @@ class ProgramSplit:
             return ()
 
     def _find_prior(self) -> PriorPart:
-        """The prior part; each route to it that its check refuses gives way to the next."""
+        """Return the prior part; each route to it that its check refuses gives way to the next."""
         refused: set[str] = set()
         while True:
             split = self._next_route(refused)
@@ -150,7 +140,7 @@ class ProgramSplit:
 
 
 def _open(compiled: CompiledProgram, split: Split) -> PriorPart:
-    """The split's prior, compiled where it is a program of its own, and checked."""
+    """Return the split's prior, compiled where it is a program of its own, and checked."""
     source, library = compiled.source, compiled.library
     data = split.prior_data if split.prior_data is not None else compiled.data
     if split.prior_program is not None:
@@ -191,8 +181,70 @@ def _density(model: CompiledModel) -> Callable[[Array], Array]:
 
 
 def _density_on(library: Path, data: dict[str, Any] | None, label: str) -> Callable[[Array], Array] | None:
-    """The density on changed data; None where there are none, or the program refuses them."""
+    """Return the density on changed data; None where there are none, or the program refuses them."""
     try:
         return None if data is None else _density(open_model(library, data, label))
     except ModelError:
         return None
+
+
+LogDensity = Callable[[Array], Array]
+
+
+def changed_data(data: Mapping[str, Any], likelihood_data: Sequence[str]) -> dict[str, Any] | None:
+    """Return data whose observed values differ, for :func:`check_split`; None where nothing can be changed safely.
+
+    The second half of every observed container is replaced by its first half, or if that changes nothing by its first
+    row, so that bounds and types that hold for all rows still hold.
+    """
+    changed = dict(data)
+    for name in likelihood_data:
+        values = np.asarray(data[name])
+        if values.ndim == 0 or len(values) < 2:
+            continue
+        half = len(values) // 2
+        halves = np.concatenate([values[: len(values) - half], values[:half]])
+        if np.array_equal(halves, values):
+            halves = np.repeat(values[:1], len(values), axis=0)
+        if not np.array_equal(halves, values):
+            changed[name] = halves
+    return changed if any(changed[name] is not data[name] for name in likelihood_data) else None
+
+
+def check_split(
+    evaluate_full: LogDensity,
+    evaluate_prior: LogDensity,
+    evaluate_full_on_changed_data: LogDensity | None,
+    points: Array,
+    *,
+    evaluate_prior_on_changed_data: LogDensity | None = None,
+    evaluate_log_lik: LogDensity | None = None,
+    label: str = "Stan program",
+) -> str:
+    """Check a split by evaluation at random points."""
+    full, prior = np.asarray(evaluate_full(points)), np.asarray(evaluate_prior(points))
+    usable = np.isfinite(full)
+    if not usable.any():
+        return "not checked: the joint density is zero at every point tried"
+    if not np.isfinite(prior[usable]).all():
+        raise ModelError(f"{label}: the prior part of the density is zero or undefined where the joint density is not")
+    scale = 1e-9 * (1.0 + np.abs(full[usable]) + np.abs(prior[usable]))
+    found = [f"checked at {usable.sum()} points"]
+    if evaluate_prior_on_changed_data is not None:
+        moved = np.abs(np.asarray(evaluate_prior_on_changed_data(points))[usable] - prior[usable])
+        if not (moved <= scale).all():
+            raise ModelError(f"{label}: the prior part changes with the observed data (by {np.nanmax(moved):.3g})")
+        found.append("the prior does not depend on the observed values")
+    if evaluate_full_on_changed_data is not None:
+        changed = np.asarray(evaluate_full_on_changed_data(points))[usable]
+        if (np.abs(changed - full[usable]) <= scale).all():
+            raise ModelError(f"{label}: the joint density does not depend on the data taken for observed")
+        if (np.abs(full - prior)[usable] <= scale).all():
+            raise ModelError(f"{label}: the part taken for the prior is the whole density")
+        found.append("the likelihood does")
+    if evaluate_log_lik is not None:
+        gap = np.asarray(evaluate_log_lik(points))[usable] - (full - prior)[usable]
+        largest = float(np.abs(gap).max())
+        same = bool((np.abs(gap) <= 10 * scale).all())
+        found.append("it equals sum(log_lik)" if same else f"it differs from sum(log_lik) by up to {largest:.3g}")
+    return "; ".join(found)

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from ppl_backends.targets.stan.split.dataflow import Term
 from ppl_backends.targets.stan.split.derivation import LIKELIHOOD, Derivation
 
-__all__ = ["Propriety", "stated_propriety"]
-
 _BOUNDED = {"LowerUpper", "Simplex", "UnitVector", "Correlation", "CholeskyCorr", "StochasticRow", "StochasticColumn"}
 _UNBOUNDED = {"Identity", "Lower", "Upper", "Ordered", "PositiveOrdered", "Covariance", "CholeskyCov"}
 _UNBOUNDED |= {"Offset", "Multiplier", "OffsetMultiplier"}
@@ -28,21 +26,7 @@ class Propriety(NamedTuple):
 
 
 def stated_propriety(derivation: Derivation) -> Propriety | None:
-    """What the statements of a program say of its prior; None where they leave it open.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.program import StanProgram
-    >>> from ppl_backends.targets.stan.split.derivation import derive
-    >>> from ppl_backends.targets.stan.split.propriety import stated_propriety
-    >>> code = "data { int N; vector[N] y; } parameters { real m; real<lower=0> s; } model { y ~ normal(m, s); %s }"
-    >>> stated_propriety(derive(StanProgram("flat", code % "s ~ exponential(1);")))
-    Propriety(improper='m')
-    >>> stated_propriety(derive(StanProgram("proper", code % "s ~ exponential(1); m ~ normal(0, s);")))
-    Propriety(improper=None)
-    >>> print(stated_propriety(derive(StanProgram("open", code % "s ~ exponential(1); m - s ~ normal(0, 1);"))))
-    None
-    """
+    """Return what the statements of a program say of its prior; None where they leave it open."""
     ranges = derivation.flow.parameter_ranges
     kept = _kept(derivation)
     once = {name for name, kind in ranges.items() if kind in _UNBOUNDED and _mentions(kept, name) == 1}
@@ -64,7 +48,7 @@ def stated_propriety(derivation: Derivation) -> Propriety | None:
 
 
 def _kept(derivation: Derivation) -> list[Term]:
-    """The terms of the prior, those that only normalise a truncation left out."""
+    """Return the terms of the prior, those that only normalise a truncation left out."""
     return [
         term
         for number, classes in derivation.classes.items()
@@ -74,7 +58,7 @@ def _kept(derivation: Derivation) -> list[Term]:
 
 
 def _mentions(kept: list[Term], name: str) -> int:
-    """How many terms have a parameter in the outcome of a density, or outside of any."""
+    """Return how many terms have a parameter in the outcome of a density, or outside of any."""
     given = [
         frozenset[str]().union(*(d.parameters - d.variate_parameters for d in term.flow.densities)) for term in kept
     ]
@@ -82,7 +66,7 @@ def _mentions(kept: list[Term], name: str) -> int:
 
 
 def _restricted(term: Term, once: set[str]) -> frozenset[str]:
-    """The parameters whose range a term restricts: all it depends on, but those that a density is merely given.
+    """Return the parameters whose range a term restricts: all it depends on, but those that a density is merely given.
 
     The density of a parameter integrates to one (to the mass above a bound) whatever it is given, unless other terms
     weigh the same parameter.
@@ -94,7 +78,7 @@ def _restricted(term: Term, once: set[str]) -> frozenset[str]:
 
 
 def _follows(term: Term, proper: set[str]) -> bool:
-    """Whether a term is the density of a whole parameter given proper ones."""
+    """Return whether a term is the density of a whole parameter given proper ones."""
     if not term.outcome or term.loops or len(term.flow.densities) != 1:
         return False
     (density,) = term.flow.densities

@@ -26,32 +26,16 @@ from ppl_backends.targets.stan.split.dataflow import Program
 from ppl_backends.targets.stan.split.derivation import LIKELIHOOD, Derivation, derive, require_data
 from ppl_backends.targets.stan.split.mir import variables
 
-__all__ = ["Split", "find_split"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How the prior of a program is to be evaluated on its own.
+    """How the prior of a program is to be evaluated on its own."""
 
-    Attributes
-    ----------
-    route : str
-        ``"prior_only"``, ``"no_observations"``, ``"lprior"`` or ``"derived"``; see the module docstring.
-    description : str
-        One line for the user: what was taken for the prior and what for the likelihood.
-    prior_data : dict or None
-        Data for the prior; None where they are the program's own.
-    prior_program : str or None
-        Text of the prior-only program; None where the same library serves.
-    likelihood_data : tuple of str
-        The observed data variables, sorted.
-    """
-
-    route: str
-    description: str
-    prior_data: dict[str, Any] | None = None
-    prior_program: str | None = None
-    likelihood_data: tuple[str, ...] = ()
+    route: str  # ``"prior_only"``, ``"no_observations"``, ``"lprior"`` or ``"derived"``; see the module docstring
+    description: str  # one line for the user: what was taken for the prior and what for the likelihood
+    prior_data: dict[str, Any] | None = None  # data for the prior; None where they are the program's own
+    prior_program: str | None = None  # text of the prior-only program; None where the same library serves
+    likelihood_data: tuple[str, ...] = ()  # the observed data variables, sorted
 
 
 def find_split(
@@ -60,38 +44,7 @@ def find_split(
     likelihood_data: Sequence[str] | None = None,
     exclude: Collection[str] = (),
 ) -> Split:
-    """Tell the prior of a program from its likelihood.
-
-    Parameters
-    ----------
-    program : StanProgram
-    data : mapping
-        The program's data.
-    likelihood_data : sequence of str, optional
-        The observed data variables, where the program alone does not tell.
-    exclude : collection of str
-        Routes not to take, since a check refused them.
-
-    Returns
-    -------
-    Split
-
-    Raises
-    ------
-    ModelError
-        If the program is ambiguous; the message shows the statement and the way out.
-
-    Examples
-    --------
-    >>> from ppl_backends.targets.stan.program import StanProgram
-    >>> from ppl_backends.targets.stan.split.routes import find_split
-    >>> code = '''data { int<lower=0> N; vector[N] y; }
-    ... parameters { real mu; }
-    ... model { mu ~ normal(0, 1); y ~ normal(mu, 1); }'''
-    >>> split = find_split(StanProgram("normal", code), {"N": 2, "y": [0.3, 1.2]})
-    >>> split.route, split.likelihood_data, split.prior_data["N"]
-    ('no_observations', ('y',), 0)
-    """
+    """Tell the prior of a program from its likelihood."""
     require_data(program, likelihood_data)
     flag = program.info["inputs"].get("prior_only")
     if flag == {"type": "int", "dimensions": 0} and "prior_only" not in exclude:
@@ -113,7 +66,7 @@ def find_split(
 
 
 def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Sequence[str] | None) -> Split:
-    """The route of the data flag; which data are observed is a help for the checks only."""
+    """Return the route of the data flag; which data are observed is a help for the checks only."""
     try:
         observed = derive(program, likelihood_data).observed
     except ModelError:
@@ -126,7 +79,7 @@ def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Seq
 
 
 def _removable_counts(derived: Derivation) -> frozenset[str]:
-    """The data integers that can be 0 so that exactly the likelihood vanishes; none where that is not certain."""
+    """Return data integers that make exactly the likelihood vanish at 0; none where that is not certain."""
     flow = derived.flow
     named = {s[1] for name in derived.observed for s in flow.sizes[name] if s[0] == "Var" and s[1] in flow.kinds}
     counts = frozenset(named) - flow.size_flow.all_data - derived.observed
@@ -150,12 +103,12 @@ def _removable_counts(derived: Derivation) -> frozenset[str]:
 
 
 def _not_plain(size: Any, counts: frozenset[str]) -> bool:
-    """Whether a size is computed from a count, and not the count itself."""
+    """Return whether a size is computed from a count, and not the count itself."""
     return size[0] != "Var" and bool(variables(size) & counts)
 
 
 def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[str], emptied: frozenset[str]) -> bool:
-    """Whether a declared constraint on data holds when the counts are 0."""
+    """Return whether a declared constraint on data holds when the counts are 0."""
     name, kind, bound = check
     if name in counts:
         literal = bound is not None and bound[0] == "Lit"
@@ -166,7 +119,7 @@ def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[
 
 
 def _emptied(flow: Program, data: Mapping[str, Any], counts: frozenset[str]) -> dict[str, Any]:
-    """The data with the counts set to 0 and what they size emptied along those axes."""
+    """Return the data with the counts set to 0 and what they size emptied along those axes."""
     emptied: dict[str, Any] = {}
     for name, value in data.items():
         axes = [axis for axis, size in enumerate(flow.sizes.get(name, ())) if variables(size) & counts]

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from ppl_backends.targets.stan.split.dataflow import MARKER
 
-__all__ = ["CANONICAL", "Statement", "mark", "read_blocks", "without"]
-
 CANONICAL = ("--auto-format", "--canonicalize=deprecations,includes,braces,parentheses,strip-comments")
 
 _TOKEN = re.compile(
@@ -41,43 +39,19 @@ class Token:
 
 @dataclass
 class Statement:
-    """One statement of a block.
+    """One statement of a block."""
 
-    Attributes
-    ----------
-    number : int
-        Its number in the markers.
-    kind : str
-        ``"for"``, ``"while"``, ``"if"``, ``"else"``, ``"profile"``, ``"block"``, or for a simple statement
-        ``"increment"`` (of the target), ``"tilde"``, ``"declaration"``, ``"assignment"``, ``"jump"``, ``"call"``.
-    header : str
-        The text before the body, or the whole of a simple statement.
-    names : frozenset of str
-        What it declares or assigns to.
-    words : frozenset of str
-        Every identifier in the header.
-    summands : list of (str, str)
-        Sign and text of what an increment, assignment or declaration adds up, where it is a plain sum.
-    prefix : str
-        The text in front of the summands, such as ``"target +="``.
-    body : list of Statement
-    start, end : int
-        Its span in the text.
-    bare : bool
-        Whether it is the body of a loop without braces.
-    """
-
-    number: int
+    number: int  # its number in the markers
     kind: str
-    header: str
-    start: int
-    words: frozenset[str]
-    names: frozenset[str] = frozenset()
+    header: str  # the text before the body, or the whole of a simple statement
+    start: int  # its span in the text
+    words: frozenset[str]  # every identifier in the header
+    names: frozenset[str] = frozenset()  # what it declares or assigns to
     summands: list[tuple[str, str]] = field(default_factory=list)
-    prefix: str = ""
+    prefix: str = ""  # the text in front of the summands, such as ``"target +="``
     body: list[Statement] = field(default_factory=list)
-    end: int = 0
-    bare: bool = False
+    end: int = 0  # its span in the text
+    bare: bool = False  # whether it is the body of a loop without braces
 
     def __iter__(self) -> Iterator[Statement]:
         yield self
@@ -86,7 +60,7 @@ class Statement:
 
 
 def tokenize(text: str) -> list[Token]:
-    """The words of a program in canonical form."""
+    """Return the words of a program in canonical form."""
     return [Token(match.group(), *match.span()) for match in _TOKEN.finditer(text)]
 
 
@@ -101,7 +75,7 @@ class Block:
 
 
 def read_blocks(text: str) -> dict[str, Block]:
-    """The program blocks by name; statements are read in ``transformed parameters`` and ``model``, and numbered."""
+    """Return the program blocks by name, with numbered statements in ``transformed parameters`` and ``model``."""
     tokens, blocks, position, number = tokenize(text), {}, 0, 0
     while position < len(tokens):
         opening = next(i for i in range(position, len(tokens)) if tokens[i].text == "{")
@@ -118,7 +92,7 @@ def read_blocks(text: str) -> dict[str, Block]:
 
 
 def _matching(tokens: list[Token], opening: int) -> int:
-    """The index of the bracket that closes the one at ``opening``."""
+    """Return the index of the bracket that closes the one at ``opening``."""
     depth = 0
     for index in range(opening, len(tokens)):
         depth += (tokens[index].text in _OPEN) - (tokens[index].text in _CLOSE)
@@ -140,7 +114,7 @@ class _Reader:
         return statements
 
     def statement(self) -> Statement:
-        """One statement with its body."""
+        """Return one statement with its body."""
         statement = self.unfinished()
         statement.end = self.tokens[self.position - 1].end
         return statement
@@ -173,7 +147,7 @@ class _Reader:
         return statement
 
     def simple(self, number: int) -> Statement:
-        """A statement that ends in a semicolon."""
+        """Return a statement that ends in a semicolon."""
         first, depth = self.position, 0
         while depth or self.tokens[self.position].text != ";":
             word = self.tokens[self.position].text
@@ -202,7 +176,7 @@ class _Reader:
         return statement
 
     def split_sum(self, tokens: list[Token], names: frozenset[str]) -> list[tuple[str, str]]:
-        """The summands of an expression; the variable assigned to, where it comes first, is not one of them."""
+        """Return the summands of an expression; the variable assigned to, where it comes first, is not one of them."""
         flat = list(_outside_brackets(tokens))
         cuts = [0]
         if not any(token.text in _MIDDLE for _, token in flat):
@@ -220,7 +194,7 @@ class _Reader:
 
 
 def _outside_brackets(tokens: list[Token]) -> Iterator[tuple[int, Token]]:
-    """The words outside any brackets, with their places."""
+    """Return the words outside any brackets, with their places."""
     depth = 0
     for index, token in enumerate(tokens):
         depth -= token.text in _CLOSE
@@ -230,7 +204,7 @@ def _outside_brackets(tokens: list[Token]) -> Iterator[tuple[int, Token]]:
 
 
 def _outside_constraints(flat: Iterable[tuple[int, Token]]) -> Iterator[tuple[int, Token]]:
-    """The words without the ``<lower=0>`` that may follow a type; no comparison can stand inside one."""
+    """Return the words without the ``<lower=0>`` that may follow a type; no comparison can stand inside one."""
     inside, last = False, ""
     for index, token in flat:
         inside = inside or (token.text == "<" and _TYPES.fullmatch(last) is not None)
@@ -245,7 +219,7 @@ def _words(tokens: Iterable[Token]) -> frozenset[str]:
 
 
 def _declared(flat: list[tuple[int, Token]]) -> frozenset[str]:
-    """The names in a declaration: the words in front of ``=``, a comma or the end."""
+    """Return the names in a declaration: the words in front of ``=``, a comma or the end."""
     names, expecting = set(), True
     for (_, token), following in zip(flat, [*(t.text for _, t in flat[1:]), ";"], strict=True):
         if (
@@ -261,7 +235,7 @@ def _declared(flat: list[tuple[int, Token]]) -> frozenset[str]:
 
 
 def mark(text: str, blocks: Mapping[str, Block]) -> str:
-    """The program with ``print("split:7");`` in front of statement 7, and so on."""
+    """Return the program with ``print("split:7");`` in front of statement 7, and so on."""
     insertions = []
     for block in blocks.values():
         for statement in (s for top in block.statements for s in top if s.kind != "else"):
@@ -276,7 +250,7 @@ def mark(text: str, blocks: Mapping[str, Block]) -> str:
 
 
 def without(text: str, blocks: Mapping[str, Block], removed: set[int], replaced: Mapping[int, str]) -> str:
-    """The program without some statements, and with others replaced.
+    """Return the program without some statements, and with others replaced.
 
     What only they needed goes with them, and so do the generated quantities: the result has the same parameters and
     adds the remaining increments to the target.
@@ -293,7 +267,7 @@ def without(text: str, blocks: Mapping[str, Block], removed: set[int], replaced:
 
 
 def _alive(top: list[Statement], removed: set[int], replaced: Mapping[int, str]) -> set[int]:
-    """Numbers of the statements that the remaining increments need."""
+    """Return numbers of the statements that the remaining increments need."""
     paths = list(_paths(top, ()))
     alive: set[int] = set()
     needed: set[str] = set()
@@ -320,7 +294,7 @@ def _alive(top: list[Statement], removed: set[int], replaced: Mapping[int, str])
 def _paths(
     statements: list[Statement], parents: tuple[Statement, ...]
 ) -> Iterator[tuple[Statement, tuple[Statement, ...]]]:
-    """Every statement with those around it; an ``else`` has the ``if`` before it around it too."""
+    """Return every statement with those around it; an ``else`` has the ``if`` before it around it too."""
     condition: tuple[Statement, ...] = ()
     for statement in statements:
         around = parents + (condition if statement.kind == "else" else ())
@@ -330,7 +304,7 @@ def _paths(
 
 
 def _write(statement: Statement, alive: set[int], replaced: Mapping[int, str], indent: str) -> str:
-    """The text of a statement, as far as it is alive."""
+    """Return the text of a statement, as far as it is alive."""
     if statement.number not in alive:
         return ""
     if statement.kind not in ("for", "while", "if", "else", "profile", "block"):

@@ -1,0 +1,1 @@
+"""Kernels on parameters of state-space models whose states are carried by particle filters."""

@@ -1,0 +1,25 @@
+"""The particle filter of a target, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import BaseTarget
+from ppl_backends.targets.state_space.filter import Filter
+
+
+def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 0.5) -> Filter:
+    """Return the filter of a target's series; ``"auto"`` is guided where the model has a proposal, else the bootstrap one.
+
+    Raises
+    ------
+    ModelError
+        If the target has no state-space model.
+    """
+    series: Any = target.full.state_space
+    if series is None:
+        raise ModelError(f"{target.full.label} has no state-space model: write pb.StateSpace or pb.with_state_space")
+    if method == "auto":
+        method = "bootstrap" if series.model.proposal is None else "guided"
+    return Filter(series.model, series.y, series.covariates, method, resample_below)

@@ -1,0 +1,225 @@
+r"""Particle marginal Metropolis–Hastings: the likelihood estimate is a particle filter's (Andrieu, Doucet & Holenstein 2010).
+
+The chain's record holds the filter by its seed: every number that the filter drew is a function of the seed and of the row of
+data, so that the states that belong to a draw can be had again later (:func:`~ppl_backends.kernels.particle.paths.replayed`).
+All chains move as one batch, with one call of the filter for all of their proposals.
+
+The correlated form (Deligiannidis, Doucet & Pitt 2018) keeps the filter's normal numbers u in place of the seed, and moves
+them to ρu + √(1 − ρ²)ε. The filter sorts its particles before it resamples them: nearby numbers then choose nearby particles,
+without which the correlation is lost at the first resampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from ppl_backends.kernels.adaptation import Adaptation
+from ppl_backends.kernels.algorithm import ChainState
+from ppl_backends.kernels.protocol import KernelInfo, KernelParameters
+from ppl_backends.kernels.pseudo_marginal import (
+    REPLICATES,
+    EstimatedDensity,
+    EstimatedMetropolis,
+    EstimatedPoints,
+    PseudoMarginalKernel,
+)
+from ppl_backends.kernels.streams import each
+from ppl_backends.targets.conditional import ConditionalTarget
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+ACCEPTANCE = 0.3  # of a random walk in few dimensions
+MOST_NOISE = 8.0  # that an acceptance rate is derived from
+
+
+class FilterEstimator:
+    """Likelihood estimates by a particle filter, of all points at once.
+
+    Parameters
+    ----------
+    target : BaseTarget, or a block of one
+        With ``state_space``.
+    particle_filter : Filter
+    correlated : bool
+        Whether the filter is a function of normal numbers that move with the chain.
+    """
+
+    def __init__(self, target: BaseTarget, particle_filter: Any, correlated: bool) -> None:
+        self._target, self._series = target, target.full.state_space
+        self.filter, self.correlated = particle_filter, correlated
+        self.n_normals = 1 if correlated else None  # tells correlated estimates from others
+
+    def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
+        """Return what the filters of ``n`` points are functions of: seeds ``(n,)``, or normal numbers ``(n, k)``."""
+        if not self.correlated:
+            return seeds_from(rng, n)
+        normals: Array = rng.standard_normal((n, self.filter.n_normals(n_particles)))
+        return normals
+
+    def __call__(self, x: Array, n_particles: int, noise: Array) -> Array:
+        """Return the log estimates at points ``(n, dim)``."""
+        parameters = self._series.parameters_at(self._target.embed(x))
+        run = self.filter.run_with_normals if self.correlated else self.filter.run
+        estimates: Array = run(parameters, n_particles, noise)
+        return estimates
+
+
+def seeds_from(rng: Any, n: int) -> NDArray[np.uint64]:
+    """Return the seed of a filter for each of ``n`` points ``(n,)``, from the generator of each."""
+    return np.array([own.integers(0, 2**64, dtype=np.uint64) for own in each(rng, n)])
+
+
+def rest_of(target: BaseTarget) -> BaseTarget:
+    """Return all terms of a target but those of its series, on the same coordinates."""
+    full: Any = target.full
+    rest: BaseTarget = full.rest if full is target else ConditionalTarget(full.rest, target.free, target.point)
+    return rest
+
+
+def grid(n: int) -> int:
+    """Return the smallest of 4, 6, 8, 12, 16, 24, … that is at least ``n``: each number of particles is a compilation.
+
+    Examples
+    --------
+    >>> [grid(n) for n in (1, 5, 9, 100)]
+    [4, 6, 12, 128]
+    """
+    power = 4
+    while power < n:
+        if n <= power + power // 2:
+            return power + power // 2
+        power *= 2
+    return power
+
+
+class FilteredDensity(EstimatedDensity):
+    """A state-space model with its likelihood estimated by particle filters, in one call for all points."""
+
+    fewest, most_at_start, most = 32, 256, 16384
+
+    def beside(self, points: EstimatedPoints, x: Array, rng: Any) -> EstimatedPoints:
+        """Return proposals ``(n, dim)`` with filters of their own."""
+        log_rest = self.target.log_density(x)
+        inside = np.isfinite(log_rest)
+        fresh = self.estimator.numbers(len(x), points.n_estimates, rng)
+        noise = self.moved(points.noise, fresh)
+        estimate = np.full(len(x), -np.inf)
+        if inside.any():
+            found = self.estimator(np.where(inside[:, None], x, points.x), points.n_estimates, noise)
+            estimate[inside] = found[inside]
+        return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
+
+    def moved(self, noise: Any, fresh: Array) -> Array:
+        """Return a proposal's numbers: an AR(1) step from the present ones, or fresh seeds."""
+        if not self.estimator.correlated or noise is None:
+            return fresh
+        return self.correlation * noise + np.sqrt(1 - self.correlation**2) * fresh
+
+    def fresh(self, points: EstimatedPoints, rng: Any) -> EstimatedPoints:
+        """Return the points with fresh filters, the first of a few whose estimates are not zero; unchanged if none are."""
+        for _ in range(REPLICATES):
+            noise = self.estimator.numbers(len(points.x), points.n_estimates, rng)
+            estimate = self.estimator(points.x, points.n_estimates, noise)
+            if np.isfinite(estimate).all():
+                return replace(points, estimate=estimate, noise=noise)
+        return points
+
+    def measured(self, points: EstimatedPoints, rng: Any) -> EstimatedPoints:
+        """Return them with the median over chains of the variance of the log estimate, or half that of a difference."""
+        values = np.empty((REPLICATES, len(points.x)))
+        for i in range(REPLICATES):
+            noise = self.estimator.numbers(len(points.x), points.n_estimates, rng)
+            values[i] = self.estimator(points.x, points.n_estimates, noise)
+            if self.estimator.correlated:
+                near = self.moved(noise, self.estimator.numbers(len(points.x), points.n_estimates, rng))
+                values[i] = (values[i] - self.estimator(points.x, points.n_estimates, near)) / np.sqrt(2)
+        with np.errstate(invalid="ignore"):
+            variance = (values**2).mean(axis=0) if self.estimator.correlated else values.var(axis=0, ddof=1)
+        return replace(points, variance=float(np.median(np.where(np.isnan(variance), np.inf, variance))))
+
+    def rounded(self, n: int) -> int:
+        """Return a number of particles near to ``n`` from above."""
+        return grid(n)
+
+
+class ParticleMetropolisKernel(PseudoMarginalKernel):
+    """A random walk whose proposals come with filters of their own."""
+
+    name = "particle Metropolis"
+    estimates = "particles"
+    stats = MappingProxyType(
+        {"scaling": float, "n_particles": int, "estimate_variance": float, "estimate": float, "seed": int}
+    )
+
+    def statistics(self, before: Any, after: Any, parameters: KernelParameters, info: KernelInfo) -> Mapping[str, Any]:
+        """Return the scale, the filters' size and variance, and the estimate and the seed of the filter that is kept."""
+        return {
+            "scaling": parameters.scale,
+            "n_particles": before.n_estimates,
+            "estimate_variance": before.variance,
+            "estimate": after.estimate,
+            "seed": after.noise.view(np.int64) if after.noise.ndim == 1 else 0,
+        }
+
+
+class ParticleMetropolis(EstimatedMetropolis):
+    """Random-walk Metropolis–Hastings on a particle filter's estimate of the likelihood. Exact.
+
+    Parameters
+    ----------
+    target : BaseTarget, or a block of one
+        With ``state_space``; its log density holds all terms but the likelihood of the series.
+    particle_filter : Filter
+    n_particles : int or "auto"
+        N_x; "auto" finds it at the start and while tuning.
+    correlation : float
+        ρ of the filters' normal numbers from one step to the next; 0 for fresh filters.
+    covariance : array (dim, dim), optional
+        Shape of the proposals; learnt while tuning by default.
+    """
+
+    def __init__(
+        self,
+        target: BaseTarget,
+        particle_filter: Any,
+        *,
+        n_particles: Any = "auto",
+        correlation: float = 0.0,
+        covariance: Any = None,
+    ) -> None:
+        kernel, estimator = ParticleMetropolisKernel(), FilterEstimator(target, particle_filter, correlation > 0)
+        rest = rest_of(target)
+        scale, rate = kernel.initial_scale(target.dim), kernel.target_acceptance
+        tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate)
+        first = None if n_particles == "auto" else n_particles
+        density = FilteredDensity(rest, estimator, correlation, first, tuning)
+        super().__init__(kernel, density, "take a guided filter (proposal=), or a correlated one (correlation=0.99)")
+        self.attributes = {"correlation": correlation, "filter": particle_filter.method}
+
+    def start(self, x: Array, rng: Any) -> ChainState:
+        """Return the state at ``x`` ``(n, dim)``, with the acceptance rate that such filters allow."""
+        return _aimed(super().start(x, rng))
+
+    def checked(self, state: ChainState, rng: Any) -> ChainState:
+        """Return the state with as many particles as it takes, and the acceptance rate that they allow."""
+        if self.density.n_first is not None:
+            state = state._replace(population=self.density.measured(state.population, rng))
+        return _aimed(super().checked(state, rng))
+
+
+def _aimed(state: ChainState) -> ChainState:
+    """Return the state with proposals that aim at the acceptance rate of a good random walk under the filters' noise.
+
+    Noise of variance σ² leaves 2Φ(−σ/√2) of the acceptances (Doucet, Pitt, Deligiannidis & Kohn 2015).
+    """
+    noise = min(state.population.variance, MOST_NOISE)
+    rate = ACCEPTANCE * 2.0 * ndtr(-np.sqrt(noise / 2.0))
+    adaptation = state.parameters.adaptation
+    step = adaptation.step._replace(target=float(rate))
+    return state._replace(parameters=state.parameters._replace(adaptation=adaptation._replace(step=step)))

@@ -1,0 +1,196 @@
+"""The coordinates of a rectangle as a path for the SMC loop (Ridgway 2015, algorithm 12): the space grows stage by stage.
+
+Without resampling this is GHK, or minimax tilting under a tilt, to the last digit; with it the variance of the weights
+stops growing. One stage draws coordinates until the weights are uneven, and a panel of them at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.numerics.population import Population
+from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.orthants.intervals import Array
+from ppl_backends.orthants.moves import Move, move
+from ppl_backends.orthants.ordering import Rectangle
+from ppl_backends.orthants.tilt import PANEL, Tilt, extend
+from ppl_backends.smc.core import Moved, Parts, Resampled, SMCState, Start, Step, begin, run_smc
+from ppl_backends.smc.evidence import log_relative
+from ppl_backends.smc.moves import stay
+
+RESAMPLE_BELOW = 0.5  # ESS over the number of particles
+
+
+class NoneInside(Exception):
+    """No particle is left inside the bounds."""
+
+
+@dataclass(frozen=True)
+class Coordinates(Population):
+    """Particles of which the first ``drawn`` columns of ``x`` are drawn; the others are room for those to come."""
+
+    drawn: int = 0
+
+    def take(self, index: Any) -> Self:
+        """Return the points ``index``; columns stay contiguous."""
+        return replace(self, x=self.x.T[:, index].T)
+
+
+@dataclass(frozen=True)
+class WhenUneven:
+    """Particles are resampled where ESS / n falls below a share, but not after the last coordinate."""
+
+    below: float = RESAMPLE_BELOW
+
+    def after(self, run: SMCState) -> WhenUneven:
+        """Return the schedule of the step that follows."""
+        return self
+
+    def shorter(self, done: SMCState, path: Any) -> None:
+        """Return None: no stage is made again."""
+
+    def resample(self, weights: Array, is_last: bool, rng: np.random.Generator) -> NDArray[np.intp] | None:
+        """Return the parents, or None where the weights are even."""
+        if is_last or not self.uneven(weights):
+            return None
+        return systematic_resampling(weights, len(weights), rng)
+
+    def uneven(self, weights: Array) -> bool:
+        """Whether the ESS of weights, normalised or not, is too small."""
+        return bool(weights.sum() ** 2 < self.below * len(weights) * (weights @ weights))
+
+
+class CoordinatePath:
+    """All coordinates of every particle are kept, for moves and for draws.
+
+    Parameters
+    ----------
+    rectangle : Rectangle
+    tilt : Tilt
+    uniforms : ndarray (rank, n)
+        Uniform numbers of which the coordinates are made: each run its own scramble of a net, or independent ones.
+    """
+
+    def __init__(self, rectangle: Rectangle, tilt: Tilt, uniforms: Array) -> None:
+        self.rectangle, self.tilt, self.uniforms = rectangle, tilt, uniforms
+
+    def start(self, n: int, rng: np.random.Generator) -> Start:
+        """Return particles before the first coordinate."""
+        return Start(Coordinates(np.empty((self.rectangle.rank, n)).T))
+
+    def next(self, population: Coordinates, weights: Array | None, schedule: WhenUneven) -> tuple[int, Array]:
+        """Draw coordinates up to where the weights are uneven; return their number and the log incremental weights."""
+        first = population.drawn
+        draw = self.drawing(population)
+        before, log_weights = log_relative(weights), np.zeros(len(population.x))
+        for k in range(first, min(first + PANEL, self.rectangle.rank)):
+            log_weights += draw(k)
+            highest = float((log_weights + before).max())
+            if highest == -np.inf:
+                raise NoneInside
+            if schedule.uneven(np.exp(log_weights + before - highest)):
+                break
+        return k + 1, log_weights
+
+    def drawing(self, population: Coordinates) -> Callable[[int], Array]:
+        """Return the function that draws coordinate k into its column and returns the logs of its weights."""
+        z, rows, first = population.x.T, self.rectangle.rows, population.drawn
+        offsets = rows[first : first + PANEL, :first] @ z[:first]
+
+        def draw(k: int) -> Array:
+            offset = offsets[k - first] + rows[k, first:k] @ z[first:k]
+            z[k], log_increments = extend(self.rectangle, self.tilt, k, offset, z, self.uniforms[k])
+            return log_increments
+
+        return draw
+
+    def is_last(self, stage: int | None) -> bool:
+        """Whether every coordinate is drawn."""
+        return stage == self.rectangle.rank
+
+    def extend(self, population: Coordinates, stage: int, rng: np.random.Generator) -> Coordinates:
+        """Return the particles with the coordinates of the stage."""
+        return replace(population, drawn=stage)
+
+
+@dataclass(frozen=True)
+class MoveResampled:
+    """Moves of coordinates after each resampling: a fixed number, so that estimates are unbiased."""
+
+    kernel: Move
+    repeats: int = 1
+
+    def __call__(self, drawn: Resampled, path: CoordinatePath, tuning: Any, rng: np.random.Generator) -> Moved:
+        """Move particles that were resampled; they are a copy of their parents and can be overwritten."""
+        if drawn.particles.x is not drawn.before.x:
+            k = drawn.stage
+            move(rng, path.rectangle, path.tilt, k, drawn.particles.x.T[:k], self.kernel, self.repeats)
+        return Moved(drawn.particles, drawn.parents)
+
+
+@dataclass(frozen=True)
+class Particles:
+    """Weighted particles at the end of one run.
+
+    Attributes
+    ----------
+    z : ndarray (rank, n)
+    weights : ndarray (n,)
+        Normalised.
+    log_p : float
+        The log of an unbiased estimate of P.
+    lineage : ndarray (n,)
+        Which particle of the start each descends from.
+    resampled : tuple of int
+        Numbers of coordinates after which particles were resampled.
+    """
+
+    z: Array = field(repr=False)
+    weights: Array = field(repr=False)
+    log_p: float
+    lineage: NDArray[np.intp] = field(repr=False)
+    resampled: tuple[int, ...]
+
+
+def sequential(
+    path: Any, rng: np.random.Generator, kernel: Move | None = None, *, repeats: int = 1, below: float = RESAMPLE_BELOW
+) -> Particles:
+    """Run SMC over the coordinates of a path; without a kernel particles are resampled and not moved."""
+    n = path.uniforms.shape[1]
+    schedule = WhenUneven(below)
+    moves = stay if kernel is None else MoveResampled(kernel, repeats)
+    run = begin(path.start(n, rng), rng)
+    try:
+        run, _ = run_smc(run, path, Parts(schedule, schedule.resample, moves, _resampled), _NOBODY)
+    except NoneInside:
+        return Particles(run.population.x.T, np.full(n, 1 / n), -np.inf, np.arange(n), ())
+    if not path.is_last(run.stage):
+        raise KeyboardInterrupt
+    weights = np.full(n, 1 / n) if run.weights is None else run.weights
+    return Particles(
+        run.population.x.T, weights, run.log_evidence, run.lineage.ancestor, tuple(k for k in run.stages if k)
+    )
+
+
+def _resampled(step: Step) -> int:
+    """Return the number of coordinates where particles were resampled, else 0."""
+    return int(step.after.stage) if step.after.weights is None else 0
+
+
+class _Nobody:
+    """Watches no run."""
+
+    def stops(self, run: SMCState) -> str:
+        """Return that nothing ends a run."""
+        return ""
+
+    def see(self, run: SMCState) -> None:
+        """Take no note."""
+
+
+_NOBODY = _Nobody()

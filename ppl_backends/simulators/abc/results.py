@@ -1,0 +1,320 @@
+"""Results of ABC as InferenceData: of a weighted last stage, and of populations."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import SamplerWarning
+from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.results import build_inference_data
+from ppl_backends.simulators.abc.adjustment import adjusted
+from ppl_backends.simulators.abc.importance import mean_with_error
+from ppl_backends.simulators.abc.populations import PopulationsResult, PopulationStage, picked
+from ppl_backends.simulators.abc.problem import AbcProblem
+from ppl_backends.simulators.abc.sequential import Plan, SequentialResult
+from ppl_backends.smc.evidence import combine_evidence, ess_of_means
+from ppl_backends.targets.protocol import Array
+
+__all__ = ["of_populations", "of_weighted_points"]
+
+SMALLEST_SIZE = 100  # effective size below which nothing is trusted
+Variables = dict[str, tuple[tuple[str, ...], Any]]
+
+
+def of_weighted_points(
+    problem: AbcProblem,
+    plan: Plan,
+    result: SequentialResult,
+    adjust: str | None,
+    seconds: float,
+    rng: np.random.Generator,
+) -> Any:
+    """Resample the last stage chain by chain, and say how far it can be trusted."""
+    stage, weights = result.stage, result.weights
+    ancestor = np.stack([_resampled(stage.chain == c, weights.weight, plan.points, rng) for c in range(plan.chains)])
+    points = stage.x
+    if adjust is not None and stage.block.summaries is not None:
+        observed = problem.observed_summaries
+        points = adjusted(points, stage.block.summaries, observed, weights.weight, adjust == "heteroscedastic")
+    evidence, trouble = result.records[-1].evidence, _distrust(problem, result)
+    stats: Variables = {"ancestor": (("chain", "draw"), ancestor)}
+    if stage.block.near is not None:
+        stats["distance"] = (("chain", "draw"), stage.block.near[ancestor])
+    groups = {"estimates": _weighted_estimates(problem, plan, result, rng)}
+    if stage.block.data is not None and plan.data_sets >= 2:
+        groups["posterior_predictive"] = _predictive(problem, [each[ancestor] for each in stage.block.data])
+    own = {
+        "log_evidence": evidence.log_evidence,
+        "log_evidence_se": float(np.hypot(evidence.standard_error, problem.log_prior_integral_se)),
+        "log_evidence_df": evidence.df if np.isfinite(evidence.df) else None,
+        "log_evidence_se_from": evidence.source,
+        "log_evidence_unbiased": int(not result.chosen_here),
+        "simulations": int(sum(record.simulations for record in result.records)),
+        "n_components": result.n_components,
+        "draw_order": "order of the points, siblings adjacent; not a time series",
+    }
+    return _inference_data(
+        problem,
+        points[ancestor],
+        f"ABC ({'RQMC' if plan.qmc else 'Monte Carlo'}, {'sequential' if plan.sequential else 'importance'})",
+        seconds,
+        rng,
+        own | _attributes(problem, result.epsilon, result.reason, adjust, trouble),
+        stats | _stages(problem, result),
+        groups,
+    )
+
+
+def of_populations(
+    problem: AbcProblem,
+    plan: Plan,
+    result: PopulationsResult,
+    adjust: str | None,
+    seconds: float,
+    rng: np.random.Generator,
+) -> Any:
+    """Put the particles of all chains together."""
+    runs = result.runs
+    which = [picked(run, rng) for run in runs]
+    x = [run.population.x for run in runs]
+    if adjust is not None:
+        x = _adjusted_populations(problem, result, [near for near, _ in which], adjust == "heteroscedastic")
+    rows = [np.arange(plan.points) * len(each) // plan.points for each in x]
+    evidence = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    size, estimates = _population_estimates(problem, result, rng)
+    trouble = _distrust_populations(problem, plan, result, size, evidence.runs_disagree)
+    distance = [
+        run.population.distances[np.arange(len(near)), near] for run, (near, _) in zip(runs, which, strict=True)
+    ]
+    per_draw = {"ancestor": [run.lineage.ancestor for run in runs], "distance": distance}
+    stats: Variables = {
+        name: (("chain", "draw"), np.stack([each[row] for each, row in zip(values, rows, strict=True)]))
+        for name, values in per_draw.items()
+    }
+    groups: dict[str, Any] = {"estimates": estimates}
+    if runs[0].population.data is not None:
+        flat = [
+            run.population.data[np.arange(len(o)), o][row] for run, (_, o), row in zip(runs, which, rows, strict=True)
+        ]
+        groups["posterior_predictive"] = _predictive(problem, _unflattened(problem, np.stack(flat)))
+    attrs = {
+        "log_evidence": evidence.log_evidence,
+        "log_evidence_se": evidence.standard_error,
+        "log_evidence_df": evidence.df,
+        "log_evidence_se_from": "lineages and spread of chains",
+        "log_evidence_unbiased": 0,
+        "simulations": result.simulations_before + sum(run.stages[-1].simulations for run in runs),
+        "moves": result.kernel,
+        "draw_order": "siblings adjacent; not a time series",
+    }
+    return _inference_data(
+        problem,
+        np.stack([each[row] for each, row in zip(x, rows, strict=True)]),
+        "ABC (SMC)",
+        seconds,
+        rng,
+        attrs | _attributes(problem, result.epsilon, result.reason, adjust, trouble),
+        stats | _population_stages(problem, result),
+        groups,
+    )
+
+
+def _inference_data(
+    problem: AbcProblem,
+    draws: Array,
+    method: str,
+    seconds: float,
+    rng: np.random.Generator,
+    attrs: dict[str, Any],
+    stats: Variables,
+    groups: dict[str, Any],
+) -> Any:
+    if attrs["warnings"]:
+        warnings.warn(f"sample_abc: {attrs['warnings']}", SamplerWarning, stacklevel=6)
+    return build_inference_data(
+        problem.target,
+        draws,
+        method=method,
+        accuracy="approximate",
+        sampling_time=seconds,
+        rng=rng,
+        attrs=attrs,
+        sample_stats=stats,
+        extra_groups=groups,
+    )
+
+
+def _attributes(problem: AbcProblem, epsilon: float, reason: str, adjust: str | None, trouble: str) -> dict[str, Any]:
+    """Return what every result says of itself."""
+    experiment = problem.experiment
+    return {
+        "log_evidence_trusted": int(not trouble),
+        "log_kernel_volume": problem.log_kernel_volume(epsilon),
+        "epsilon": epsilon,
+        "kernel": problem.kernel,
+        "discrepancy": "; ".join(part.label for part in experiment.discrepancies),
+        "ended_by": reason,
+        "batched": int(all(simulator.at_once for simulator in experiment.simulators)),
+        "batches_refused": "; ".join(f"{name}: {why}" for name, why in problem.reasons.items()),
+        "adjusted": adjust or "",
+        "warnings": trouble,
+    }
+
+
+def _resampled(own: NDArray[np.bool_], weight: Array, draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return the points that one chain's draws are copies of; of all chains' points where it has no weight itself."""
+    index = np.flatnonzero(own & (weight > 0))
+    index = index if len(index) else np.flatnonzero(weight > 0)
+    return index[systematic_resampling(weight[index] / weight[index].sum(), draws, rng)]
+
+
+def _distrust(problem: AbcProblem, result: SequentialResult) -> str:
+    """Return what is wrong with a last stage, with the figure; empty where nothing is."""
+    size = result.weights.effective_size
+    reasons = [f"an effective size of {size:.0f} < {SMALLEST_SIZE}: allow more draws= or data_sets="]
+    reasons = reasons if size < SMALLEST_SIZE else []
+    reasons += _not_reached(problem, result.epsilon, result.reason)
+    if result.chosen_here:
+        reasons.append(
+            f"Ctrl-C ended the run before its last stage: the stage at hand is returned, and ε = {result.epsilon:.3g} was "
+            "chosen from it, so that its evidence is biased"
+        )
+    elif not result.stage.complete:
+        reasons.append("the last stage was stopped by max_simulations=, max_time= or Ctrl-C; what was done is returned")
+    return "; ".join(reasons)
+
+
+def _distrust_populations(
+    problem: AbcProblem, plan: Plan, result: PopulationsResult, size: float, disagree: bool
+) -> str:
+    """Return what is wrong with populations, with the figure; empty where nothing is."""
+    reasons = _not_reached(problem, result.epsilon, result.reason)
+    if size < SMALLEST_SIZE:
+        reasons.append(f"a mean is worth {size:.0f} < {SMALLEST_SIZE} independent draws: allow more draws= or chains=")
+    if disagree:
+        reasons.append("the chains' evidences differ by more than their errors: allow more draws=")
+    if result.n_unfinished:
+        ended = "Ctrl-C" if result.interrupted else "max_simulations= or max_time="
+        reasons.append(
+            f"{result.n_unfinished} of {plan.chains} chains did not reach ε = {result.epsilon:.3g} ({ended}) and are left out"
+        )
+    elif result.interrupted:
+        reasons.append("Ctrl-C ended the run; what was done is returned")
+    return "; ".join(reasons)
+
+
+def _not_reached(problem: AbcProblem, epsilon: float, reason: str) -> list[str]:
+    if problem.epsilon is None or epsilon <= problem.epsilon:
+        return []
+    return [f"the tolerance asked for, {problem.epsilon:.3g}, is not reached: ε = {epsilon:.3g} is the last ({reason})"]
+
+
+def _stages(problem: AbcProblem, result: SequentialResult) -> Variables:
+    """Return the figures of every stage."""
+    records = result.records
+    names = ("epsilon", "acceptance", "simulations", "points", "effective_size", "not_finite")
+    stats: Variables = {name: (("stage",), np.array([getattr(each, name) for each in records])) for name in names}
+    stats["log_evidence"] = (("stage",), np.array([each.evidence.log_evidence for each in records]))
+    stats["log_evidence_se"] = (("stage",), np.array([each.evidence.standard_error for each in records]))
+    return stats | _volumes(problem, ("stage",), stats["epsilon"][1])
+
+
+def _population_stages(problem: AbcProblem, result: PopulationsResult) -> Variables:
+    """Return the figures of every stage of every chain, NaN where a chain has fewer."""
+    tables = [np.array(run.stages, dtype=np.float64) for run in result.runs]
+    longest = max(len(table) for table in tables)
+    full = np.full((len(tables), longest, len(PopulationStage._fields)), np.nan)
+    for chain, table in enumerate(tables):
+        full[chain, : len(table)] = table
+    full[:, 1:, PopulationStage._fields.index("simulations")] = np.diff(
+        full[:, :, PopulationStage._fields.index("simulations")]
+    )
+    dims = ("chain", "stage")
+    stats: Variables = {name: (dims, full[:, :, i]) for i, name in enumerate(PopulationStage._fields)}
+    return stats | _volumes(problem, dims, stats["epsilon"][1])
+
+
+def _volumes(problem: AbcProblem, dims: tuple[str, ...], epsilon: Array) -> Variables:
+    """Return log kernel volumes at tolerances; nothing where distances are functions."""
+    values = [problem.log_kernel_volume(each) if np.isfinite(each) else np.nan for each in epsilon.ravel()]
+    if any(value is None for value in values):
+        return {}
+    return {"log_kernel_volume": (dims, np.array(values, dtype=np.float64).reshape(epsilon.shape))}
+
+
+def _weighted_estimates(
+    problem: AbcProblem, plan: Plan, result: SequentialResult, rng: np.random.Generator
+) -> Variables:
+    """Return weighted means with their errors, and sds, of every variable: dims (estimate, the model's own)."""
+    stage, weights = result.stage, result.weights
+    used = np.flatnonzero(weights.weight > 0)
+    variables: Variables = {}
+    for name, value in problem.target.constrain(stage.x[used], rng).items():
+        if not np.iscomplexobj(value):
+            full = np.zeros((len(stage.x), *value.shape[1:]))
+            full[used] = value
+            variables |= _named(problem, name, *mean_with_error(stage, weights, full, plan.qmc))
+    return variables
+
+
+def _population_estimates(
+    problem: AbcProblem, result: PopulationsResult, rng: np.random.Generator
+) -> tuple[float, Variables]:
+    """Return how many independent draws a mean is worth at least, and means with errors, and sds."""
+    variables: Variables = {}
+    samples = [(run.population.x, run.lineage.ancestor) for run in result.runs]
+    size = float(ess_of_means(samples).min())
+    values = [problem.target.constrain(x, rng) for x, _ in samples]
+    for name, first in values[0].items():
+        if np.iscomplexobj(first):
+            continue
+        flat = [np.asarray(each[name], dtype=np.float64).reshape(len(each[name]), -1) for each in values]
+        ess = ess_of_means([(each, ancestor) for each, (_, ancestor) in zip(flat, samples, strict=True)])
+        every, shape = np.concatenate(flat), first.shape[1:]
+        sd = every.std(axis=0)
+        figures = every.mean(axis=0), sd / np.sqrt(ess), sd
+        variables |= _named(problem, name, *(figure.reshape(shape) for figure in figures))
+    return size, variables
+
+
+def _named(problem: AbcProblem, name: str, mean: Array, error: Array, sd: Array) -> Variables:
+    """Return three figures of a variable, with its dimensions."""
+    labels = _labels(problem, name, mean.ndim)
+    return {f"{name}_{suffix}": (labels, figure) for suffix, figure in (("mean", mean), ("mean_se", error), ("sd", sd))}
+
+
+def _labels(problem: AbcProblem, name: str, ndim: int) -> tuple[str, ...]:
+    own = problem.target.dims.get(name) or [""] * ndim
+    return tuple(label or f"{name}_dim_{axis}" for axis, label in enumerate(own))
+
+
+def _predictive(problem: AbcProblem, data: list[NDArray]) -> Variables:
+    """Return a data set for each draw that the draw's weight does not depend on, from data ``(chain, draw, ...)``."""
+    return {
+        simulator.name: (("chain", "draw", *_labels(problem, simulator.name, len(simulator.shape))), each)
+        for simulator, each in zip(problem.experiment.simulators, data, strict=True)
+    }
+
+
+def _unflattened(problem: AbcProblem, flat: Array) -> list[NDArray]:
+    """Return the data of every simulator from rows ``(..., size)``."""
+    shapes = [simulator.shape for simulator in problem.experiment.simulators]
+    ends = np.cumsum([int(np.prod(shape, dtype=int)) for shape in shapes])
+    parts = np.split(flat, ends[:-1], axis=-1)
+    return [part.reshape(*flat.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _adjusted_populations(
+    problem: AbcProblem, result: PopulationsResult, near: list[NDArray], heteroscedastic: bool
+) -> list[Array]:
+    """Return the particles of all chains, moved by one regression."""
+    points = [run.population for run in result.runs]
+    summaries = np.concatenate([p.summaries[np.arange(len(i)), i] for p, i in zip(points, near, strict=True)])
+    x = np.concatenate([p.x for p in points])
+    weights = np.full(len(x), 1 / len(x))
+    moved = adjusted(x, summaries, problem.observed_summaries, weights, heteroscedastic)
+    return np.split(moved, np.cumsum([len(p.x) for p in points])[:-1])

@@ -1,0 +1,398 @@
+r"""The path over a series whose particles carry filters of their own: SMC² (Chopin, Jacob & Papaspiliopoulos 2013).
+
+As over rows, p(θ | y_{1:t}) for t = 0 … n, but the likelihood of the next row is an estimate: that of a particle filter with
+N_x particles, one for every θ. The weights are right on average for any N_x ≥ 1, and so is the evidence: the path is exact on
+the space of θ with all that its filter drew.
+
+A stage lets rows in, or exchanges the filters for larger ones. N_x is too small where the log of the estimate varies much;
+how much is measured after the moves, at θ as they are drawn, by pairs of fresh filters (the estimates that particles carry
+were selected for being large, and acceptance rates tell as much of the proposals). The exchange is an importance step of
+its own with weights L̂'(θ)/L̂(θ), which count in the evidence like those of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.particle.metropolis import grid
+from ppl_backends.kernels.protocol import Density, Kernel
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.core import Moved, Resampled, SMCState, Start, Step
+from ppl_backends.smc.evidence import PathSampling
+from ppl_backends.smc.moves import MoveSettings, UntilMixed
+from ppl_backends.smc.path import PriorPath, TemperingPath
+from ppl_backends.smc.rows import Block, RowsPath, RowState
+from ppl_backends.smc.schedule import Schedule
+from ppl_backends.targets.integral import PriorIntegral, stated_integral
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+from ppl_backends.targets.state_space.filter import FilterState, Seeds, draw_seeds
+
+_REPLAYED = 8  # filters of a result
+_MEDIAN_OF_SQUARE = 0.4549364  # of a standard normal variable
+
+
+class Growth(NamedTuple):
+    """How many particles a filter has.
+
+    Attributes
+    ----------
+    first : int
+        N_x to begin with.
+    variance : float
+        τ, that of the log estimate that a larger filter is to have.
+    above : float
+        Times τ, the measured variance from which filters are exchanged; infinite for filters of one size.
+    most : int
+        N_x at most.
+    """
+
+    first: int = 32
+    variance: float = 1.0
+    above: float = 1.5
+    most: int = 16384
+
+    def wanted(self, n_particles: int, measured: float) -> int:
+        """Return N_x of the filters to come, N_x σ² / τ where σ² is too large."""
+        if not measured > self.above * self.variance:
+            return n_particles
+        factor = min(measured / self.variance, 16.0)  # where no two filters agree, σ² itself is not known
+        return min(self.most, grid(int(np.ceil(n_particles * factor))))
+
+
+@dataclass(frozen=True)
+class FilterParticles(RowState):
+    """Particles of p(θ | y_{1:first}) ℓ̂(θ; y_{first+1:stop})^β with their filters, which have seen ``stop`` rows.
+
+    Attributes
+    ----------
+    filter : FilterState
+    fresh : ndarray (n,)
+        Seeds of the filters that may come in their place.
+    n_particles : int
+        N_x.
+    wanted : int
+        N_x that it should be.
+    variance : float
+        Of the log estimate, as last measured.
+    """
+
+    filter: Any
+    fresh: Any
+    n_particles: int
+    wanted: int
+    variance: float
+
+
+class FilterRows(NamedTuple):
+    """A stage: as :class:`~ppl_backends.smc.rows.Rows`, with the size of the filters.
+
+    At an exchange ``block`` has no scores, and the size is another than before.
+    """
+
+    first: int
+    stop: int
+    beta: float
+    step: float
+    n: int
+    block: Block | None
+    n_particles: int
+
+    @property
+    def rows(self) -> float:
+        """How many are in; a fraction inside a block."""
+        return self.first + self.beta * (self.stop - self.first)
+
+    @property
+    def position(self) -> float:
+        """Share of all rows."""
+        return self.rows / max(self.n, 1)
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether no rows were let in, and filters exchanged."""
+        return self.block is not None and not len(self.block.log_scores)
+
+
+class FilterPath(RowsPath):
+    """The rows of a series in their order, from the prior, with filters for their likelihood.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        With ``state_space``.
+    prior : PriorPath
+        Draws the particles before any data.
+    particle_filter : Filter
+    growth : Growth
+    """
+
+    def __init__(self, target: BaseTarget, prior: PriorPath, particle_filter: Any, growth: Growth) -> None:
+        TemperingPath.__init__(self, target)
+        self.rest, self.prior, self.filter, self.growth = target.rest, prior, particle_filter, growth
+        self.n, self._parameters_at = particle_filter.n_rows, target.state_space.parameters_at
+        self.attributes = {"filter": particle_filter.method, "filters_grow": int(np.isfinite(growth.above))}
+        self.integral = stated_integral(self.rest) or PriorIntegral(0.0)
+
+    def start(self, n: int, rng: np.random.Generator) -> Start:
+        """Draw from the prior, each with an empty filter."""
+        drawn = self.prior.draw(n, rng)
+        return drawn._replace(population=self._with_filters(drawn.population, self.all_of(0), rng))
+
+    def all_of(self, rows: int) -> Any:
+        """The stage at which so many rows are in."""
+        return FilterRows(rows, rows, 1.0, 0.0, self.n, None, self.growth.first)
+
+    def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Any, Array]:
+        """Let in the next rows, or more of one that is let in by degrees; or exchange the filters."""
+        first, stop, n_particles = population.first, population.stop, population.n_particles
+        increment, block, before = population.increment, None, population.beta
+        if before == 1.0:
+            if population.wanted != n_particles:
+                return self._exchange(population)
+            block = self._next_block(population, schedule.least_share)
+            first, stop, increment, before, schedule = stop, block.stop, block.increment, 0.0, schedule.within()
+            if not np.any(increment > -np.inf):
+                raise ModelError(
+                    f"{self.target.label}: observation {first} has an estimated probability of zero at every particle; "
+                    "raise n_particles or draws, or take a guided filter (proposal=)"
+                )
+        beta = schedule.next(increment, before, weights)
+        step = beta - before
+        return FilterRows(first, stop, beta, step, self.n, block, n_particles), step * increment
+
+    def _next_block(self, population: FilterParticles, least_share: float) -> Block:
+        """The rows up to the last one before the ESS of their weights falls below its threshold; at least one."""
+        n, seen = len(population.x), population.stop
+        parameters = self._parameters_at(population.x)
+        state, increment = population.filter, self._others(population.x) if seen == 0 else np.zeros(n)
+        before = float(logsumexp(increment))
+        log_others, scores, stop = before - float(np.log(n)), list[float](), seen
+        while stop < self.n:
+            state, row = self.filter.advance(parameters, state, stop, 1)
+            cumulative = increment + row[:, 0]
+            total = float(logsumexp(cumulative))
+            low = not np.exp(2.0 * total - logsumexp(2.0 * cumulative)) >= least_share * n
+            if low and scores:
+                break
+            increment, stop = cumulative, stop + 1
+            scores.append(total - before)
+            before = total
+            if low:
+                break
+        return Block(stop, increment, np.array(scores), log_others)
+
+    def _exchange(self, population: FilterParticles) -> tuple[FilterRows, Array]:
+        """The stage of larger filters, and the ratio of the likelihoods that they estimate to those carried."""
+        rows, size = population.stop, population.wanted
+        new = self._filters(population.x, rows, size, population.fresh).log_likelihood
+        log_ratio = _difference(new, population.filter.log_likelihood)
+        block = Block(rows, log_ratio, np.empty(0), 0.0)
+        return FilterRows(rows, rows, 1.0, 0.0, self.n, block, size), log_ratio
+
+    def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
+        """Return the particles with their filters led over the rows of a new block, or with larger ones."""
+        if stage.block is None:
+            return replace(population, beta=stage.beta)
+        if stage.is_exchange:
+            filters = self._filters(population.x, stage.stop, stage.n_particles, population.fresh)
+            changed = replace(population, filter=filters, n_particles=stage.n_particles)
+            return self._with_parts(changed, stage, filters.log_likelihood)
+        parameters = self._parameters_at(population.x)
+        filters, _ = self.filter.advance(parameters, population.filter, stage.first, stage.stop - stage.first)
+        return self._with_parts(replace(population, filter=filters), stage, population.filter.log_likelihood)
+
+    def density(self, stage: Any) -> Density[Any]:
+        """Return the map from points to particles of the stage, with fresh filters that look at its rows alone."""
+        return lambda x, rng: self._with_filters(x, stage, rng)
+
+    def _with_filters(self, x: Array, stage: FilterRows, rng: np.random.Generator) -> FilterParticles:
+        """The points with fresh filters."""
+        n, nothing = len(x), np.zeros(len(x))
+        parameters = self._parameters_at(x)
+        filters = self.filter.start(parameters, stage.n_particles, draw_seeds(rng, n))
+        filters, _ = self.filter.advance(parameters, filters, 0, stage.first)
+        before = filters.log_likelihood
+        if stage.stop > stage.first:
+            filters, _ = self.filter.advance(parameters, filters, stage.first, stage.stop - stage.first)
+        rows = stage.first, stage.stop, filters, draw_seeds(rng, n), stage.n_particles, stage.n_particles, np.nan
+        return self._with_parts(FilterParticles(x, nothing, nothing, None, None, 1.0, *rows), stage, before)
+
+    def _filters(self, x: Array, rows: int, n_particles: int, seeds: Seeds) -> Any:
+        """Filters that have seen so many rows."""
+        parameters = self._parameters_at(x)
+        return self.filter.advance(parameters, self.filter.start(parameters, n_particles, seeds), 0, rows)[0]
+
+    def _with_parts(self, population: FilterParticles, stage: FilterRows, before: Array) -> FilterParticles:
+        """The particles at the stage, from their filters and the log likelihood of the rows ``before`` its block.
+
+        Before the first row other observed variables and Potentials count as part of the increment.
+        """
+        base, increment = (
+            self.target.evaluate_prior(population.x)[0],
+            _difference(population.filter.log_likelihood, before),
+        )
+        others = self._others(population.x)
+        if stage.first:
+            base = base + before + others
+        else:
+            increment = increment + others
+        rows: dict[str, Any] = {"beta": stage.beta, "first": stage.first, "stop": stage.stop}
+        return replace(population, base=base, increment=increment, **rows)
+
+    def _others(self, x: Array) -> Array:
+        """Log likelihood of what is observed beside the series ``(n,)``."""
+        parts = self.rest.evaluate(x)
+        return parts.log_likelihood if isinstance(parts, Evaluation) else np.zeros(len(x))
+
+    def moves(self, kernel: Kernel, settings: MoveSettings) -> Any:
+        """Return the moves of a stage, after which filters are measured."""
+        return _MeasuredMoves(UntilMixed(kernel, settings))
+
+    def records(self, log_evidence: float, n: int) -> dict[str, Any]:
+        """Return what is written down of a run beside its rows."""
+        return {
+            "path_sampling": WithoutExchanges(log_evidence, np.zeros(n)),
+            "filters": FilterSizes((self.growth.first,), (np.nan,)),
+        }
+
+    def stage_figures(self, runs: Sequence[SMCState]) -> dict[str, list[Sequence[float]]]:
+        """Return the rows, and the size of the filters and their variance, at every stage."""
+        sizes = [run.records["filters"] for run in runs]
+        figures = {
+            "n_particles": [each.n_particles for each in sizes],
+            "estimate_variance": [e.variance for e in sizes],
+        }
+        return super().stage_figures(runs) | figures
+
+    def kept(self, runs: Sequence[SMCState]) -> dict[str, Any]:
+        """Return the filters, padded to the largest."""
+        populations = [run.population for run in runs]
+        most = max(each.n_particles for each in populations)
+
+        def padded(values: Array) -> Array:
+            table = np.full((values.shape[0], most, *values.shape[2:]), np.nan)
+            table[:, : values.shape[1]] = values
+            return table
+
+        states = np.stack([padded(each.filter.x) for each in populations])
+        own = ("chain", "draw", "particle", "state")[: states.ndim]
+        return {
+            "filter_state": (own, states),
+            "filter_log_weight": (own[:3], np.stack([padded(each.filter.log_weights) for each in populations])),
+            "filter_log_likelihood": (own[:2], np.stack([each.filter.log_likelihood for each in populations])),
+            "filter_seed": (own[:2], np.stack([each.filter.seeds.view(np.int64) for each in populations])),
+            "fresh_seed": (own[:2], np.stack([each.fresh.view(np.int64) for each in populations])),
+            "n_particles": (own[:1], np.array([each.n_particles for each in populations])),
+            "wanted": (own[:1], np.array([each.wanted for each in populations])),
+            "estimate_variance": (own[:1], np.array([each.variance for each in populations])),
+        }
+
+    def again(self, x: Array, rows: int, points: Any, chain: int) -> FilterParticles:
+        """Return the particles of a result's chain with the filters that they had."""
+        found = {name: points[name].values[chain] for name in self.kept_names}
+        size = int(found["n_particles"])
+        seeds, estimates = found["filter_seed"].view(np.uint64).copy(), found["filter_log_likelihood"].copy()
+        # Replayed on the rows that there are now, the first few tell whether these are the rows that the result has seen.
+        few = min(_REPLAYED, len(x))
+        estimates[:few] = self._filters(x[:few], rows, size, seeds[:few]).log_likelihood
+        filters = FilterState(
+            np.ascontiguousarray(found["filter_state"][:, :size]),
+            np.ascontiguousarray(found["filter_log_weight"][:, :size]),
+            estimates,
+            seeds,
+        )
+        nothing = np.zeros(len(x))
+        more = (
+            filters,
+            found["fresh_seed"].view(np.uint64),
+            size,
+            int(found["wanted"]),
+            float(found["estimate_variance"]),
+        )
+        population = FilterParticles(x, nothing, nothing, None, None, 1.0, rows, rows, *more)
+        return self._with_parts(population, self.all_of(rows), filters.log_likelihood)
+
+    kept_names = (
+        *("filter_state", "filter_log_weight", "filter_log_likelihood", "filter_seed", "fresh_seed"),
+        *("n_particles", "wanted", "estimate_variance"),
+    )
+
+    def measured(self, population: FilterParticles, rng: np.random.Generator) -> FilterParticles:
+        """Return the particles with the variance of the log estimate, from pairs of fresh filters at every other θ.
+
+        The median of the squared differences, since that of a few θ at which filters fail has no bound.
+        """
+        if not np.isfinite(self.growth.above):
+            return population
+        n, half = len(population.x), len(population.x) // 2
+        chosen = np.concatenate([np.tile(2 * np.arange(half), 2), np.zeros(n - 2 * half, dtype=np.intp)])
+        filters = self._filters(population.x[chosen], population.stop, population.n_particles, draw_seeds(rng, n))
+        estimates = filters.log_likelihood
+        with np.errstate(invalid="ignore"):
+            square = (estimates[:half] - estimates[half : 2 * half]) ** 2
+        variance = float(np.median(np.where(np.isnan(square), np.inf, square))) / (2.0 * _MEDIAN_OF_SQUARE)
+        wanted = self.growth.wanted(population.n_particles, variance)
+        return replace(population, fresh=draw_seeds(rng, n), wanted=wanted, variance=variance)
+
+
+def filter_path(target: BaseTarget, prior: PriorPath, idata: Any) -> FilterPath:
+    """Return the path that a result of SMC² goes on along."""
+    if target.state_space is None:
+        raise ModelError(f"update_smc: the result is of a state-space model, and {target.label} has none")
+    attrs, points = group(idata, "posterior").attrs, group(idata, "unconstrained_posterior")
+    size = int(points["n_particles"].values.max())
+    growth = Growth(size) if attrs["filters_grow"] else Growth(size, above=np.inf)
+    return FilterPath(target, prior, filter_of(target, attrs["filter"]), growth)
+
+
+def _difference(after: Array, before: Array) -> Array:
+    """``after − before``, −inf where either is."""
+    with np.errstate(invalid="ignore"):
+        found: Array = after - before
+    return np.where(np.isnan(found), -np.inf, found)
+
+
+@dataclass(frozen=True)
+class _MeasuredMoves:
+    """Moves, and a measurement of the filters once the rows of a block are in whole."""
+
+    moves: Any
+
+    def __call__(self, drawn: Resampled, path: FilterPath, tuning: Any, rng: np.random.Generator) -> Moved:
+        """Move the particles."""
+        moved = self.moves(drawn, path, tuning, rng)
+        if drawn.stage.beta < 1.0 or path.is_last(drawn.stage):
+            return moved
+        return moved._replace(population=path.measured(moved.population, rng))
+
+
+class FilterSizes(NamedTuple):
+    """N_x of every stage, and the variance of the log estimate after its moves; NaN where it was not measured."""
+
+    n_particles: tuple[int, ...]
+    variance: tuple[float, ...]
+
+    def after(self, step: Step) -> FilterSizes:
+        """Add a stage."""
+        population = step.after.population
+        return FilterSizes((*self.n_particles, population.n_particles), (*self.variance, population.variance))
+
+
+@dataclass(frozen=True)
+class WithoutExchanges(PathSampling):
+    """Path sampling over the rows; of an exchange, which has no increment at other points, it takes the weights' figure."""
+
+    def after(self, step: Step) -> PathSampling:
+        """Add a stage."""
+        if not step.after.stage.is_exchange:
+            found = super().after(step)
+            return WithoutExchanges(found.log_evidence, found.difference)
+        gained = step.after.log_evidence - step.before.log_evidence
+        return WithoutExchanges(self.log_evidence + gained, self.difference)

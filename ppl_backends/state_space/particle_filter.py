@@ -1,0 +1,301 @@
+"""``particle_filter``: likelihood and states of a state-space model at given parameters."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from scipy.special import logsumexp
+
+import ppl_backends
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.particle.paths import drawn_paths, traced
+from ppl_backends.numerics.arrays import Array
+from ppl_backends.options import checked, choice, increasing, instance, integer, number
+from ppl_backends.random import spawn_generators
+from ppl_backends.results.inference_data import as_inference_data
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import BaseTarget, named_point
+from ppl_backends.targets.state_space.filter import METHODS, Filter, History, draw_seeds
+
+LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size falls below both is a collapse
+MOST_VARIANCE = 3.0  # of log L̂ that is passed over in silence
+FEW_ANCESTORS = 10
+
+
+@checked(
+    values=instance(Mapping, "a dict from the variables of the model to their values"),
+    n_particles=integer(1),
+    method=choice("auto", *METHODS),
+    resample_below=number(at_least=0, at_most=1),
+    forecast=integer(0),
+    quantiles=increasing(above=0, at_most=1),
+)
+def particle_filter(
+    model: Any = None,
+    *,
+    values: Mapping[str, Any],
+    n_particles: int = 1000,
+    method: str = "auto",
+    draws: int = 100,
+    chains: int = 8,
+    resample_below: float = 0.5,
+    forecast: int = 0,
+    quantiles: Any = (0.05, 0.25, 0.5, 0.75, 0.95),
+    data: Any = None,
+    random_seed: Any = None,
+) -> Any:
+    r"""Filter, smooth and forecast the states of a state-space model at given parameters, and estimate its likelihood.
+
+    Parameters
+    ----------
+    model : pm.Model, target, path, optional
+        With a state-space likelihood; the PyMC model on the context stack by default.
+    values : dict of str to number or array
+        The model's variables, in model space.
+    n_particles : int
+        Of each filter. For ``"sqmc"`` a power of two.
+    method : {"auto", "bootstrap", "guided", "auxiliary", "sqmc"}
+        ``"auto"`` is guided where the model has a proposal, else bootstrap.
+    draws : int
+        Smoothed paths kept from each filter.
+    chains : int
+        Independent filters; the error of the likelihood is that between them.
+    resample_below : float
+        Share of the particles below which the effective sample size makes a filter resample: 0 never, 1 in every row.
+    forecast : int
+        Rows behind the data whose states are forecast.
+    quantiles : sequence of float
+        Of filtered and forecast states.
+    data : dict or path, optional
+        Of a Stan program.
+    random_seed : int, sequence of int or Generator, optional
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        ``posterior`` holds ``states`` (chain, draw, time), smoothed by backward sampling, or along ancestors where the model
+        has no ``log_transition``. Its attributes: ``log_likelihood``, the log of the mean of the filters' unbiased
+        estimates, with ``log_likelihood_se``; ``log_likelihood_variance``, that of one filter's log L̂; ``warnings``.
+        ``filtered`` holds ``mean``, ``sd`` and ``quantile`` of every row's state given the rows up to it, ``forecast``
+        the same of rows behind the data. ``sample_stats``: ``ess``, ``resampled`` and ``log_increment`` (chain, time).
+
+    Raises
+    ------
+    ModelError
+        If the model has no state-space likelihood, a value is missing, or no particle of any filter has weight; the row is
+        named.
+
+    References
+    ----------
+    Gordon, Salmond & Smith (1993); Pitt & Shephard (1999); Godsill, Doucet & West (2004); Gerber & Chopin (2015).
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     rho = pm.Uniform("rho", -1, 1)
+    ...     _ = pb.StateSpace("y", pb.state_space.linear_gaussian(), rho=rho, sigma_x=0.5, sigma_y=0.5, observed=[0.1, 0.4])
+    >>> found = pb.particle_filter(model, values={"rho": 0.9}, n_particles=200, random_seed=1)
+    >>> dict(found.posterior.sizes)
+    {'chain': 8, 'draw': 100, 'time': 2}
+    """
+    started = time.perf_counter()
+    target = as_target(model, data)
+    if target.state_space is None:
+        raise ModelError(f"{target.label}: no likelihood of a state-space model; declare one with pb.StateSpace")
+    series = target.state_space
+    point = named_point(target, values, "values")
+    outside = [name for name, at in zip(target.names, point[0], strict=True) if not np.isfinite(at)]
+    if outside:
+        raise ModelError(
+            f"values: {outside[0]} is not finite on the unconstrained space: the value is outside the prior's support"
+        )
+    filters = series.filter(method, resample_below)
+    parameters = {name: np.repeat(value, chains, axis=0) for name, value in series.parameters_at(point).items()}
+    filter_rng, path_rng, ahead_rng = spawn_generators(random_seed, 3)
+    history = filters.history(parameters, n_particles, draw_seeds(filter_rng, chains))
+    likelihood = _likelihood(history, series.name, n_particles)
+    alarms = [*likelihood.alarms, *_collapses(history, filters, series.name)]
+    paths = _paths(filters, parameters, history, draws, path_rng)
+    if filters.model.log_transition is None:
+        alarms += _few_ancestors(history)
+    for alarm in alarms:
+        warnings.warn(alarm, SamplerWarning, stacklevel=3)
+    attrs = {
+        "inference_library": "ppl_backends",
+        "inference_library_version": ppl_backends.__version__,
+        "method": f"particle filter ({filters.method})",
+        "accuracy": "approximate",
+        "n_particles": n_particles,
+        "log_likelihood": likelihood.log_mean,
+        "log_likelihood_se": likelihood.se,
+        "log_likelihood_variance": likelihood.variance,
+        "smoothing": "ancestors" if filters.model.log_transition is None else "backward sampling",
+        "warnings": "; ".join(alarms),
+    }
+    weights = np.exp(history.log_weights)
+    ahead = _forecast(filters, parameters, history, forecast, ahead_rng)
+    sets = {
+        "posterior": xr.Dataset({"states": (("chain", "draw", "time", *_own(paths, 3)), paths)}),
+        "sample_stats": _stats(history, weights),
+        "filtered": _summary(history.x, weights, np.asarray(quantiles)),
+    }
+    if forecast:
+        sets["forecast"] = _summary(ahead, np.broadcast_to(weights[-1:], ahead.shape[:3]), np.asarray(quantiles))
+    attrs["sampling_time"] = time.perf_counter() - started
+    return _inference_data(target, sets, attrs)
+
+
+class _Likelihood(NamedTuple):
+    """Log of the mean of the estimates, its standard error, the variance of one log estimate, and what to warn of."""
+
+    log_mean: float
+    se: float
+    variance: float
+    alarms: list[str]
+
+
+def _likelihood(history: History, name: str, n_particles: int) -> _Likelihood:
+    """Combine the filters; their likelihoods are unbiased, their logs are not."""
+    log_likelihood = history.increments.sum(axis=0)
+    n = len(log_likelihood)
+    alive = np.isfinite(log_likelihood)
+    alarms = []
+    if not alive.all():
+        rows = [int(np.flatnonzero(~np.isfinite(history.increments[:, k]))[0]) for k in np.flatnonzero(~alive)]
+        if not alive.any():
+            raise ModelError(
+                f"row {min(rows)} of '{name}' has density zero at every particle of every filter (NaN counts as zero): "
+                "look at this row, and at the functions of the model at these values"
+            )
+        alarms.append(
+            f"{n - alive.sum()} of {n} filters have a likelihood of zero, first at row {min(rows)} of '{name}': raise "
+            "n_particles, or use a proposal or an observation density with heavier tails"
+        )
+    log_mean = float(logsumexp(log_likelihood) - np.log(n))
+    relative = np.exp(log_likelihood - log_mean)
+    se = float(relative.std(ddof=1) / np.sqrt(n)) if n > 1 else np.nan
+    variance = float(log_likelihood[alive].var(ddof=1)) if alive.sum() > 1 else np.nan
+    if variance > MOST_VARIANCE:
+        alarms.append(
+            f"the log likelihood of one filter has variance {variance:.1f}: raise n_particles to about "
+            f"{round(n_particles * variance)} for a variance of one"
+        )
+    return _Likelihood(log_mean, se, variance, alarms)
+
+
+def _ess(weights: Array) -> Array:
+    """Return effective sample sizes ``(n_rows, n_theta)``."""
+    return 1.0 / (weights**2).sum(axis=2)
+
+
+def _collapses(history: History, filters: Filter, name: str) -> list[str]:
+    """Return what to say where few particles carry all weight."""
+    ess = np.median(_ess(np.exp(history.log_weights)), axis=1)
+    n_x = history.x.shape[2]
+    t = int(ess.argmin())
+    if ess[t] >= min(LOW_ESS, LOW_SHARE * n_x) or filters.missing[t]:
+        return []
+    better = "" if filters.method == "guided" else ", or give the model a proposal= and use method='guided'"
+    return [
+        f"the effective sample size falls to {ess[t]:.1f} of {n_x} particles at row {t} of '{name}': "
+        f"raise n_particles{better}"
+    ]
+
+
+def _few_ancestors(history: History) -> list[str]:
+    """Return what to say where all paths through ancestors begin in a few particles."""
+    n_rows, n_theta, n_x = history.log_weights.shape
+    place = np.broadcast_to(np.arange(n_x), (n_theta, n_x))
+    for t in range(n_rows - 1, 0, -1):
+        place = np.take_along_axis(history.ancestors[t], place, axis=1)
+    distinct = int(np.median([len(np.unique(row)) for row in place]))
+    if distinct >= min(FEW_ANCESTORS, n_x):
+        return []
+    return [
+        f"smoothed states of the first row are {distinct} different particles of {n_x}: give the model log_transition=, "
+        "from which states are sampled backwards"
+    ]
+
+
+def _paths(
+    filters: Filter, parameters: Mapping[str, Array], history: History, draws: int, rng: np.random.Generator
+) -> Array:
+    """Return smoothed paths ``(chains, draws, n_rows[, d])``."""
+    chains = history.x.shape[1]
+    seeds = [draw_seeds(rng, chains) for _ in range(draws)]
+    if filters.model.log_transition is None:
+        return np.stack([traced(history, each) for each in seeds], axis=1)
+    return np.stack([drawn_paths(filters, parameters, history, each) for each in seeds], axis=1)
+
+
+def _forecast(
+    filters: Filter, parameters: Mapping[str, Array], history: History, n_rows: int, rng: np.random.Generator
+) -> Array:
+    """Return states of rows behind the data ``(n_rows, chains, n_x[, d])``; the rows themselves are missing."""
+    if not n_rows:
+        return history.x[:0]
+    if filters.covariates:
+        raise ModelError("forecast= needs rows of covariates behind the data: append rows of NaN with their covariates")
+    longer = np.concatenate([filters.y, np.full((n_rows, *filters.y.shape[1:]), np.nan)])
+    further = Filter(filters.model, longer, None, "bootstrap", resample_below=0.0)
+    state = further.start(parameters, history.x.shape[2], draw_seeds(rng, history.x.shape[1]))
+    state = type(state)(history.x[-1], history.log_weights[-1], state.log_likelihood, state.seeds)
+    found = []
+    for t in range(len(filters.y), len(longer)):
+        state, _ = further.advance(parameters, state, t, 1)
+        found.append(state.x)
+    return np.stack(found)
+
+
+def _own(states: Array, n_leading: int) -> tuple[str, ...]:
+    return ("state",) if states.ndim > n_leading else ()
+
+
+def _summary(x: Array, weights: Array, levels: Array) -> xr.Dataset:
+    """Return mean, sd and quantiles of every row's states over all filters ``(time[, state])``."""
+    n_rows = len(x)
+    flat = np.moveaxis(x.reshape(n_rows, -1, *x.shape[3:]), 1, -1)
+    w = (weights / x.shape[1]).reshape(n_rows, -1)
+    w = w[:, None, :] if flat.ndim == 3 else w
+    mean = (w * flat).sum(axis=-1)
+    sd = np.sqrt((w * (flat - mean[..., None]) ** 2).sum(axis=-1))
+    order = np.argsort(flat, axis=-1)
+    ordered, below = np.take_along_axis(flat, order, -1), np.cumsum(np.take_along_axis(w + 0 * flat, order, -1), -1)
+    place = [np.minimum((below < level).sum(axis=-1), flat.shape[-1] - 1) for level in levels]
+    quantile = np.stack([np.take_along_axis(ordered, each[..., None], -1)[..., 0] for each in place], axis=-1)
+    dims = ("time", *_own(x, 3))
+    variables = {"mean": (dims, mean), "sd": (dims, sd), "quantile": ((*dims, "level"), quantile)}
+    return xr.Dataset(variables, coords={"level": levels})
+
+
+def _stats(history: History, weights: Array) -> xr.Dataset:
+    dims = ("chain", "time")
+    return xr.Dataset(
+        {
+            "ess": (dims, _ess(weights).T),
+            "resampled": (dims, history.resampled.T),
+            "log_increment": (dims, history.increments.T),
+        }
+    )
+
+
+def _inference_data(target: BaseTarget, sets: dict[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
+    """Name the axis of time as the data do, and label it."""
+    series = target.state_space
+    axis, n_rows = series.dims[0], len(series.y)
+    labels = np.asarray(target.coords[axis])
+    axis = "time" if axis == f"{series.name}_dim_0" else axis
+    groups = {}
+    for name, values in sets.items():
+        index = {str(dim): np.arange(length) for dim, length in values.sizes.items() if dim not in values.coords}
+        index["time"] = np.arange(n_rows, n_rows + values.sizes["time"]) if name == "forecast" else labels
+        groups[name] = values.assign_coords(index).rename({"time": axis} if axis != "time" else {})
+    groups["posterior"] = groups["posterior"].assign_attrs(attrs)
+    observed = xr.Dataset({series.name: ((axis, *series.dims[1:]), series.y)}, coords={axis: labels})
+    return as_inference_data({**groups, "observed_data": observed})

@@ -1,0 +1,98 @@
+"""``sample_particle_gibbs``: parameters and states of a state-space model in turn."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+from ppl_backends.mcmc.sample import sample_mcmc
+from ppl_backends.options import array, checked, flag, integer, none
+from ppl_backends.results.inference_data import as_inference_data, group, group_names
+from ppl_backends.steps.particle import ParticleGibbs
+from ppl_backends.targets.convert import as_target
+
+
+@checked(tune=integer(0), n_particles=integer(2), covariance=none | array("a covariance matrix"), states=flag)
+def sample_particle_gibbs(
+    model: Any = None,
+    *,
+    data: Any = None,
+    draws: int = 2000,
+    tune: int = 1000,
+    chains: int = 8,
+    n_particles: int = 20,
+    covariance: Any = None,
+    states: bool = False,
+    executor: Executor | None = None,
+    initvals: Any = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+    **target_options: Any,
+) -> Any:
+    """Posterior draws of a state-space model by particle Gibbs with backward sampling. Exact.
+
+    All chains move as one batch, in which a chain more costs little.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan program or Target, optional
+        With a state-space model that has ``log_transition`` and ``log_initial``; the PyMC model on the context stack by
+        default.
+    data : dict or path, optional
+        Data of a Stan program.
+    draws, tune, chains : int
+        Draws kept per chain, and draws before them that adapt the proposals of the parameters, and are dropped.
+    n_particles : int
+        Particles of a conditional filter, of which one is the present path.
+    covariance : array (dim, dim), optional
+        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+    states : bool
+        Whether to keep the path of states of every draw, as variable ``states`` of ``posterior``.
+    executor : concurrent.futures.Executor, optional
+        Runs the batch elsewhere; the result is the same.
+    initvals : dict, list of dict, or array, optional
+        Where chains start, as for :func:`~ppl_backends.sample_mcmc`.
+    random_seed : int or Generator, optional
+    progressbar : bool
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        As from :func:`~ppl_backends.sample_mcmc`. ``sample_stats`` holds ``renewed``, the share of rows whose state changed
+        in a sweep, and ``renewed_first``, whether that of the first row did: where it seldom does, raise ``n_particles``.
+
+    Raises
+    ------
+    ModelError
+        If the model has no state-space model, or that lacks a density.
+
+    Warns
+    -----
+    SamplerWarning
+        If R̂ of a coordinate is above 1.05.
+
+    References
+    ----------
+    Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
+    """
+    step: Any = object.__new__(ParticleGibbs)  # whatever model is on the context stack
+    step.__init__(n_particles=n_particles, covariance=covariance, keep_states=states)
+    idata = sample_mcmc(
+        as_target(model, data, **target_options),
+        step=step,
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        executor=executor,
+        initvals=initvals,
+        random_seed=random_seed,
+        progressbar=progressbar,
+    )
+    if not states:
+        return idata
+    groups = {name: group(idata, name) for name in group_names(idata)}
+    groups["posterior"] = groups["posterior"].assign(states=groups["sample_stats"]["states"])
+    groups["sample_stats"] = groups["sample_stats"].drop_vars("states")
+    return as_inference_data(groups)

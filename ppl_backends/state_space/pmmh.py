@@ -1,0 +1,134 @@
+"""``sample_pmmh``: parameters, and on request states, of a state-space model by particle marginal Metropolis–Hastings."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.particle.paths import replayed_paths
+from ppl_backends.mcmc.sample import sample_mcmc
+from ppl_backends.options import array, checked, choice, flag, integer, none, number
+from ppl_backends.results.inference_data import as_inference_data, flat_draws, group, group_names
+from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import BaseTarget
+
+
+@checked(
+    tune=integer(0),
+    n_particles=choice("auto") | integer(1),
+    filter=FILTERS,
+    correlation=number(at_least=0, below=1),
+    covariance=none | array("a covariance matrix"),
+    states=flag,
+)
+def sample_pmmh(
+    model: Any = None,
+    *,
+    data: Any = None,
+    draws: int = 2000,
+    tune: int = 1000,
+    chains: int = 8,
+    n_particles: int | str = "auto",
+    filter: str = "auto",
+    correlation: float = 0.0,
+    covariance: Any = None,
+    states: bool = False,
+    executor: Executor | None = None,
+    initvals: Any = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+    **target_options: Any,
+) -> Any:
+    """Posterior draws of a state-space model by particle marginal Metropolis–Hastings. Exact for any number of particles.
+
+    All chains move as one batch, in which a chain more costs little. :func:`~ppl_backends.sample_smc2` needs no starting
+    points and gives the evidence too.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan program or Target, optional
+        With a state-space model; the PyMC model on the context stack by default.
+    data : dict or path, optional
+        Data of a Stan program.
+    draws, tune, chains : int
+        Draws kept per chain, and draws before them that adapt the proposals and the filters, and are dropped.
+    n_particles : int or "auto"
+        Particles of a filter; ``"auto"`` finds at the start and while tuning how many make the variance of the log of the
+        likelihood estimate about one. With fewer, chains stick.
+    filter : {"auto", "bootstrap", "guided", "auxiliary"}
+        ``"auto"`` is guided where the model has ``proposal=``.
+    correlation : float
+        Of the normal numbers of a filter from one step to the next. With 0.99 a fraction of the particles does, where
+        states are few-dimensional.
+    covariance : array (dim, dim), optional
+        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+    states : bool
+        Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``; with ``correlation=0``.
+    executor : concurrent.futures.Executor, optional
+        Runs the batch elsewhere; the result is the same.
+    initvals : dict, list of dict, or array, optional
+        Where chains start, as for :func:`~ppl_backends.sample_mcmc`.
+    random_seed : int or Generator, optional
+    progressbar : bool
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        As from :func:`~ppl_backends.sample_mcmc`. ``sample_stats`` holds ``n_particles``, ``estimate`` (the log likelihood
+        estimate that the chain keeps), ``estimate_variance`` as last measured, and ``seed`` of the filter.
+
+    Raises
+    ------
+    ModelError
+        If the model has no state-space model, or an option is out of range.
+
+    Warns
+    -----
+    SamplerWarning
+        If the likelihood estimates are too noisy, or R̂ of a coordinate is above 1.05.
+
+    References
+    ----------
+    Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
+    """
+    if states and correlation > 0:
+        raise ModelError("states=True: the numbers of a correlated filter are not kept; use correlation=0")
+    target = as_target(model, data, **target_options)
+    step: Any = object.__new__(ParticleMetropolis)  # whatever model is on the context stack
+    step.__init__(n_particles=n_particles, filter=filter, correlation=correlation, covariance=covariance)
+    idata = sample_mcmc(
+        target,
+        step=step,
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        executor=executor,
+        initvals=initvals,
+        random_seed=random_seed,
+        progressbar=progressbar,
+    )
+    return _with_states(target, idata, filter) if states else idata
+
+
+def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:
+    """Return the draws with a path out of the filter that each was accepted with."""
+    groups = {name: group(idata, name) for name in group_names(idata)}
+    posterior, stats = groups["posterior"], groups["sample_stats"]
+    seeds = stats["seed"].values.reshape(-1).view(np.uint64)
+    _, first, place = np.unique(seeds, return_index=True, return_inverse=True)
+    drawn = {name: values[first] for name, values in flat_draws(idata).items()}
+    parameters = target.state_space.parameters_at(target.unconstrain(drawn))
+    size = int(stats["n_particles"].values[0, 0])
+    paths = replayed_paths(filter_of(target, method), parameters, size, seeds[first])[place]
+    own = ("chain", "draw", "time", "state")[: paths.ndim + 1]
+    states = paths.reshape(posterior.sizes["chain"], posterior.sizes["draw"], *paths.shape[1:])
+    time = np.arange(states.shape[2])
+    groups["posterior"] = posterior.assign(states=(own, states)).assign_coords(time=time)
+    return as_inference_data(groups)

@@ -1,0 +1,116 @@
+"""``sample_smc2``: posterior, evidence and scores of a state-space model, with filters as large as they have to be."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.table import make_kernel
+from ppl_backends.options import check_memory, checked, choice, integer, number
+from ppl_backends.random import spawn_generators
+from ppl_backends.smc.filters import FilterPath, Growth
+from ppl_backends.smc.ibis import run_ibis, run_row_chains
+from ppl_backends.smc.moves import move_settings
+from ppl_backends.smc.routes import prior_path
+from ppl_backends.smc.sampler import Settings
+from ppl_backends.smc.schedule import make_schedule
+from ppl_backends.targets.convert import as_target
+
+
+@checked(
+    draws=integer(4),
+    n_particles=choice("auto") | integer(1),
+    filter=choice("auto", "bootstrap", "guided", "auxiliary"),
+    moves=choice("auto", "random_walk", "mixed", "independent"),
+    ess_threshold=number(above=0, below=1),
+    min_moves=integer(1),
+    max_moves=integer(1),
+)
+def sample_smc2(
+    model: Any = None,
+    *,
+    data: Any = None,
+    draws: int = 400,
+    chains: int = 4,
+    n_particles: int | str = "auto",
+    filter: str = "auto",
+    moves: str = "auto",
+    ess_threshold: float = 0.5,
+    min_moves: int = 3,
+    max_moves: int = 50,
+    cores: int | None = None,
+    executor: Executor | None = None,
+    max_time: float | None = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+    log_prior: bool = False,
+    **target_options: Any,
+) -> Any:
+    """Posterior and evidence of a state-space model by SMC², each row predicted before it is let in. Exact for any N_x.
+
+    Particles of the prior, each with a particle filter of its own, are weighted by what their filters say of as many rows as
+    keep their effective sample size, resampled, and moved by particle Metropolis steps. When there are more rows,
+    :func:`~ppl_backends.update_smc` goes on.
+
+    Parameters
+    ----------
+    model : pymc.Model, Stan program or Target, optional
+        With a state-space model; the PyMC model on the context stack by default.
+    data : dict or path, optional
+        Data of a Stan program.
+    draws : int
+        Particles of the parameters per chain, all of which are kept.
+    chains : int
+        Independent runs; their spread is part of the evidence's standard error.
+    n_particles : int or "auto"
+        Particles of a filter, N_x. ``"auto"`` begins with 32 and takes more where the log of the likelihood estimate varies
+        by more than 1.5 between fresh filters at the same parameters.
+    filter : {"auto", "bootstrap", "guided", "auxiliary"}
+        ``"auto"`` is guided where the model has ``proposal=``.
+    moves : {"auto", "mixed", "random_walk", "independent"}
+        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn.
+    ess_threshold : float
+        Share of the particles that the ESS of every reweighting keeps.
+    min_moves, max_moves : int
+        Floor and cap of the number of moves per block of rows; moves go on until the particles have mixed.
+    max_time : float, optional
+        Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
+    cores, executor, random_seed, progressbar, log_prior
+        As for :func:`~ppl_backends.sample_smc`.
+    **target_options
+        Passed on to :func:`~ppl_backends.as_target`.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        As from :func:`~ppl_backends.sample_ibis`, ``log_score`` of group ``prequential`` included. ``sample_stats`` has
+        ``n_particles`` and ``estimate_variance`` (as measured after the moves) at every stage. Group
+        ``unconstrained_posterior`` holds the filters.
+
+    Raises
+    ------
+    ModelError
+        If the model has no state-space model, or every particle gives a row probability zero.
+
+    References
+    ----------
+    Chopin, N., Jacob, P. E. and Papaspiliopoulos, O. (2013). SMC²: an efficient algorithm for sequential analysis of state
+    space models. *JRSS B* 75(3), 397–426.
+    """
+    target = as_target(model, data, cores=cores, **target_options)
+    check_memory(draws, chains, target.dim)
+    clock = time.perf_counter()
+    *generators, result_rng, prior_rng = spawn_generators(random_seed, chains + 2)
+    settings = Settings(
+        schedule=make_schedule("ess", ess_threshold), moves=move_settings(min_moves, max_moves), max_time=max_time
+    )
+    chosen = make_kernel("mixed" if moves == "auto" else moves)
+    growth = Growth() if isinstance(n_particles, str) else Growth(first=n_particles, above=float("inf"))
+    prior = prior_path(target, prior_rng, chosen, settings)
+    path = FilterPath(target, prior, filter_of(target, filter), growth)
+    jobs = [partial(run_ibis, path, chosen, draws, rng, None, settings) for rng in generators]
+    asked = {"rng": result_rng, "clock": clock, "log_likelihood": False, "log_prior": log_prior}
+    return run_row_chains(path, chosen.name, jobs, executor, progressbar, **asked)

@@ -1,0 +1,139 @@
+"""Steps on the parameters of state-space models, whose states are carried by particle filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.particle.gibbs import ParticleGibbs as ParticleGibbsAlgorithm
+from ppl_backends.kernels.particle.metropolis import ParticleMetropolis as ParticleMetropolisAlgorithm
+from ppl_backends.options import array, checked, choice, flag, integer, none, number
+from ppl_backends.steps.specification import Step, is_bound, model_on_context
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import BaseTarget
+
+FILTERS = choice("auto", "bootstrap", "guided", "auxiliary")
+
+
+class _ParticleStep(Step):
+    """A step that PyMC may evaluate a model with a series beside, although it cannot evaluate the series."""
+
+    def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:
+        """Return the options, or a PyMC step method where there is a model."""
+        made = super().__new__(cls, vars, model=model, **options)
+        if is_bound(made):
+            from ppl_backends.targets.pymc.state_space import claim_state_space
+
+            claim_state_space(model_on_context() if model is None else model, made)
+        return made
+
+    def make_target(self, model: Any) -> BaseTarget:
+        """Return the target of a ``pm.Model``."""
+        return as_target(model)
+
+
+class ParticleGibbs(_ParticleStep):
+    """Particle Gibbs: states given parameters by a conditional particle filter, parameters given states. Exact.
+
+    The model needs ``log_transition`` and ``log_initial``. Few particles do for long series, as paths come by backward
+    sampling; where parameters and states depend strongly on each other, chains are slow, and
+    :class:`ParticleMetropolis` is not. In ``pm.sample`` it takes ``cores=1``.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+        The variables to move, all by default; those that the state-space model depends on are to be among them.
+    n_particles : int
+        Particles of a conditional filter, of which one is the present path.
+    covariance : array (dim, dim), optional
+        Shape of the proposals of the parameters, on the unconstrained space; learnt while tuning by default.
+    keep_states : bool
+        Whether statistics hold the path of every draw, as ``states``; for :func:`ppl_backends.sample_mcmc`.
+    model : pm.Model, optional
+        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+
+    References
+    ----------
+    Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
+    Lindsten, F., Jordan, M. I. and Schön, T. B. (2014). Particle Gibbs with ancestor sampling. *JMLR* 15, 2145–2184.
+    """
+
+    @checked(n_particles=integer(2), covariance=none | array("a covariance matrix"), keep_states=flag)
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        n_particles: int = 20,
+        covariance: Any = None,
+        keep_states: bool = False,
+        model: Any = None,
+    ) -> None:
+        self.n_particles, self.covariance, self.keep_states = n_particles, covariance, keep_states
+
+    def bind(self, target: BaseTarget) -> ParticleGibbsAlgorithm:
+        """Return the algorithm on ``target``."""
+        return ParticleGibbsAlgorithm(
+            target,
+            filter_of(target, "bootstrap"),
+            n_particles=self.n_particles,
+            covariance=self.covariance,
+            keeps_states=self.keep_states,
+        )
+
+
+class ParticleMetropolis(_ParticleStep):
+    """Particle marginal Metropolis–Hastings: the likelihood is a particle filter's estimate. Exact.
+
+    In ``pm.sample`` it takes ``cores=1``: filters are JAX's, which does not run in forked workers.
+    :func:`ppl_backends.sample_pmmh` moves all chains as one batch.
+
+    Parameters
+    ----------
+    vars : list of variables or names, optional
+        The variables to move, all by default; those that the state-space model depends on are to be among them.
+    n_particles : int or "auto"
+        Particles of a filter, N_x; ``"auto"`` finds at the start and while tuning how many make the variance of the log of
+        the estimate about one.
+    filter : {"auto", "bootstrap", "guided", "auxiliary"}
+        ``"auto"`` is guided where the model has ``proposal=``.
+    correlation : float
+        ρ of the normal numbers of a filter from one step to the next (0.99 is a good value where it is not 0): fewer
+        particles then do. The filter sorts its particles.
+    covariance : array (dim, dim), optional
+        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+    model : pm.Model, optional
+        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+
+    References
+    ----------
+    Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
+    Deligiannidis, G., Doucet, A. and Pitt, M. K. (2018). The correlated pseudomarginal method. *JRSS B* 80(5), 839–870.
+    """
+
+    @checked(
+        n_particles=choice("auto") | integer(1),
+        filter=FILTERS,
+        correlation=number(at_least=0, below=1),
+        covariance=none | array("a covariance matrix"),
+    )
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        n_particles: int | str = "auto",
+        filter: str = "auto",
+        correlation: float = 0.0,
+        covariance: Any = None,
+        model: Any = None,
+    ) -> None:
+        self.n_particles, self.filter, self.correlation, self.covariance = n_particles, filter, correlation, covariance
+
+    def bind(self, target: BaseTarget) -> ParticleMetropolisAlgorithm:
+        """Return the algorithm on ``target``."""
+        return ParticleMetropolisAlgorithm(
+            target,
+            filter_of(target, self.filter),
+            n_particles=self.n_particles,
+            correlation=self.correlation,
+            covariance=self.covariance,
+        )

@@ -1,0 +1,271 @@
+"""One row of data in many filters at once: resample, propose, weight. Pure functions of JAX arrays.
+
+With normalised weights W and states x of the row before, a filter resamples where the effective sample size is low, draws new
+states, and multiplies weights by g f/q. The increment of the log likelihood is the log of the sum of the new weights: the
+weights of the row before enter it where there was no resampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
+from ppl_backends.targets.state_space.resampling import order_of, systematic
+from ppl_backends.targets.state_space.streams import given, pseudo_random, sobol
+
+_LOOKAHEAD_RANGE = 20.0  # a look ahead never rules a particle out
+
+Rows = Mapping[str, Any]
+"""What belongs to each row, by name: ``y``, ``missing``, covariates; leading axis over rows."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a compiled filter depends on beside the shapes of arrays.
+
+    Attributes
+    ----------
+    model : StateSpaceModel
+    method : {"bootstrap", "guided", "auxiliary", "sqmc"}
+    resample_below : float
+        Share of the particles that the effective sample size falls below where a filter resamples.
+    stream : {"seeds", "normals"}
+    some_missing : bool
+    """
+
+    model: StateSpaceModel
+    method: str
+    resample_below: float
+    stream: str = "seeds"
+    some_missing: bool = False
+
+    @property
+    def proposes(self) -> bool:
+        """Whether states are drawn from the model's proposal."""
+        return self.model.proposal is not None and self.method != "bootstrap"
+
+    @property
+    def sorts(self) -> bool:
+        """Whether particles are sorted before they are resampled, which is then done for every row."""
+        return self.method == "sqmc" or self.stream == "normals"
+
+    def draw(self, source: Any, t: Any, n_x: int) -> tuple[Any, Any]:
+        """Return normals and resampling offsets of row ``t``."""
+        n = self.model.n_normals
+        if self.stream == "normals":
+            return given(source, t, n_x, n)
+        return (sobol if self.method == "sqmc" else pseudo_random)(source, t, n_x, n)
+
+
+class Carry(NamedTuple):
+    """States ``(n_theta, n_x[, d])``, their normalised log weights ``(n_theta, n_x)``, the log likelihood ``(n_theta,)``."""
+
+    x: Any
+    log_weights: Any
+    log_likelihood: Any
+
+
+class Step(NamedTuple):
+    """What a step leaves: the filters, increments ``(n_theta,)``, ancestors ``(n_theta, n_x)``, who resampled."""
+
+    carry: Carry
+    increment: Any
+    ancestors: Any
+    resampled: Any
+
+
+def parameters_of(values: Mapping[str, Any], rows: Rows, t: Any, asked: set[str] | None = None) -> Parameters:
+    """Return ``p`` of row ``t``: parameters with an axis for particles, covariates, the row before."""
+    with_axis = {name: value[:, None] for name, value in values.items()}
+    row = {name: value[t][None, None] for name, value in rows.items() if name not in ("y", "missing")}
+    before = jnp.where(t > 0, rows["y"][jnp.maximum(t - 1, 0)], jnp.nan)
+    return Parameters(with_axis, {**row, "y_previous": before}, asked)
+
+
+def observation(model: StateSpaceModel, p: Parameters, t: Any, x: Any, rows: Rows) -> Any:
+    """Return the log density of row ``t`` ``(n_theta, n_x)``, zero where it is missing; NaN and +inf as they come."""
+    value = model.log_observation(p, t, x, rows["y"][t])
+    return jnp.where(rows["missing"][t], 0.0, jnp.broadcast_to(value, x.shape[:2]))
+
+
+def normalise(log_weights: Any) -> tuple[Any, Any]:
+    """Return normalised log weights and the log of their sum ``(n_theta,)``; −inf and equal weights where all are zero."""
+    log_weights = jnp.where(log_weights < jnp.inf, log_weights, -jnp.inf)  # a NaN is no density
+    largest = jnp.max(log_weights, axis=1, keepdims=True)
+    largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    total = jnp.sum(jnp.exp(log_weights - largest), axis=1, keepdims=True)
+    log_total = largest + jnp.log(total)
+    equal = -jnp.log(log_weights.shape[1] * 1.0)
+    return jnp.where(total > 0, log_weights - log_total, equal), log_total[:, 0]
+
+
+def states(value: Any, n_theta: int, n_x: int) -> Any:
+    """Return states of every particle, where a function gave one for all."""
+    value = jnp.asarray(value, dtype=jnp.float64)
+    return jnp.broadcast_to(value, (n_theta, n_x, *value.shape[2:]))
+
+
+def first_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, shape: tuple[int, int]) -> Step:
+    """Draw the states of row 0 and weight them."""
+    n_theta, n_x = shape
+    model = rule.model
+    z, _ = rule.draw(source, 0, n_x)
+    p = parameters_of(values, rows, 0)
+
+    def from_model(z: Any) -> tuple[Any, Any]:
+        x = states(model.initial(p, z), n_theta, n_x)
+        return x, observation(model, p, 0, x, rows)
+
+    def from_proposal(z: Any) -> tuple[Any, Any]:
+        x, log_q = model.proposal(p, 0, None, rows["y"][0], z)  # type: ignore[misc]
+        x = states(x, n_theta, n_x)
+        return x, model.log_initial(p, x) + observation(model, p, 0, x, rows) - log_q  # type: ignore[misc]
+
+    guided = rule.proposes and model.log_initial is not None
+    x, log_g = _chosen(rule, rows, 0, from_model, from_proposal, z) if guided else from_model(z)
+    log_weights, increment = normalise(log_g - jnp.log(n_x * 1.0))
+    ancestors = jnp.broadcast_to(jnp.arange(n_x, dtype=jnp.int32), shape)
+    return Step(Carry(x, log_weights, increment), increment, ancestors, jnp.zeros(n_theta, bool))
+
+
+def later_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, t: Any, carry: Carry) -> Step:
+    """Go from row ``t − 1`` to row ``t``."""
+    model = rule.model
+    n_theta, n_x = carry.log_weights.shape
+    z, offset = rule.draw(source, t, n_x)
+    p = parameters_of(values, rows, t)
+    ancestors, base, resampled = _resample(rule, p, t, carry, offset, rows)
+    index = ancestors if carry.x.ndim == 2 else ancestors[..., None]
+    x = jnp.take_along_axis(carry.x, index, axis=1)
+
+    def from_model(z: Any) -> tuple[Any, Any]:
+        new = states(model.transition(p, t, x, z), n_theta, n_x)
+        return new, observation(model, p, t, new, rows)
+
+    def from_proposal(z: Any) -> tuple[Any, Any]:
+        new, log_q = model.proposal(p, t, x, rows["y"][t], z)  # type: ignore[misc]
+        new = states(new, n_theta, n_x)
+        return new, model.log_transition(p, t, x, new) + observation(model, p, t, new, rows) - log_q  # type: ignore[misc]
+
+    new, log_g = _chosen(rule, rows, t, from_model, from_proposal, z) if rule.proposes else from_model(z)
+    log_weights, increment = normalise(base + log_g)
+    return Step(Carry(new, log_weights, carry.log_likelihood + increment), increment, ancestors, resampled)
+
+
+def _chosen(rule: Rule, rows: Rows, t: Any, from_model: Callable, from_proposal: Callable, z: Any) -> Any:
+    """Draw from the proposal, or from the model where the row that it looks at is missing."""
+    if not rule.some_missing:
+        return from_proposal(z)
+    return jax.lax.cond(rows["missing"][t], from_model, from_proposal, z)
+
+
+def _resample(rule: Rule, p: Parameters, t: Any, carry: Carry, offset: Any, rows: Rows) -> tuple[Any, Any, Any]:
+    """Return ancestors, the log weights that they start with ``(n_theta, n_x)``, and which filters resampled."""
+    n_theta, n_x = carry.log_weights.shape
+    ahead = _look_ahead(rule.model, p, t, carry.x, rows) if rule.method == "auxiliary" else None
+    log_weights, log_total = carry.log_weights, jnp.zeros(n_theta)
+    if ahead is not None:
+        log_weights, log_total = normalise(log_weights + ahead)
+    weights = jnp.exp(log_weights)
+    stay = jnp.broadcast_to(jnp.arange(n_x, dtype=jnp.int32), (n_theta, n_x))
+    if rule.sorts:
+        order = order_of(carry.x)
+        drawn = systematic(jnp.take_along_axis(weights, order, axis=1), offset)
+        ancestors = jnp.take_along_axis(order, drawn, axis=1).astype(jnp.int32)
+        resampled = jnp.ones(n_theta, bool)
+    else:
+        resampled = 1.0 / jnp.sum(weights**2, axis=1) < rule.resample_below * n_x
+        resampled = resampled | (rule.resample_below >= 1.0)
+        drawn = jax.lax.cond(jnp.any(resampled), lambda: systematic(weights, offset), lambda: stay)
+        ancestors = jnp.where(resampled[:, None], drawn, stay)
+    base = log_total[:, None] - jnp.log(n_x * 1.0)
+    if ahead is not None:
+        base = base - jnp.take_along_axis(ahead, ancestors, axis=1)
+    return ancestors, jnp.where(resampled[:, None], base, carry.log_weights), resampled
+
+
+def _look_ahead(model: StateSpaceModel, p: Parameters, t: Any, x: Any, rows: Rows) -> Any:
+    """Return log g of row ``t`` at the state that each particle reaches with z = 0 ``(n_theta, n_x)``.
+
+    It stays within a range below its maximum over particles: one that it ruled out might have had weight.
+    """
+    n_theta, n_x = x.shape[:2]
+    z = jnp.zeros((n_theta, n_x) if model.n_normals == 1 else (n_theta, n_x, model.n_normals))
+    ahead = observation(model, p, t, states(model.transition(p, t, x, z), n_theta, n_x), rows)
+    ahead = jnp.where(ahead < jnp.inf, ahead, -jnp.inf)
+    largest = jnp.max(ahead, axis=1, keepdims=True)
+    largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return jnp.maximum(ahead, largest - _LOOKAHEAD_RANGE)
+
+
+def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int, ...]:
+    """Return the shape of one state, once every function of the model is known to return what it must.
+
+    Raises
+    ------
+    ModelError
+        Naming the function and the shape.
+    """
+    n_theta, n_x, asked = 3, 5, set[str]()
+    model, rows = rule.model, {name: jnp.asarray(value) for name, value in rows.items()}
+    abstract = {k: jax.ShapeDtypeStruct((n_theta, *v.shape[1:]), jnp.float64) for k, v in values.items()}
+    z = jax.ShapeDtypeStruct((n_theta, n_x) if model.n_normals == 1 else (n_theta, n_x, model.n_normals), jnp.float64)
+
+    def shape(name: str, call: Callable, *args: Any) -> Any:
+        try:
+            return jax.eval_shape(
+                lambda values, *args: call(parameters_of(values, rows, 0, asked), *args), abstract, *args
+            )
+        except ModelError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+                reason = "write it with jax.numpy, and jnp.where in place of if: JAX calls it with no values"
+            raise ModelError(f"{name} of the state-space model failed: {type(error).__name__}: {reason}") from None
+
+    def expect(name: str, found: Any, shape: tuple[int, ...], exactly: bool = False) -> None:
+        try:
+            fits = jnp.broadcast_shapes(found.shape, shape) == shape and len(found.shape) in (0, len(shape))
+            fits = fits and (not exactly or len(found.shape) == len(shape))
+        except (ValueError, AttributeError):
+            fits = False
+        if not fits:
+            returned = f"shape {found.shape}" if isinstance(found, jax.ShapeDtypeStruct) else type(found).__name__
+            raise ModelError(f"{name} returned {returned} for {n_theta} points and {n_x} particles; expected {shape}")
+
+    first = shape("initial", model.initial, z)
+    if not isinstance(first, jax.ShapeDtypeStruct) or len(first.shape) not in (2, 3):
+        raise ModelError(f"initial returned {first}; expected states (n_theta, n_x) or (n_theta, n_x, d)")
+    own = first.shape[2:]
+    expect("initial", first, (n_theta, n_x, *own))
+    x = jax.ShapeDtypeStruct((n_theta, n_x, *own), jnp.float64)
+    y = jax.ShapeDtypeStruct(rows["y"].shape[1:], jnp.float64)
+    scalar, vector = (n_theta, n_x), (n_theta, n_x, *own)
+    expect("transition", shape("transition", lambda p, x, z: model.transition(p, 1, x, z), x, z), vector)
+    observed = shape("log_observation", lambda p, x, y: model.log_observation(p, 1, x, y), x, y)
+    expect("log_observation", observed, scalar, exactly=True)  # one number for all particles is a sum too many
+    if model.log_transition is not None:
+        density = model.log_transition
+        expect("log_transition", shape("log_transition", lambda p, x: density(p, 1, x, x), x), scalar)
+    if model.log_initial is not None:
+        expect("log_initial", shape("log_initial", model.log_initial, x), scalar)
+    if rule.proposes:
+        propose: Any = model.proposal
+        pair = shape("proposal", lambda p, x, y, z: propose(p, 1, x, y, z), x, y, z)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ModelError("proposal of the state-space model must return the new states and their log density")
+        expect("proposal", pair[0], vector)
+        expect("the log density of proposal", pair[1], scalar)
+    idle = [name for name in values if name not in asked] if rule.proposes or model.proposal is None else []
+    if idle:
+        raise ModelError(
+            f"no function of the state-space model asks for p.{idle[0]}: leave this parameter out, or rename it"
+        )
+    return own

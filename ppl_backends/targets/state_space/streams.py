@@ -1,0 +1,84 @@
+"""Where a filter's normals come from: a seed per filter, a Sobol net, or normals that are given.
+
+Every stream says what one row of data takes: standard normals for the states, and a uniform offset for resampling. A seed
+together with the number of a row determines both, so that any stretch of a filter can be computed again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr, ndtri
+from scipy.stats import qmc
+
+from ppl_backends.errors import ModelError
+
+_BITS = 32
+
+
+def _shaped(z: Any, n_normals: int) -> Any:
+    """Drop the last axis ``(n_theta, n_x, n_normals)`` where there is one normal a state."""
+    return z[..., 0] if n_normals == 1 else z
+
+
+def keys_of(seeds: Any, t: Any) -> Any:
+    """Return the key of row ``t`` for every seed ``(n_theta,)`` of 64 bits."""
+    words = jnp.stack([seeds >> 32, seeds & 0xFFFFFFFF], axis=-1).astype(jnp.uint32)
+    return jax.vmap(lambda word: jax.random.fold_in(jax.random.wrap_key_data(word), t))(words)
+
+
+def pseudo_random(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
+    """Return normals ``(n_theta, n_x[, n_normals])`` and resampling offsets ``(n_theta,)`` of row ``t``."""
+
+    def draw(key: Any) -> tuple[Any, Any]:
+        for_states, for_resampling = jax.random.split(key)
+        return jax.random.normal(for_states, (n_x, n_normals)), jax.random.uniform(for_resampling)
+
+    z, offset = jax.vmap(draw)(keys_of(seeds, t))
+    return _shaped(z, n_normals), offset
+
+
+def sobol(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
+    """Return the same from one Sobol net under a digital shift that is drawn afresh for every filter and row.
+
+    Gerber & Chopin (2015). The first coordinate of a point chooses its ancestor among the sorted particles, the others are
+    its normals. The first coordinates of a net of 2^k points are the multiples of 2^−k, which a shift permutes and moves by
+    less than 2^−k: in their order they are the points of systematic resampling, and no sort is needed.
+    """
+    net, place = _net(n_x, 1 + n_normals)
+    shift = jax.vmap(lambda key: jax.random.bits(key, (1 + n_normals,), jnp.uint32))(keys_of(seeds, t))
+    k = int(n_x).bit_length() - 1
+    high = (shift[:, :1] >> (_BITS - k) if k else jnp.zeros_like(shift[:, :1])).astype(jnp.int32)
+    low = (shift[:, 0] & np.uint32(2 ** (_BITS - k) - 1)).astype(jnp.float64)
+    offset = (low + 0.5) * 2.0 ** (k - _BITS)
+    rows = jnp.asarray(place)[jnp.arange(n_x, dtype=jnp.int32)[None] ^ high]
+    words = jnp.asarray(net)[rows] ^ shift[:, None, 1:]
+    z = ndtri((words.astype(jnp.float64) + 0.5) * 2.0**-_BITS)
+    return _shaped(z, n_normals), offset
+
+
+def given(normals: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
+    """Return the same from standard normals ``(n_rows, n_theta, n_x · n_normals + 1)``; the last makes the offset."""
+    row = normals[t]
+    z = row[:, : n_x * n_normals].reshape(-1, n_x, n_normals)
+    return _shaped(z, n_normals), ndtr(row[:, -1])
+
+
+@lru_cache(maxsize=8)
+def _net(n_x: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the words ``(n_x, dim − 1)`` of a Sobol net but its first coordinate, and the point of every first word."""
+    if n_x & (n_x - 1):
+        power = 2 ** round(np.log2(n_x))
+        raise ModelError(f"method='sqmc' takes a power of two, not {n_x} particles: write n_particles={power}")
+    if dim > qmc.Sobol.MAXDIM:
+        raise ModelError(f"method='sqmc': {dim} normals a state are more than Sobol's sequence has dimensions")
+    points = qmc.Sobol(dim, scramble=False, bits=_BITS).random(n_x)
+    words = np.floor(points * 2.0**_BITS).astype(np.uint32)
+    first = np.floor(points[:, 0] * n_x).astype(int)
+    place = np.empty(n_x, dtype=np.int32)
+    place[first] = np.arange(n_x)
+    return words[:, 1:], place

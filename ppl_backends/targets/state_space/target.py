@@ -1,0 +1,264 @@
+"""Targets whose likelihood is that of a state-space model: an integral over states, estimated or exact.
+
+The prior, and other observed variables, are those of a PyMC model, a Stan program or functions. The state-space model sees
+parameters in model space, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.differences import central_differences
+from ppl_backends.targets.digest import digest, digest_of_numbers, fixed_points
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Observations, as_points, sanitize
+from ppl_backends.targets.state_space.filter import Filter, draw_seeds
+from ppl_backends.targets.state_space.model import StateSpaceModel
+from ppl_backends.targets.wrapped import WrappedTarget
+
+DEFAULT_PARTICLES = 100
+N_DIGESTED, DIGEST_PARTICLES = 8, 4
+
+
+def refusal(name: str) -> str:
+    """Return why a method cannot evaluate the likelihood of a state-space model, and what can."""
+    return (
+        f"state-space variable '{name}': its likelihood is an integral over states and can only be estimated; use "
+        "pb.sample_smc2, pb.sample_pmmh, pb.sample_particle_gibbs or pb.particle_filter"
+    )
+
+
+@dataclass(frozen=True)
+class StateSpaceData:
+    """A state-space model on its data.
+
+    Attributes
+    ----------
+    name : str
+        Of the observed variable.
+    model : StateSpaceModel
+    y : ndarray (n_rows,) or (n_rows, k)
+    parameters_at : callable
+        Points ``(n, dim)`` of the target → name → ``(n, *shape)``.
+    covariates : mapping of str to ndarray (n_rows, …)
+    dims : tuple of str
+        Names of the axes of ``y``; the first is time.
+    """
+
+    name: str
+    model: StateSpaceModel
+    y: Array
+    parameters_at: Callable[[Array], dict[str, Array]]
+    covariates: Mapping[str, Array] = field(default_factory=dict)
+    dims: tuple[str, ...] = ()
+
+    def filter(self, method: str = "auto", resample_below: float = 0.5) -> Filter:
+        """Return the filter; ``"auto"`` is guided where the model has a proposal, else bootstrap."""
+        if method == "auto":
+            method = "bootstrap" if self.model.proposal is None else "guided"
+        return Filter(self.model, self.y, self.covariates, method, resample_below)
+
+    def changed(self, new: Mapping[str, Any], append: bool) -> StateSpaceData:
+        """Return the model on other rows, or with rows behind its own; ``new`` names the variable and the covariates."""
+        held = {self.name: self.y, **self.covariates}
+        unknown = sorted(set(new) - set(held))
+        if unknown:
+            raise ModelError(
+                f"{unknown[0]!r} is none of the data of state-space variable '{self.name}': {', '.join(held)}"
+            )
+        rows = {name: np.asarray(value, dtype=np.float64) for name, value in new.items()}
+        if append:
+            lacking = sorted(set(held) - set(rows))
+            if lacking:
+                raise ModelError(f"new rows of '{self.name}' lack {lacking[0]!r}")
+            rows = {name: np.concatenate([held[name], value]) for name, value in rows.items()}
+        rows = {**held, **rows}
+        y = rows.pop(self.name)
+        Filter(self.model, y, rows)  # checks lengths
+        return replace(self, y=y, covariates=rows)
+
+
+class StateSpaceTarget(WrappedTarget):
+    """A target with the likelihood of a state-space model beside its own terms.
+
+    Parameters
+    ----------
+    rest : BaseTarget
+        All other terms.
+    state_space : StateSpaceData
+    n_particles : int
+        Of :meth:`log_likelihood_estimate`.
+    """
+
+    has_split, is_prior, has_gradient, split_problem = True, False, False, None
+    factors = likelihood_factors = None
+    state_space: Any = None
+    hessian, undefined, tempered = BaseTarget.hessian, BaseTarget.undefined, BaseTarget.tempered
+    pointwise_log_likelihood = BaseTarget.pointwise_log_likelihood
+    with_fixed_batch_size = BaseTarget.with_fixed_batch_size
+    observed_data: Any = None
+    coords: Any = None
+    dims: Any = None
+
+    def __init__(self, rest: BaseTarget, state_space: StateSpaceData, n_particles: int = DEFAULT_PARTICLES) -> None:
+        super().__init__(rest)
+        y, axes = state_space.y, list(state_space.dims)
+        axes += [f"{state_space.name}_dim_{k}" for k in range(len(axes), y.ndim)]
+        self.state_space, self.n_particles = replace(state_space, dims=tuple(axes)), n_particles
+        self.observed_data = {**rest.observed_data, state_space.name: y}
+        self.dims = {**rest.dims, state_space.name: axes}
+        held: dict[str, Any] = dict(rest.coords)
+        if len(held.get(axes[0], ())) != len(y):
+            held[axes[0]] = np.arange(len(y))
+        self.coords = held
+
+    @property
+    def rest(self) -> BaseTarget:
+        """All terms but the likelihood of the state-space model."""
+        return self.target
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the likelihood is known, not only estimated."""
+        return self.state_space.model.linear_gaussian is not None
+
+    @cached_property
+    def observations(self) -> Observations | None:  # type: ignore[override]
+        """The rows, each given those before it, where the likelihood is exact and that of nothing else is there."""
+        rest = self.target
+        no_other = not rest.has_split or rest.is_prior or (rest.observations is not None and not rest.observations.n)
+        return _ExactRows(self) if self.is_exact and no_other else None
+
+    @cached_property
+    def _filter(self) -> Filter:
+        return self.state_space.filter()
+
+    def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
+        """Return prior and likelihood of a linear Gaussian model; its gradient is by differences.
+
+        Raises
+        ------
+        ModelError
+            If the likelihood is not exact.
+        """
+        if not self.is_exact:
+            raise ModelError(refusal(self.state_space.name))
+        x = as_points(x, self.dim)
+        own = self.target.evaluate(x, gradient)
+        if not isinstance(own, Evaluation):
+            own = Evaluation(own.log_density, np.zeros(len(x)), own.gradient, np.zeros_like(x) if gradient else None)
+        value = sanitize(own.log_likelihood + self.increments(x).sum(axis=1))[0]
+        if not gradient:
+            return Evaluation(own.log_prior, value)
+        slope = central_differences(lambda points: self.increments(points).sum(axis=1), x)
+        assert own.log_likelihood_gradient is not None
+        _, total = sanitize(value, slope + own.log_likelihood_gradient)
+        return Evaluation(own.log_prior, value, own.log_prior_gradient, total)
+
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Return the log prior ``(n,)`` and its gradient ``(n, dim)``, or None."""
+        own = self.target.evaluate(x, gradient) if not self.target.has_split else None
+        if own is not None:  # a density with no likelihood of its own
+            return own.log_density, own.gradient
+        return self.target.evaluate_prior(x, gradient)
+
+    def prior_target(self) -> BaseTarget | None:
+        """Return the prior alone as a target: all other terms, where they have no likelihood of their own."""
+        rest = self.target
+        return rest if rest.is_prior or not rest.has_split else rest.prior_target()
+
+    def increments(self, x: Array) -> Array:
+        """Return exact log densities of each row given those before it ``(n, n_rows)``."""
+        from ppl_backends.targets.state_space.kalman import kalman_filter
+
+        data, rows = self.state_space, self._filter.rows
+        return kalman_filter(data.model, data.parameters_at(as_points(x, self.dim)), rows, len(data.y))[0]
+
+    def own_log_likelihood(self, x: Array) -> Array:
+        """Return the log likelihood of the other observed variables ``(n,)``."""
+        own = self.target.evaluate(x)
+        return own.log_likelihood if isinstance(own, Evaluation) else np.zeros(len(x))
+
+    def log_likelihood_estimate(self, x: Array, rng: np.random.Generator) -> Array:
+        """Return logs of independent unbiased estimates of the likelihood ``(n,)``, by a filter of ``n_particles``."""
+        x = as_points(x, self.dim)
+        parameters = self.state_space.parameters_at(x)
+        estimate = self._filter.run(parameters, self.n_particles, draw_seeds(rng, len(x)))
+        return self.own_log_likelihood(x) + estimate
+
+    def with_particles(self, n_particles: int) -> Self:
+        """Return the same target whose estimates take other numbers of particles."""
+        return type(self)(self.target, self.state_space, n_particles)
+
+    def explain(self, x: Array) -> str:
+        """Return why the density is not finite at one point ``(dim,)``, and in which row where it is a row's."""
+        x = as_points(x, self.dim)
+        if not np.isfinite(self.target.log_density(x)).all():
+            return self.target.explain(x[0])
+        history = self._filter.history(
+            self.state_space.parameters_at(x), self.n_particles, np.zeros(1, dtype=np.uint64)
+        )
+        zero = np.flatnonzero(~np.isfinite(history.increments[:, 0]))
+        return f"row {zero[0]} of '{self.state_space.name}' has density zero at every particle" if zero.size else ""
+
+    def digests(self) -> dict[str, str]:
+        """Return digests of the other terms, of the data, and of filters at fixed points."""
+        data = self.state_space
+        try:
+            x = self.sample_prior(N_DIGESTED, np.random.default_rng(8))
+        except PriorSamplingError:
+            x = fixed_points(self.dim)[:N_DIGESTED]
+        seeds = draw_seeds(np.random.default_rng(8), N_DIGESTED)
+        values = self._filter.run(data.parameters_at(x), DIGEST_PARTICLES, seeds)
+        held = [data.y, *(part for item in sorted(data.covariates.items()) for part in item)]
+        found = {"state space": digest_of_numbers(values), "rows": digest(*held)}
+        return {**self.target.digests(), **found}
+
+    def around(self, target: BaseTarget) -> Self:
+        """Return the same likelihood beside other terms."""
+        return type(self)(target, self.state_space, self.n_particles)
+
+    def with_data(self, new: Mapping[str, Any]) -> StateSpaceTarget:
+        """Return the same target on other rows; ``new`` names the observed variable and covariates."""
+        return type(self)(self.target, self.state_space.changed(new, append=False), self.n_particles)
+
+    def append(self, new: Mapping[str, Any]) -> StateSpaceTarget:
+        """Return the target with new rows of the observed variable, and of every covariate, behind its own."""
+        return type(self)(self.target, self.state_space.changed(new, append=True), self.n_particles)
+
+
+class _ExactRows(Observations):
+    """Rows of a linear Gaussian model, each given those before it."""
+
+    no_gradient = "rows of a series depend on those before them"
+
+    def __init__(self, target: StateSpaceTarget) -> None:
+        self._target, self.n = target, len(target.state_space.y)
+
+    def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
+        rows, values = self.checked(index, len(x)), self._target.increments(x)
+        return values[:, rows] if rows.ndim == 1 else np.take_along_axis(values, rows, axis=1)
+
+
+class ParametersByName:
+    """Parameters of a state-space model from the variables of a target, by their names in model space."""
+
+    def __init__(self, target: BaseTarget, names: Mapping[str, str]) -> None:
+        self.target, self.names = target, dict(names)
+
+    def __call__(self, x: Array) -> dict[str, Array]:
+        """Return parameters at points ``(n, dim)``."""
+        values = self.target.constrain(x)
+        lacking = [name for name in self.names.values() if name not in values]
+        if lacking:
+            raise ModelError(
+                f"parameters= names {lacking[0]!r}, which is no variable of the model: {', '.join(values)}"
+            )
+        return {parameter: np.asarray(values[name], dtype=np.float64) for parameter, name in self.names.items()}

@@ -1,0 +1,63 @@
+"""What chains learn while they tune."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.kernels.adaptation import Adaptation
+from ppl_backends.kernels.calibrated import calibrated
+from ppl_backends.kernels.hmc import Hmc
+from ppl_backends.kernels.streams import Generators
+from ppl_backends.numerics.gaussian import Gaussian
+
+COVARIANCE = np.array([[4.0, 1.2, 0.0], [1.2, 0.5, 0.0], [0.0, 0.0, 25.0]])
+PRECISION = np.linalg.inv(COVARIANCE)
+TARGET = pb.FunctionTarget(3, lambda x: (-0.5 * np.einsum("ni,ij,nj->n", x, PRECISION, x), -x @ PRECISION))
+WRONG = Gaussian(np.zeros(3), np.ones(3))
+
+
+def hmc(metric):
+    return calibrated(
+        TARGET, Hmc(balanced=False), SimpleNamespace(gaussian=WRONG, sample=WRONG.sample), adapt=True, metric=metric
+    )
+
+
+def tuned(algorithm, rng, n_chains, n_steps):
+    state = algorithm.start(np.zeros((n_chains, 3)), rng)
+    for _ in range(n_steps):
+        state, _ = algorithm.step(state, rng, True)
+    return state
+
+
+@pytest.mark.parametrize(("metric", "wanted"), [("dense", COVARIANCE), ("diagonal", np.diag(np.diag(COVARIANCE)))])
+def test_the_mass_is_learnt_where_the_approximation_is_wrong(metric, wanted):
+    """From 400 correlated draws: relative sds of variances are about 0.1, the bound is four of them."""
+    state = tuned(hmc(metric), np.random.default_rng(1), 1, 700)
+    factor = state.parameters.metric.factor[0]
+    found = factor @ factor.T if metric == "dense" else np.diag(factor**2)
+    scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
+    np.testing.assert_allclose(found / scale, wanted / scale, atol=0.4)
+
+
+def test_nothing_is_learnt_of_the_mass_where_nothing_is_asked_for():
+    assert tuned(hmc(None), np.random.default_rng(1), 1, 150).parameters.metric is WRONG
+
+
+@pytest.mark.parametrize("metric", ["dense", "diagonal"])
+def test_chains_of_a_batch_adapt_as_they_would_alone(metric):
+    algorithm = hmc(metric)
+    batch = tuned(algorithm, Generators([np.random.default_rng(k) for k in range(3)]), 3, 130)
+    for k in range(3):
+        alone = tuned(algorithm, np.random.default_rng(k), 1, 130)
+        np.testing.assert_allclose(batch.parameters.metric.factor[k], alone.parameters.metric.factor[0], rtol=1e-8)
+        np.testing.assert_allclose(batch.x[k], alone.x[0], rtol=1e-8)
+
+
+def test_chains_that_never_moved_keep_their_shape():
+    adaptation = Adaptation.of_covariance(None, 2, 1.0, 0.25)
+    for k in range(100):
+        adaptation = adaptation.update(np.zeros(2), np.array([[1.0, 1.0], [k, (-1.0) ** k]]))
+    np.testing.assert_array_equal(adaptation.windows.factor[0], np.eye(2))
+    assert adaptation.windows.factor[1, 0, 0] > 10

@@ -1,0 +1,205 @@
+"""Distributions of models: log probabilities against draws and closed forms, gradients in JAX, draws, samplers."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.special import log_ndtr
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.math import panel_cholesky
+from ppl_backends.orthants import estimate_log_likelihood
+from tests.statistics import assert_mean_is
+
+# PyTensor 3 compiles with Numba by default
+pytestmark = pytest.mark.filterwarnings("ignore:Numba will use object mode")
+
+G = np.random.default_rng(0)
+COV = np.array([[1.0, 0.5, -0.3], [0.5, 1.0, 0.2], [-0.3, 0.2, 1.0]])
+FACTOR = np.linalg.cholesky(COV)
+MEAN = np.array([0.3, -0.4, 0.6])
+CUTS = np.array([-0.7, 0.5])
+PANEL = panel_cholesky(np.array([0.5, 0.8]), np.array([0.3, 0.6]), np.ones(2), 2).eval()
+UTILITY = np.array([[0.2, -0.1], [0.4, 0.3]])
+SCALE = np.array([1.0, 0.6, 1.4])
+
+CASES = {
+    "probit": lambda mean, y: pb.MultivariateProbit("y", mean, FACTOR, observed=y),
+    "ordinal": lambda mean, y: pb.MultivariateOrdinal("y", mean, FACTOR, CUTS, observed=y),
+    "choices": lambda mean, y: pb.MultinomialProbit("y", mean, PANEL, observed=y),
+    "ranking": lambda mean, y: pb.ThurstoneRanking("y", mean, SCALE, observed=y),
+}
+MEANS = {"probit": MEAN, "ordinal": MEAN, "choices": UTILITY, "ranking": MEAN}
+DISTS = {
+    "probit": lambda: pb.MultivariateProbit.dist(MEAN, FACTOR, shape=(N, 3)),
+    "ordinal": lambda: pb.MultivariateOrdinal.dist(MEAN, FACTOR, CUTS, shape=(N, 3)),
+    "choices": lambda: pb.MultinomialProbit.dist(UTILITY, PANEL, shape=(N, 2)),
+    "ranking": lambda: pb.ThurstoneRanking.dist(MEAN, SCALE, shape=(N, 3)),
+}
+N = 40_000
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_log_probabilities_are_those_of_draws(name):
+    """Frequencies of every value among draws against exp(logp): the two are written independently."""
+    draws = pm.draw(DISTS[name](), random_seed=1)
+    values, counts = np.unique(draws, axis=0, return_counts=True)
+    variable = DISTS[name]()
+    p = np.exp(pm.logp(variable, values).eval())
+    assert abs(p.sum() - 1) < 2e-3
+    assert (np.abs(counts / N - p) < 4.5 * np.sqrt(p * (1 - p) / N) + 1e-3).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_that_are_none_have_probability_zero(name):
+    shape = {"choices": (1, 2)}.get(name, (1, 3))
+    variable = DISTS[name]()
+    assert np.isneginf(pm.logp(variable, np.full(shape, 7)).eval()).all()
+    assert np.isneginf(pm.logp(variable, np.full(shape, -1)).eval()).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_in_jax(name):
+    """Value as PyMC compiles it, gradient against differences; the model has JAX's backend, without a warning."""
+    y = pm.draw(DISTS[name](), random_seed=2)[:4]
+    with pm.Model() as model:
+        CASES[name](pm.Normal("mean", 0, 1, shape=MEANS[name].shape), y)
+    target = pb.as_target(model, backend="jax")
+    at = np.array([MEANS[name].ravel(), 0.5 * MEANS[name].ravel()])
+    value, gradient = target.log_density_and_gradient(at)
+    assert np.allclose(value, [model.compile_logp()({"mean": x.reshape(MEANS[name].shape)}) for x in at], atol=1e-8)
+    step = 1e-4
+    for j in range(at.shape[1]):
+        shift = step * np.eye(at.shape[1])[j]
+        slope = (target.log_density(at + shift) - target.log_density(at - shift)) / (2 * step)
+        np.testing.assert_allclose(gradient[:, j], slope, rtol=1e-4, atol=1e-5)
+
+
+def test_truncated_vector():
+    lower, upper = np.array([0.0, -np.inf, -1.0]), np.array([np.inf, 0.5, 2.0])
+    variable = pb.TruncatedMvNormal.dist(MEAN, FACTOR, lower, upper, shape=(2000, 3))
+    draws = pm.draw(variable, random_seed=1)
+    assert (draws >= lower).all()
+    assert (draws <= upper).all()
+    with pm.Model() as model:
+        pb.TruncatedMvNormal("x", MEAN, FACTOR, lower, upper)
+    log_p = pb.rectangle_probability(COV, lower, upper, mean=MEAN, random_seed=1).log_p
+    inverse = np.linalg.inv(COV)
+    gap = draws[:5] - MEAN
+    truth = -0.5 * np.einsum("ni,ij,nj->n", gap, inverse, gap) - 0.5 * np.linalg.slogdet(2 * np.pi * COV)[1] - log_p
+    np.testing.assert_allclose(pm.logp(variable, draws[:5]).eval(), truth, atol=2e-3)
+    assert np.isneginf(pm.logp(variable, np.array([[-0.1, 0.0, 0.0]])).eval()).all()
+    # The density on the line integrates to one: importance sampling from a wide normal.
+    target = pb.as_target(model)
+    assert target.dim == 3
+    x = G.standard_t(5, (20_000, 3)) * 1.5
+    from scipy.stats import t
+
+    weights = np.exp(target.log_density(x) - t(5, scale=1.5).logpdf(x).sum(axis=1))
+    assert_mean_is(weights, 1.0)
+
+
+def test_panel_covariance():
+    effects, persistence, innovations = np.array([0.5, 1.0]), np.array([0.4, 0.0]), np.array([1.0, 2.0])
+    factor = panel_cholesky(effects, persistence, innovations, 3).eval()
+    cov = factor @ factor.T
+    assert cov[0, 1] == pytest.approx(0)
+    assert cov[0, 0] == pytest.approx(0.25 + 1 / (1 - 0.16))
+    assert cov[0, 4] == pytest.approx(0.25 + 0.16 / (1 - 0.16))
+    assert cov[1, 3] == pytest.approx(1.0)
+
+
+def test_estimates_of_likelihoods_are_unbiased():
+    y = G.integers(0, 2, (4, 3))
+    lower, upper = np.where(y, 0, -np.inf), np.where(y, np.inf, 0)
+    runs = 400
+    found = estimate_log_likelihood(
+        np.tile(MEAN, (runs, 4, 1)), np.tile(FACTOR, (runs, 1, 1)), lower, upper, random_seed=1, n_points=2
+    )
+    log_p = pb.rectangle_probability(COV, lower, upper, mean=MEAN, random_seed=2).log_p.sum()
+    assert found.std() > 1e-3
+    assert_mean_is(np.exp(found - log_p), 1.0)
+
+
+def test_broken_twin_with_points_that_rectangles_share_is_biased():
+    """One shift for all rectangles: each estimate is unbiased, their product is not."""
+    from ppl_backends.orthants.batch import log_rectangles
+
+    runs, copies = 4000, 20
+    cov = np.array([[1.0, 0.95], [0.95, 1.0]])
+    factor = np.tile(np.linalg.cholesky(cov), (runs, 1, 1))
+    lower, upper = np.tile([0.0, -np.inf], (runs, 1)), np.tile([np.inf, 0.0], (runs, 1))
+    points = G.random((runs, 2, 2))
+    one = log_rectangles(np.zeros((runs, 2)), factor, lower, upper, points).log_p
+    values = np.exp(copies * (one - np.log(0.25 - np.arcsin(0.95) / (2 * np.pi))))
+    assert values.mean() - 1 > 5 * values.std() / np.sqrt(runs)
+
+
+def pseudo_marginal_estimate(y):
+    lower, upper = np.where(y, 0, -np.inf), np.where(y, np.inf, 0)
+
+    def estimate(values, rng):
+        mean = np.repeat(values["mean"][:, None, :], len(y), axis=1)
+        return estimate_log_likelihood(mean, np.tile(FACTOR, (len(mean), 1, 1)), lower, upper, rng, n_points=16)
+
+    return estimate
+
+
+@pytest.mark.slow
+def test_samplers_agree():
+    """EP is left to models with recognised sites; Laplace, SMC and a pseudo-marginal chain find the same mean."""
+    y = pm.draw(DISTS["probit"](), random_seed=3)[:60]
+    with pm.Model() as model:
+        pb.MultivariateProbit("y", pm.Normal("mean", 0, 1, shape=3), FACTOR, observed=y)
+    laplace = pb.fit_laplace(model)
+    smc = pb.sample_smc(model, draws=500, chains=2, random_seed=1, progressbar=False)
+    found = smc.posterior["mean"].mean(("chain", "draw")).values
+    sd = smc.posterior["mean"].std(("chain", "draw")).values
+    assert (np.abs(found - laplace.mean) < 0.3 * sd).all()
+    assert abs(smc.posterior.attrs["log_evidence"] - laplace.log_evidence) < 0.3
+    with pm.Model() as prior:
+        pm.Normal("mean", 0, 1, shape=3)
+    step = pb.steps.PseudoMarginal(log_likelihood_estimate=pseudo_marginal_estimate(y))
+    chains = pb.sample_mcmc(prior, step=step, draws=1500, tune=500, chains=2, random_seed=1, progressbar=False)
+    assert (np.abs(chains.posterior["mean"].mean(("chain", "draw")).values - found) < 0.4 * sd).all()
+
+
+def test_prior_and_posterior_predictive_draws():
+    coords = {"person": range(4), "item": list("abc")}
+    with pm.Model(coords=coords):
+        mean = pm.Normal("mean", 0, 1, dims="item")
+        pb.MultivariateProbit("y", mean, FACTOR, observed=np.ones((4, 3), int), dims=("person", "item"))
+        prior = pm.sample_prior_predictive(50, random_seed=1)
+    drawn = prior.prior_predictive["y"]
+    assert drawn.dims == ("chain", "draw", "person", "item")
+    assert set(np.unique(drawn)) == {0, 1}
+    # Answers of a draw share its mean: an item's probability varies between draws.
+    p = np.exp(log_ndtr(prior.prior["mean"].values[0]))
+    assert np.corrcoef(p.ravel(), drawn.values[0].mean(axis=1).ravel())[0, 1] > 0.5
+
+
+def test_refused():
+    with pm.Model():
+        with pytest.raises(ModelError, match="observed"):
+            pb.MultivariateProbit("y", MEAN, FACTOR)
+        with pytest.raises(ModelError, match="triangular"):
+            pb.MultivariateProbit("y", MEAN, np.ones(3), observed=np.ones((1, 3), int))
+        with pytest.raises(ModelError, match="below"):
+            pb.TruncatedMvNormal("x", MEAN, FACTOR, 1.0, 0.0)
+        with pytest.raises(ModelError, match="constants"):
+            pb.TruncatedMvNormal("x", MEAN, FACTOR, np.zeros(2))
+
+
+def test_points_are_fixed_within_a_model_and_fresh_in_an_estimate():
+    y = np.array([[1, 0, 1], [0, 0, 1]])
+    lower, upper = np.where(y, 0, -np.inf), np.where(y, np.inf, 0)
+    with pm.Model() as model:
+        pb.MultivariateProbit("y", pm.Normal("mean", 0, 1, shape=3), FACTOR, observed=y)
+    log_p, at = model.compile_logp(), {"mean": MEAN}
+    assert log_p(at) == log_p(at)
+    rng = np.random.default_rng(1)
+    pair = [
+        estimate_log_likelihood(MEAN[None, None] + np.zeros((1, 2, 1)), FACTOR[None], lower, upper, rng) for _ in "ab"
+    ]
+    assert pair[0] != pair[1]

@@ -1,0 +1,78 @@
+"""Particle Gibbs: the exact posterior of parameter and states with four particles, and twins that are wrong."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.particle.gibbs import ParticleGibbs, PathDensity
+from ppl_backends.kernels.streams import Generators
+from ppl_backends.results.inference_data import group
+from tests.state_space.toys import MODEL, Series, Y, posterior, target
+from tests.statistics import assert_mean_is
+
+N_CHAINS, N_STEPS, BURN_IN = 48, 400, 60
+pytestmark = pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
+MEAN, SD, STATES = posterior()
+
+
+def chains(density=PathDensity):
+    """Standardised parameters and their squares, and states, averaged over each chain."""
+    algorithm = ParticleGibbs(target(), filter_of(target()), n_particles=4, covariance=[[0.3 * SD**2]])
+    algorithm.density.__class__ = density
+    rng = Generators([np.random.default_rng([7, chain]) for chain in range(N_CHAINS)])
+    state = algorithm.start(MEAN + SD * np.random.default_rng(1).standard_normal((N_CHAINS, 1)), rng)
+    sums = np.zeros((N_CHAINS, 2 + len(STATES)))
+    for step in range(N_STEPS):
+        state, _ = algorithm.step(state, rng, False)
+        if step >= BURN_IN:
+            z = (state.x - MEAN) / SD
+            sums += np.concatenate([z, z**2, state.population.path], axis=1)
+    return sums / (N_STEPS - BURN_IN)
+
+
+class WithoutWeights(PathDensity):
+    """A twin whose backward sampling forgets the weights of the filter."""
+
+    def history(self, *arguments):
+        found = super().history(*arguments)
+        return found._replace(log_weights=np.zeros_like(found.log_weights))
+
+
+class Unconditional(PathDensity):
+    """A twin whose filters are not conditional on the present path."""
+
+    def history(self, values, path, seeds):
+        return self.filter.history(values, self.n_particles, seeds)
+
+
+def assert_exact(means):
+    assert_mean_is(means, [0.0, 1.0, *STATES])
+
+
+def test_the_posterior_is_exact_with_four_particles():
+    assert_exact(chains())
+
+
+@pytest.mark.parametrize("twin", [WithoutWeights, Unconditional])
+def test_twins_are_found_out(twin):
+    with pytest.raises(AssertionError):
+        assert_exact(chains(twin))
+
+
+def test_states_are_kept_on_request_and_renewed():
+    idata = pb.sample_particle_gibbs(
+        target(), draws=60, tune=60, chains=2, states=True, random_seed=1, progressbar=False, initvals=np.full(1, MEAN)
+    )
+    assert group(idata, "posterior")["states"].shape == (2, 60, len(Y))
+    assert group(idata, "sample_stats")["renewed_first"].mean() > 0.5
+    assert "states" not in group(idata, "sample_stats")
+
+
+def test_a_model_without_densities_is_refused():
+    bare = Series(target().rest, replace(MODEL, log_initial=None), Y)
+    with pytest.raises(ModelError, match="log_initial="):
+        pb.sample_particle_gibbs(bare, progressbar=False)

@@ -1,0 +1,102 @@
+"""Particle Metropolis: the exact posterior with filters of three particles, and a twin that is not."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.particle.metropolis import FilteredDensity, ParticleMetropolis, grid
+from ppl_backends.kernels.streams import Generators
+from ppl_backends.results.inference_data import group
+from tests.state_space.toys import MODEL, Y, posterior, target
+from tests.statistics import assert_mean_is
+
+N_CHAINS, N_STEPS, BURN_IN = 48, 500, 100
+MEAN, SD, STATES = posterior()
+
+
+def chains(correlation=0.0, density=None, n_particles=3, seed=0):
+    """Draws (chains, steps) of chains that begin in the posterior."""
+    algorithm = ParticleMetropolis(
+        target(), filter_of(target()), n_particles=n_particles, correlation=correlation, covariance=[[SD**2]]
+    )
+    if density is not None:
+        algorithm.density.__class__ = density
+    rng = Generators([np.random.default_rng([seed, chain]) for chain in range(N_CHAINS)])
+    state = algorithm.start(MEAN + SD * np.random.default_rng(seed).standard_normal((N_CHAINS, 1)), rng)
+    draws = np.empty((N_CHAINS, N_STEPS))
+    for step in range(N_STEPS):
+        state, _ = algorithm.step(state, rng, False)
+        draws[:, step] = state.x[:, 0]
+    return draws[:, BURN_IN:]
+
+
+def assert_exact(draws):
+    """Mean and square of the standardised draws, with the spread of the chains as their error."""
+    z = (draws - MEAN) / SD
+    assert_mean_is(np.stack([z.mean(axis=1), (z**2).mean(axis=1)], axis=1), [0.0, 1.0])
+
+
+class Reestimating(FilteredDensity):
+    """A twin that estimates the likelihood of the present point anew with every proposal."""
+
+    def beside(self, points, x, rng):
+        vars(points)["estimate"] = self.fresh(points, rng).estimate
+        return super().beside(points, x, rng)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_the_posterior_is_exact_with_three_particles(correlation):
+    assert_exact(chains(correlation))
+
+
+def test_an_estimate_that_is_not_kept_is_found_out():
+    with pytest.raises(AssertionError):
+        assert_exact(chains(density=Reestimating))
+
+
+def test_numbers_of_particles_are_few():
+    assert [grid(n) for n in (1, 4, 5, 7, 13, 100)] == [4, 4, 6, 8, 16, 128]
+
+
+@pytest.fixture(scope="module")
+def run():
+    return pb.sample_pmmh(target(), draws=600, tune=300, states=True, random_seed=3, progressbar=False)
+
+
+def test_filters_are_as_large_as_they_have_to_be(run):
+    stats = group(run, "sample_stats")
+    assert stats["estimate_variance"].values[0, -1] < 1.5
+    assert stats["n_particles"].values[0, -1] in [grid(n) for n in range(1, 257)]
+    assert group(run, "posterior").attrs["accuracy"] == "exact"
+
+
+def test_states_are_those_of_the_posterior(run):
+    states = group(run, "posterior")["states"].values
+    assert states.shape == (8, 600, len(STATES))
+    assert_mean_is(states.mean(axis=1), STATES)
+
+
+def test_the_same_seed_gives_the_same_draws(run):
+    again = pb.sample_pmmh(target(), draws=600, tune=300, random_seed=3, progressbar=False)
+    assert np.array_equal(group(again, "posterior")["x"], group(run, "posterior")["x"])
+
+
+def test_bad_input_is_refused_in_one_line():
+    with pytest.raises(ModelError, match=r"no state-space model"):
+        pb.sample_pmmh(pb.FunctionTarget(1, lambda x: (-(x[:, 0] ** 2), -2 * x)), progressbar=False)
+    with pytest.raises(ModelError, match="correlation=0"):
+        pb.sample_pmmh(target(), states=True, correlation=0.9, progressbar=False)
+
+
+@pytest.mark.parametrize("step", [pb.steps.ParticleMetropolis, pb.steps.ParticleGibbs])
+def test_steps_run_in_pm_sample(step):
+    options = {"chains": 1, "cores": 1, "draws": 20, "tune": 120, "random_seed": 1, "progressbar": False}
+    with pm.Model():
+        mu = pm.Normal("mu")
+        pb.StateSpace("y", MODEL, mu=mu, observed=Y)
+        idata = pm.sample(step=step(n_particles=8), compute_convergence_checks=False, **options)
+    assert np.isfinite(idata.posterior["mu"]).all()
+    assert len(np.unique(idata.posterior["mu"])) > 2

@@ -1,0 +1,140 @@
+"""SMC²: exact evidence and posterior with small filters that grow on the way, and twins that are not."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.table import make_kernel
+from ppl_backends.results.inference_data import group
+from ppl_backends.smc.filters import FilterPath, Growth
+from ppl_backends.smc.ibis import run_ibis
+from ppl_backends.smc.moves import MoveSettings
+from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.sampler import Settings
+from ppl_backends.smc.schedule import make_schedule
+from tests.state_space.toys import LOG_2PI, MODEL, Y, log_evidence, log_likelihood, posterior, series, target
+from tests.statistics import assert_mean_is
+
+EXACT = log_evidence()
+LOG_4 = np.log(4.0)
+MEAN, SD, _ = posterior()
+SETTINGS = Settings(schedule=make_schedule("ess", 0.5), moves=MoveSettings(2, 2))
+pytestmark = pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
+EAGER = Growth(first=4, variance=0.3, above=1.0, most=8)
+
+
+def run(seed, path=FilterPath, growth=EAGER, n=64, y=Y):
+    made = path(target(y), PriorPath(target(y).rest), filter_of(target(y)), growth)
+    return run_ibis(made, make_kernel("random_walk"), n, np.random.default_rng([9, seed]), None, SETTINGS)
+
+
+def test_the_evidence_is_unbiased_while_filters_grow():
+    runs = [run(seed) for seed in range(16)]
+    assert_mean_is(np.exp([each.log_evidence - EXACT for each in runs]), 1.0)
+    sizes = [each.records["filters"].n_particles for each in runs]
+    assert np.mean([len(set(each)) > 1 for each in sizes]) > 0.9
+    z = [(each.x[:, 0] - MEAN) / SD for each in runs]
+    assert_mean_is([[each.mean(), (each**2).mean()] for each in z], [0.0, 1.0], 0.05)
+
+
+def through_an_exchange(counted):
+    """Estimates of the likelihood of five rows at one μ, relative to it: filters of two particles, then of one."""
+    y, rng, schedule = Y[:5], np.random.default_rng(6), make_schedule("ess", 1e-9)
+    path = FilterPath(target(y), PriorPath(target(y).rest), filter_of(target(y)), Growth(first=2))
+    population, total = path.density(path.all_of(0))(np.full((20000, 1), MEAN), rng), 0.0
+    for rows, size in ((3, 2), (3, 1), (5, 1)):
+        path.n, population = rows, replace(population, wanted=size)
+        stage, log_weights = path.next(population, None, schedule)
+        total = total + (log_weights if counted or not stage.is_exchange else 0.0)
+        population = path.extend(population, stage, rng)
+    return np.exp(total - log_likelihood(MEAN, y))
+
+
+def test_the_weights_of_an_exchange_count():
+    assert_mean_is(through_an_exchange(counted=True), 1.0)
+    with pytest.raises(AssertionError):
+        assert_mean_is(through_an_exchange(counted=False), 1.0)
+
+
+def smc2(y=Y, **options):
+    return pb.sample_smc2(target(y), **{"draws": 64, "chains": 2, "random_seed": 4, "progressbar": False} | options)
+
+
+@pytest.fixture(scope="module")
+def idata():
+    return smc2(n_particles=16)
+
+
+def test_scores_add_up_to_the_evidence_and_stages_say_how_large_filters_were(idata):
+    stats, scores = group(idata, "sample_stats"), group(idata, "prequential")["log_score"]
+    np.testing.assert_allclose(scores.sum("observation"), stats["log_evidence_single_run"])
+    assert abs(group(idata, "posterior").attrs["log_evidence"] - EXACT) < 1.0
+    assert set(stats["n_particles"].values[np.isfinite(stats["n_particles"].values)]) == {16.0}
+
+
+def test_an_executor_gives_the_same_bits(idata):
+    with ThreadPoolExecutor(2) as pool:
+        again = smc2(n_particles=16, executor=pool)
+    assert np.array_equal(group(again, "posterior")["x"], group(idata, "posterior")["x"])
+    assert group(again, "posterior").attrs["log_evidence"] == group(idata, "posterior").attrs["log_evidence"]
+
+
+def test_new_rows_go_on_with_the_filters_that_there_are(idata):
+    longer = series(len(Y) + 6)
+    updated = pb.update_smc(smc2(longer[: len(Y)], n_particles=16), target(longer), random_seed=2, progressbar=False)
+    attrs = group(updated, "posterior").attrs
+    assert attrs["n_observations"] == len(longer)
+    exact = log_evidence(longer) - log_evidence(longer[: len(Y)])
+    assert abs(attrs["log_evidence_new"] - exact) < 5 * attrs["log_evidence_new_se"]
+    assert group(updated, "prequential").sizes["observation"] == len(longer)
+
+
+def test_another_series_is_not_gone_on_with(idata):
+    with pytest.raises(ModelError, match="are not those that the result has seen"):
+        pb.update_smc(idata, target(np.append(Y + 1.0, 0.0)), random_seed=2, progressbar=False)
+
+
+def test_a_row_that_is_hard_is_let_in_by_degrees():
+    y = Y.copy()
+    y[0] = 4.5
+    done = run(0, growth=Growth(first=64, above=np.inf), y=y, n=100)
+    rows = np.array(done.records["rows"].rows)
+    assert ((rows > 0) & (rows < 1)).any()
+    assert abs(done.log_evidence - log_evidence(y)) < 5 * done.lineage.variance**0.5 + 0.5
+
+
+def test_growth_asks_for_what_gives_the_variance_wanted():
+    growth = Growth(variance=1.0, above=1.5)
+    assert growth.wanted(32, 1.4) == 32
+    assert growth.wanted(32, 3.0) == 96
+    assert growth.wanted(32, np.inf) == 512
+    assert growth.wanted(32, np.nan) == 32
+
+
+def from_pymc():
+    with pm.Model() as model:
+        pb.StateSpace("y", MODEL, mu=pm.Normal("mu"), observed=Y)
+    return model
+
+
+def from_a_density():
+    """A prior that is only a density, as that of a Stan program is: it is drawn by a run of tempering."""
+    prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x[:, 0] ** 2 + LOG_2PI), -x))
+    level = replace(
+        MODEL, log_observation=lambda p, t, x, y: -0.5 * (((y - p.mu[..., 0] - x) / 0.5) ** 2 + LOG_2PI - LOG_4)
+    )
+    return pb.with_state_space(prior, level, parameters={"mu": "x"}, observed=Y)
+
+
+@pytest.mark.parametrize("model", [from_pymc, from_a_density])
+def test_models_of_all_kinds_of_priors_have_the_exact_evidence(model):
+    idata = pb.sample_smc2(model(), draws=200, chains=2, n_particles=64, random_seed=4, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["log_evidence_se"] < 0.25
+    assert abs(attrs["log_evidence"] - EXACT) < 4 * attrs["log_evidence_se"]
