@@ -39,14 +39,17 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.codec import DamagedError, pack, unpack
 from ppl_backends.smc.core import SMCState
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
+from ppl_backends.smc.filters import FilterParticles, FilterSizes, WithoutExchanges
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState, Power, TemperingPath
 from ppl_backends.smc.records import Ladder, Plan, Stage, WeightedPoints
+from ppl_backends.smc.rows import Block, Prequential, Rows, RowState
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
+from ppl_backends.targets.state_space.filter import FilterState
 
 _FORMAT = 3
 # What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
@@ -62,6 +65,7 @@ _TYPES: tuple[type, ...] = (
     *(Ladder, StageParticles, WeightedPoints, Plan, PlannedMoves, Gaussian, SplitMetric),
     *(StepParameters, CycleParameters, Uneven, Schedule, MoveSettings),
     *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning),
+    *(RowState, Rows, Block, Prequential, FilterParticles, FilterState, FilterSizes, WithoutExchanges),
     *_STARTS,
 )
 

@@ -28,7 +28,7 @@ from ppl_backends.smc.core import Moved, Resampled, SMCState, Start, Step
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.moves import MoveSettings, UntilMixed
 from ppl_backends.smc.path import PriorPath, TemperingPath
-from ppl_backends.smc.rows import Block, RowsPath, RowState
+from ppl_backends.smc.rows import Block, Rows, RowsPath, RowState
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
@@ -90,36 +90,6 @@ class FilterParticles(RowState):
     variance: float
 
 
-class FilterRows(NamedTuple):
-    """A stage: as :class:`~ppl_backends.smc.rows.Rows`, with the size of the filters.
-
-    At an exchange ``block`` has no scores, and the size is another than before.
-    """
-
-    first: int
-    stop: int
-    beta: float
-    step: float
-    n: int
-    block: Block | None
-    n_particles: int
-
-    @property
-    def rows(self) -> float:
-        """How many are in; a fraction inside a block."""
-        return self.first + self.beta * (self.stop - self.first)
-
-    @property
-    def position(self) -> float:
-        """Share of all rows."""
-        return self.rows / max(self.n, 1)
-
-    @property
-    def is_exchange(self) -> bool:
-        """Whether no rows were let in, and filters exchanged."""
-        return self.block is not None and not len(self.block.log_scores)
-
-
 class FilterPath(RowsPath):
     """The rows of a series in their order, from the prior, with filters for their likelihood.
 
@@ -133,12 +103,20 @@ class FilterPath(RowsPath):
     growth : Growth
     """
 
+    impossible = (
+        "has an estimated probability of zero at every particle; raise n_particles or draws, or give a proposal="
+    )
+
     def __init__(self, target: BaseTarget, prior: PriorPath, particle_filter: Any, growth: Growth) -> None:
         TemperingPath.__init__(self, target)
         self.rest, self.prior, self.filter, self.growth = target.rest, prior, particle_filter, growth
         self.n, self._parameters_at = particle_filter.n_rows, target.state_space.parameters_at
         self.attributes = {"filter": particle_filter.method, "filters_grow": int(np.isfinite(growth.above))}
         self.integral = stated_integral(self.rest) or PriorIntegral(0.0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as target and settings; the filter is made anew."""
+        return _path_again, (type(self), self.target, self.prior, self.filter.method, self.growth)
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
         """Draw from the prior, each with an empty filter."""
@@ -147,28 +125,17 @@ class FilterPath(RowsPath):
 
     def all_of(self, rows: int) -> Any:
         """The stage at which so many rows are in."""
-        return FilterRows(rows, rows, 1.0, 0.0, self.n, None, self.growth.first)
+        return Rows(rows, rows, 1.0, 0.0, self.n, None, self.growth.first)
 
-    def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Any, Array]:
+    def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
         """Let in the next rows, or more of one that is let in by degrees; or exchange the filters."""
-        first, stop, n_particles = population.first, population.stop, population.n_particles
-        increment, block, before = population.increment, None, population.beta
-        if before == 1.0:
-            if population.wanted != n_particles:
-                return self._exchange(population)
-            block = self._next_block(population, schedule.least_share)
-            first, stop, increment, before, schedule = stop, block.stop, block.increment, 0.0, schedule.within()
-            if not np.any(increment > -np.inf):
-                raise ModelError(
-                    f"{self.target.label}: observation {first} has an estimated probability of zero at every particle; "
-                    "raise n_particles or draws, or take a guided filter (proposal=)"
-                )
-        beta = schedule.next(increment, before, weights)
-        step = beta - before
-        return FilterRows(first, stop, beta, step, self.n, block, n_particles), step * increment
+        if population.beta == 1.0 and population.wanted != population.n_particles:
+            return self._exchange(population)
+        stage, log_weights = super().next(population, weights, schedule)
+        return stage._replace(n_particles=population.n_particles), log_weights
 
-    def _next_block(self, population: FilterParticles, least_share: float) -> Block:
-        """The rows up to the last one before the ESS of their weights falls below its threshold; at least one."""
+    def next_block(self, population: Any, least_share: float) -> Block:
+        """Return the rows to be let in; filters look at one after the other."""
         n, seen = len(population.x), population.stop
         parameters = self._parameters_at(population.x)
         state, increment = population.filter, self._others(population.x) if seen == 0 else np.zeros(n)
@@ -188,19 +155,19 @@ class FilterPath(RowsPath):
                 break
         return Block(stop, increment, np.array(scores), log_others)
 
-    def _exchange(self, population: FilterParticles) -> tuple[FilterRows, Array]:
+    def _exchange(self, population: FilterParticles) -> tuple[Rows, Array]:
         """The stage of larger filters, and the ratio of the likelihoods that they estimate to those carried."""
         rows, size = population.stop, population.wanted
         new = self._filters(population.x, rows, size, population.fresh).log_likelihood
         log_ratio = _difference(new, population.filter.log_likelihood)
         block = Block(rows, log_ratio, np.empty(0), 0.0)
-        return FilterRows(rows, rows, 1.0, 0.0, self.n, block, size), log_ratio
+        return Rows(rows, rows, 1.0, 0.0, self.n, block, size), log_ratio
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
         """Return the particles with their filters led over the rows of a new block, or with larger ones."""
         if stage.block is None:
             return replace(population, beta=stage.beta)
-        if stage.is_exchange:
+        if is_exchange(stage):
             filters = self._filters(population.x, stage.stop, stage.n_particles, population.fresh)
             changed = replace(population, filter=filters, n_particles=stage.n_particles)
             return self._with_parts(changed, stage, filters.log_likelihood)
@@ -212,15 +179,13 @@ class FilterPath(RowsPath):
         """Return the map from points to particles of the stage, with fresh filters that look at its rows alone."""
         return lambda x, rng: self._with_filters(x, stage, rng)
 
-    def _with_filters(self, x: Array, stage: FilterRows, rng: np.random.Generator) -> FilterParticles:
+    def _with_filters(self, x: Array, stage: Rows, rng: np.random.Generator) -> FilterParticles:
         """The points with fresh filters."""
         n, nothing = len(x), np.zeros(len(x))
-        parameters = self._parameters_at(x)
-        filters = self.filter.start(parameters, stage.n_particles, draw_seeds(rng, n))
-        filters, _ = self.filter.advance(parameters, filters, 0, stage.first)
+        filters = self._filters(x, stage.first, stage.n_particles, draw_seeds(rng, n))
         before = filters.log_likelihood
         if stage.stop > stage.first:
-            filters, _ = self.filter.advance(parameters, filters, stage.first, stage.stop - stage.first)
+            filters, _ = self.filter.advance(self._parameters_at(x), filters, stage.first, stage.stop - stage.first)
         rows = stage.first, stage.stop, filters, draw_seeds(rng, n), stage.n_particles, stage.n_particles, np.nan
         return self._with_parts(FilterParticles(x, nothing, nothing, None, None, 1.0, *rows), stage, before)
 
@@ -229,15 +194,13 @@ class FilterPath(RowsPath):
         parameters = self._parameters_at(x)
         return self.filter.advance(parameters, self.filter.start(parameters, n_particles, seeds), 0, rows)[0]
 
-    def _with_parts(self, population: FilterParticles, stage: FilterRows, before: Array) -> FilterParticles:
+    def _with_parts(self, population: FilterParticles, stage: Rows, before: Array) -> FilterParticles:
         """The particles at the stage, from their filters and the log likelihood of the rows ``before`` its block.
 
         Before the first row other observed variables and Potentials count as part of the increment.
         """
-        base, increment = (
-            self.target.evaluate_prior(population.x)[0],
-            _difference(population.filter.log_likelihood, before),
-        )
+        base = self.target.evaluate_prior(population.x)[0]
+        increment = _difference(population.filter.log_likelihood, before)
         others = self._others(population.x)
         if stage.first:
             base = base + before + others
@@ -342,6 +305,17 @@ class FilterPath(RowsPath):
         return replace(population, fresh=draw_seeds(rng, n), wanted=wanted, variance=variance)
 
 
+def _path_again(
+    kind: type[FilterPath], target: BaseTarget, prior: PriorPath, method: str, growth: Growth
+) -> FilterPath:
+    return kind(target, prior, filter_of(target, method), growth)
+
+
+def is_exchange(stage: Rows) -> bool:
+    """Return whether no rows were let in, and filters exchanged."""
+    return stage.block is not None and not len(stage.block.log_scores)
+
+
 def filter_path(target: BaseTarget, prior: PriorPath, idata: Any) -> FilterPath:
     """Return the path that a result of SMC² goes on along."""
     if target.state_space is None:
@@ -391,7 +365,7 @@ class WithoutExchanges(PathSampling):
 
     def after(self, step: Step) -> PathSampling:
         """Add a stage."""
-        if not step.after.stage.is_exchange:
+        if not is_exchange(step.after.stage):
             found = super().after(step)
             return WithoutExchanges(found.log_evidence, found.difference)
         gained = step.after.log_evidence - step.before.log_evidence

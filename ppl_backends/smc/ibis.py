@@ -7,11 +7,12 @@ can be written to a file today and updated tomorrow, in another process.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,11 @@ from ppl_backends.options import check_memory, checked, choice, instance, intege
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.smc.chains import Shows, run_chains
+from ppl_backends.smc.checkpoint import ChainStore, Checkpoint
 from ppl_backends.smc.core import Parts, SMCState, run_smc
 from ppl_backends.smc.filters import filter_path
 from ppl_backends.smc.moves import move_settings
+from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import SMCResult, stage_figures
 from ppl_backends.smc.routes import choose_kernel, prior_path
 from ppl_backends.smc.rows import Prequential, RowsPath, rows_have_gradients
@@ -58,6 +61,7 @@ def sample_ibis(
     cores: int | None = None,
     executor: Executor | None = None,
     max_time: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
     random_seed: Any = None,
     progressbar: bool = True,
     log_likelihood: bool = False,
@@ -88,6 +92,9 @@ def sample_ibis(
         Floor and cap of the number of moves per block of rows, which is otherwise automatic.
     max_time : float, optional
         Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
+    checkpoint : path, optional
+        File in which the run is kept after every block of rows (with one more per chain beside it). Called again with the
+        same file, an unfinished run goes on from there, with the result it would have had.
     cores, executor, random_seed, progressbar, log_likelihood, log_prior
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
@@ -123,13 +130,11 @@ def sample_ibis(
     """
     clock = time.perf_counter()
     target = as_target(model, data, cores=cores, **target_options)
-    check_memory(draws, chains, target.dim)
-    *generators, result_rng, prior_rng = spawn_generators(random_seed, chains + 2)
-    settings = _settings(ess_threshold, min_moves, max_moves, max_time)
-    path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
-    jobs = [partial(run_ibis, path, chosen, draws, rng, None, settings) for rng in generators]
-    asked = {"rng": result_rng, "clock": clock, "log_likelihood": log_likelihood, "log_prior": log_prior}
-    return run_row_chains(path, chosen.name, jobs, executor, progressbar, **asked)
+    asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
+    settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
+    call = RowsCall(clock, settings, executor, progressbar, asked)
+    chosen = choose_kernel(kernel, target, rows_have_gradients(target))
+    return call.sample(target, chosen, partial(RowsPath, target), (draws, chains), random_seed, checkpoint)
 
 
 @checked(
@@ -206,30 +211,22 @@ def update_smc(
     if new is not None:
         target = target.append(new)
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
-    settings = _settings(ess_threshold, min_moves, max_moves, max_time)
-    method = group(idata, "posterior").attrs.get("filter")
-    if method is None:
-        path, chosen = _path_and_kernel(target, kernel, prior_rng, settings)
-    else:
-        chosen = choose_kernel(kernel, target, False)
-        path = filter_path(target, prior_path(target, prior_rng, chosen, settings), idata)
+    settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
+    has_filters = "filter" in group(idata, "posterior").attrs
+    chosen = choose_kernel(kernel, target, not has_filters and rows_have_gradients(target))
+    prior = prior_path(target, prior_rng, chosen, settings)
+    path = filter_path(target, prior, idata) if has_filters else RowsPath(target, prior)
+    path = path.with_gradient(chosen.uses_gradient)
     then = restored(idata, path, chosen, generators)
     jobs = [partial(run_ibis, path, chosen, len(run.population.x), run.rng, run, settings) for run in then]
-    asked = {"rng": result_rng, "clock": clock, "log_likelihood": log_likelihood, "log_prior": log_prior}
-    return run_row_chains(path, chosen.name, jobs, executor, progressbar, **asked)
+    asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
+    return RowsCall(clock, settings, executor, progressbar, asked).run(path, chosen, jobs, result_rng)
 
 
-def _settings(ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None) -> Settings:
+def row_settings(ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None) -> Settings:
+    """Return how a run over rows is made."""
     schedule, moves = make_schedule("ess", ess_threshold), move_settings(min_moves, max_moves)
     return Settings(schedule=schedule, moves=moves, max_time=max_time)
-
-
-def _path_and_kernel(
-    target: BaseTarget, kernel: str, rng: np.random.Generator, settings: Settings
-) -> tuple[RowsPath, Kernel]:
-    """Return the path over the rows of a target, and the kernel asked for."""
-    chosen = choose_kernel(kernel, target, rows_have_gradients(target))
-    return RowsPath(target, prior_path(target, rng, chosen, settings)).with_gradient(chosen.uses_gradient), chosen
 
 
 def run_ibis(
@@ -241,16 +238,20 @@ def run_ibis(
     settings: Settings,
     *,
     report: Callable[[SMCState], None] | None = None,
-    store: None = None,
+    store: ChainStore | None = None,
 ) -> SMCResult:
-    """Let in the rows that a run has not seen; where time or Ctrl-C ends it, it ends with a whole block."""
-    begun = then or before_stages(
-        path, kernel, path.start(draws, rng), rng, Prequential((0.0,), np.empty(0), np.zeros(draws))
-    )
+    """Let in the rows that a run has not seen; where time or Ctrl-C ends it, it ends with a whole block.
+
+    A ``store`` saves the run after every block, and one found there is continued.
+    """
+    begun = (store.load() if store else None) or then
+    if begun is None:
+        rows = Prequential((0.0,), np.empty(0), np.zeros(draws))
+        begun = before_stages(path, kernel, path.start(draws, rng), rng, rows)
     parts = Parts(settings.schedule, Resampling(draws), path.moves(kernel, settings.moves), stage_figures)
-    watch = _Blocks(begun, settings.max_time, report)
+    watch = _Blocks(begun, settings.max_time, report, store)
     _, ended = run_smc(begun, path, parts, watch)
-    if ended == "interrupted" and watch.whole is begun:
+    if ended == "interrupted" and len(watch.whole.stages) == 1:
         raise KeyboardInterrupt
     return SMCResult.of(watch.whole, ended)
 
@@ -272,27 +273,64 @@ class _Blocks(Watcher):
             super().see(run)
 
 
-def run_row_chains(
-    path: RowsPath,
-    kernel: str,
-    jobs: Sequence[Callable[..., SMCResult]],
-    executor: Executor | None,
-    progressbar: bool,
-    **asked: Any,
-) -> Any:
-    """Return what the chains leave as InferenceData, with what is ``asked`` of it."""
+class RowsCall(NamedTuple):
+    """What calls that let rows in have in common: how, where, and which groups are ``asked`` of the result."""
 
-    def figures(run: SMCState) -> tuple[float, dict[str, float | str]]:
-        stage, rows = run.stages[-1], run.stage.rows
-        shown: dict[str, float | str] = {
-            "rows": f"{rows:.0f}",
-            "ESS": f"{stage.ess:.0f}",
-            "log Z": f"{stage.log_evidence:.2f}",
-        }
-        if stage.moves is not None:
-            shown |= {"acceptance": stage.moves.acceptance, "moves": f"{stage.moves.n_moves}"}
-        return rows / max(path.n, 1), shown
+    clock: float
+    settings: Settings
+    executor: Executor | None
+    progressbar: bool
+    asked: Mapping[str, bool]
 
-    shows = Shows(("rows", "ESS", "acceptance", "moves", "log Z"), figures)
-    runs, interrupted = run_chains(jobs, shows=shows, executor=executor, progressbar=progressbar)
-    return ibis_inference_data(path, kernel, runs, (len(jobs), interrupted), **asked)
+    def sample(
+        self,
+        target: BaseTarget,
+        kernel: Kernel,
+        make_path: Callable[[PriorPath], RowsPath],
+        size: tuple[int, int],
+        random_seed: Any,
+        checkpoint: str | os.PathLike | None,
+        **identity: Any,
+    ) -> Any:
+        """Return what ``size``, particles and chains, leave that begin with the prior; ``identity`` tells calls apart."""
+        draws, chains = size
+        check_memory(draws, chains, target.dim)
+        identity |= {"draws": draws, "chains": chains, "kernel": kernel.name, **self.settings._asdict()}
+        identity["max_time"] = None
+        saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, "prior", random_seed)
+        *generators, result_rng, prior_rng = spawn_generators(saved.seed if saved else random_seed, chains + 2)
+        path = make_path(prior_path(target, prior_rng, kernel, self.settings)).with_gradient(kernel.uses_gradient)
+        jobs = [partial(run_ibis, path, kernel, draws, rng, None, self.settings) for rng in generators]
+        return self.run(path, kernel, jobs, result_rng, saved.begin(path) if saved else None)
+
+    def run(
+        self,
+        path: RowsPath,
+        kernel: Kernel,
+        jobs: Sequence[Callable[..., SMCResult]],
+        rng: np.random.Generator,
+        checkpoint: Checkpoint | None = None,
+    ) -> Any:
+        """Return what the chains leave as InferenceData."""
+        found, interrupted = run_chains(
+            jobs,
+            shows=Shows(("rows", "ESS", "acceptance", "moves", "log Z"), partial(_figures, path.n)),
+            executor=self.executor,
+            checkpoint=checkpoint,
+            progressbar=self.progressbar,
+        )
+        size = len(jobs), interrupted
+        return ibis_inference_data(path, kernel.name, found, size, rng=rng, clock=self.clock, **self.asked)
+
+
+def _figures(n: int, run: SMCState) -> tuple[float, dict[str, float | str]]:
+    """Return how far a run is, and what is shown of it."""
+    stage, rows = run.stages[-1], run.stage.rows
+    shown: dict[str, float | str] = {
+        "rows": f"{rows:.0f}",
+        "ESS": f"{stage.ess:.0f}",
+        "log Z": f"{stage.log_evidence:.2f}",
+    }
+    if stage.moves is not None:
+        shown |= {"acceptance": stage.moves.acceptance, "moves": f"{stage.moves.n_moves}"}
+    return rows / max(n, 1), shown

@@ -58,6 +58,7 @@ class Rows(NamedTuple):
     """A stage of the path: the rows before ``first`` are in, those up to ``stop`` with power ``beta``.
 
     ``step`` is from the stage before it, ``n`` the number of all rows, and ``block`` given at the first stage of each.
+    ``n_particles`` is the size of the filters, where particles carry such.
     """
 
     first: int
@@ -66,6 +67,7 @@ class Rows(NamedTuple):
     step: float
     n: int
     block: Block | None = None
+    n_particles: int = 0
 
     @property
     def rows(self) -> float:
@@ -83,6 +85,7 @@ class RowsPath(TemperingPath):
 
     description = "prior"
     attributes: Mapping[str, Any] = {}  # of results
+    impossible = "has probability zero at every particle; sample_smc would say the same of all observations together"
 
     def __init__(self, target: BaseTarget, prior: PriorPath) -> None:
         super().__init__(target)
@@ -101,21 +104,23 @@ class RowsPath(TemperingPath):
         """Return the stage at which so many rows are in."""
         return Rows(rows, rows, 1.0, 0.0, self.n)
 
-    def next(self, population: RowState, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
+    def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
         """Let in the next rows, or more of those that are let in by degrees."""
         first, stop, increment, block = population.first, population.stop, population.increment, None
         before = population.beta
         if before == 1.0:
-            block = next_block(self, population.x, stop, schedule.least_share, max(1, stop - first))
+            block = self.next_block(population, schedule.least_share)
             first, stop, increment, before, schedule = stop, block.stop, block.increment, 0.0, schedule.within()
             if not np.any(increment > -np.inf):
-                raise ModelError(
-                    f"{self.target.label}: observation {first} has probability zero at every particle; sample_smc would say "
-                    "the same of all observations together"
-                )
+                raise ModelError(f"{self.target.label}: observation {first} {self.impossible}")
         beta = schedule.next(increment, before, weights)
         step = beta - before
         return Rows(first, stop, beta, step, self.n, block), step * increment
+
+    def next_block(self, population: Any, least_share: float) -> Block:
+        """Return the rows to be let in, at least one, and more as long as the ESS of their weights is above its threshold."""
+        width = max(1, population.stop - population.first)
+        return next_block(self, population.x, population.stop, least_share, width)
 
     def is_last(self, stage: Rows) -> bool:
         return stage.stop == self.n and stage.beta == 1.0

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
-from ppl_backends.options import check_memory, checked, choice, integer, number
-from ppl_backends.random import spawn_generators
+from ppl_backends.options import checked, choice, integer, number
 from ppl_backends.smc.filters import FilterPath, Growth
-from ppl_backends.smc.ibis import run_ibis, run_row_chains
-from ppl_backends.smc.moves import move_settings
-from ppl_backends.smc.routes import prior_path
-from ppl_backends.smc.sampler import Settings
-from ppl_backends.smc.schedule import make_schedule
+from ppl_backends.smc.ibis import RowsCall, row_settings
 from ppl_backends.targets.convert import as_target
 
 
@@ -40,10 +35,11 @@ def sample_smc2(
     moves: str = "auto",
     ess_threshold: float = 0.5,
     min_moves: int = 3,
-    max_moves: int = 50,
+    max_moves: int = 5,
     cores: int | None = None,
     executor: Executor | None = None,
     max_time: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
     random_seed: Any = None,
     progressbar: bool = True,
     log_prior: bool = False,
@@ -78,6 +74,9 @@ def sample_smc2(
         Floor and cap of the number of moves per block of rows; moves go on until the particles have mixed.
     max_time : float, optional
         Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
+    checkpoint : path, optional
+        File in which the run is kept after every block of rows (with one more per chain beside it). Called again with the
+        same file, an unfinished run goes on from there, with the result it would have had.
     cores, executor, random_seed, progressbar, log_prior
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
@@ -100,17 +99,19 @@ def sample_smc2(
     Chopin, N., Jacob, P. E. and Papaspiliopoulos, O. (2013). SMC²: an efficient algorithm for sequential analysis of state
     space models. *JRSS B* 75(3), 397–426.
     """
-    target = as_target(model, data, cores=cores, **target_options)
-    check_memory(draws, chains, target.dim)
     clock = time.perf_counter()
-    *generators, result_rng, prior_rng = spawn_generators(random_seed, chains + 2)
-    settings = Settings(
-        schedule=make_schedule("ess", ess_threshold), moves=move_settings(min_moves, max_moves), max_time=max_time
-    )
-    chosen = make_kernel("mixed" if moves == "auto" else moves)
+    target = as_target(model, data, cores=cores, **target_options)
+    settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
+    call = RowsCall(clock, settings, executor, progressbar, {"log_likelihood": False, "log_prior": log_prior})
     growth = Growth() if isinstance(n_particles, str) else Growth(first=n_particles, above=float("inf"))
-    prior = prior_path(target, prior_rng, chosen, settings)
-    path = FilterPath(target, prior, filter_of(target, filter), growth)
-    jobs = [partial(run_ibis, path, chosen, draws, rng, None, settings) for rng in generators]
-    asked = {"rng": result_rng, "clock": clock, "log_likelihood": False, "log_prior": log_prior}
-    return run_row_chains(path, chosen.name, jobs, executor, progressbar, **asked)
+    filters = filter_of(target, filter)
+    return call.sample(
+        target,
+        make_kernel("mixed" if moves == "auto" else moves),
+        lambda prior: FilterPath(target, prior, filters, growth),
+        (draws, chains),
+        random_seed,
+        checkpoint,
+        n_particles=n_particles,
+        filter=filters.method,
+    )

@@ -12,7 +12,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.filters import FilterPath, Growth
+from ppl_backends.smc.filters import FilterPath, Growth, is_exchange
 from ppl_backends.smc.ibis import run_ibis
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
@@ -51,7 +51,7 @@ def through_an_exchange(counted):
     for rows, size in ((3, 2), (3, 1), (5, 1)):
         path.n, population = rows, replace(population, wanted=size)
         stage, log_weights = path.next(population, None, schedule)
-        total = total + (log_weights if counted or not stage.is_exchange else 0.0)
+        total = total + (log_weights if counted or not is_exchange(stage) else 0.0)
         population = path.extend(population, stage, rng)
     return np.exp(total - log_likelihood(MEAN, y))
 

@@ -12,8 +12,10 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pymc.logprob.abstract import _logprob
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
+from pytensor.tensor.random.op import RandomVariable
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
@@ -169,8 +171,20 @@ class PyMCStateSpaceTarget(StateSpaceTarget):
         return _rebuild, (recipe, self.target.backend)  # type: ignore[attr-defined]
 
 
+def _register(kind: Any) -> None:
+    """Give PyMC the log density of a variable whose type came from another process, where PyMC had it by that type."""
+    if _logprob.dispatch(kind) is not _logprob.dispatch(RandomVariable):
+        return
+
+    @_logprob.register(kind)
+    def _(op: Any, values: Any, rng: Any, size: Any, *parameters: Any, **kwargs: Any) -> Any:
+        return _Intractable(op._random_fn)(*parameters[:-1])
+
+
 def _rebuild(recipe: bytes, backend: str) -> StateSpaceTarget:
     model, rows, n_particles = pickle.loads(recipe)
+    for rv in state_space_variables(model):
+        _register(type(rv.owner.op))
     return state_space_target(model, backend=backend).with_data(rows).with_particles(n_particles)
 
 

@@ -8,8 +8,11 @@ quasi-Monte Carlo, replay from a seed and correlated estimates possible with the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
+
+import cloudpickle
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, function, integer, none
@@ -142,6 +145,15 @@ class StateSpaceModel:
         )
         if self.proposal is not None and self.log_transition is None:
             raise ModelError("proposal= needs log_transition=: weights divide the density of a state by the proposal's")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the functions by value, so that workers elsewhere can be sent lambdas."""
+        return _unpickled, (cloudpickle.dumps({field.name: getattr(self, field.name) for field in fields(self)}),)
+
+
+@lru_cache(maxsize=16)  # all chains of a worker share one model, and what is compiled for it
+def _unpickled(recipe: bytes) -> StateSpaceModel:
+    return StateSpaceModel(**cloudpickle.loads(recipe))
 
 
 @checked(
