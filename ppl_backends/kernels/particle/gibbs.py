@@ -58,16 +58,27 @@ class PathDensity:
     particle_filter : Filter
     n_particles : int
         N of the conditional filter.
-    tuning : Adaptation
+    tuning : Adaptation, optional
+        Of a chain.
+    n_rows : int, optional
+        Rows that are looked at; all by default. Paths have all rows.
     """
 
-    def __init__(self, target: BaseTarget, particle_filter: Filter, n_particles: int, tuning: Adaptation) -> None:
+    def __init__(
+        self,
+        target: BaseTarget,
+        particle_filter: Filter,
+        n_particles: int,
+        tuning: Adaptation | None = None,
+        n_rows: int | None = None,
+    ) -> None:
         model = particle_filter.model
         for name, given in (("log_transition", model.log_transition), ("log_initial", model.log_initial)):
             if given is None:
                 raise ModelError(f"particle Gibbs needs {name}= of the state-space model; sample_pmmh does without")
         self.target, self.rest, self.dim = target, rest_of(target), target.dim
         self.filter, self.n_particles, self._tuning = particle_filter, n_particles, tuning
+        self.n_rows = particle_filter.n_rows if n_rows is None else n_rows
 
     def __call__(self, x: Array, rng: Any) -> Any:
         """Refuse: points have paths, see :meth:`beside`."""
@@ -79,6 +90,7 @@ class PathDensity:
 
     def parameters(self) -> KernelParameters:
         """Return the proposals to begin with."""
+        assert self._tuning is not None
         return self._tuning.parameters
 
     def start(self, x: Array, rng: Any) -> PointsWithPaths:
@@ -101,16 +113,12 @@ class PathDensity:
     def renewed(self, points: PointsWithPaths, rng: Any) -> PointsWithPaths:
         """Return the same points with new paths, by one sweep of the conditional filter."""
         seeds, values = seeds_from(rng, len(points.x)), self._values(points.x)
-        path = drawn_paths(self.filter, values, self.history(values, points.path, seeds), ~seeds)
+        path = drawn_paths(self.filter, values, self.history(values, points.path, seeds), ~seeds, self.n_rows)
         return replace(points, path=path, complete=self._complete(points.x, path))
 
     def history(self, values: Mapping[str, Array], path: Array, seeds: Seeds) -> History:
         """Return the particles and weights of conditional filters, row by row."""
-        with double_precision():
-            run, kept = _conditional(self.filter.model, self.n_particles), np.moveaxis(path, 1, 0)
-            x, log_weights = run(values, seeds, self.filter.rows, kept, len(kept))
-        nothing: Any = None
-        return History(np.asarray(x)[: len(kept)], np.asarray(log_weights)[: len(kept)], nothing, nothing, nothing)
+        return conditional_history(self.filter, values, path, self.n_rows, self.n_particles, seeds)
 
     def refresh(self, population: PointsWithPaths, rng: Any) -> PointsWithPaths:
         """Return the densities anew after other coordinates moved; paths are kept."""
@@ -123,7 +131,8 @@ class PathDensity:
     def _complete(self, x: Array, path: Array) -> Array:
         """Return the log density of paths and data given the points ``(n,)``."""
         with double_precision(), np.errstate(all="ignore"):
-            found = _complete_data(self.filter.model)(self._values(x), self.filter.rows, np.moveaxis(path, 1, 0))
+            density = _complete_data(self.filter.model)
+            found = density(self._values(x), self.filter.rows, np.moveaxis(path, 1, 0), self.n_rows)
             return np.asarray(found)
 
 
@@ -206,9 +215,25 @@ class ParticleGibbs(Algorithm):
         self.attributes = {"n_particles": n_particles}
 
 
+def conditional_history(
+    particle_filter: Filter, values: Mapping[str, Array], path: Array, upto: int, n_particles: int, seeds: Seeds
+) -> History:
+    """Return particles, weights and increments of filters whose particle 0 is ``path`` ``(n, n_rows[, d])``, row by row.
+
+    States are drawn from the transition, and the others resampled for every row, by independent draws; rows from ``upto``
+    on are not looked at.
+    """
+    with double_precision():
+        run, kept = _conditional(particle_filter.model, n_particles), np.moveaxis(path, 1, 0)
+        found = run(values, seeds, particle_filter.rows, kept, upto)
+    x, log_weights, increments = (np.asarray(part)[: len(kept)] for part in found)
+    nothing: Any = None
+    return History(x, log_weights, nothing, increments, nothing)
+
+
 @lru_cache(maxsize=16)
 def _conditional(model: Any, n_x: int) -> Any:
-    """Return the compiled conditional filter: states ``(n_rows, n_theta, n_x[, d])`` and their log weights."""
+    """Return the compiled conditional filter: states ``(n_rows, n_theta, n_x[, d])``, their log weights, increments."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -228,43 +253,46 @@ def _conditional(model: Any, n_x: int) -> Any:
 
         def weighted(p, t, x):
             x = states(x, n, n_x).at[:, 0].set(path[t])
-            return x, normalise(observation(model, p, t, x, rows))[0]
+            return x, *normalise(observation(model, p, t, x, rows) - jnp.log(n_x * 1.0))
 
         p = parameters_of(values, rows, 0)
-        x, log_weights = weighted(p, 0, model.initial(p, pseudo_random(seeds, 0, n_x, model.n_normals)[0]))
+        x, log_weights, increment = weighted(p, 0, model.initial(p, pseudo_random(seeds, 0, n_x, model.n_normals)[0]))
 
         def body(t, loop):
-            x, log_weights, all_x, all_weights = loop
+            x, log_weights, all_x, all_weights, increments = loop
             place = ancestors(seeds, t, log_weights).reshape(n, n_x, *(1,) * (x.ndim - 2))
             z, _ = pseudo_random(seeds, t, n_x, model.n_normals)
             p = parameters_of(values, rows, t)
-            x, log_weights = weighted(p, t, model.transition(p, t, jnp.take_along_axis(x, place, axis=1), z))
+            x, log_weights, now = weighted(p, t, model.transition(p, t, jnp.take_along_axis(x, place, axis=1), z))
             kept = lax.dynamic_update_index_in_dim(all_x, x, t, 0)
-            return x, log_weights, kept, lax.dynamic_update_index_in_dim(all_weights, log_weights, t, 0)
+            all_weights = lax.dynamic_update_index_in_dim(all_weights, log_weights, t, 0)
+            return x, log_weights, kept, all_weights, lax.dynamic_update_index_in_dim(increments, now, t, 0)
 
         all_x = jnp.zeros((length, *x.shape)).at[0].set(x)
         all_weights = jnp.zeros((length, n, n_x)).at[0].set(log_weights)
-        return lax.fori_loop(1, upto, body, (x, log_weights, all_x, all_weights))[2:]
+        increments = jnp.zeros((length, n)).at[0].set(increment)
+        return lax.fori_loop(1, upto, body, (x, log_weights, all_x, all_weights, increments))[2:]
 
     return jax.jit(run)
 
 
 @lru_cache(maxsize=16)
 def _complete_data(model: Any) -> Any:
-    """Return the compiled log density of paths ``(n_rows, n_theta[, d])`` and data ``(n_theta,)``."""
+    """Return the compiled log density of paths ``(n_rows, n_theta[, d])`` and data before row ``upto`` ``(n_theta,)``."""
     import jax
     import jax.numpy as jnp
 
     from ppl_backends.targets.state_space.step import observation, parameters_of
 
-    def density(values, rows, path):
+    def density(values, rows, path, upto):
         x = path[:, :, None]
 
         def of_row(t):
             p = parameters_of(values, rows, t)
             here = observation(model, p, t, x[t], rows)
             first = model.log_initial(p, x[t])
-            return here + jnp.where(t == 0, first, model.log_transition(p, t, x[jnp.maximum(t - 1, 0)], x[t]))
+            moved = model.log_transition(p, t, x[jnp.maximum(t - 1, 0)], x[t])
+            return jnp.where(t < upto, here + jnp.where(t == 0, first, moved), 0.0)
 
         return jax.vmap(of_row)(jnp.arange(len(path))).sum(axis=(0, 2))
 

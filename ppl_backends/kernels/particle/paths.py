@@ -35,14 +35,16 @@ def replayed_paths(particle_filter: Filter, parameters: Mapping[str, Array], n_p
     return np.concatenate(parts)
 
 
-def drawn_paths(particle_filter: Filter, parameters: Mapping[str, Array], history: Any, seeds: Seeds) -> Array:
-    """Return one path ``(n_theta, n_rows[, d])`` out of each filter of a history."""
+def drawn_paths(
+    particle_filter: Filter, parameters: Mapping[str, Array], history: Any, seeds: Seeds, upto: int | None = None
+) -> Array:
+    """Return one path ``(n_theta, n_rows[, d])`` out of each filter of a history, or of its rows before ``upto``."""
     if particle_filter.model.log_transition is None:
         return traced(history, seeds)
     with double_precision():
         draw = _backward(particle_filter.model)
         values = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
-        rows, upto = particle_filter.rows, len(history.x)
+        rows, upto = particle_filter.rows, len(history.x) if upto is None else upto
         path = draw(values, rows, history.x, history.log_weights, np.asarray(seeds, dtype=np.uint64), upto)
         return np.moveaxis(np.asarray(path), 0, 1)
 
