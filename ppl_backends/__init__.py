@@ -51,13 +51,14 @@ _LAZY = {
     "sample_smc": "ppl_backends.smc",
     "sample_smc2": "ppl_backends.state_space",
     "sample_truncated": "ppl_backends.orthants",
+    "select_variables": "ppl_backends.model_search",
     "thermodynamic_integration": "ppl_backends.smc.ladder",
     "update_smc": "ppl_backends.smc.ibis",
     "with_power": "ppl_backends.targets.power",
     "with_state_space": "ppl_backends.targets.declare_state_space",
 }
 
-_ROOMS = ("gibbs", "math", "mean_field", "orthants", "simulators", "sklearn", "state_space", "steps")
+_ROOMS = ("gibbs", "math", "mean_field", "model_search", "orthants", "simulators", "sklearn", "state_space", "steps")
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 

@@ -19,6 +19,7 @@ FOREIGN = {
     "targets/blocks.py": "os on platforms without affinities",
     "targets/stan/target.py": "a model of CmdStanPy",
     "steps/adapter.py": "variables of PyMC",
+    "model_search/forms.py": "data frames of whatever library",
     "simulators/abc/": "operations and simulators of PyMC",
 }
 

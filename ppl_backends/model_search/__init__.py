@@ -1,0 +1,16 @@
+"""Search over models by their evidence.
+
+================  ==================================================================
+``select``        the public call
+``forms``         what is searched: a design and a response, or a model
+``space``         models, their groups and heredity, and the prior over them
+``switched``      a regression whose coefficients are switched off
+``evidences``     of a model: exact, by Laplace, by EP, estimated
+``enumeration``   all models
+``results``       InferenceData
+================  ==================================================================
+"""
+
+from ppl_backends.model_search.select import select_variables
+
+__all__ = ["select_variables"]

@@ -1,0 +1,64 @@
+"""All models, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.laplace import ImportanceEvidence
+from ppl_backends.model_search.space import Bits, ModelSpace
+from ppl_backends.targets.protocol import Array
+
+_BLOCK = 4096  # models between two looks at the progress bar
+
+
+class Enumerated(NamedTuple):
+    """Every model with its log evidence and posterior probability, and what follows from them.
+
+    Attributes
+    ----------
+    bits : ndarray (models, m)
+    log_evidence, probability : ndarray (models,)
+    inclusion, inclusion_se : ndarray (m,)
+        The error is that of estimated evidences; 0 where they are computed.
+    total, total_se : float
+        Log of the prior-weighted mean of the evidences.
+    """
+
+    bits: Bits
+    log_evidence: Array
+    probability: Array
+    inclusion: Array
+    inclusion_se: Array
+    total: float
+    total_se: float
+
+
+def enumerate_models(
+    space: ModelSpace, evidence: Evidence, rng: np.random.Generator, show: Callable[[float], None] | None = None
+) -> Enumerated:
+    """Return all models of a space with their posterior probabilities."""
+    bits = space.all()
+    log_evidence, variance = np.empty(len(bits)), np.zeros(len(bits))
+    for start in range(0, len(bits), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        columns = space.columns(bits[rows])
+        if isinstance(evidence, ImportanceEvidence):
+            log_evidence[rows], variance[rows] = evidence.with_variance(columns, rng)
+        else:
+            log_evidence[rows] = evidence(columns, rng)
+        if show is not None:
+            show(min(1.0, (start + _BLOCK) / len(bits)))
+    log_prior = space.log_prior(bits)
+    if callable(space.prior):
+        log_prior = log_prior - logsumexp(log_prior)
+    total = float(logsumexp(log_evidence + log_prior))
+    probability = np.exp(log_evidence + log_prior - total)
+    inclusion = probability @ bits
+    error = probability**2 * variance  # of each model's share of the total
+    inclusion_se = np.sqrt(np.einsum("i,ij->j", error, (bits - inclusion) ** 2))
+    return Enumerated(bits, log_evidence, probability, inclusion, inclusion_se, total, float(error.sum() ** 0.5))

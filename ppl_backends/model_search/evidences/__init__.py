@@ -1,0 +1,1 @@
+"""Evidences of models, one file each."""

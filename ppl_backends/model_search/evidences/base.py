@@ -1,0 +1,57 @@
+"""What every evidence of a model is: a function of its columns, and the posterior of its coefficients."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ppl_backends.model_search.space import Bits
+from ppl_backends.targets.protocol import Array
+
+_MOST_MODELS = 2_000_000  # that a cache holds
+
+
+class Evidence:
+    """Log evidences of models; subclasses define :meth:`compute` and :meth:`coefficients`.
+
+    Evidences that are a function of the model are computed once and kept, by its packed bits. An estimate is not: it
+    belongs to the particle that drew it, and a particle that comes to the same model draws its own (Andrieu & Roberts 2009).
+
+    Attributes
+    ----------
+    name : str
+    exact : bool
+        Whether the evidence, or its expectation, is that of the model.
+    deterministic : bool
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool]
+    deterministic: ClassVar[bool] = True
+    cached: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, float] = {}
+
+    def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
+        """Return the log evidence ``(n,)`` of models ``(n, p)``; −inf of those that the data do not identify."""
+        raise NotImplementedError
+
+    def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        """Return ``n`` draws of the parameters of one model ``(p,)``: ``coefficients`` ``(n, p)``, and others."""
+        raise NotImplementedError
+
+    def __call__(self, columns: Bits, rng: np.random.Generator) -> Array:
+        """Return the log evidence ``(n,)``, from the cache where it is known."""
+        if not (self.deterministic and self.cached):
+            return self.compute(columns, rng)
+        known = self._known
+        keys = [row.tobytes() for row in np.packbits(columns, axis=1)]
+        new = {key: i for i, key in enumerate(keys) if key not in known}
+        if new:
+            found = self.compute(columns[list(new.values())], rng)
+            if len(known) > _MOST_MODELS:
+                known = self._known = {key: known[key] for key in keys if key in known}
+            known.update(zip(new, found.tolist(), strict=True))
+        return np.array([known[key] for key in keys])

@@ -1,0 +1,145 @@
+"""Laplace's approximation of evidences, and importance sampling from it, which is unbiased."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.special import logsumexp
+
+from ppl_backends.approximations.noise import normal_noise
+from ppl_backends.errors import ModelError
+from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.laplace_kernels import estimate, fit, log_evidences
+from ppl_backends.model_search.space import Bits
+from ppl_backends.model_search.switched import Compiled, Switched
+from ppl_backends.targets.factors.compiled import site
+from ppl_backends.targets.protocol import Array
+
+_NETS, _FEWEST_IN_NETS = 4, 64  # scrambles that the points of an estimate are cut into; points from which they are
+
+
+class LaplaceEvidence(Evidence):
+    """exp of the log joint density at its mode, times what a Gaussian of its curvature integrates to.
+
+    Raises
+    ------
+    ModelError
+        If the family of the likelihood, or a prior, is not among those that are compiled.
+    """
+
+    name: ClassVar[str] = "laplace"
+    exact: ClassVar[bool] = False
+
+    def __init__(self, regression: Switched) -> None:
+        super().__init__()
+        if regression.compiled is None:
+            raise ModelError(
+                "evidence='laplace' needs a logit, probit, Poisson or normal likelihood and normal or Student priors; "
+                "use evidence='ep'"
+            )
+        self.regression, self.compiled, self.log_constant = regression, regression.compiled, regression.log_constant
+        self.gram, self.right = _least_squares(self.compiled)
+
+    def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
+        found = log_evidences(*self.compiled, columns, self.gram, self.right) + self.log_constant
+        if np.isnan(found).any():
+            failed = np.flatnonzero(columns[np.argmax(np.isnan(found))])
+            names = ", ".join(self.regression.factors.names[j] for j in failed)
+            raise ModelError(f"evidence='laplace': Newton's method found no mode of the model with {names}; use 'ep'")
+        return np.asarray(found)
+
+    def fit(self, columns: Bits) -> tuple[Array, Array]:
+        """Return the mode ``(k,)`` of one model, and the lower Cholesky factor of minus the Hessian there."""
+        on = np.flatnonzero(columns)
+        theta, factor = np.empty(len(on)), np.empty((len(on), len(on)))
+        fit(*self.compiled, on, self.gram, self.right, theta, factor, np.empty((4, self.compiled.design.shape[1])))
+        return theta, np.tril(factor)
+
+    def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        mean, factor = self.fit(columns)
+        drawn = np.zeros((n, len(columns)))
+        noise = solve_triangular(factor, rng.standard_normal((len(mean), n)), lower=True, trans="T")
+        drawn[:, columns] = mean + noise.T
+        return {"coefficients": drawn}
+
+
+class Proposal(Protocol):
+    """What fits a Gaussian to a model that compiled functions evaluate."""
+
+    compiled: Any
+    log_constant: float
+
+    def fit(self, columns: Bits) -> tuple[Array, Array]:
+        """Return the mean ``(k,)`` and the lower Cholesky factor of the precision."""
+        ...
+
+    def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        """Return draws of it."""
+        ...
+
+
+class ImportanceEvidence(Evidence):
+    """The mean weight of a few points of the Gaussian that another method fits: unbiased, whatever the number of points.
+
+    Parameters
+    ----------
+    proposal : Proposal
+    points : int
+    """
+
+    name: ClassVar[str] = "importance"
+    exact: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = False
+
+    def __init__(self, proposal: Proposal, points: int) -> None:
+        super().__init__()
+        self.proposal, self.points = proposal, points
+        self._fitted: dict[bytes, tuple[Array, Array]] = {}
+
+    def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
+        return self.with_variance(columns, rng)[0]
+
+    def with_variance(self, columns: Bits, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return the log evidences ``(n,)`` and the relative variances of the estimates (NaN from one point)."""
+        logs = np.stack([self._means(row, rng) for row in columns])
+        total = logsumexp(logs, axis=1)
+        pieces = logs.shape[1]
+        shares = np.exp(logs - total[:, None])
+        variance = ((shares - 1.0 / pieces) ** 2).sum(axis=1) * pieces / max(pieces - 1, 1)
+        found = total - np.log(pieces) + self.proposal.log_constant
+        return found, variance if pieces > 1 else np.full(len(columns), np.nan)
+
+    def _means(self, columns: Bits, rng: np.random.Generator) -> Array:
+        """Return logs of weights of independent points, or of their means over independent scrambles of a net."""
+        key = np.packbits(columns).tobytes()
+        if key not in self._fitted:
+            self._fitted[key] = self.proposal.fit(columns)
+        mean, factor = self._fitted[key]
+        on, out = np.flatnonzero(columns), np.empty(self.points)
+        if self.points < _FEWEST_IN_NETS:
+            normals = rng.standard_normal((self.points, len(on)))
+        else:
+            each = [*[self.points // _NETS] * (_NETS - 1), self.points - self.points // _NETS * (_NETS - 1)]
+            normals = np.concatenate([normal_noise(n, len(on), rng) for n in each])
+        estimate(*self.proposal.compiled, on, mean, factor, normals, out)
+        if self.points < _FEWEST_IN_NETS:
+            return out
+        parts = np.split(out, np.cumsum(each)[:-1])
+        return np.array([logsumexp(part) for part in parts]) - np.log(self.points / _NETS)
+
+    def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        return self.proposal.coefficients(columns, n, rng)
+
+
+def _least_squares(compiled: Compiled) -> tuple[Array, Array]:
+    """Return X'WX and X'W(s − b + φ'/W), the weighted least squares around the fit of all columns."""
+    design, offset, y, extra, family, _ = compiled
+    p, n = design.shape
+    theta, work, everything = np.zeros(p), np.empty((4, n)), np.arange(p)
+    fit(*compiled, everything, np.eye(p), np.zeros(p), theta, np.empty((p, p)), work)
+    s = offset + theta @ design
+    terms = np.array([site(family, *each) for each in zip(s, y, extra, strict=True)])
+    weight = -terms[:, 2]
+    return (design * weight) @ design.T, design @ (weight * (s - offset) + terms[:, 1])

@@ -1,0 +1,67 @@
+"""The evidences by name, and the one that ``"auto"`` takes. A new one is one file, and one line here."""
+
+from __future__ import annotations
+
+from ppl_backends.errors import ModelError
+from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.ep import EPEvidence
+from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence
+from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.model_search.forms import Form
+from ppl_backends.model_search.switched import Switched
+
+EVIDENCES = ("exact", "ep", "laplace", "importance_laplace", "importance_ep")
+_LONG = 60.0  # seconds
+_SECONDS_EP, _SECONDS_ROW, _SECONDS_PRODUCT = (
+    2e-3,
+    1.2e-7,
+    1.2e-9,
+)  # of EP; of a row and a product of rows in Newton's method
+_SECONDS_PIVOT = 1e-9
+
+
+def make_evidence(name: str, form: Form, n_candidates: int, enumerated: bool, points: int) -> Evidence:
+    """Return the evidence of that name; ``"auto"`` is exact where it can be, else EP where affordable, else Laplace.
+
+    Raises
+    ------
+    ModelError
+        If the name does not go with the model.
+    """
+    if form.linear is not None:
+        if name not in ("auto", "exact"):
+            raise ModelError(f"evidence={name!r}: with a g-prior the evidence is exact; use 'auto' or 'exact'")
+        return LinearEvidence(*form.linear)
+    assert form.regression is not None
+    if name == "exact":
+        raise ModelError("evidence='exact' is for family='gaussian'; use 'ep', 'laplace' or 'importance_laplace'")
+    if name == "auto":
+        affordable = enumerated and _SECONDS_EP * 2.0**n_candidates <= _LONG
+        name = "ep" if affordable or form.regression.compiled is None else "laplace"
+    if name == "ep":
+        return EPEvidence(form.regression)
+    laplace = LaplaceEvidence(form.regression)
+    if name == "laplace":
+        return laplace
+    return ImportanceEvidence(EPEvidence(form.regression) if name == "importance_ep" else laplace, points)
+
+
+def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> float:
+    """Return roughly what the evidence of a model of half the candidates takes, by the sizes alone."""
+    k = 1 + n_candidates / 2
+    if form.linear is not None:
+        return 1e-6 + _SECONDS_PIVOT * k**3
+    assert form.regression is not None
+    newton = _newton(form.regression, k)
+    if name.startswith("importance"):
+        return newton + points * form.regression.factors.n_sites * (2e-8 + 1e-9 * k)
+    return _SECONDS_EP if name == "ep" or form.regression.compiled is None else newton
+
+
+def can_enumerate(name: str, form: Form, n_candidates: int, points: int) -> bool:
+    """Return whether all models take a minute or less."""
+    return n_candidates <= 24 and seconds_per_model(name, form, n_candidates, points) * 2.0**n_candidates <= _LONG
+
+
+def _newton(regression: Switched, k: float) -> float:
+    return regression.factors.n_sites * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2)

@@ -1,0 +1,186 @@
+"""``select_variables``: which coefficients a regression needs, by the evidence of models with and without them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
+from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
+from ppl_backends.model_search.forms import LINKS, Form, design_form
+from ppl_backends.model_search.results import Listed, Searched, search_inference_data
+from ppl_backends.model_search.space import ModelSpace, make_space
+from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.options import checked, choice, function, integer
+from ppl_backends.progress import ChainProgress
+from ppl_backends.random import spawn_generators
+
+MOST_ENUMERATED = 26  # candidates
+
+
+@checked(
+    family=choice(*LINKS),
+    link=choice(None, "logit", "probit", "log", "identity"),
+    model_prior=choice("uniform", "beta_binomial") | function("a function of columns (n, p)"),
+    evidence=choice("auto", *EVIDENCES),
+    points=integer(1),
+    method=choice("auto", "enumerate", "smc"),
+    draws=integer(2),
+)
+def select_variables(
+    model: Any = None,
+    *,
+    X: Any = None,
+    y: Any = None,
+    family: str = "binomial",
+    link: str | None = None,
+    prior: Any = None,
+    model_prior: Any = "uniform",
+    always: Any = None,
+    groups: Mapping[str, list[str]] | None = None,
+    heredity: Any = None,
+    evidence: str = "auto",
+    points: int = 64,
+    method: str = "auto",
+    draws: int = 2000,
+    chains: int = 4,
+    executor: Executor | None = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+) -> Any:
+    r"""Search the subsets of a regression's coefficients, each weighted by its evidence.
+
+    The posterior probability of a model γ is p(γ | y) ∝ p(γ) p(y | γ); a coefficient's *inclusion* is the sum of those of
+    the models that have it. All models are enumerated where that takes a minute or less, else found by SMC on {0, 1}^m,
+    from the prior p(γ) over p(γ) p(y | γ)^β.
+
+    Parameters
+    ----------
+    X, y : array or data frame (n, p), and array (n,)
+        A constant column of ``X`` is the intercept, which is in every model; without one an intercept is added.
+    family : {"binomial", "gaussian", "poisson"}
+        Outcomes 0/1, numbers, or counts.
+    link : {"logit", "probit", "log", "identity"}, optional
+        ``"logit"`` for binomial by default.
+    prior : "g", "hyper-g", "cauchy", float or array, optional
+        Of the coefficients. Gaussian family: Zellner's g-prior with g = n (default) or the hyper-g prior, with a flat
+        intercept and log σ. Others: normal with the standard deviations given, 5 for slopes and 20 for the intercept
+        by default; or Cauchy, of scale 2.5 and 10.
+    model_prior : {"uniform", "beta_binomial"} or callable
+        Of models; a function takes columns ``(n, p)`` and returns log probabilities ``(n,)``.
+    always : names, integers or mask, optional
+        Columns in every model.
+    groups : mapping of str to list of str, optional
+        Columns that are switched together, as the dummies of a factor.
+    heredity : {"strong", "weak"} or mapping, optional
+        Whether a product needs all its parents, or one of them. Products are named ``"a:b"``, or given as
+        ``{"child": ["parent", ...]}``.
+    evidence : {"auto", "exact", "ep", "laplace", "importance_laplace", "importance_ep"}
+        Of a model. Exact for the Gaussian family; else by expectation propagation, by Laplace, or by an unbiased estimate of
+        ``points`` importance points from either. ``"auto"`` is exact, else EP where it takes a minute or less, else Laplace.
+    points : int
+        Of an importance estimate.
+    method : {"auto", "enumerate", "smc"}
+    draws : int
+        Models kept per chain, which are particles of SMC.
+    chains : int
+        Independent runs of SMC.
+    executor : concurrent.futures.Executor, optional
+        Runs the chains elsewhere.
+    random_seed : int or Generator, optional
+    progressbar : bool
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        ``posterior`` with ``gamma`` and the coefficients averaged over models (0 where off), and attributes
+        ``log_evidence`` (log of the prior-weighted mean over models; with a g-prior relative to the model of the intercept
+        alone), its standard error and the method. Group ``selection`` with ``inclusion`` and ``inclusion_se`` in the
+        coefficients' dims, and the most probable models with their evidences and probabilities.
+
+    Raises
+    ------
+    ModelError
+        If an option does not go with the data, or there are too many models to enumerate.
+
+    References
+    ----------
+    Schäfer, C. and Chopin, N. (2013). Sequential Monte Carlo on large binary sampling spaces. *Statistics and Computing* 23.
+    Chopin, N. and Ridgway, J. (2017). Leave Pima Indians alone. *Statistical Science* 32(1), section 6.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_backends as pb
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.standard_normal((100, 4))
+    >>> y = X[:, 0] - 0.5 * X[:, 2] + rng.standard_normal(100)
+    >>> idata = pb.select_variables(X=X, y=y, family="gaussian", random_seed=1, progressbar=False)
+    >>> idata.selection["inclusion"].values.round(2)
+    array([1.  , 0.1 , 1.  , 0.12])
+    """
+    clock = time.perf_counter()
+    form = _form(model, X, y, family, link, prior, always)
+    space = make_space(form.names, form.always, dict(groups or {}) or None, heredity, model_prior)
+    enumerated = method == "enumerate" or (
+        method == "auto" and can_enumerate(evidence, form, space.n_candidates, points)
+    )
+    if enumerated and space.n_candidates > MOST_ENUMERATED:
+        raise ModelError(f"method='enumerate': 2^{space.n_candidates} models are too many; use method='smc'")
+    chosen = make_evidence(evidence, form, space.n_candidates, enumerated, points)
+    *_, rng = spawn_generators(random_seed, chains + 1)
+    found, attrs, stats = _enumerate(space, chosen, chains, draws, rng, progressbar)
+    return search_inference_data(
+        form,
+        space,
+        chosen,
+        found,
+        sampling_time=time.perf_counter() - clock,
+        rng=rng,
+        attrs=attrs | _described(form, space, chosen),
+        sample_stats=stats,
+    )
+
+
+def _form(model: Any, X: Any, y: Any, family: str, link: str | None, prior: Any, always: Any) -> Form:
+    if X is None or y is None:
+        raise ModelError("X and y are needed: a design (rows, columns) and its responses")
+    return design_form(X, y, family, link, prior, always)
+
+
+def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, Any]:
+    """Return attributes that say what was searched, and how."""
+    relative = "relative to the model with an intercept alone" if form.linear is not None else None
+    return {
+        "evidence": evidence.name,
+        "model_prior": "function" if callable(space.prior) else space.prior,
+        "n_candidates": space.n_candidates,
+        "log_evidence_note": relative,
+    }
+
+
+def _enumerate(
+    space: ModelSpace, evidence: Evidence, chains: int, draws: int, rng: np.random.Generator, progressbar: bool
+) -> tuple[Searched, dict[str, Any], dict[str, Any]]:
+    """Return what all models say, and draws of them."""
+    with ChainProgress("models", 1, (), enabled=progressbar) as progress:
+        every: Enumerated = enumerate_models(space, evidence, rng, lambda done: progress.update(0, done))
+    drawn = systematic_resampling(every.probability, chains * draws, rng)
+    bits = every.bits[rng.permutation(drawn)].reshape(chains, draws, -1)
+    listed = Listed(every.bits, every.log_evidence, every.probability).best()
+    attrs = {
+        "method": "enumeration of models",
+        "n_models": len(every.bits),
+        "log_evidence": every.total,
+        "log_evidence_se": every.total_se,
+        "log_evidence_df": float("inf"),
+        "log_evidence_trusted": 1,
+        "warnings": "",
+    }
+    return Searched(bits, every.inclusion, every.inclusion_se, listed), attrs, {}

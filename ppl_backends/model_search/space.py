@@ -1,0 +1,201 @@
+"""The space of models: candidates that are switched on and off, what they stand for, and how probable each set of them is.
+
+A candidate is a column of the design, or a group of columns that belong together (the dummies of a factor). With heredity a
+candidate may be on only where all its parents are (``"strong"``), or one of them (``"weak"``), as an interaction and its
+main effects (Chipman 1996). A candidate whose parents allow it is *free*; a model with f free candidates, k of them on, has
+prior probability 2^{−f} (``"uniform"``; 2^{−m} without heredity), or, where the probability of being on is itself uniform,
+k!(f−k)!/(f+1)! (``"beta_binomial"``). Both add up to one over all models that heredity allows, and both can be drawn
+from, candidate by candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaln
+
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import Array
+
+Bits = NDArray[np.bool_]
+ModelPrior = str | Callable[[Bits], Any]
+
+
+@dataclass(frozen=True)
+class ModelSpace:
+    """Candidates ``m`` over columns ``p``, in an order in which parents come before their children.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the candidates.
+    members : ndarray (m, p) of bool
+        The columns of each.
+    always : ndarray (p,) of bool
+        Columns that are in every model.
+    parents : ndarray (m, m) of bool
+        Row i holds the parents of candidate i.
+    strong : bool
+        Whether all parents have to be on; else one.
+    prior : {"uniform", "beta_binomial"} or callable
+        A function takes columns ``(n, p)`` and returns log probabilities ``(n,)``.
+    """
+
+    names: tuple[str, ...]
+    members: Bits
+    always: Bits
+    parents: Bits
+    strong: bool
+    prior: ModelPrior
+
+    @property
+    def n_candidates(self) -> int:
+        """How many there are."""
+        return len(self.names)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each candidate is one column and nothing but the size of a model tells its prior probability."""
+        return not callable(self.prior) and not self.parents.any() and bool((self.members.sum(axis=1) == 1).all())
+
+    @property
+    def log_prior_by_size(self) -> Array:
+        """Log prior probability of a model with k of all candidates on, k = 0, …, m, in a space without heredity."""
+        return self._by_size(np.arange(self.n_candidates + 1), self.n_candidates)
+
+    def columns(self, bits: Bits) -> Bits:
+        """Return the columns ``(n, p)`` of models ``(n, m)``."""
+        on: Bits = (bits.astype(np.float32) @ self.members.astype(np.float32) > 0) | self.always
+        return on
+
+    def free(self, bits: Bits) -> Bits:
+        """Return which candidates the parents allow ``(n, m)``."""
+        if not self.parents.any():
+            return np.ones(bits.shape, dtype=bool)
+        on = bits.astype(np.float32) @ self.parents.T.astype(np.float32)
+        wanted = self.parents.sum(axis=1)
+        return on >= (wanted if self.strong else np.minimum(wanted, 1))
+
+    def log_start(self, bits: Bits) -> Array:
+        """Return the log probability ``(n,)`` by which :meth:`sample` draws models; −inf where heredity forbids one."""
+        free = self.free(bits)
+        found = self._by_size(bits.sum(axis=1), free.sum(axis=1))
+        return np.where((bits & ~free).any(axis=1), -np.inf, found)
+
+    def log_prior(self, bits: Bits) -> Array:
+        """Return the log prior probability ``(n,)``; that of a function is up to what it leaves out."""
+        start = self.log_start(bits)
+        if not callable(self.prior):
+            return start
+        given = np.asarray(self.prior(self.columns(bits)), dtype=np.float64)
+        if given.shape != start.shape or np.isnan(given).any() or np.any(given == np.inf):
+            raise ModelError(f"model_prior must return finite log probabilities or -inf of shape {start.shape}")
+        return np.where(start > -np.inf, given, -np.inf)
+
+    def _by_size(self, k: Any, free: Any) -> Array:
+        """Return the log probability of k candidates of those that are free."""
+        if self.prior == "beta_binomial":
+            found: Array = betaln(k + 1.0, free - k + 1.0)
+            return found
+        return np.asarray(-np.log(2.0) * np.broadcast_to(np.asarray(free, dtype=np.float64), np.shape(k)))
+
+    def sample(self, n: int, rng: np.random.Generator) -> Bits:
+        """Draw models ``(n, m)`` from the prior, from the uniform one where that is a function."""
+        share = rng.random((n, 1)) if self.prior == "beta_binomial" else np.full((n, 1), 0.5)
+        bits = rng.random((n, self.n_candidates)) < share
+        if self.parents.any():
+            for j in np.flatnonzero(self.parents.any(axis=1)):
+                bits[:, j] &= self.free(bits)[:, j]
+        return bits
+
+    def all(self) -> Bits:
+        """Return all models that heredity allows."""
+        codes = np.arange(2**self.n_candidates, dtype=np.uint32)
+        bits = ((codes[:, None] >> np.arange(self.n_candidates, dtype=np.uint32)) & 1).astype(bool)
+        return bits[(~bits | self.free(bits)).all(axis=1)] if self.parents.any() else bits
+
+
+def make_space(
+    names: tuple[str, ...],
+    always: Bits,
+    groups: dict[str, list[str]] | None,
+    heredity: Any,
+    prior: ModelPrior,
+) -> ModelSpace:
+    """Return the space over columns ``names``, of which ``always`` are in every model.
+
+    Raises
+    ------
+    ModelError
+        If a name is unknown, a column is in two groups, or parents go round in a circle.
+    """
+    members, labels = _members(names, always, groups or {})
+    parents, strong = _parents(labels, heredity)
+    order = _parents_first(labels, parents)
+    return ModelSpace(
+        tuple(labels[i] for i in order), members[order], always, parents[np.ix_(order, order)], strong, prior
+    )
+
+
+def _members(names: tuple[str, ...], always: Bits, groups: dict[str, list[str]]) -> tuple[Bits, list[str]]:
+    """Return the columns of each candidate, groups where their first column is, and labels."""
+    group_of: dict[int, str] = {}
+    for label, columns in groups.items():
+        for column in columns:
+            where = place(names, column, f"groups: {label!r}")
+            if where in group_of:
+                raise ModelError(f"groups: {column!r} is in {group_of[where]!r} and in {label!r}")
+            group_of[where] = label
+    found: dict[str, list[int]] = {}
+    for j, name in enumerate(names):
+        if not always[j]:
+            found.setdefault(group_of.get(j, name), []).append(j)
+    members = np.zeros((len(found), len(names)), dtype=bool)
+    for i, columns_of in enumerate(found.values()):
+        members[i, columns_of] = True
+    return members, list(found)
+
+
+def _parents(labels: list[str], heredity: Any) -> tuple[Bits, bool]:
+    """Return the parents of each candidate, and whether all of them are needed."""
+    parents = np.zeros((len(labels), len(labels)), dtype=bool)
+    if heredity is None:
+        return parents, True
+    if isinstance(heredity, str):
+        given = {label: label.split(":") for label in labels if ":" in label}
+        if not given:
+            raise ModelError(f"heredity={heredity!r}: no candidate is named as a product, like 'age:bmi'")
+        given = {child: [part for part in parts if part in labels] for child, parts in given.items()}
+    else:
+        given = {child: [each] if isinstance(each, str) else list(each) for child, each in heredity.items()}
+    for child, each in given.items():
+        i = place(tuple(labels), child, "heredity")
+        for parent in each:
+            parents[i, place(tuple(labels), parent, f"heredity: {child!r}")] = True
+    return parents, heredity != "weak"
+
+
+def _parents_first(labels: list[str], parents: Bits) -> list[int]:
+    order: list[int] = []
+    while len(order) < len(labels):
+        ready = [i for i in range(len(labels)) if i not in order and set(np.flatnonzero(parents[i])) <= set(order)]
+        if not ready:
+            left = next(labels[i] for i in count() if i not in order)
+            raise ModelError(f"heredity: {left!r} is among its own ancestors")
+        order += ready
+    return order
+
+
+def place(names: tuple[str, ...], name: Any, where: str) -> int:
+    """Return the index of a name (or of an integer), or refuse it."""
+    if isinstance(name, int | np.integer) and 0 <= name < len(names):
+        return int(name)
+    if name not in names:
+        shown = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
+        raise ModelError(f"{where}: {name!r} is not among {shown}")
+    return names.index(name)

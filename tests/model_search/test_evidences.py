@@ -1,0 +1,167 @@
+"""Evidences of single models against integrals, least squares and each other."""
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import logsumexp
+from scipy.stats import cauchy, norm
+
+from ppl_backends.approximations.ep import fit_ep
+from ppl_backends.errors import ModelError
+from ppl_backends.model_search.evidences.ep import EPEvidence
+from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence
+from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.model_search.forms import design_form
+from ppl_backends.model_search.space import make_space
+from ppl_backends.model_search.switched import switched
+from ppl_backends.targets.factors import Factors, Laplace, Logit, Poisson, Probit, StackedSites, StudentT
+from tests.statistics import normal_bound
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((80, 4)) * [1.0, 3.0, 0.2, 1.0] + [0.0, 2.0, -1.0, 0.5]
+SIGNAL = X[:, 0] - 0.4 * X[:, 1]
+NOISY = SIGNAL + 2.0 * RNG.standard_normal(80)
+ALL = make_space(tuple("abcd"), np.zeros(4, dtype=bool), None, None, "uniform").all()
+rng = np.random.default_rng
+
+
+def r_squared(columns):
+    design = np.column_stack([np.ones(len(X)), X[:, columns]])
+    residual = NOISY - design @ np.linalg.lstsq(design, NOISY, rcond=None)[0]
+    return 1.0 - residual @ residual / np.sum((NOISY - NOISY.mean()) ** 2)
+
+
+def test_the_g_prior_gives_the_bayes_factor_of_least_squares():
+    n, found = len(X), LinearEvidence(X, NOISY, "g").compute(ALL, rng(0))
+    for columns, value in zip(ALL, found, strict=True):
+        k, share = columns.sum(), r_squared(columns)
+        exact = 0.5 * (n - 1 - k) * np.log1p(n) - 0.5 * (n - 1) * np.log1p(n * (1 - share))
+        assert value == pytest.approx(exact, abs=1e-9)
+
+
+def test_the_hyper_g_prior_is_integrated_over():
+    n, found = len(X), LinearEvidence(X, NOISY, "hyper-g").compute(ALL, rng(0))
+    for columns, value in zip(ALL[1:], found[1:], strict=True):
+        k, share = columns.sum(), r_squared(columns)
+
+        def factor(u, k=k, share=share):  # u = g/(1 + g)
+            return 0.5 * (1 - u) ** (0.5 * (k + 3) - 2) * (1 - u * share) ** (-0.5 * (n - 1))
+
+        assert value == pytest.approx(np.log(quad(factor, 0, 1, epsabs=0, epsrel=1e-10, limit=200)[0]), abs=1e-8)
+    assert found[0] == 0.0
+
+
+def test_a_model_whose_columns_are_dependent_has_no_evidence():
+    twice = np.column_stack([X, X[:, 1] + X[:, 2]])
+    on = np.array([[1, 1, 0, 0, 1], [0, 1, 1, 0, 1]], dtype=bool)
+    found = LinearEvidence(twice, NOISY, "g").compute(on, rng(0))
+    assert np.isfinite(found[0])
+    assert found[1] == -np.inf
+
+
+def test_draws_of_a_linear_model_have_the_moments_of_its_posterior():
+    evidence, on, n = LinearEvidence(X, NOISY, "g"), np.array([1, 1, 0, 1], dtype=bool), len(X)
+    drawn, shrunk = evidence.coefficients(on, 40_000, rng(1)), n / (n + 1)
+    centred = X[:, on] - X[:, on].mean(axis=0)
+    least = np.linalg.lstsq(centred, NOISY - NOISY.mean(), rcond=None)[0]
+    scale = 0.5 * np.sum((NOISY - NOISY.mean()) ** 2) * (1 - shrunk * r_squared(on))
+    cov = shrunk * scale / (0.5 * (n - 1) - 1) * np.linalg.inv(centred.T @ centred)
+    error = np.sqrt(np.diag(cov) / 40_000)
+    assert np.all(np.abs(drawn["coefficients"][:, on].mean(axis=0) - shrunk * least) < normal_bound() * error)
+    np.testing.assert_allclose(np.cov(drawn["coefficients"][:, on].T), cov, atol=0.05 * np.diag(cov).max())
+    assert not drawn["coefficients"][:, ~on].any()
+    level = drawn["intercept"] + drawn["coefficients"] @ X.mean(axis=0)
+    assert abs(level.mean() - NOISY.mean()) < normal_bound() * level.std() / 200
+
+
+BINARY = (SIGNAL + RNG.standard_normal(80) > 0).astype(float)
+COUNTS = RNG.poisson(np.exp(np.clip(0.3 * SIGNAL, -3, 3)))
+REGRESSIONS = {
+    "logit": Factors(X, 0.1, Logit(BINARY), 0.2, 0.5),
+    "probit": Factors(X, 0.0, Probit(BINARY), 0.0, [1.0, 2.0, 0.1, 0.5]),
+    "poisson": Factors(X, 0.0, Poisson(COUNTS), 0.0, 1.0),
+    "cauchy": Factors(
+        np.vstack([X, np.eye(4)]),
+        0.0,
+        StackedSites([Logit(BINARY), StudentT(np.zeros(4), 1.0, 2.5)]),
+        0.0,
+        0.0,
+        observed=np.arange(84) < 80,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_estimates_around_laplace_agree_with_ep_and_with_laplace(name):
+    regression = switched(REGRESSIONS[name], np.ones(4, dtype=bool))
+    laplace, ep = LaplaceEvidence(regression), EPEvidence(regression)
+    estimates = ImportanceEvidence(laplace, 4096)
+    value, variance = estimates.with_variance(ALL, rng(2))
+    np.testing.assert_allclose(laplace.compute(ALL, rng(0)), value, atol=0.15)
+    np.testing.assert_allclose(ep.compute(ALL, rng(0)), value, atol=0.05)
+    assert np.all(variance < 1e-2**2)
+    around_ep = ImportanceEvidence(ep, 4096).compute(ALL, rng(3))
+    np.testing.assert_allclose(around_ep, value, atol=0.02)
+
+
+def test_one_coefficient_by_quadrature_its_prior_going_with_it():
+    regression = switched(REGRESSIONS["cauchy"], np.ones(4, dtype=bool))
+    on = np.array([[True, False, False, False], [False] * 4])
+
+    def joint(theta):
+        return np.exp(Logit(BINARY).log_site((X[:, 0] * theta)[None]).sum() + cauchy.logpdf(theta, 0, 2.5))
+
+    exact = [np.log(quad(joint, -10, 10, epsabs=0, epsrel=1e-9)[0]), len(X) * np.log(0.5)]
+    for evidence in (EPEvidence(regression), ImportanceEvidence(LaplaceEvidence(regression), 4096)):
+        np.testing.assert_allclose(evidence.compute(on, rng(4)), exact, atol=1e-2)
+
+
+def test_a_prior_that_is_not_normalised_leaves_with_what_it_integrates_to():
+    half = StackedSites([Logit(BINARY), Laplace(np.zeros(4), 1.5)])
+    rows, observed = np.vstack([X, np.eye(4)]), np.arange(84) < 80
+    regression = switched(Factors(rows, 0.0, half, 0.0, 1.0, observed=observed), np.ones(4, dtype=bool))
+    integral = quad(lambda t: np.exp(-abs(t) / 1.5) / 3 * norm.pdf(t), -np.inf, np.inf)[0]
+    np.testing.assert_allclose(regression.log_integral, np.log(integral), atol=1e-6)
+    without = regression.take(np.array([True, True, True, False]))
+    assert without.log_constant == pytest.approx(np.log(integral))
+    assert fit_ep(without).log_evidence < 0
+    with pytest.raises(ModelError, match="evidence='laplace' needs"):
+        LaplaceEvidence(regression)
+
+
+def test_the_mean_of_estimates_is_the_evidence_whatever_the_number_of_points():
+    regression = switched(REGRESSIONS["logit"], np.ones(4, dtype=bool))
+    exact = ImportanceEvidence(LaplaceEvidence(regression), 8192).compute(ALL[-1:], rng(5))[0]
+    single = ImportanceEvidence(LaplaceEvidence(regression), 1).compute(np.repeat(ALL[-1:], 20_000, axis=0), rng(6))
+    assert single.std() > 0.05
+    ratio = np.exp(single - exact)
+    assert abs(ratio.mean() - 1) < normal_bound() * ratio.std() / 20_000**0.5
+
+
+@pytest.mark.parametrize(("family", "link"), [("binomial", "logit"), ("binomial", "probit"), ("poisson", "log")])
+def test_columns_of_a_form_have_normal_priors_and_an_intercept(family, link):
+    form = design_form(X, COUNTS if family == "poisson" else BINARY, family, link, [1.0, 2.0, 3.0, 4.0], None)
+    assert form.names == ("intercept", "x0", "x1", "x2", "x3")
+    np.testing.assert_allclose(form.regression.factors.prior.precision, [1 / 400, 1, 1 / 4, 1 / 9, 1 / 16])
+    assert form.always.tolist() == [True, False, False, False, False]
+
+
+def test_flat_and_correlated_priors_are_refused_by_name():
+    precision = np.eye(4)
+    precision[0, 2] = precision[2, 0] = 0.5
+    with pytest.raises(ModelError, match=r"theta\[0\] and theta\[2\] are correlated"):
+        switched(Factors(X, 0.0, Logit(BINARY), 0.0, precision), np.ones(4, dtype=bool))
+    with pytest.raises(ModelError, match=r"theta\[1\]: its prior is flat"):
+        switched(Factors(X, 0.0, Logit(BINARY), 0.0, [1, 0, 1, 1]), np.arange(4) == 1)
+    shared = np.vstack([X, [[0, 1, 1, 0]]])
+    sites = StackedSites([Logit(BINARY), StudentT(0.0, 1.0, 1.0)])
+    with pytest.raises(ModelError, match=r"theta\[1\]: its prior depends on other parameters"):
+        switched(Factors(shared, 0.0, sites, 0.0, 1.0, observed=np.arange(81) < 80), np.ones(4, dtype=bool))
+
+
+def test_known_evidences_are_kept():
+    evidence = LaplaceEvidence(switched(REGRESSIONS["logit"], np.ones(4, dtype=bool)))
+    first = evidence(ALL, rng(0))
+    evidence.compute = None
+    np.testing.assert_array_equal(evidence(ALL[::-1], rng(0)), first[::-1])
+    assert logsumexp(first) < 0

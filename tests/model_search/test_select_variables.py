@@ -1,0 +1,152 @@
+"""``select_variables`` by enumeration: published and brute-force probabilities, names, groups and heredity."""
+
+import numpy as np
+import pytest
+from scipy.special import betaln, logsumexp
+
+import ppl_backends as pb
+from ppl_backends.datasets import load_binary_regression
+from ppl_backends.errors import ModelError
+from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.model_search.space import make_space
+
+PIMA = load_binary_regression("pima")
+PROBIT = [1.0, 0.93436, 1.0, 0.03034, 0.04374, 0.99721, 0.92833, 0.23163]
+LOGIT = [1.0, 0.94212, 1.0, 0.05257, 0.06904, 0.99735, 0.98689, 0.27440]
+
+
+def select(**options):
+    return pb.select_variables(random_seed=1, progressbar=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("link", "inclusion", "log_evidence"), [("probit", PROBIT, -260.1776), ("logit", LOGIT, -256.9505)]
+)
+def test_pima_against_enumeration_with_long_importance_runs(link, inclusion, log_evidence):
+    idata = select(X=PIMA.X, y=PIMA.y, link=link)
+    np.testing.assert_allclose(idata.selection["inclusion"], inclusion, atol=1e-4)
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(log_evidence, abs=0.005)  # EP's own error
+    assert idata.posterior.attrs["evidence"] == "ep"
+    assert idata.posterior.attrs["accuracy"] == "approximate"
+    assert not idata.selection["inclusion_se"].values.any()
+    drawn = idata.posterior["gamma"].values.reshape(-1, 8)
+    np.testing.assert_allclose(drawn.mean(axis=0), inclusion, atol=1e-3)  # systematic draws
+    assert not idata.posterior["beta"].values[idata.posterior["gamma"].values == 0].any()
+
+
+def test_estimated_evidences_certify_the_fast_ones():
+    idata = select(X=PIMA.X, y=PIMA.y, link="probit", evidence="importance_laplace", points=1024)
+    error = idata.selection["inclusion_se"].values
+    assert np.all(np.abs(idata.selection["inclusion"].values - PROBIT) < 5 * error + 1e-5)
+    assert 0 < error.max() < 1e-3
+    assert abs(idata.posterior.attrs["log_evidence"] + 260.1776) < 5 * idata.posterior.attrs["log_evidence_se"] + 1e-4
+    assert idata.posterior.attrs["accuracy"] == "exact"
+
+
+RNG = np.random.default_rng(11)
+X = RNG.standard_normal((90, 5))
+Y = X[:, 0] + X[:, 0] * X[:, 1] + 0.4 * X[:, 3] + RNG.standard_normal(90)
+
+
+def brute_force(design, keep, log_prior):
+    """Inclusions and log mean evidence over all models that ``keep`` allows."""
+    bits = make_space(
+        tuple(map(str, range(design.shape[1]))), np.zeros(design.shape[1], bool), None, None, "uniform"
+    ).all()
+    bits = bits[[keep(row) for row in bits]]
+    logs = LinearEvidence(design, Y, "g").compute(bits, None) + [log_prior(row) for row in bits]
+    return np.exp(logs - logsumexp(logs)) @ bits, logsumexp(logs)
+
+
+@pytest.mark.parametrize("model_prior", ["uniform", "beta_binomial", "function"])
+def test_priors_of_models(model_prior):
+    log_prior = {
+        "uniform": lambda row: -5 * np.log(2),
+        "beta_binomial": lambda row: betaln(1 + row.sum(), 6 - row.sum()),
+        "function": lambda row: row.sum() * np.log(0.2) + (5 - row.sum()) * np.log(0.8),
+    }
+    given = model_prior
+    if model_prior == "function":
+        given = lambda columns: np.array([log_prior["function"](row[1:]) for row in columns])  # noqa: E731
+    idata = select(X=X, y=Y, family="gaussian", model_prior=given)
+    inclusion, total = brute_force(X, lambda row: True, log_prior[model_prior])
+    np.testing.assert_allclose(idata.selection["inclusion"], inclusion, atol=1e-10)
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(total)
+    assert "relative" in idata.posterior.attrs["log_evidence_note"]
+
+
+def test_groups_are_in_or_out_together():
+    idata = select(X=X, y=Y, family="gaussian", groups={"both": ["x1", "x2"]})
+    inclusion, total = brute_force(X, lambda row: row[1] == row[2], lambda row: -4 * np.log(2))
+    np.testing.assert_allclose(idata.selection["inclusion"], inclusion, atol=1e-10)
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize("heredity", ["strong", "weak", {"a:b": ["a", "b"]}])
+def test_products_need_their_parents(heredity):
+    pandas = pytest.importorskip("pandas")
+    design = np.column_stack([X[:, :3], X[:, 0] * X[:, 1]])
+    frame = pandas.DataFrame(design[:, [3, 0, 1, 2]], columns=["a:b", "a", "b", "c"])
+    idata = select(X=frame, y=Y, family="gaussian", heredity=heredity)
+    parents = any if heredity == "weak" else all
+
+    def log_prior(row):  # every candidate that may be in is in with probability one half
+        return -(3 + parents(row[:2])) * np.log(2)
+
+    inclusion, total = brute_force(design, lambda row: not row[3] or parents(row[:2]), log_prior)
+    found = idata.selection["inclusion"]
+    assert found["predictor"].values.tolist() == ["a:b", "a", "b", "c"]
+    np.testing.assert_allclose(found, inclusion[[3, 0, 1, 2]], atol=1e-10)
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize("always", [["x3"], [3], [False, False, False, True, False]])
+def test_columns_that_are_always_in(always):
+    idata = select(X=X, y=Y, family="gaussian", always=always)
+    inclusion, _ = brute_force(X, lambda row: row[3], lambda row: -4 * np.log(2))
+    np.testing.assert_allclose(idata.selection["inclusion"], inclusion, atol=1e-10)
+
+
+@pytest.mark.parametrize("prior", ["g", "hyper-g"])
+def test_a_constant_column_is_the_intercept(prior):
+    with_one = select(X=np.column_stack([X, 2 * np.ones(90)]), y=Y, family="gaussian", prior=prior)
+    without = select(X=X, y=Y, family="gaussian", prior=prior)
+    np.testing.assert_allclose(with_one.selection["inclusion"][:5], without.selection["inclusion"])
+    assert with_one.selection["inclusion"][5] == 1
+    assert "intercept" not in with_one.posterior
+    average = without.posterior.mean(("chain", "draw"))
+    assert float(average["intercept"]) == pytest.approx(2 * float(with_one.posterior["beta"][..., 5].mean()), abs=0.02)
+    assert float(average["sigma"]) == pytest.approx(2.0**0.5, abs=0.2)  # the product is noise to it
+
+
+def test_models_are_listed_by_probability():
+    idata = select(X=X, y=Y, family="gaussian")
+    probability = idata.selection["model_probability"].values
+    assert np.all(np.diff(probability) <= 0)
+    assert probability.sum() == pytest.approx(1.0)
+    listed = idata.selection["model_gamma"].values
+    np.testing.assert_allclose(probability @ listed, idata.selection["inclusion"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"always": ["x9"]}, "always: 'x9' is not among"),
+        ({"groups": {"g": ["x1"], "h": ["x1"]}}, "'x1' is in 'g' and in 'h'"),
+        ({"heredity": "strong"}, "no candidate is named as a product"),
+        ({"heredity": {"x1": ["x2"], "x2": ["x1"]}}, "among its own ancestors"),
+        ({"prior": 3.0}, "expected 'g' or 'hyper-g'"),
+        ({"evidence": "laplace"}, "with a g-prior the evidence is exact"),
+        ({"link": "logit"}, "link='logit' is not known for family='gaussian'"),
+        ({"family": "binomial"}, "binary outcomes must be coded"),
+        ({"family": "binomial", "y": Y > 0, "prior": [1.0]}, "prior has shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        select(**({"X": X, "y": Y, "family": "gaussian"} | options))
+
+
+def test_results_survive_a_file(tmp_path):
+    idata = select(X=X, y=Y, family="gaussian", draws=50)
+    idata.to_netcdf(tmp_path / "selected.nc")
