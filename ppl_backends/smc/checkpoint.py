@@ -26,6 +26,7 @@ from ppl_backends.approximations.variational.fit import VariationalApproximation
 from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
 from ppl_backends.kernels.metric import SplitMetric
+from ppl_backends.kernels.particle.regeneration import KeptPaths
 from ppl_backends.kernels.tuning import (
     AcceptanceTuning,
     BuchholzPretuning,
@@ -44,6 +45,7 @@ from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState, Power, TemperingPath
 from ppl_backends.smc.records import Ladder, Plan, Stage, WeightedPoints
+from ppl_backends.smc.regeneration import BothTunings
 from ppl_backends.smc.rows import Block, Prequential, Rows, RowState
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.start import StartFigures
@@ -66,6 +68,7 @@ _TYPES: tuple[type, ...] = (
     *(StepParameters, CycleParameters, Uneven, Schedule, MoveSettings),
     *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning),
     *(RowState, Rows, Block, Prequential, FilterParticles, FilterState, FilterSizes, WithoutExchanges),
+    *(KeptPaths, BothTunings),
     *_STARTS,
 )
 

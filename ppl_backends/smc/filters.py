@@ -22,12 +22,14 @@ from scipy.special import logsumexp
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import grid
+from ppl_backends.kernels.particle.regeneration import KeptPaths, around, no_paths, paths_out_of
 from ppl_backends.kernels.protocol import Density, Kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.core import Moved, Resampled, SMCState, Start, Step
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.moves import MoveSettings, UntilMixed
 from ppl_backends.smc.path import PriorPath, TemperingPath
+from ppl_backends.smc.regeneration import RegeneratingMoves
 from ppl_backends.smc.rows import Block, Rows, RowsPath, RowState
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
@@ -81,6 +83,8 @@ class FilterParticles(RowState):
         N_x that it should be.
     variance : float
         Of the log estimate, as last measured.
+    kept : KeptPaths or None
+        What the filters were drawn around, where moves regenerate them.
     """
 
     filter: Any
@@ -88,6 +92,7 @@ class FilterParticles(RowState):
     n_particles: int
     wanted: int
     variance: float
+    kept: Any = None
 
 
 class FilterPath(RowsPath):
@@ -101,22 +106,32 @@ class FilterPath(RowsPath):
         Draws the particles before any data.
     particle_filter : Filter
     growth : Growth
+    regenerates : {"", "gibbs", "partial"}
+        Whether moves end with new filters around paths out of the old ones, after sweeps of particle Gibbs or steps of
+        particle Metropolis; else filters are exchanged.
     """
 
     impossible = (
         "has an estimated probability of zero at every particle; raise n_particles or draws, or give a proposal="
     )
 
-    def __init__(self, target: BaseTarget, prior: PriorPath, particle_filter: Any, growth: Growth) -> None:
+    def __init__(
+        self, target: BaseTarget, prior: PriorPath, particle_filter: Any, growth: Growth, regenerates: str = ""
+    ) -> None:
         TemperingPath.__init__(self, target)
+        self.regenerates = regenerates
         self.rest, self.prior, self.filter, self.growth = target.rest, prior, particle_filter, growth
-        self.n, self._parameters_at = particle_filter.n_rows, target.state_space.parameters_at
-        self.attributes = {"filter": particle_filter.method, "filters_grow": int(np.isfinite(growth.above))}
+        self.n, self.parameters_at = particle_filter.n_rows, target.state_space.parameters_at
+        self.attributes = {
+            "filter": particle_filter.method,
+            "filters_grow": int(np.isfinite(growth.above)),
+            "filters_regenerate": regenerates,
+        }
         self.integral = stated_integral(self.rest) or PriorIntegral(0.0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as target and settings; the filter is made anew."""
-        return _path_again, (type(self), self.target, self.prior, self.filter.method, self.growth)
+        return _path_again, (type(self), self.target, self.prior, self.filter.method, self.growth, self.regenerates)
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
         """Draw from the prior, each with an empty filter."""
@@ -137,7 +152,7 @@ class FilterPath(RowsPath):
     def next_block(self, population: Any, least_share: float) -> Block:
         """Return the rows to be let in; filters look at one after the other."""
         n, seen = len(population.x), population.stop
-        parameters = self._parameters_at(population.x)
+        parameters = self.parameters_at(population.x)
         state, increment = population.filter, self._others(population.x) if seen == 0 else np.zeros(n)
         before = float(logsumexp(increment))
         log_others, scores, stop = before - float(np.log(n)), list[float](), seen
@@ -170,10 +185,10 @@ class FilterPath(RowsPath):
         if is_exchange(stage):
             filters = self._filters(population.x, stage.stop, stage.n_particles, population.fresh)
             changed = replace(population, filter=filters, n_particles=stage.n_particles)
-            return self._with_parts(changed, stage, filters.log_likelihood)
-        parameters = self._parameters_at(population.x)
+            return self.with_parts(changed, stage, filters.log_likelihood)
+        parameters = self.parameters_at(population.x)
         filters, _ = self.filter.advance(parameters, population.filter, stage.first, stage.stop - stage.first)
-        return self._with_parts(replace(population, filter=filters), stage, population.filter.log_likelihood)
+        return self.with_parts(replace(population, filter=filters), stage, population.filter.log_likelihood)
 
     def density(self, stage: Any) -> Density[Any]:
         """Return the map from points to particles of the stage, with fresh filters that look at its rows alone."""
@@ -185,16 +200,17 @@ class FilterPath(RowsPath):
         filters = self._filters(x, stage.first, stage.n_particles, draw_seeds(rng, n))
         before = filters.log_likelihood
         if stage.stop > stage.first:
-            filters, _ = self.filter.advance(self._parameters_at(x), filters, stage.first, stage.stop - stage.first)
+            filters, _ = self.filter.advance(self.parameters_at(x), filters, stage.first, stage.stop - stage.first)
         rows = stage.first, stage.stop, filters, draw_seeds(rng, n), stage.n_particles, stage.n_particles, np.nan
-        return self._with_parts(FilterParticles(x, nothing, nothing, None, None, 1.0, *rows), stage, before)
+        kept = no_paths(self.filter, self.parameters_at(x), n) if self.regenerates else None
+        return self.with_parts(FilterParticles(x, nothing, nothing, None, None, 1.0, *rows, kept), stage, before)
 
     def _filters(self, x: Array, rows: int, n_particles: int, seeds: Seeds) -> Any:
         """Filters that have seen so many rows."""
-        parameters = self._parameters_at(x)
+        parameters = self.parameters_at(x)
         return self.filter.advance(parameters, self.filter.start(parameters, n_particles, seeds), 0, rows)[0]
 
-    def _with_parts(self, population: FilterParticles, stage: Rows, before: Array) -> FilterParticles:
+    def with_parts(self, population: FilterParticles, stage: Rows, before: Array) -> FilterParticles:
         """The particles at the stage, from their filters and the log likelihood of the rows ``before`` its block.
 
         Before the first row other observed variables and Potentials count as part of the increment.
@@ -216,7 +232,8 @@ class FilterPath(RowsPath):
 
     def moves(self, kernel: Kernel, settings: MoveSettings) -> Any:
         """Return the moves of a stage, after which filters are measured."""
-        return _MeasuredMoves(UntilMixed(kernel, settings))
+        metropolis = _MeasuredMoves(UntilMixed(kernel, settings))
+        return RegeneratingMoves(metropolis, settings, self.regenerates) if self.regenerates else metropolis
 
     def records(self, log_evidence: float, n: int) -> dict[str, Any]:
         """Return what is written down of a run beside its rows."""
@@ -255,37 +272,64 @@ class FilterPath(RowsPath):
             "n_particles": (own[:1], np.array([each.n_particles for each in populations])),
             "wanted": (own[:1], np.array([each.wanted for each in populations])),
             "estimate_variance": (own[:1], np.array([each.variance for each in populations])),
+            **(self._kept_paths(populations) if self.regenerates else {}),
+        }
+
+    def _kept_paths(self, populations: Sequence[FilterParticles]) -> dict[str, Any]:
+        paths = np.stack([each.kept.x for each in populations])
+        own = ("chain", "draw", "row", "state")[: paths.ndim]
+        return {
+            "path": (own, paths),
+            "path_rows": (own[:2], np.stack([each.kept.rows for each in populations])),
+            "path_seed": (own[:2], np.stack([each.kept.seeds.view(np.int64) for each in populations])),
         }
 
     def again(self, x: Array, rows: int, points: Any, chain: int) -> FilterParticles:
         """Return the particles of a result's chain with the filters that they had."""
-        found = {name: points[name].values[chain] for name in self.kept_names}
+        found = {name: variable.values[chain] for name, variable in points.data_vars.items()}
         size = int(found["n_particles"])
         seeds, estimates = found["filter_seed"].view(np.uint64).copy(), found["filter_log_likelihood"].copy()
+        kept = None
+        if self.regenerates:
+            kept = KeptPaths(
+                np.ascontiguousarray(found["path"]), found["path_rows"], found["path_seed"].view(np.uint64)
+            )
+            if kept.x.shape[1] < self.n:  # rows that are new
+                longer = np.zeros((len(x), self.n, *kept.x.shape[2:]))
+                longer[:, : kept.x.shape[1]] = kept.x
+                kept = replace(kept, x=longer)
         # Replayed on the rows that there are now, the first few tell whether these are the rows that the result has seen.
-        few = min(_REPLAYED, len(x))
-        estimates[:few] = self._filters(x[:few], rows, size, seeds[:few]).log_likelihood
+        few = slice(0, _REPLAYED)
+        if kept is None:
+            estimates[few] = self._filters(x[few], rows, size, seeds[few]).log_likelihood
+        elif rows:
+            values = self.parameters_at(x[few])
+            estimates[few] = around(self.filter, values, kept.take(few), rows, size, seeds[few])[0].log_likelihood
         filters = FilterState(
             np.ascontiguousarray(found["filter_state"][:, :size]),
             np.ascontiguousarray(found["filter_log_weight"][:, :size]),
             estimates,
             seeds,
         )
-        nothing = np.zeros(len(x))
-        more = (
-            filters,
-            found["fresh_seed"].view(np.uint64),
-            size,
-            int(found["wanted"]),
-            float(found["estimate_variance"]),
-        )
+        nothing, fresh = np.zeros(len(x)), found["fresh_seed"].view(np.uint64)
+        more = filters, fresh, size, int(found["wanted"]), float(found["estimate_variance"]), kept
         population = FilterParticles(x, nothing, nothing, None, None, 1.0, rows, rows, *more)
-        return self._with_parts(population, self.all_of(rows), filters.log_likelihood)
+        return self.with_parts(population, self.all_of(rows), filters.log_likelihood)
 
-    kept_names = (
-        *("filter_state", "filter_log_weight", "filter_log_likelihood", "filter_seed", "fresh_seed"),
-        *("n_particles", "wanted", "estimate_variance"),
-    )
+    def paths_of(self, population: FilterParticles, rng: np.random.Generator) -> Array:
+        """Return a path ``(n, n_rows of the data[, d])`` out of the filter of each particle."""
+        values, seeds = self.parameters_at(population.x), draw_seeds(rng, len(population.x))
+        return paths_out_of(self.filter, values, population.filter, population.kept, population.stop, seeds)
+
+    def regenerated(self, population: FilterParticles, paths: Array, rng: np.random.Generator) -> FilterParticles:
+        """Return the particles, all rows of whose block are in, with filters of the size wanted around paths."""
+        n, stop, size = len(population.x), population.stop, population.wanted
+        kept = KeptPaths(paths, np.full(n, stop), draw_seeds(rng, n))
+        values, seeds = self.parameters_at(population.x), draw_seeds(rng, n)
+        filters, increments = around(self.filter, values, kept, stop, size, seeds)
+        changed = replace(population, filter=filters, n_particles=size, kept=kept)
+        stage = Rows(population.first, stop, 1.0, 0.0, self.n)
+        return self.with_parts(changed, stage, increments[:, : population.first].sum(axis=1))
 
     def measured(self, population: FilterParticles, rng: np.random.Generator) -> FilterParticles:
         """Return the particles with the variance of the log estimate, from pairs of fresh filters at every other θ.
@@ -306,9 +350,9 @@ class FilterPath(RowsPath):
 
 
 def _path_again(
-    kind: type[FilterPath], target: BaseTarget, prior: PriorPath, method: str, growth: Growth
+    kind: type[FilterPath], target: BaseTarget, prior: PriorPath, method: str, growth: Growth, regenerates: str
 ) -> FilterPath:
-    return kind(target, prior, filter_of(target, method), growth)
+    return kind(target, prior, filter_of(target, method), growth, regenerates)
 
 
 def is_exchange(stage: Rows) -> bool:
@@ -323,7 +367,7 @@ def filter_path(target: BaseTarget, prior: PriorPath, idata: Any) -> FilterPath:
     attrs, points = group(idata, "posterior").attrs, group(idata, "unconstrained_posterior")
     size = int(points["n_particles"].values.max())
     growth = Growth(size) if attrs["filters_grow"] else Growth(size, above=np.inf)
-    return FilterPath(target, prior, filter_of(target, attrs["filter"]), growth)
+    return FilterPath(target, prior, filter_of(target, attrs["filter"]), growth, attrs["filters_regenerate"])
 
 
 def _difference(after: Array, before: Array) -> Array:

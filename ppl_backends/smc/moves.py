@@ -32,7 +32,7 @@ from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, mod
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
 
-_CORRELATION_LEFT = 0.1  # α' of Algorithm 14
+CORRELATION_LEFT = 0.1  # α' of Algorithm 14
 _DIVERGED = 20.0  # energy error of a trajectory
 # Energy error of a trajectory with a step that is too long for its place, and the share of such from which steps are uneven.
 # Of a Gaussian's trajectories with an acceptance rate of 0.9 next to none has so much.
@@ -271,7 +271,7 @@ class _Walk:
     @property
     def mixed(self) -> bool:
         """Whether nothing ties the particles to where they were, as far as so many of them can tell."""
-        return self.left < max(_CORRELATION_LEFT, self.weights.noise)
+        return self.left < max(CORRELATION_LEFT, self.weights.noise)
 
     def result(self, states: Sequence[PathState] | None = None) -> Moved:
         """Return the particles as they are now; or all ``states`` of the chains, those of a chain adjacent."""

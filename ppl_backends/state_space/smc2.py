@@ -14,12 +14,14 @@ from ppl_backends.smc.filters import FilterPath, Growth
 from ppl_backends.smc.ibis import RowsCall, row_settings
 from ppl_backends.targets.convert import as_target
 
+_REGENERATING = ("gibbs", "partial")
+
 
 @checked(
     draws=integer(4),
     n_particles=choice("auto") | integer(1),
     filter=choice("auto", "bootstrap", "guided", "auxiliary"),
-    moves=choice("auto", "random_walk", "mixed", "independent"),
+    moves=choice("auto", "random_walk", "mixed", "independent", *_REGENERATING),
     ess_threshold=number(above=0, below=1),
     min_moves=integer(1),
     max_moves=integer(1),
@@ -66,8 +68,11 @@ def sample_smc2(
         by more than 1.5 between fresh filters at the same parameters.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
-    moves : {"auto", "mixed", "random_walk", "independent"}
-        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn.
+    moves : {"auto", "mixed", "random_walk", "independent", "gibbs", "partial"}
+        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn, and filters
+        grow by an exchange. ``"gibbs"`` moves parameters given paths of states, and paths by conditional filters;
+        ``"partial"`` moves parameters as ``"auto"`` does. Both end with new filters around the paths, of the size wanted and
+        without weights, whose states are drawn from the transition; the model needs ``log_transition`` and ``log_initial``.
     ess_threshold : float
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
@@ -107,11 +112,12 @@ def sample_smc2(
     filters = filter_of(target, filter)
     return call.sample(
         target,
-        make_kernel("mixed" if moves == "auto" else moves),
-        lambda prior: FilterPath(target, prior, filters, growth),
+        make_kernel("mixed" if moves in ("auto", *_REGENERATING) else moves),
+        lambda prior: FilterPath(target, prior, filters, growth, moves if moves in _REGENERATING else ""),
         (draws, chains),
         random_seed,
         checkpoint,
         n_particles=n_particles,
         filter=filters.method,
+        moves=moves,
     )

@@ -29,13 +29,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarn
 EAGER = Growth(first=4, variance=0.3, above=1.0, most=8)
 
 
-def run(seed, path=FilterPath, growth=EAGER, n=64, y=Y):
-    made = path(target(y), PriorPath(target(y).rest), filter_of(target(y)), growth)
+def run(seed, path=FilterPath, growth=EAGER, n=64, y=Y, regenerates=""):
+    made = path(target(y), PriorPath(target(y).rest), filter_of(target(y)), growth, regenerates)
     return run_ibis(made, make_kernel("random_walk"), n, np.random.default_rng([9, seed]), None, SETTINGS)
 
 
-def test_the_evidence_is_unbiased_while_filters_grow():
-    runs = [run(seed) for seed in range(16)]
+@pytest.mark.parametrize("regenerates", ["", pytest.param("gibbs", marks=pytest.mark.slow), "partial"])
+def test_the_evidence_is_unbiased_while_filters_grow(regenerates):
+    runs = [run(seed, regenerates=regenerates) for seed in range(16)]
     assert_mean_is(np.exp([each.log_evidence - EXACT for each in runs]), 1.0)
     sizes = [each.records["filters"].n_particles for each in runs]
     assert np.mean([len(set(each)) > 1 for each in sizes]) > 0.9
@@ -60,6 +61,36 @@ def test_the_weights_of_an_exchange_count():
     assert_mean_is(through_an_exchange(counted=True), 1.0)
     with pytest.raises(AssertionError):
         assert_mean_is(through_an_exchange(counted=False), 1.0)
+
+
+class StalePaths(FilterPath):
+    """A path that regenerates filters around paths of other particles."""
+
+    def paths_of(self, population, rng):
+        return np.roll(super().paths_of(population, rng), 1, axis=0)
+
+
+def first_increments(path, n=4000):
+    """Means of L̂ of two rows, estimated by filters that were drawn around paths out of filters of the rows before."""
+    y, rng = Y[:5], np.random.default_rng(6)
+    made = path(target(y), PriorPath(target(y).rest), filter_of(target(y)), Growth(first=4), "gibbs")
+    x = rng.normal(MEAN, 2.0, (n, 1))
+    population = made.density(made.all_of(3))(x, rng)
+    weights = np.exp(population.filter.log_likelihood - log_likelihoods(x[:, 0], y[:3]))
+    population = made.regenerated(replace(population, wanted=6), made.paths_of(population, rng), rng)
+    _, increments = made.filter.advance(made.parameters_at(x), population.filter, 3, 2)
+    exact = log_likelihoods(x[:, 0], y) - log_likelihoods(x[:, 0], y[:3])
+    return weights * np.exp(increments.sum(axis=1) - exact)
+
+
+def log_likelihoods(mu, y):
+    return np.array([log_likelihood(each, y) for each in mu])
+
+
+def test_filters_around_paths_predict_without_bias_and_those_around_stale_paths_do_not():
+    assert_mean_is(first_increments(FilterPath), 1.0)
+    with pytest.raises(AssertionError):
+        assert_mean_is(first_increments(StalePaths), 1.0)
 
 
 def smc2(y=Y, **options):

@@ -57,14 +57,15 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, whole):
     same(smc2(checkpoint=path), whole)
 
 
-def test_every_block_can_be_gone_on_from(tmp_path, whole):
+@pytest.mark.parametrize("moves", ["auto", "gibbs"])
+def test_every_block_can_be_gone_on_from(tmp_path, moves):
     """A run that is out of time after each block, taken up again and again."""
     complete = [False]
     while not complete[-1]:
-        left = smc2(checkpoint=tmp_path / "run", max_time=1e-9)
+        left = smc2(checkpoint=tmp_path / "run", max_time=1e-9, moves=moves)
         complete.append(group(left, "posterior").attrs["complete"])
     assert len(complete) > 3
-    same(left, whole)
+    same(left, smc2(moves=moves))
 
 
 def volatility(y=Y):
@@ -103,9 +104,10 @@ def test_a_run_that_is_out_of_time_keeps_the_rows_that_it_let_in(recwarn):
     assert scores.shape[1] < group(rest, "prequential").sizes["observation"] == len(Y)
 
 
-def test_rows_are_let_in_by_a_result_that_was_on_disk(tmp_path):
+@pytest.mark.parametrize("moves", ["auto", "gibbs"])
+def test_rows_are_let_in_by_a_result_that_was_on_disk(tmp_path, moves):
     longer = series(len(Y) + 6)
-    before = smc2(longer[: len(Y)])
+    before = smc2(longer[: len(Y)], moves=moves)
     before.to_netcdf(str(tmp_path / "result.nc"))
     read = az.from_netcdf(str(tmp_path / "result.nc"))
     new = [pb.update_smc(each, target(longer), random_seed=2, progressbar=False) for each in (before, read)]

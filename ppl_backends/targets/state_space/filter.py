@@ -165,7 +165,7 @@ class Filter:
         seeds = state.seeds if seeds is None else np.asarray(seeds, dtype=np.uint64)
         self.state_shape(parameters)
         length = 1 if n_steps == 1 else len(self.rows["y"])
-        program = partial(_advance, self._rule("seeds"), length)
+        program = partial(_advance, self.rule("seeds"), length)
         carry = (state.x, state.log_weights, state.log_likelihood)
         x, log_weights, log_likelihood, increments = self._blocks(
             lambda block: program(block["p"], block["seeds"], self.rows, *block["carry"], t, t + n_steps),
@@ -192,7 +192,7 @@ class Filter:
         if np.shape(normals) != (n_theta, self.n_normals(n_x)):
             raise ModelError(f"normals have shape {np.shape(normals)}; expected (n_theta, {self.n_normals(n_x)})")
         carry = (np.zeros((n_theta, n_x, *own)), np.zeros((n_theta, n_x)), np.zeros(n_theta))
-        program = partial(_advance, self._rule("normals"), 1)
+        program = partial(_advance, self.rule("normals"), 1)
 
         def run(block: Any) -> Any:
             by_row = np.moveaxis(block["normals"].reshape(len(block["normals"]), self.n_rows, -1), 1, 0)
@@ -206,7 +206,7 @@ class Filter:
         """Return all that filters with these seeds do, row by row; memory grows with the number of rows."""
         self.state_shape(parameters)
         with double_precision():
-            program = _compiled("history", self._rule("seeds"), n_x)
+            program = _compiled("history", self.rule("seeds"), n_x)
             values = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
             found = program(values, np.asarray(seeds, dtype=np.uint64), self.rows)
             return History(*(np.asarray(part)[: self.n_rows] for part in found))
@@ -218,9 +218,10 @@ class Filter:
         if reserved:
             raise ModelError(f"{reserved.pop()!r} is the name of a parameter and of a covariate: rename one")
         with double_precision():
-            return _state_shape(self._rule("seeds"), shapes, _row_shapes(self.rows))
+            return _state_shape(self.rule("seeds"), shapes, _row_shapes(self.rows))
 
-    def _rule(self, stream: str) -> Any:
+    def rule(self, stream: str) -> Any:
+        """Return what the compiled filter depends on beside the shapes of arrays."""
         jax_module()
         from ppl_backends.targets.state_space.step import Rule
 

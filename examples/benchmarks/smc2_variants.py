@@ -1,0 +1,132 @@
+"""Four ways to move the particles of SMC² and to let its filters grow, on stochastic volatility: variance × CPU.
+
+Those of Ridgway (2015, section 6.4): (a) particle Metropolis, and twice the particles where fewer than 20 % are accepted; (b)
+the same moves, with filters exchanged after every block of rows for as many particles as the variance of the estimate asks
+for; (c) full particle Gibbs; (d) partial particle Gibbs with three particle Metropolis steps. (e) is the default: as (b),
+with an exchange only where the variance is above 1.5. All begin with 32 bootstrap particles.
+
+``python smc2_variants.py [--runs 8] [--rows 200] [--draws 100] > runs.jsonl``; ``python smc2_variants.py table runs.jsonl``.
+"""
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import ppl_backends as pb
+from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.table import make_kernel
+from ppl_backends.smc.filters import FilterPath, Growth
+from ppl_backends.smc.ibis import row_settings, run_ibis
+from ppl_backends.smc.path import PriorPath
+
+DATA = Path(__file__).parents[2] / "tests" / "state_space" / "data" / "stochastic_volatility.csv"
+MOST = 4096  # particles of a filter
+LABELS = {
+    "a": "(a) Metropolis, doubling below 20 % accepted",
+    "b": "(b) Metropolis, exchange after every block",
+    "c": "(c) full particle Gibbs",
+    "d": "(d) partial particle Gibbs, three Metropolis steps",
+    "e": "default: Metropolis, exchange above a variance of 1.5",
+}
+
+
+class Doubling(FilterPath):
+    """Twice the particles where moves are seldom accepted."""
+
+    def moves(self, kernel, settings):
+        """Return moves, and their judgement."""
+        inner = super().moves(kernel, settings)
+
+        def moved(drawn, path, tuning, rng):
+            done = inner.moves(drawn, path, tuning, rng)
+            few = done.summary.acceptance < 0.2 and drawn.stage.beta == 1.0 and not path.is_last(drawn.stage)
+            particles = replace(done.population, fresh=rng.integers(0, 2**64, len(drawn.weights), dtype=np.uint64))
+            size = particles.n_particles
+            return done._replace(population=replace(particles, wanted=min(MOST, 2 * size) if few else size))
+
+        return moved
+
+
+EAGER = Growth(above=1.0, most=MOST)
+PATHS = {
+    "a": lambda *parts: Doubling(*parts, Growth(most=MOST)),
+    "b": lambda *parts: FilterPath(*parts, EAGER),
+    "c": lambda *parts: FilterPath(*parts, EAGER, "gibbs"),
+    "d": lambda *parts: FilterPath(*parts, EAGER, "partial"),
+    "e": lambda *parts: FilterPath(*parts, Growth(most=MOST)),
+}
+MOVES = {"a": (3, 3), "b": (3, 3), "c": (3, 3), "d": (3, 3), "e": (3, 5)}
+
+
+def target_of(rows):
+    """Return the model on the first rows, with the priors of the thesis."""
+    import pymc as pm
+
+    with pm.Model() as model:
+        mu, rho = pm.Normal("mu", 0, 2), pm.TruncatedNormal("rho", 0, 1, lower=-1, upper=1)
+        sigma = pm.Deterministic("sigma", pm.InverseGamma("variance", 3, 0.5) ** 0.5)
+        y = np.loadtxt(DATA, skiprows=1)[:rows]
+        pb.StateSpace("y", pb.state_space.stochastic_volatility(), mu=mu, rho=rho, sigma=sigma, observed=y)
+    return pb.as_target(model)
+
+
+def run(target, variant, draws, seed):
+    """Return the figures of one run."""
+    clock = time.process_time()
+    path = PATHS[variant](target, PriorPath(target), filter_of(target, "bootstrap"))
+    settings = row_settings(0.5, *MOVES[variant], None)
+    done = run_ibis(path, make_kernel("mixed"), draws, np.random.default_rng([7, seed]), None, settings)
+    sigma = target.constrain(done.x)["sigma"]
+    return {
+        "variant": variant,
+        "seed": seed,
+        "log_evidence": done.log_evidence,
+        "sigma": float(sigma.mean()),
+        "n_particles": done.records["filters"].n_particles[-1],
+        "stages": len(done.stages) - 1,
+        "acceptance": float(np.mean([stage.moves.acceptance for stage in done.stages if stage.moves])),
+        "cpu": time.process_time() - clock,
+    }
+
+
+def table(file):
+    """Print the table."""
+    runs = [json.loads(row) for row in Path(file).read_text().splitlines()]
+    print(
+        "| variant | runs | log Z, sd | mean of σ, sd | N_x at the end | CPU s | variance of log Z × CPU | of σ × CPU, 10⁻³ |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for variant, label in LABELS.items():
+        found = [each for each in runs if each["variant"] == variant]
+        z, sigma, sizes, cpu = (
+            np.array([each[key] for each in found]) for key in ("log_evidence", "sigma", "n_particles", "cpu")
+        )
+        print(
+            f"| {label} | {len(found)} | {z.mean():.2f}, {z.std(ddof=1):.2f} | {sigma.mean():.3f}, {sigma.std(ddof=1):.3f} | "
+            f"{sizes.min()} to {sizes.max()} | {cpu.mean():.1f} | {z.var(ddof=1) * cpu.mean():.2f} | "
+            f"{1e3 * sigma.var(ddof=1) * cpu.mean():.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    if sys.argv[1:2] == ["table"]:
+        table(sys.argv[2])
+        sys.exit()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=100)
+    given = parser.parse_args()
+    target = target_of(given.rows)
+    for seed in range(-1, given.runs):
+        for variant in LABELS:
+            found = run(target, variant, given.draws, seed + 1)
+            if seed >= 0:  # the first compiles
+                print(json.dumps(found), flush=True)

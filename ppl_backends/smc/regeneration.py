@@ -1,0 +1,96 @@
+"""Moves of SMC² after which every particle has a new filter around a path out of its old one (Ridgway 2015, section 6.2).
+
+In full, parameters and path take turns, as in particle Gibbs; in part, parameters are moved by particle Metropolis steps and
+the path serves the new filter alone. Either way filters get as many particles as they need, and no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.kernels.metric import cross_fitted_metric
+from ppl_backends.kernels.particle.gibbs import ParticleGibbsKernel, PathDensity
+from ppl_backends.kernels.tuning import AcceptanceTuning, move_once
+from ppl_backends.smc.core import Moved, Resampled
+from ppl_backends.smc.mixing import correlation_left, modes
+from ppl_backends.smc.moves import CORRELATION_LEFT, MoveSettings, MoveSummary
+
+_SWEEPS_WITH = 20  # particles; filters between the rows have as many as their estimates need
+
+
+@dataclass(frozen=True)
+class BothTunings:
+    """What steps of both kinds have learned."""
+
+    metropolis: Any
+    gibbs: AcceptanceTuning
+
+    @classmethod
+    def of(cls, metropolis: Any, kernel: ParticleGibbsKernel, dim: int) -> BothTunings:
+        """Return the tunings before the first sweep."""
+        first = AcceptanceTuning(kernel.initial_scale(dim), kernel.target_acceptance, kernel.largest_scale)
+        return cls(metropolis, first)
+
+
+@dataclass(frozen=True)
+class RegeneratingMoves:
+    """Moves of a block of rows; inside a block that is let in by degrees particle Metropolis steps alone.
+
+    Attributes
+    ----------
+    metropolis : callable
+    settings : MoveSettings
+        Floor and cap of the number of sweeps.
+    kind : {"gibbs", "partial"}
+    """
+
+    metropolis: Any
+    settings: MoveSettings
+    kind: str
+
+    def __call__(self, drawn: Resampled, path: Any, tuning: Any, rng: np.random.Generator) -> Moved:
+        """Move the particles."""
+        kernel, dim = ParticleGibbsKernel(_SWEEPS_WITH, None), drawn.particles.x.shape[1]
+        if not isinstance(tuning, BothTunings):
+            tuning = BothTunings.of(tuning, kernel, dim)
+        if self.kind == "gibbs" and drawn.stage.beta == 1.0:
+            return self._swept(drawn, path, tuning, kernel, rng)
+        moved = self.metropolis(drawn, path, tuning.metropolis, rng)
+        moved = moved._replace(tuning=replace(tuning, metropolis=moved.tuning))
+        if drawn.stage.beta < 1.0:
+            return moved
+        return moved._replace(population=path.regenerated(moved.population, path.paths_of(moved.population, rng), rng))
+
+    def _swept(
+        self, drawn: Resampled, path: Any, both: BothTunings, kernel: ParticleGibbsKernel, rng: np.random.Generator
+    ) -> Moved:
+        """Sweep until the particles have mixed, or the cap is met, and regenerate the filters."""
+        particles, stage, tuning = drawn.particles, drawn.stage, both.gibbs
+        density = PathDensity(path.target, path.filter, _SWEEPS_WITH, n_rows=stage.stop)
+        points = density.with_path(particles.x, path.paths_of(particles, rng))
+        metric, labels = cross_fitted_metric(points.x, path.reference), modes(points.x)
+        left, infos = np.ones(points.x.shape[1]), list[Any]()
+        while len(infos) < self.settings.maximum:
+            before = points.x
+            points, info = move_once(kernel, rng, points, density, tuning.parameters(), metric)
+            tuning = tuning.learn(info, first=not infos)
+            infos.append(info)
+            left *= correlation_left(before, points.x, labels)
+            if len(infos) >= self.settings.minimum and left.max() < CORRELATION_LEFT:
+                break
+        summary = MoveSummary(
+            len(infos),
+            float(np.mean([info.acceptance.mean() for info in infos])),
+            tuning.scale,
+            float(left.max()),
+            float(np.mean([(info.acceptance * info.squared_jump).mean() for info in infos])) / points.x.shape[1],
+            float(len(infos)),
+            float(np.mean((points.x == particles.x).all(axis=1))),
+        )
+        moved = replace(particles, x=points.x)
+        moved = moved if path.is_last(stage) else path.measured(moved, rng)
+        new = path.regenerated(moved, points.path, rng)
+        return Moved(new, drawn.parents, replace(both, gibbs=tuning), summary)
