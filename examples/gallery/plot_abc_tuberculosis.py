@@ -13,21 +13,11 @@ import numpy as np
 from numba import njit
 
 import ppl_backends as pb
+from ppl_backends.datasets import load_tuberculosis
 
-SAMPLE, POPULATION = 473, 10_000
-sizes = {
-    1: 282,
-    2: 20,
-    3: 13,
-    4: 4,
-    5: 2,
-    8: 1,
-    10: 1,
-    15: 1,
-    23: 1,
-    30: 1,
-}  # patients of a genotype: how many genotypes
-observed = np.array([sum(sizes.values()) / SAMPLE, 1 - sum(n * k**2 for k, n in sizes.items()) / SAMPLE**2])
+size, clusters = load_tuberculosis().T  # patients of a genotype, and how many genotypes have so many
+SAMPLE, POPULATION = int(size @ clusters), 10_000
+observed = np.array([clusters.sum() / SAMPLE, 1 - clusters @ size**2 / SAMPLE**2])
 
 
 @njit

@@ -12,6 +12,14 @@ from ppl_backends.datasets.load import (
     load_binary_regression,
     load_finpines,
     load_florentine,
+    load_tuberculosis,
 )
 
-__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines", "load_florentine"]
+__all__ = [
+    "BINARY_REGRESSIONS",
+    "BinaryRegression",
+    "load_binary_regression",
+    "load_finpines",
+    "load_florentine",
+    "load_tuberculosis",
+]

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 
-__all__ = ["BINARY_REGRESSIONS", "BinaryRegression", "load_binary_regression", "load_finpines", "load_florentine"]
+__all__ = [
+    "BINARY_REGRESSIONS",
+    "BinaryRegression",
+    "load_binary_regression",
+    "load_finpines",
+    "load_florentine",
+    "load_tuberculosis",
+]
 
 
 class BinaryRegression(NamedTuple):
@@ -154,6 +161,19 @@ def load_florentine() -> NDArray[np.int8]:
     """
     _, rows = _read("florentine")
     return np.array([row[1:] for row in rows], dtype=np.int8)
+
+
+def load_tuberculosis() -> NDArray[np.int64]:
+    """Sizes of clusters of one genotype among 473 tuberculosis patients, and how many there are of each ``(10, 2)``.
+
+    Examples
+    --------
+    >>> size, clusters = load_tuberculosis().T
+    >>> int(size @ clusters), int(clusters.sum())
+    (473, 326)
+    """
+    _, rows = _read("tuberculosis")
+    return np.array(rows, dtype=np.int64)
 
 
 def _scale(values: NDArray[np.float64], scaling: str) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from scipy.stats import ks_2samp, rankdata
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.simulators.abc.discrepancy import in_one_line
 
-__all__ = ["Simulator", "believed"]
+__all__ = ["Simulator", "believed", "measured"]
 
 Values = Mapping[str, NDArray]
 
@@ -81,9 +82,7 @@ class Simulator:
         try:
             return function(values, rng)
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
-            where = f" at {_shown(values)}"
-            raise ModelError(f"simulator '{self.name}' failed{where}: {type(error).__name__}: {reason}") from error
+            raise ModelError(f"simulator '{self.name}' failed at {_shown(values)}: {in_one_line(error)}") from error
 
     def _checked(self, drawn: Any, shape: tuple[int, ...], values: Values) -> NDArray:
         data = np.asarray(drawn)
@@ -107,6 +106,26 @@ def _shown(values: Values) -> str:
         else:
             parts.append(f"{name} from {flat.min():.6g} to {flat.max():.6g}")
     return ", ".join(parts)
+
+
+Measured = TypeVar("Measured")
+
+
+def measured(function: Callable[[NDArray], Measured], data: NDArray, name: str, values: Values) -> Measured:
+    """Return what a function makes of data sets ``(n, ...)`` that were drawn at rows of parameters.
+
+    Raises
+    ------
+    ModelError
+        If it fails; names the parameters of one data set where one alone does.
+    """
+    try:
+        return function(data)
+    except Exception as error:
+        for i in range(len(data) if len(data) > 1 else 0):
+            measured(function, data[i : i + 1], name, {key: value[i : i + 1] for key, value in values.items()})
+        where = f"data '{name}' drawn at {_shown(values)}"
+        raise ModelError(f"summary or distance failed on {where}: {in_one_line(error)}") from error
 
 
 def believed(
@@ -139,7 +158,10 @@ def believed(
     singles = [alone(single, rng) for _ in range(CHECKS)]
     level = FALSE_ALARM / 8
     for feature in (distances, _mean_value):
-        many, few = (_finite(np.array([feature(batch) for batch in calls])) for calls in (batches, singles))
+        many, few = (
+            _finite(np.array([measured(feature, batch, simulator.name, at) for batch in calls]))
+            for calls, at in ((batches, rows), (singles, single))
+        )
         for row in (0, 1):
             if _correlated(many[:, row], many[:, row + 2], level):
                 return alone, "data of repeated rows of parameters are not independent"

@@ -104,7 +104,7 @@ class Source:
         n = len(x)
         counts, found = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)
         kept = _places(n, hits, self.problem, self.keeping)
-        at_once = all(simulator.at_once for simulator in self.problem.experiment.simulators)
+        at_once = self.problem.experiment.at_once
         going, several = np.flatnonzero(limits > 0), 1
         while len(going):
             drawn = self(x[going], several, rng)

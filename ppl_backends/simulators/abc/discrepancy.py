@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
-__all__ = ["DISTANCES", "SUMMARIES", "Discrepancy", "by_rows"]
+__all__ = ["DISTANCES", "SUMMARIES", "Discrepancy", "by_rows", "in_one_line"]
 
 Function = Callable[..., Any]
 
@@ -55,7 +55,10 @@ class Discrepancy:
         self._summary = SUMMARIES["identity"] if summary is None else summary
         self._distance = distance
         self.norm = DISTANCES[distance] if isinstance(distance, str) else None
-        self._observed = np.asarray(self._summary(np.asarray(observed)[None]), dtype=np.float64)
+        try:
+            self._observed = np.asarray(self._summary(np.asarray(observed)[None]), dtype=np.float64)
+        except Exception as error:
+            raise ModelError(f"the summary failed on the observed data: {in_one_line(error)}") from error
         self.scale = np.broadcast_to(np.asarray(scale, dtype=np.float64), self._observed.shape[1:])
         if not np.isfinite(self._observed).all():
             raise ModelError("the summaries of the observed data are not finite")
@@ -73,14 +76,27 @@ class Discrepancy:
         """Return the distances ``(n,)`` of summaries ``(n, k)``; a value that is not a number is infinitely far."""
         if callable(self._distance):
             shaped = (summaries * self.scale.ravel()).reshape(len(summaries), *self._observed.shape[1:])
-            return np.asarray(self._distance(self._observed[0], shaped), dtype=np.float64)
+            found = np.asarray(self._distance(self._observed[0], shaped), dtype=np.float64)
+            if found.size != len(summaries):
+                raise ValueError(f"a distance is one number for a data set, not an array of shape {found.shape[1:]}")
+            return found.reshape(len(summaries))
         with np.errstate(invalid="ignore", over="ignore"):
             apart = summaries - self.observed_summaries
             return np.abs(apart).sum(axis=1) if self.norm == 1 else np.sqrt(np.einsum("nk,nk->n", apart, apart))
 
+    def measure(self, data: NDArray) -> tuple[Array, Array]:
+        """Return the summaries ``(n, k)`` and the distances ``(n,)`` of data sets."""
+        summaries = self.summaries(data)
+        return summaries, self.distances(summaries)
+
     def __call__(self, data: NDArray) -> Array:
         """Return the distances ``(n,)`` of data sets."""
-        return self.distances(self.summaries(data))
+        return self.measure(data)[1]
+
+
+def in_one_line(error: Exception) -> str:
+    """Return the kind of an error and what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
 
 
 def _label(part: Any) -> str:
@@ -118,8 +134,8 @@ def by_rows(function: Function, fixed: tuple[Any, ...], examples: NDArray) -> Fu
 
     if inspect.isfunction(function):
         one_by_one.__wrapped__ = function  # type: ignore[attr-defined]
-    expected = one_by_one(*fixed, examples)
     try:
+        expected = one_by_one(*fixed, examples)
         together = np.asarray(function(*fixed, examples), dtype=np.float64)
     except Exception:
         return one_by_one

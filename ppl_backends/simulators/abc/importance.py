@@ -24,6 +24,8 @@ LARGEST_DOUBT = 0.1  # level at which the spread of scrambles contradicts the si
 NEIGHBOURS = 8
 HITS_NEARBY = 3  # that moments at a point are estimated from
 REACH = 2.0  # times the distance of a point's last neighbour: from how far it is a neighbour itself
+STRATA = 8  # of p/q, by which the variance of K is known
+SHRINKAGE = 4.0  # points of the pilot with hits that equal numbers are worth
 LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
 
 
@@ -118,7 +120,7 @@ def smoothed_moments(stage: Stage, kernel: str, epsilon: float) -> tuple[Array, 
     rate = value.sum() ** 2 / max(np.sum(value**2), 1e-300) / max(n, 1)  # hits a point
     k = int(np.clip(HITS_NEARBY / max(rate, 1e-9), NEIGHBOURS, n // 10))
     if n > 2 * NEIGHBOURS:
-        known, _ = _standardised(stage.x[alive], stage.x[:1])
+        known = _standardised(stage.x[alive])
         apart, near = cKDTree(known).query(known, k=max(k, 2))
         mutual = apart <= REACH * apart[near, -1]  # a lonely point is near to none of its nearest
         share = mutual / mutual.sum(axis=1, keepdims=True)
@@ -126,48 +128,44 @@ def smoothed_moments(stage: Stage, kernel: str, epsilon: float) -> tuple[Array, 
     return moments[0], moments[1]
 
 
-def _standardised(x: Array, other: Array) -> tuple[Array, Array]:
-    """Return points, and others, in units of the spread of the first between their quartiles."""
+def _standardised(x: Array) -> Array:
+    """Return points in units of their spread between quartiles."""
     low, centre, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
-    width = np.where(high > low, high - low, 1.0)
-    return (x - centre) / width, (other - centre) / width
+    return (x - centre) / np.where(high > low, high - low, 1.0)
 
 
-def allocate(
-    stage: Stage, kernel: str, epsilon: float, x: Array, log_ratio: Array, mean: int, rng: np.random.Generator
-) -> NDArray[np.intp]:
-    """Return numbers of data sets for new points, in proportion to (p/q)√Var(K | θ) as a pilot stage shows it (Neyman).
+def allocate(pilot: Array, variance: Array, log_ratio: Array, mean: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return numbers of data sets for new points, in proportion to (p/q)√Var(K | θ) as a pilot shows it (Neyman).
 
-    They depend on the pilot and on the points, not on what is simulated at them, so that nothing is biased. Every point has
-    two data sets at least, which single-run errors need, and ten times the mean at most.
+    The variance is found by strata of p/q, which the proposal was fitted to: a few near hits say more of all points of one
+    density than of a neighbourhood. A stratum is shrunk towards equal numbers, so that one without hits in the pilot is not
+    starved. Numbers depend on the pilot and on the points, not on what is simulated at them, so that nothing is biased.
+    Every point has two data sets at least, which single-run errors need, and ten times the mean at most.
 
     Parameters
     ----------
-    stage : Stage
-        The pilot.
-    kernel : str
-    epsilon : float
-    x : ndarray (n, dim)
+    pilot : ndarray (m,)
+        Log p/q at the pilot's points, of the new proposal; ``-inf`` where nothing was simulated.
+    variance : ndarray (m,)
+        Unbiased estimates of Var(K | θ) there, up to a factor.
     log_ratio : ndarray (n,)
+        Log p/q at the new points.
     mean : int
         Data sets of a point, on average.
     rng : numpy.random.Generator
     """
-    alive = log_ratio > -np.inf
-    pilot = stage.log_ratio > -np.inf
-    if mean <= 2 or not alive.any() or pilot.sum() < NEIGHBOURS:
-        return np.full(len(x), mean, dtype=np.intp)
-    first, second = smoothed_moments(stage, kernel, epsilon)
-    spread = np.sqrt(np.maximum(second - first**2, 0.0))[pilot]
-    known, new = _standardised(stage.x[pilot], x[alive])
-    tree = cKDTree(known)
-    reach = REACH * tree.query(known, k=NEIGHBOURS)[0][:, -1]
-    apart, nearest = tree.query(np.clip(new, known.min(axis=0), known.max(axis=0)), eps=0.5)
-    spread = np.where(apart <= reach[nearest], spread[nearest], 0.0)
-    wish = np.zeros(len(x))
-    wish[alive] = np.exp(log_ratio[alive] - log_ratio[alive].max()) * spread
-    if not wish.any():
-        return np.full(len(x), mean, dtype=np.intp)
-    extra = np.where(alive, (mean - 2) * alive.sum() * wish / wish.sum(), 0.0)
-    extra = np.minimum(extra, LARGEST_ALLOCATION * mean)
-    return (2 + np.floor(extra + rng.random(len(x)))).astype(np.intp)
+    counts = np.full(len(log_ratio), mean, dtype=np.intp)
+    alive, known = log_ratio > -np.inf, np.flatnonzero(pilot > -np.inf)
+    if mean <= 2 or not alive.any() or not variance[known].any():
+        return counts
+    order = known[np.argsort(pilot[known])]
+    term = np.exp(2 * (pilot[order] - pilot[order].max())) * variance[order]
+    strata = [part for part in np.array_split(np.arange(len(order)), STRATA) if len(part)]
+    stratum = np.searchsorted([pilot[order[part[0]]] for part in strata[1:]], log_ratio[alive])
+    total, size = np.array([(term[part].sum(), len(part)) for part in strata]).T
+    everywhere = np.bincount(stratum, minlength=len(strata)) @ (total / size) / alive.sum()
+    added = SHRINKAGE * len(order) * np.sum(term**2) / term.sum() ** 2
+    wish = np.sqrt((total + added * everywhere) / (size + added))[stratum]
+    extra = np.minimum((mean - 2) * wish / wish.mean(), LARGEST_ALLOCATION * mean)
+    counts[alive] = 2 + np.floor(extra + rng.random(len(extra)))
+    return counts

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.simulators.abc.calls import Simulator, believed
-from ppl_backends.simulators.abc.discrepancy import DISTANCES, SUMMARIES, Discrepancy, by_rows
+from ppl_backends.simulators.abc.calls import Simulator, believed, measured
+from ppl_backends.simulators.abc.discrepancy import SUMMARIES, Discrepancy, by_rows
 from ppl_backends.simulators.abc.kernels import log_kernel_volume
 from ppl_backends.targets.convert import as_target, pymc_model
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
@@ -52,12 +52,20 @@ class Experiment:
         """Numbers in one data set of all simulators."""
         return sum(int(np.prod(simulator.shape, dtype=int)) for simulator in self.simulators)
 
+    @property
+    def at_once(self) -> bool:
+        """Whether all simulators draw many data sets in one call."""
+        return all(simulator.at_once for simulator in self.simulators)
+
     def run(self, values: list[dict[str, NDArray]], rng: np.random.Generator) -> tuple[Array, Array, list[NDArray]]:
         """Return distances ``(n,)``, summaries ``(n, k)`` and the data sets, for rows of parameters."""
         data = [simulator(rows, rng) for simulator, rows in zip(self.simulators, values, strict=True)]
-        parts = [part.summaries(each) for part, each in zip(self.discrepancies, data, strict=True)]
         with np.errstate(invalid="ignore", over="ignore"):
-            apart = [part.distances(each) for part, each in zip(self.discrepancies, parts, strict=True)]
+            found = [
+                measured(part.measure, each, simulator.name, rows)
+                for part, each, simulator, rows in zip(self.discrepancies, data, self.simulators, values, strict=True)
+            ]
+            parts, apart = [summaries for summaries, _ in found], [distances for _, distances in found]
             if self.joint == "energy":
                 total = self.unit * sum(_energy(part, d) for part, d in zip(self.discrepancies, apart, strict=True))
             elif len(apart) == 1:
@@ -420,10 +428,3 @@ class _Energy:
 
     def __call__(self, observed: Array, simulated: Array) -> Array:
         return np.array([-np.sum(self.log_kernel(self.epsilon, observed, row)) for row in simulated])
-
-
-def check_names(summary: Any, distance: Any) -> None:
-    """Refuse names that are neither summaries nor distances."""
-    for value, known, name in ((summary, SUMMARIES, "summary"), (distance, DISTANCES, "distance")):
-        if isinstance(value, str) and value not in known:
-            raise ModelError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))} or a function")

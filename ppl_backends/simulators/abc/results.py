@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +19,47 @@ from ppl_backends.simulators.abc.sequential import Plan, SequentialResult
 from ppl_backends.smc.evidence import combine_evidence, ess_of_means
 from ppl_backends.targets.protocol import Array
 
-__all__ = ["of_populations", "of_weighted_points"]
+__all__ = ["Found", "of_populations", "of_weighted_points", "to_inference_data"]
 
 SMALLEST_SIZE = 100  # effective size below which nothing is trusted
 Variables = dict[str, tuple[tuple[str, ...], Any]]
 
 
+class Found(NamedTuple):
+    """What a way of sampling came to.
+
+    Attributes
+    ----------
+    draws : ndarray (chain, draw, dim)
+    method : str
+    epsilon : float
+    reason : str
+        Why it is the last.
+    evidence : tuple
+        Log evidence, its standard error, the degrees of freedom of that, and where it comes from.
+    trouble : str
+        What is wrong; empty where nothing is.
+    attrs : dict
+        What only this way of sampling has to say.
+    stats : dict
+        Per draw and per stage.
+    groups : dict
+    """
+
+    draws: Array
+    method: str
+    epsilon: float
+    reason: str
+    evidence: tuple[float, float, float, str]
+    trouble: str
+    attrs: dict[str, Any]
+    stats: Variables
+    groups: dict[str, Variables]
+
+
 def of_weighted_points(
-    problem: AbcProblem,
-    plan: Plan,
-    result: SequentialResult,
-    adjust: str | None,
-    seconds: float,
-    rng: np.random.Generator,
-) -> Any:
+    problem: AbcProblem, plan: Plan, result: SequentialResult, adjust: str | None, rng: np.random.Generator
+) -> Found:
     """Resample the last stage chain by chain, and say how far it can be trusted."""
     stage, weights = result.stage, result.weights
     ancestor = np.stack([_resampled(stage.chain == c, weights.weight, plan.points, rng) for c in range(plan.chains)])
@@ -40,43 +67,35 @@ def of_weighted_points(
     if adjust is not None and stage.block.summaries is not None:
         observed = problem.observed_summaries
         points = adjusted(points, stage.block.summaries, observed, weights.weight, adjust == "heteroscedastic")
-    evidence, trouble = result.records[-1].evidence, _distrust(problem, result)
+    evidence = result.records[-1].evidence
     stats: Variables = {"ancestor": (("chain", "draw"), ancestor)}
     if stage.block.near is not None:
         stats["distance"] = (("chain", "draw"), stage.block.near[ancestor])
     groups = {"estimates": _weighted_estimates(problem, plan, result, rng)}
     if stage.block.data is not None and plan.data_sets >= 2:
         groups["posterior_predictive"] = _predictive(problem, [each[ancestor] for each in stage.block.data])
-    own = {
-        "log_evidence": evidence.log_evidence,
-        "log_evidence_se": float(np.hypot(evidence.standard_error, problem.log_prior_integral_se)),
-        "log_evidence_df": evidence.df if np.isfinite(evidence.df) else None,
-        "log_evidence_se_from": evidence.source,
+    attrs = {
         "log_evidence_unbiased": int(not result.chosen_here),
         "simulations": int(sum(record.simulations for record in result.records)),
         "n_components": result.n_components,
         "draw_order": "order of the points, siblings adjacent; not a time series",
     }
-    return _inference_data(
-        problem,
+    return Found(
         points[ancestor],
         f"ABC ({'RQMC' if plan.qmc else 'Monte Carlo'}, {'sequential' if plan.sequential else 'importance'})",
-        seconds,
-        rng,
-        own | _attributes(problem, result.epsilon, result.reason, adjust, trouble),
+        result.epsilon,
+        result.reason,
+        evidence._replace(standard_error=float(np.hypot(evidence.standard_error, problem.log_prior_integral_se))),
+        _distrust(problem, result),
+        attrs,
         stats | _stages(problem, result),
         groups,
     )
 
 
 def of_populations(
-    problem: AbcProblem,
-    plan: Plan,
-    result: PopulationsResult,
-    adjust: str | None,
-    seconds: float,
-    rng: np.random.Generator,
-) -> Any:
+    problem: AbcProblem, plan: Plan, result: PopulationsResult, adjust: str | None, rng: np.random.Generator
+) -> Found:
     """Put the particles of all chains together."""
     runs = result.runs
     which = [picked(run, rng) for run in runs]
@@ -86,7 +105,6 @@ def of_populations(
     rows = [np.arange(plan.points) * len(each) // plan.points for each in x]
     evidence = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
     size, estimates = _population_estimates(problem, result, rng)
-    trouble = _distrust_populations(problem, plan, result, size, evidence.runs_disagree)
     distance = [
         run.population.distances[np.arange(len(near)), near] for run, (near, _) in zip(runs, which, strict=True)
     ]
@@ -95,74 +113,66 @@ def of_populations(
         name: (("chain", "draw"), np.stack([each[row] for each, row in zip(values, rows, strict=True)]))
         for name, values in per_draw.items()
     }
-    groups: dict[str, Any] = {"estimates": estimates}
+    groups = {"estimates": estimates}
     if runs[0].population.data is not None:
         flat = [
             run.population.data[np.arange(len(o)), o][row] for run, (_, o), row in zip(runs, which, rows, strict=True)
         ]
         groups["posterior_predictive"] = _predictive(problem, _unflattened(problem, np.stack(flat)))
     attrs = {
-        "log_evidence": evidence.log_evidence,
-        "log_evidence_se": evidence.standard_error,
-        "log_evidence_df": evidence.df,
-        "log_evidence_se_from": "lineages and spread of chains",
         "log_evidence_unbiased": 0,
         "simulations": result.simulations_before + sum(run.stages[-1].simulations for run in runs),
         "moves": result.kernel,
         "draw_order": "siblings adjacent; not a time series",
     }
-    return _inference_data(
-        problem,
+    return Found(
         np.stack([each[row] for each, row in zip(x, rows, strict=True)]),
         "ABC (SMC)",
-        seconds,
-        rng,
-        attrs | _attributes(problem, result.epsilon, result.reason, adjust, trouble),
+        result.epsilon,
+        result.reason,
+        (evidence.log_evidence, evidence.standard_error, evidence.df, "lineages and spread of chains"),
+        _distrust_populations(problem, plan, result, size, evidence.runs_disagree),
+        attrs,
         stats | _population_stages(problem, result),
         groups,
     )
 
 
-def _inference_data(
-    problem: AbcProblem,
-    draws: Array,
-    method: str,
-    seconds: float,
-    rng: np.random.Generator,
-    attrs: dict[str, Any],
-    stats: Variables,
-    groups: dict[str, Any],
+def to_inference_data(
+    problem: AbcProblem, found: Found, adjust: str | None, seconds: float, rng: np.random.Generator
 ) -> Any:
-    if attrs["warnings"]:
-        warnings.warn(f"sample_abc: {attrs['warnings']}", SamplerWarning, stacklevel=6)
+    """Return what was found as InferenceData; warn of what is wrong with it."""
+    if found.trouble:
+        warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=5)
+    experiment = problem.experiment
+    log_evidence, error, df, source = found.evidence
+    attrs = {
+        "log_evidence": log_evidence,
+        "log_evidence_se": error,
+        "log_evidence_df": df if np.isfinite(df) else None,
+        "log_evidence_se_from": source,
+        "log_evidence_trusted": int(not found.trouble),
+        "log_kernel_volume": problem.log_kernel_volume(found.epsilon),
+        "epsilon": found.epsilon,
+        "kernel": problem.kernel,
+        "discrepancy": "; ".join(part.label for part in experiment.discrepancies),
+        "ended_by": found.reason,
+        "batched": int(experiment.at_once),
+        "batches_refused": "; ".join(f"{name}: {why}" for name, why in problem.reasons.items()),
+        "adjusted": adjust or "",
+        "warnings": found.trouble,
+    }
     return build_inference_data(
         problem.target,
-        draws,
-        method=method,
+        found.draws,
+        method=found.method,
         accuracy="approximate",
         sampling_time=seconds,
         rng=rng,
-        attrs=attrs,
-        sample_stats=stats,
-        extra_groups=groups,
+        attrs=attrs | found.attrs,
+        sample_stats=found.stats,
+        extra_groups=found.groups,
     )
-
-
-def _attributes(problem: AbcProblem, epsilon: float, reason: str, adjust: str | None, trouble: str) -> dict[str, Any]:
-    """Return what every result says of itself."""
-    experiment = problem.experiment
-    return {
-        "log_evidence_trusted": int(not trouble),
-        "log_kernel_volume": problem.log_kernel_volume(epsilon),
-        "epsilon": epsilon,
-        "kernel": problem.kernel,
-        "discrepancy": "; ".join(part.label for part in experiment.discrepancies),
-        "ended_by": reason,
-        "batched": int(all(simulator.at_once for simulator in experiment.simulators)),
-        "batches_refused": "; ".join(f"{name}: {why}" for name, why in problem.reasons.items()),
-        "adjusted": adjust or "",
-        "warnings": trouble,
-    }
 
 
 def _resampled(own: NDArray[np.bool_], weight: Array, draws: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -18,13 +18,13 @@ from ppl_backends.simulators.abc.kernels import KERNELS
 from ppl_backends.simulators.abc.populations import PopulationStage, run_populations
 from ppl_backends.simulators.abc.problem import AbcProblem, make_problem
 from ppl_backends.simulators.abc.proposals import fit_prior, prior_start
-from ppl_backends.simulators.abc.results import of_populations, of_weighted_points
+from ppl_backends.simulators.abc.results import Found, of_populations, of_weighted_points, to_inference_data
 from ppl_backends.simulators.abc.sequential import FewPoints, Plan, Record, run_sequential
 from ppl_backends.simulators.abc.stages import Budget
 
 __all__ = ["sample_abc"]
 
-DATA_SETS = 4
+DATA_SETS, AT_ONCE = 4, 10  # M where they are drawn one by one, and where many are in one call
 CHECKED = 16  # points of the prior at which a model is looked at first
 CAP = 100  # times r: data sets of a point, with negative-binomial weights
 
@@ -116,9 +116,9 @@ def sample_abc(
         Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points, with an
         eighth of points from the prior on top.
     data_sets : int, optional
-        M, simulated data sets a point, on average; four by default, with SMC two. By default a simulator that draws many
-        at once has up to 16 times the points in the last stage, so that the evidence has an error of 1.5 %. With one there
-        is no single-run error and no posterior predictive.
+        M, simulated data sets a point, on average. By default four, and ten of a simulator that draws many at once, which
+        has up to 16 times the points in the last stage too, so that the evidence has an error of 1.5 %; two with SMC. With
+        one there is no single-run error and no posterior predictive.
     hits : int, optional
         r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε; with SMC
         for Lee's (2012) r-hit kernel. Uniform kernel.
@@ -208,9 +208,6 @@ def sample_abc(
     return _run(problem, plan, method, budget, executor, adjust, random_seed, progressbar)
 
 
-Finish = Callable[[float], Any]
-
-
 class _Call(NamedTuple):
     """What every way of sampling needs."""
 
@@ -224,11 +221,8 @@ class _Call(NamedTuple):
     progress: ChainProgress
     started: float
 
-    def sequential(self, may_give_up: bool) -> Finish:
-        """Run the stages with their progress shown; what makes InferenceData of the result, given the seconds.
-
-        Where the proposals find too few points, and ``may_give_up``, populations are run.
-        """
+    def sequential(self, may_give_up: bool) -> Found:
+        """Run the stages with their progress shown; populations where proposals find too few points and ``may_give_up``."""
         steps: list[int] = []
 
         def report(record: Record, used: int) -> None:
@@ -241,10 +235,10 @@ class _Call(NamedTuple):
         except FewPoints:
             return self.populations()
         self.progress.update(0, 1.0)
-        return lambda seconds: of_weighted_points(self.problem, plan, result, self.adjust, seconds, self.result_rng)
+        return of_weighted_points(self.problem, plan, result, self.adjust, self.result_rng)
 
-    def populations(self) -> Finish:
-        """Run all chains of SMC with their progress shown; what makes InferenceData of the result, given the seconds."""
+    def populations(self) -> Found:
+        """Run all chains of SMC with their progress shown."""
         steps, before = [0] * self.plan.chains, self.budget.used
 
         def report(chain: int, stage: PopulationStage, used: int) -> None:
@@ -256,7 +250,7 @@ class _Call(NamedTuple):
         result = result._replace(simulations_before=before)
         for chain in range(len(result.runs)):
             self.progress.update(chain, 1.0)
-        return lambda seconds: of_populations(self.problem, self.plan, result, self.adjust, seconds, self.result_rng)
+        return of_populations(self.problem, self.plan, result, self.adjust, self.result_rng)
 
     def _show(self, chain: int, done: float, stage: int, epsilon: float, acceptance: float, used: int) -> None:
         speed = used / max(time.perf_counter() - self.started, 1e-9)
@@ -278,8 +272,10 @@ def _run(
     *rngs, check_rng, result_rng = spawn_generators(random_seed, plan.chains + 3)
     fit_prior(problem, check_rng)
     problem.try_batches(prior_start(problem, CHECKED, False, check_rng), check_rng)
+    if plan.adaptive and problem.experiment.at_once:
+        plan = plan._replace(data_sets=AT_ONCE)
     lines = 1 if method in ("sequential", "importance") else plan.chains
     with ChainProgress("ABC", lines, ("stage", "ε", "acceptance", "a second"), enabled=progressbar) as progress:
         call = _Call(problem, plan, budget, executor, adjust, rngs, result_rng, progress, started)
-        finish = call.populations() if method == "smc" else call.sequential(may_give_up=method == "auto")
-    return finish(time.perf_counter() - started)
+        found = call.populations() if method == "smc" else call.sequential(may_give_up=method == "auto")
+    return to_inference_data(problem, found, adjust, time.perf_counter() - started, result_rng)

@@ -233,7 +233,7 @@ def _lower(
     allowance, records = ADAPTATION_SHARE * budget.left, course.records
     while not course.reason:
         n, last = _pilot_size(plan, allowance - budget.used), course.epsilon
-        stage = _stage_of(problem, plan, course.proposal, n, None, budget, rngs, executor)
+        stage = _stage_of(problem, plan, course.proposal, n, budget, rngs, executor)
         if stage.interrupted and course.stage is not None:
             course.reason = INTERRUPTED
             return
@@ -263,23 +263,30 @@ def _stage_of(
     plan: Plan,
     proposal: AbcProposal,
     n: int,
-    picking: Picking | None,
     budget: Budget,
     rngs: list[np.random.Generator],
     executor: Executor | None,
+    picking: Picking | None = None,
     pilot: Stage | None = None,
 ) -> Stage:
     """Draw the points of all chains and simulate at them."""
     parts = [proposal.points(n, plan.qmc, rng) for rng in rngs[: plan.chains]]
     x = np.concatenate(parts)
     chain = np.repeat(np.arange(plan.chains), [len(part) for part in parts])
+    log_ratio = _log_ratio(problem, proposal, x, n)
+    counts = np.full(len(x), plan.data_sets, dtype=np.intp)
+    if pilot is not None and picking is not None and not proposal.is_prior:
+        seen = weigh(pilot, picking.kernel, picking.epsilon).variance * pilot.block.counts
+        counts = allocate(_log_ratio(problem, proposal, pilot.x, n), seen, log_ratio, plan.data_sets, rngs[-1])
+    return simulate_stage(problem, x, chain, log_ratio, counts, picking, budget, rngs[-1], executor)
+
+
+def _log_ratio(problem: AbcProblem, proposal: AbcProposal, x: Array, n: int) -> Array:
+    """Return log p L/q ``(m,)`` at points, with nets of ``n``."""
     log_ratio = proposal.log_ratio(x, n)
     alive = log_ratio > -np.inf
     log_ratio[alive] += problem.log_likelihood(x[alive])
-    counts = np.full(len(x), plan.data_sets, dtype=np.intp)
-    if pilot is not None and picking is not None and not proposal.is_prior:
-        counts = allocate(pilot, picking.kernel, picking.epsilon, x, log_ratio, plan.data_sets, rngs[-1])
-    return simulate_stage(problem, x, chain, log_ratio, counts, picking, budget, rngs[-1], executor)
+    return log_ratio
 
 
 def next_tolerance(stage: Stage, kernel: str, last: float, target: float) -> tuple[float, Weights]:
@@ -378,26 +385,26 @@ def _last_stage(
 ) -> Stage:
     """Simulate the stage that is returned, as large as planned or as the budget allows."""
     picking = Picking(problem.kernel, course.epsilon, plan.hits, plan.cap)
-    n = 2 ** int(np.ceil(np.log2(plan.points)))
-    if plan.adaptive and course.stage is not None:
-        n *= _more_points(problem, plan, course.stage, course.epsilon)
-    while n > 16 and n * plan.chains * max(plan.data_sets, plan.hits) * 1.2 > budget.left:
+    n, m = 2 ** int(np.ceil(np.log2(plan.points))), max(plan.data_sets, plan.hits)
+    if plan.adaptive and problem.experiment.at_once:
+        n *= _more_points(problem, plan, course)
+    while n > 16 and n * plan.chains * m * 1.2 > budget.left:
         n //= 2
-    return _stage_of(problem, plan, course.proposal, n, picking, budget, rngs, executor, course.stage)
+    return _stage_of(problem, plan, course.proposal, n, budget, rngs, executor, picking, course.stage)
 
 
-def _more_points(problem: AbcProblem, plan: Plan, pilot: Stage, epsilon: float) -> int:
+def _more_points(problem: AbcProblem, plan: Plan, course: _Course) -> int:
     """Return how many times as many points give an evidence an error of 1.5 %, as the pilot has it; a power of two.
 
     More points, not more data sets a point: the points' own share of the variance falls with them too.
     """
-    if not all(simulator.at_once for simulator in problem.experiment.simulators):
+    if course.stage is None:
         return 1
-    weights = weigh(pilot, problem.kernel, epsilon)
+    weights = weigh(course.stage, problem.kernel, course.epsilon)
     if not weights.weight.any():
         return 1
     relative = np.sum(weights.ratio**2 * weights.variance) / weights.weight.sum() ** 2
-    factor = relative * len(pilot.x) / (plan.points * plan.chains) / EVIDENCE_ERROR**2
+    factor = relative * len(course.stage.x) / (plan.points * plan.chains) / EVIDENCE_ERROR**2
     return 2 ** int(np.ceil(np.log2(np.clip(factor, 1, MORE_POINTS))))
 
 

@@ -246,7 +246,7 @@ def blocks_of_points(experiment: Experiment, counts: NDArray[np.intp]) -> list[s
     most = min(SIMULATIONS_A_BLOCK, max(1, BYTES_A_BLOCK // (8 * size)))
     mean = max(1.0, float(counts.mean())) if len(counts) else 1.0
     rows = max(1, int(most / mean))
-    if not all(simulator.at_once for simulator in experiment.simulators):
+    if not experiment.at_once:
         rows = min(rows, POINTS_A_BLOCK)
     return [slice(i, min(i + rows, len(counts))) for i in range(0, len(counts), rows)]
 

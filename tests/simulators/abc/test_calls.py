@@ -106,6 +106,48 @@ def test_errors_name_the_parameters():
         pb.sample_abc(standard_normal(), simulate=sometimes, observed=1.0, epsilon=0.5, random_seed=1, **SMALL)
 
 
+@pytest.mark.parametrize("name", ["summary", "distance"])
+def test_errors_of_summaries_and_distances_name_the_parameters_in_one_line(name):
+    def refuses_large(*data):
+        if np.any(np.asarray(data[-1]) > 1.5):
+            raise FloatingPointError("too\nlarge")
+        return np.abs(data[-1] - data[0]) if name == "distance" else data[-1]
+
+    options = {"observed": 1.0, "epsilon": 0.5, "random_seed": 1, name: refuses_large}
+    pattern = r"^summary or distance failed on data 'y' drawn at x=\d\S*: FloatingPointError: too large$"
+    with pytest.raises(ModelError, match=pattern):
+        pb.sample_abc(standard_normal(), simulate=conjugate, **options, **SMALL)
+
+
+def test_summaries_that_fail_on_the_observed_data_and_distances_of_many_numbers_are_refused():
+    options = {"simulate": conjugate, "epsilon": 0.5, "random_seed": 1, **SMALL}
+    with pytest.raises(
+        ModelError, match=r"^the summary failed on the observed data: ZeroDivisionError: division by zero$"
+    ):
+        pb.sample_abc(standard_normal(), observed=1.0, summary=lambda y: 1 / 0, **options)
+    with pytest.raises(ModelError, match=r"a distance is one number for a data set, not an array of shape \(3,\)"):
+        pb.sample_abc(
+            standard_normal(),
+            observed=np.zeros(3),
+            distance=lambda a, b: np.abs(a - b),
+            **{**options, "simulate": lambda p, rng: p["x"] + rng.standard_normal((len(p["x"]), 3))},
+        )
+
+
+def test_summaries_that_are_not_defined_beside_the_observed_data_are_called_one_by_one():
+    def log_odds(y):
+        return np.log(float(y) / (1 - float(y)))  # of one number in (0, 1)
+
+    def share(parameters, rng):
+        return 1 / (1 + np.exp(-conjugate(parameters, rng)))
+
+    options = {"kernel": "gaussian", "epsilon": 0.5, "random_seed": 1, "data_sets": 2, **SMALL}
+    observed = 1 / (1 + np.exp(-1.0))
+    idata = pb.sample_abc(standard_normal(), simulate=share, observed=observed, summary=log_odds, **options)
+    log_evidence = conjugate_answer(0.5)[2]
+    assert abs(idata.posterior.attrs["log_evidence"] - log_evidence) < 4 * idata.posterior.attrs["log_evidence_se"]
+
+
 def test_data_of_another_shape_are_refused():
     with pytest.raises(ModelError, match=r"shape .* expected numbers of shape \(3,\)"):
         pb.sample_abc(standard_normal(), simulate=conjugate, observed=np.zeros(3), epsilon=1.0, random_seed=1, **SMALL)

@@ -242,14 +242,27 @@ def test_gaussian_kernel_and_regression_adjustment():
     assert abs(wide.posterior["x"].std() / (1 / (1 + 1 / 0.04)) ** 0.5 - 1) < 0.1
 
 
+def remainders(parameters, rng):
+    """Data are the remainders of θ: with period 4 there are five posterior modes of equal mass on [−10, 10]."""
+    theta = parameters["x"]
+    return np.mod(theta + 0.1 * rng.standard_normal(theta.shape) + 2.0, 4.0)
+
+
+@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+def test_auto_turns_to_populations_where_proposals_find_too_few_points_and_only_there():
+    options = {"observed": np.full(2, 2.0), "random_seed": 1, "data_sets": 2, **SMALL}
+    many = pb.sample_abc(box(2), simulate=remainders, epsilon=0.02, **options)
+    one, same = (
+        pb.sample_abc(box(2), simulate=mixture, epsilon=0.5, method=m, **options) for m in ("auto", "sequential")
+    )
+    assert many.posterior.attrs["method"] == "ABC (SMC)"
+    assert many.posterior.attrs["simulations"] > np.nansum(many.sample_stats["simulations"])
+    assert "sequential" in one.posterior.attrs["method"]
+    assert np.array_equal(one.posterior["x"], same.posterior["x"])
+
+
 @pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
 def test_many_modes_keep_their_shares():
-    """Data are the remainders of θ: with period 4 there are five posterior modes of equal mass on [−10, 10]."""
-
-    def remainders(parameters, rng):
-        theta = parameters["x"]
-        return np.mod(theta + 0.1 * rng.standard_normal(theta.shape) + 2.0, 4.0)
-
     options = {"simulate": remainders, "observed": np.full(2, 2.0), "epsilon": 0.3, "method": "smc"}
     shares = []
     for seed in range(8):

@@ -1,14 +1,15 @@
 """Evidences, means and sds of ``sample_abc`` against exact ABC posteriors, with errors that cover."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2
+from scipy.stats import binom, chi2, t
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
-from ppl_backends.simulators.abc.importance import estimate
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.simulators.abc.importance import allocate, estimate
 from ppl_backends.simulators.abc.problem import make_problem
 from ppl_backends.simulators.abc.proposals import prior_proposal
 from ppl_backends.simulators.abc.sequential import next_tolerance
@@ -232,6 +233,106 @@ def test_capped_negative_binomial_estimates_and_their_variances_are_unbiased(p):
     if p < 0.1:  # the broken twin: what is right without a cap
         with pytest.raises(AssertionError):
             assert_mean_is(truncated[:, None], [p])
+
+
+def test_data_sets_are_allocated_by_strata_and_strata_without_hits_are_not_starved():
+    rng, n = np.random.default_rng(1), 4000
+    log_ratio = np.where(np.arange(n) % 40 == 0, -np.inf, rng.standard_normal(n))
+    variance = np.where(log_ratio > 1.2, 0.0, np.exp(-log_ratio))  # no hits in the pilot where p/q is largest
+    counts = allocate(log_ratio[:1000], variance[:1000], log_ratio, 8, rng)
+    alive = log_ratio > -np.inf
+    assert abs(counts[alive].mean() - 8) < 0.2
+    assert counts.min() >= 2
+    assert counts[log_ratio > 1.5].mean() > 2.2
+    middle, low = np.abs(log_ratio - 0.5) < 0.1, np.abs(log_ratio + 0.5) < 0.1
+    assert abs((counts[middle].mean() - 2) / (counts[low].mean() - 2) / np.exp(0.5) - 1) < 0.2
+    assert (allocate(log_ratio[:1000], np.zeros(1000), log_ratio, 8, rng) == 8).all()
+
+
+def test_one_data_set_a_point_has_its_error_from_scrambles():
+    """Equation (3.8) would say zero."""
+    runs = [attrs(static_run(seed)) for seed in range(12)]
+    assert {each["log_evidence_se_from"] for each in runs} == {"scrambles"}
+    z = [(each["log_evidence"] - log_ball(1.0, 1)) / each["log_evidence_se"] for each in runs]
+    assert np.sum(np.abs(z) < t.ppf(0.975, 3)) >= binom.ppf(FALSE_FAILURE, 12, 0.93)
+
+
+def static_run(seed):
+    options = {"draws": 256, "data_sets": 1, "method": "importance", "epsilon": 1.0, **QUIET}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplerWarning)
+        return pb.sample_abc(box(1), simulate=mixture, observed=np.zeros(1), random_seed=seed, **options)
+
+
+def test_tolerances_never_rise():
+    """The effective size of (p/q) L̂ is not monotone: without the last tolerance as a bracket the next one is larger."""
+    n = 200
+    log_ratio = np.where(np.arange(n) < 20, 0.0, 1.0)  # the near ones have small weights
+    distances = np.where(np.arange(n) < 20, 0.5, 2.0) + np.linspace(0, 0.1, n)
+    block = Block(np.ones(n, dtype=int), distances, None, None, None)
+    stage = Stage(np.zeros((n, 1)), np.zeros(n, dtype=int), log_ratio, block, True)
+    assert next_tolerance(stage, "uniform", 0.6, 0.0)[0] <= 0.6
+    assert next_tolerance(stage, "uniform", np.inf, 0.0)[0] > 2.0
+
+
+def test_copies_of_a_point_are_not_counted_as_effective_size():
+    """The broken twin counts draws: after resampling all have the same weight."""
+    options = {"simulate": mixture, "observed": np.zeros(2), "epsilon": 0.3, "data_sets": 4, "random_seed": 1}
+    idata = pb.sample_abc(box(2), **options, **SMALL)
+    distinct = len(np.unique(idata.posterior["x"].values.reshape(-1, 2), axis=0))
+    assert float(idata.sample_stats["effective_size"][-1]) < distinct
+    assert distinct < 0.9 * idata.posterior["x"][..., 0].size
+
+
+def test_points_outside_the_support_count_in_the_mean():
+    """The broken twin leaves them out of it, and its evidence is as many times too large."""
+    problem = make_problem(box(2), simulate=mixture, observed=np.zeros(2), epsilon=1.0)
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-10, 20, (20_000, 2))  # of q, uniform on a larger square
+    log_ratio = np.where((x <= 10).all(axis=1), 2 * np.log(30 / 20), -np.inf)
+    problem.try_batches(x[log_ratio > -np.inf], rng)
+    counts, chain = np.full(len(x), 2), np.zeros(len(x), dtype=int)
+    stage = simulate_stage(problem, x, chain, log_ratio, counts, None, Budget(None, None), rng)
+    found = estimate(stage, weigh(stage, "uniform", 1.0), qmc=False)
+    assert abs(found.log_evidence - log_ball(1.0, 2)) < normal_bound() * found.standard_error
+    inside = stage.log_ratio > -np.inf
+    fewer = Block(
+        *(part[inside] for part in stage.block[:1]), stage.block.distances[: 2 * inside.sum()], None, None, None
+    )
+    twin = Stage(stage.x[inside], stage.chain[inside], stage.log_ratio[inside], fewer, True)
+    broken = estimate(twin, weigh(twin, "uniform", 1.0), qmc=False)
+    assert broken.log_evidence - log_ball(1.0, 2) > normal_bound() * broken.standard_error
+
+
+def test_distances_keep_their_scale_through_all_stages():
+    """The broken twin rescales the distances of a stage by their median, and weighs them at the tolerance asked for."""
+    options = {"simulate": mixture, "observed": np.zeros(2), "epsilon": 1.0, "random_seed": 1}
+    idata = pb.sample_abc(box(2), **options, **SMALL)
+    assert len(idata.sample_stats["stage"]) > 2
+    assert 0.9 < float(idata.sample_stats["distance"].max()) <= 1.0
+    bound = normal_bound() * attrs(idata)["log_evidence_se"]
+    assert abs(attrs(idata)["log_evidence"] - log_ball(1.0, 2)) < bound
+    problem = make_problem(box(2), simulate=mixture, observed=np.zeros(2), epsilon=1.0)
+    rng = np.random.default_rng(1)
+    x = problem.target.sample_prior(20_000, rng)
+    problem.try_batches(x, rng)
+    zeros = np.zeros(len(x), dtype=int)
+    stage = simulate_stage(problem, x, zeros, np.zeros(len(x)), zeros + 1, None, Budget(None, None), rng)
+    rescaled = stage.block._replace(distances=stage.block.distances / np.median(stage.block.distances))
+    twin = estimate(stage._replace(block=rescaled), weigh(stage._replace(block=rescaled), "uniform", 1.0), qmc=False)
+    assert abs(twin.log_evidence - log_ball(1.0, 2)) > normal_bound() * twin.standard_error
+
+
+def test_evidences_of_two_tolerances_have_their_exact_ratio():
+    """That of E[K] with K(0) = 1; the broken twin's kernel integrates to one."""
+    options = {"simulate": conjugate, "observed": 1.0, "kernel": "gaussian", "random_seed": 1, **SMALL}
+    wide, narrow = (attrs(pb.sample_abc(standard_normal(), epsilon=epsilon, **options)) for epsilon in (0.2, 0.1))
+    exact = conjugate_answer(0.2)[2] - conjugate_answer(0.1)[2]
+    bound = normal_bound() * np.hypot(wide["log_evidence_se"], narrow["log_evidence_se"])
+    difference = wide["log_evidence"] - narrow["log_evidence"]
+    assert abs(difference - exact) < bound
+    normalised = difference - wide["log_kernel_volume"] + narrow["log_kernel_volume"]
+    assert abs(normalised - exact) > bound
 
 
 def test_evidences_at_two_tolerances_are_not_compared():

@@ -3,13 +3,12 @@
 import numpy as np
 from numba import njit
 
+from ppl_backends.datasets import load_tuberculosis
 from ppl_backends.targets import FunctionTarget
 
-SAMPLE, POPULATION = 473, 10_000
-OBSERVED = np.array(
-    [326 / SAMPLE, 1 - (282 + 20 * 4 + 13 * 9 + 4 * 16 + 2 * 25 + 64 + 100 + 225 + 529 + 900) / SAMPLE**2]
-)
-"""Clusters by size: 282 of 1, 20 of 2, 13 of 3, 4 of 4, 2 of 5, and one each of 8, 10, 15, 23 and 30 (table 3.1)."""
+SIZE, CLUSTERS = load_tuberculosis().T
+SAMPLE, POPULATION = int(SIZE @ CLUSTERS), 10_000
+OBSERVED = np.array([CLUSTERS.sum() / SAMPLE, 1 - CLUSTERS @ SIZE**2 / SAMPLE**2])
 
 
 @njit(cache=False)
