@@ -1,6 +1,7 @@
 """What chains learn while they tune: a step size by dual averaging, and the shape of their proposals by windows.
 
-The adaptation of all kernels. Chains that move as one batch adapt each for itself, as they would alone.
+The adaptation of all kernels. Chains that move as one batch adapt each for itself, as they would alone, or pool what they
+learn where a chain by itself learns little: one that sticks at an estimate that came out too large has no shape to show.
 """
 
 from __future__ import annotations
@@ -147,6 +148,8 @@ class Adaptation(NamedTuple):
         None where the shape stays the reference's.
     known : bool
         Whether the reference may be used before anything is learnt.
+    pooled : bool
+        Whether all chains of a batch share one shape and one scale; windows then count the points of all of them.
     """
 
     reference: Gaussian
@@ -154,6 +157,7 @@ class Adaptation(NamedTuple):
     calibrated: float
     windows: Windows | None
     known: bool = True
+    pooled: bool = False
 
     @classmethod
     def begin(
@@ -164,7 +168,7 @@ class Adaptation(NamedTuple):
         return cls(reference, DualAveraging.begin(scale, rate, largest), scale, windows)
 
     @classmethod
-    def of_covariance(cls, given: Any, dim: int, scale: float, rate: float) -> Adaptation:
+    def of_covariance(cls, given: Any, dim: int, scale: float, rate: float, pooled: bool = False) -> Adaptation:
         """Start from the covariance that a user gave; without one it is learnt, beginning with the identity.
 
         Raises
@@ -174,7 +178,8 @@ class Adaptation(NamedTuple):
         """
         largest = LONGEST_STEP * scale
         if given is None:
-            return cls.begin(Gaussian(0.0, np.ones(dim)), scale, rate, largest, "dense")._replace(known=False)
+            unknown = cls.begin(Gaussian(0.0, np.ones(dim)), scale, rate, largest, "dense")
+            return unknown._replace(known=False, pooled=pooled)
         covariance = np.asarray(given, dtype=np.float64)
         if covariance.shape != (dim, dim) or np.linalg.eigvalsh(covariance + covariance.T).min() <= 0:
             raise ModelError(
@@ -182,7 +187,7 @@ class Adaptation(NamedTuple):
             )
         return cls.begin(
             Gaussian(0.0, np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)), scale, rate, largest
-        )
+        )._replace(pooled=pooled)
 
     @property
     def metric(self) -> AnyMetric:
@@ -210,9 +215,11 @@ class Adaptation(NamedTuple):
 
     def update(self, acceptance: Any, x: Array) -> Adaptation:
         """Return what follows a step that ended at ``x`` ``(n, dim)``; a new metric starts the scale anew."""
-        step, windows = self.step.update(acceptance), self.windows
+        step = self.step.update(np.mean(acceptance) if self.pooled else acceptance)
+        windows = self.windows
         if windows is not None:
-            windows = windows.update(self.reference.whiten(x))
-            if windows.n_points == 0:
-                step = DualAveraging.begin(self.calibrated, step.target, step.largest)
+            for points in x[:, None] if self.pooled else x[None]:
+                windows = windows.update(self.reference.whiten(points))
+                if windows.n_points == 0:
+                    step = DualAveraging.begin(self.calibrated, step.target, step.largest)
         return self._replace(windows=windows, step=step)

@@ -186,9 +186,9 @@ class EstimatedDensity:
             return fresh
         return self.correlation * noise + np.sqrt(1 - self.correlation**2) * fresh
 
-    def initial_point(self, rng: np.random.Generator) -> None:
+    def initial_point(self, rng: np.random.Generator) -> Array | None:
         """Leave it to the target."""
-        return
+        return None
 
     def parameters(self) -> KernelParameters:
         """Return the proposals to begin with."""
@@ -253,8 +253,8 @@ class EstimatedDensity:
             more = int(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4
             found = replace(found, n_estimates=min(most, self.rounded(found.n_estimates * more)))
         if found.variance < TOO_FINE and found.n_estimates == points.n_estimates:
-            fewer = self.rounded(int(np.ceil(found.n_estimates * found.variance)))
-            found = replace(found, n_estimates=min(found.n_estimates, fewer))
+            fewer = min(found.n_estimates, self.rounded(int(np.ceil(found.n_estimates * found.variance))))
+            found = replace(found, n_estimates=fewer, variance=found.variance * found.n_estimates / fewer)
         if found.n_estimates == points.n_estimates and np.isfinite(points.estimate).all():
             return found
         fresh = self.fresh(replace(found, estimate=np.full(len(points.x), -np.inf)), rng)
@@ -307,12 +307,15 @@ class EstimatedMetropolis(Algorithm):
         return super().step(state, rng, tune)
 
     def checked(self, state: ChainState, rng: Any) -> ChainState:
-        """Return the state with as many estimates as it takes, where they are not fixed."""
-        if self.density.n_first is not None:
-            return state
-        points = self.density.with_enough(state.population, rng, self.density.most)
-        self._alarm(points)
-        return state._replace(population=points)
+        """Return the state with as many estimates as it takes, where they are not fixed, and with fresh ones.
+
+        A chain that holds an estimate far too large stays where it is and teaches nothing; tuning steps are dropped anyway.
+        """
+        points = state.population
+        if self.density.n_first is None:
+            points = self.density.with_enough(points, rng, self.density.most)
+            self._alarm(points)
+        return state._replace(population=self.density.fresh(points, rng))
 
     def _alarm(self, points: EstimatedPoints) -> None:
         """Say once that the estimates are too noisy."""

@@ -126,7 +126,8 @@ def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:
     drawn = {name: values[first] for name, values in flat_draws(idata).items()}
     parameters = target.state_space.parameters_at(target.unconstrain(drawn))
     size = int(stats["n_particles"].values[0, 0])
-    paths = replayed_paths(filter_of(target, method), parameters, size, seeds[first])[place]
+    by_numba = posterior.attrs["compiled_by"] == "numba"
+    paths = replayed_paths(filter_of(target, method), parameters, size, seeds[first], by_numba)[place]
     own = ("chain", "draw", "time", "state")[: paths.ndim + 1]
     states = paths.reshape(posterior.sizes["chain"], posterior.sizes["draw"], *paths.shape[1:])
     time = np.arange(states.shape[2])

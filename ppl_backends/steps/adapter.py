@@ -8,6 +8,7 @@ forked by default and share the compiled functions and the data with their paren
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.graph import free_variables
+from ppl_backends.targets.pymc.state_space import state_space_target
 
 Point = Mapping[str, NDArray]
 
@@ -54,12 +56,21 @@ def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
     recent = _recent.get(id(model))
     if recent is not None and recent.is_of(model):
         return recent
-    target = PyMCTarget(model, backend="numba", cores=1)
+    _recent[id(model)] = target = _compiled(partial(PyMCTarget, model, cores=1), prior_alone)
+    return target
+
+
+def forkable_state_space(model: pm.Model) -> BaseTarget:
+    """Return the same of a model with a state-space variable."""
+    return _compiled(partial(state_space_target, model, cores=1), True)
+
+
+def _compiled(make: Callable[..., Any], prior_alone: bool) -> Any:
+    target = make(backend="numba")
     try:
         (target.evaluate_prior if prior_alone else target.log_density)(np.zeros((1, target.dim)))
     except CompilationError:
-        target = PyMCTarget(model, backend="c", cores=1)
-    _recent[id(model)] = target
+        target = make(backend="c")
     return target
 
 

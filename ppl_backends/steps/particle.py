@@ -9,7 +9,6 @@ from ppl_backends.kernels.particle.gibbs import ParticleGibbs as ParticleGibbsAl
 from ppl_backends.kernels.particle.metropolis import ParticleMetropolis as ParticleMetropolisAlgorithm
 from ppl_backends.options import array, checked, choice, flag, integer, none, number
 from ppl_backends.steps.specification import Step, is_bound, model_on_context
-from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget
 
 FILTERS = choice("auto", "bootstrap", "guided", "auxiliary")
@@ -28,8 +27,10 @@ class _ParticleStep(Step):
         return made
 
     def make_target(self, model: Any) -> BaseTarget:
-        """Return the target of a ``pm.Model``."""
-        return as_target(model)
+        """Return the target of a ``pm.Model``, whose other terms run in forked workers."""
+        from ppl_backends.steps.adapter import forkable_state_space
+
+        return forkable_state_space(model)
 
 
 class ParticleGibbs(_ParticleStep):

@@ -10,6 +10,8 @@ from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import FilteredDensity, ParticleMetropolis, grid
 from ppl_backends.kernels.streams import Generators
 from ppl_backends.results.inference_data import group
+from ppl_backends.targets.state_space.compiled import normals_from
+from ppl_backends.targets.state_space.filter import Filter
 from tests.state_space.toys import MODEL, Y, posterior, target
 from tests.statistics import assert_mean_is
 
@@ -79,6 +81,15 @@ def test_states_are_those_of_the_posterior(run):
     assert_mean_is(states.mean(axis=1), STATES)
 
 
+def test_filters_are_replayed_from_their_seeds(run):
+    stats, attrs = group(run, "sample_stats"), group(run, "posterior").attrs
+    assert attrs["compiled_by"] == "numba"
+    n, mu = int(stats["n_particles"][0, 0]), group(run, "posterior")["x"].values[:, -1].reshape(-1)
+    normals = normals_from(stats["seed"].values[:, -1].view(np.uint64), len(Y) * (n + 1))
+    history = Filter(MODEL, Y).history({"mu": mu}, n, None, normals)
+    np.testing.assert_allclose(history.increments.sum(axis=0), stats["estimate"].values[:, -1], rtol=1e-10)
+
+
 def test_the_same_seed_gives_the_same_draws(run):
     again = pb.sample_pmmh(target(), draws=600, tune=300, random_seed=3, progressbar=False)
     assert np.array_equal(group(again, "posterior")["x"], group(run, "posterior")["x"])
@@ -91,12 +102,14 @@ def test_bad_input_is_refused_in_one_line():
         pb.sample_pmmh(target(), states=True, correlation=0.9, progressbar=False)
 
 
-@pytest.mark.parametrize("step", [pb.steps.ParticleMetropolis, pb.steps.ParticleGibbs])
-def test_steps_run_in_pm_sample(step):
-    options = {"chains": 1, "cores": 1, "draws": 20, "tune": 120, "random_seed": 1, "progressbar": False}
+@pytest.mark.parametrize(("step", "cores"), [(pb.steps.ParticleMetropolis, 2), (pb.steps.ParticleGibbs, 1)])
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX runs in this process, for other tests
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_steps_run_in_pm_sample(step, cores):
+    options = {"chains": cores, "cores": cores, "draws": 60, "tune": 120, "random_seed": 1, "progressbar": False}
     with pm.Model():
         mu = pm.Normal("mu")
         pb.StateSpace("y", MODEL, mu=mu, observed=Y)
         idata = pm.sample(step=step(n_particles=8), compute_convergence_checks=False, **options)
     assert np.isfinite(idata.posterior["mu"]).all()
-    assert len(np.unique(idata.posterior["mu"])) > 2
+    assert all(len(np.unique(chain)) > 2 for chain in idata.posterior["mu"].values)

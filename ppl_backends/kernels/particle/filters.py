@@ -1,4 +1,4 @@
-"""The particle filter of a target, by name."""
+"""The particle filter of a target, by name, and in the form that is fastest for a chain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import BaseTarget
-from ppl_backends.targets.state_space.filter import Filter
+from ppl_backends.targets.state_space.compiled import CompiledFilter
+from ppl_backends.targets.state_space.filter import Filter, Values
+from ppl_backends.targets.state_space.scalar import TranslationError
 
 
 def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 0.5) -> Filter:
@@ -23,3 +25,12 @@ def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 
     if method == "auto":
         method = "bootstrap" if series.model.proposal is None else "guided"
     return Filter(series.model, series.y, series.covariates, method, resample_below)
+
+
+def compiled(particle_filter: Filter, parameters: Values, smooth: bool = False) -> Filter | CompiledFilter:
+    """Return the filter compiled by Numba, or as it is where a function of its model has no form for that."""
+    try:
+        found = CompiledFilter(particle_filter, parameters)
+    except TranslationError:
+        return particle_filter
+    return particle_filter if smooth and found.state_dim > 1 else found  # Hilbert's curve is JAX's

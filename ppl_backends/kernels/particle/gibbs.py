@@ -210,7 +210,7 @@ class ParticleGibbs(Algorithm):
             shape = (particle_filter.n_rows, *particle_filter.state_shape(values))
         kernel = ParticleGibbsKernel(n_particles, shape)
         scale, rate = kernel.initial_scale(target.dim), kernel.target_acceptance
-        tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate)
+        tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate, pooled=True)
         super().__init__(kernel, PathDensity(target, particle_filter, n_particles, tuning))
         self.attributes = {"n_particles": n_particles}
 

@@ -12,6 +12,7 @@ without which the correlation is lost at the first resampling.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import ChainState
+from ppl_backends.kernels.particle.filters import compiled
 from ppl_backends.kernels.protocol import KernelInfo, KernelParameters
 from ppl_backends.kernels.pseudo_marginal import (
     REPLICATES,
@@ -36,6 +39,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 ACCEPTANCE = 0.3  # of a random walk in few dimensions
 MOST_NOISE = 8.0  # that an acceptance rate is derived from
+CANDIDATES, LEFT = 64, 4.0  # points of either kind to start from, and how many of them remain in effect
 
 
 class FilterEstimator:
@@ -51,8 +55,8 @@ class FilterEstimator:
     """
 
     def __init__(self, target: BaseTarget, particle_filter: Any, correlated: bool) -> None:
-        self._target, self._series = target, target.full.state_space
-        self.filter, self.correlated = particle_filter, correlated
+        self._target, self._series, self.correlated = target, target.full.state_space, correlated
+        self.filter = compiled(particle_filter, self._parameters(np.zeros((1, target.dim))), correlated)
         self.n_normals = 1 if correlated else None  # tells correlated estimates from others
 
     def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
@@ -64,10 +68,13 @@ class FilterEstimator:
 
     def __call__(self, x: Array, n_particles: int, noise: Array) -> Array:
         """Return the log estimates at points ``(n, dim)``."""
-        parameters = self._series.parameters_at(self._target.embed(x))
-        run = self.filter.run_with_normals if self.correlated else self.filter.run
-        estimates: Array = run(parameters, n_particles, noise)
+        run: Any = self.filter.run_with_normals if self.correlated else self.filter.run
+        estimates: Array = run(self._parameters(x), n_particles, noise)
         return estimates
+
+    def _parameters(self, x: Array) -> dict[str, Array]:
+        found: dict[str, Array] = self._series.parameters_at(self._target.embed(x))
+        return found
 
 
 def seeds_from(rng: Any, n: int) -> NDArray[np.uint64]:
@@ -121,11 +128,32 @@ class FilteredDensity(EstimatedDensity):
             return fresh
         return self.correlation * noise + np.sqrt(1 - self.correlation**2) * fresh
 
+    def initial_point(self, rng: np.random.Generator) -> Array | None:
+        """Return one of many points, dispersed ones and draws of the prior, by a power of its estimated posterior.
+
+        The power leaves an effective number of points from which chains start apart from each other.
+        """
+        full = self.target.full
+        if len(self.target.others):
+            return None  # a block starts beside its others
+        x = full.initial_points(CANDIDATES, rng)
+        with suppress(PriorSamplingError):
+            x = np.concatenate([x, full.sample_prior(CANDIDATES, rng)])
+        n = self.n_first or self.fewest
+        value = self.target.log_density(x) + self.estimator(x, n, self.estimator.numbers(len(x), n, rng))
+        value = np.where(np.isnan(value), -np.inf, value)
+        if not np.isfinite(value).any():
+            return None
+        return x[rng.choice(len(x), p=_tempered(value, LEFT))]
+
     def fresh(self, points: EstimatedPoints, rng: Any) -> EstimatedPoints:
-        """Return the points with fresh filters, the first of a few whose estimates are not zero; unchanged if none are."""
+        """Return the points with fresh filters, the first of a few that are not zero; unchanged if one has none."""
+        estimate, noise = np.full(len(points.x), -np.inf), None
         for _ in range(REPLICATES):
-            noise = self.estimator.numbers(len(points.x), points.n_estimates, rng)
-            estimate = self.estimator(points.x, points.n_estimates, noise)
+            numbers = self.estimator.numbers(len(points.x), points.n_estimates, rng)
+            found, zero = self.estimator(points.x, points.n_estimates, numbers), ~np.isfinite(estimate)
+            noise = numbers if noise is None else np.where(zero.reshape(-1, *[1] * (numbers.ndim - 1)), numbers, noise)
+            estimate = np.where(zero, found, estimate)
             if np.isfinite(estimate).all():
                 return replace(points, estimate=estimate, noise=noise)
         return points
@@ -196,11 +224,16 @@ class ParticleMetropolis(EstimatedMetropolis):
         kernel, estimator = ParticleMetropolisKernel(), FilterEstimator(target, particle_filter, correlation > 0)
         rest = rest_of(target)
         scale, rate = kernel.initial_scale(target.dim), kernel.target_acceptance
-        tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate)
+        tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate, pooled=True)
         first = None if n_particles == "auto" else n_particles
         density = FilteredDensity(rest, estimator, correlation, first, tuning)
         super().__init__(kernel, density, "take a guided filter (proposal=), or a correlated one (correlation=0.99)")
-        self.attributes = {"correlation": correlation, "filter": particle_filter.method}
+        own = estimator.filter is not particle_filter
+        self.attributes = {
+            "correlation": correlation,
+            "filter": particle_filter.method,
+            "compiled_by": "numba" if own else "jax",
+        }
 
     def start(self, x: Array, rng: Any) -> ChainState:
         """Return the state at ``x`` ``(n, dim)``, with the acceptance rate that such filters allow."""
@@ -211,6 +244,17 @@ class ParticleMetropolis(EstimatedMetropolis):
         if self.density.n_first is not None:
             state = state._replace(population=self.density.measured(state.population, rng))
         return _aimed(super().checked(state, rng))
+
+
+def _tempered(value: Array, ess: float) -> Array:
+    """Return weights ``(n,)`` in proportion to the largest power ≤ 1 of exp(``value``) with this effective sample size."""
+    power = 1.0
+    while True:
+        weights = np.exp(power * (value - value.max()))
+        weights /= weights.sum()
+        if 1.0 / (weights**2).sum() >= min(ess, 0.5 * np.isfinite(value).sum()):
+            return weights
+        power *= 0.8
 
 
 def _aimed(state: ChainState) -> ChainState:

@@ -15,21 +15,28 @@ import numpy as np
 
 from ppl_backends.targets.jax_process import double_precision
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.state_space.compiled import normals_from
 from ppl_backends.targets.state_space.filter import Filter, Seeds
 
 _ELEMENTS = 2**24  # particles of all rows of the filters that are computed together
 _AWAY = np.uint64(0x9E3779B97F4A7C15)  # from a filter's seed to that of the path out of it
 
 
-def replayed_paths(particle_filter: Filter, parameters: Mapping[str, Array], n_particles: int, seeds: Seeds) -> Array:
-    """Return one path ``(n_theta, n_rows[, d])`` out of each filter that has these seeds, which is run again."""
+def replayed_paths(
+    particle_filter: Filter, parameters: Mapping[str, Array], n_particles: int, seeds: Seeds, by_numba: bool = False
+) -> Array:
+    """Return one path ``(n_theta, n_rows[, d])`` out of each filter that has these seeds, which is run again.
+
+    ``by_numba`` says that it was a :class:`~ppl_backends.targets.state_space.compiled.CompiledFilter`.
+    """
     n, rows = len(seeds), particle_filter.n_rows
     size = max(1, _ELEMENTS // (rows * n_particles))
     parts = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + min(size, n)), n - 1)
         values = {name: np.asarray(value)[index] for name, value in parameters.items()}
-        found = particle_filter.history(values, n_particles, seeds[index])
+        normals = normals_from(seeds[index], particle_filter.n_normals(n_particles)) if by_numba else None
+        found = particle_filter.history(values, n_particles, seeds[index], normals)
         path = drawn_paths(particle_filter, values, found, seeds[index] ^ _AWAY)
         parts.append(path[: min(n - start, len(index))])
     return np.concatenate(parts)

@@ -182,34 +182,40 @@ class Filter:
         """Return how many standard normals :meth:`run_with_normals` takes."""
         return self.n_rows * (n_x * self.model.n_normals + 1)
 
-    def run_with_normals(self, parameters: Values, n_x: int, normals: Array) -> Array:
+    def run_with_normals(self, parameters: Values, n_x: int, normals: Array, smooth: bool = True) -> Array:
         """Return log likelihoods ``(n_theta,)`` as functions of given standard normals ``(n_theta, n_normals(n_x))``.
 
-        Particles are sorted and resampled for every row, so that nearby parameters and normals have nearby likelihoods.
+        Where it is ``smooth``, particles are sorted and resampled for every row, so that nearby parameters and normals have
+        nearby likelihoods.
         """
         own = self.state_shape(parameters)
         n_theta = len(normals)
         if np.shape(normals) != (n_theta, self.n_normals(n_x)):
             raise ModelError(f"normals have shape {np.shape(normals)}; expected (n_theta, {self.n_normals(n_x)})")
         carry = (np.zeros((n_theta, n_x, *own)), np.zeros((n_theta, n_x)), np.zeros(n_theta))
-        program = partial(_advance, self.rule("normals"), 1)
+        program = partial(_advance, self.rule("normals", smooth), 1)
 
         def run(block: Any) -> Any:
-            by_row = np.moveaxis(block["normals"].reshape(len(block["normals"]), self.n_rows, -1), 1, 0)
-            padded = np.zeros((len(self.rows["y"]), *by_row.shape[1:]))
-            padded[: self.n_rows] = by_row
-            return program(block["p"], padded, self.rows, *block["carry"], 0, self.n_rows)
+            return program(block["p"], self._by_row(block["normals"]), self.rows, *block["carry"], 0, self.n_rows)
 
         return self._blocks(run, {"p": dict(parameters), "normals": np.asarray(normals), "carry": carry})[2]
 
-    def history(self, parameters: Values, n_x: int, seeds: Seeds) -> History:
-        """Return all that filters with these seeds do, row by row; memory grows with the number of rows."""
+    def history(self, parameters: Values, n_x: int, seeds: Seeds, normals: Array | None = None) -> History:
+        """Return all that filters with these seeds, or of given normals, do row by row; memory grows with the rows."""
         self.state_shape(parameters)
         with double_precision():
-            program = _compiled("history", self.rule("seeds"), n_x)
+            program = _compiled("history", self.rule("seeds" if normals is None else "normals"), n_x)
             values = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
-            found = program(values, np.asarray(seeds, dtype=np.uint64), self.rows)
+            source = np.asarray(seeds, dtype=np.uint64) if normals is None else self._by_row(normals)
+            found = program(values, source, self.rows)
             return History(*(np.asarray(part)[: self.n_rows] for part in found))
+
+    def _by_row(self, normals: Array) -> Array:
+        """Return normals ``(n_theta, n_normals)`` as ``(rows and their padding, n_theta, …)``."""
+        by_row = np.moveaxis(normals.reshape(len(normals), self.n_rows, -1), 1, 0)
+        padded = np.zeros((len(self.rows["y"]), *by_row.shape[1:]))
+        padded[: self.n_rows] = by_row
+        return padded
 
     def state_shape(self, parameters: Values) -> tuple[int, ...]:
         """Return ``()`` or ``(d,)``, the shape of one state, once the model's functions are known to fit the parameters."""
@@ -220,12 +226,12 @@ class Filter:
         with double_precision():
             return _state_shape(self.rule("seeds"), shapes, _row_shapes(self.rows))
 
-    def rule(self, stream: str) -> Any:
+    def rule(self, stream: str, smooth: bool = False) -> Any:
         """Return what the compiled filter depends on beside the shapes of arrays."""
         jax_module()
         from ppl_backends.targets.state_space.step import Rule
 
-        return Rule(self.model, self.method, self.resample_below, stream, bool(self.missing.any()))
+        return Rule(self.model, self.method, self.resample_below, stream, bool(self.missing.any()), smooth)
 
     def _padded_rows(self) -> dict[str, Array]:
         """Rows up to a power of two, so that appended rows seldom need a new program; those behind the data are missing."""
@@ -301,7 +307,7 @@ def _compiled(kind: str, rule: Any, size: int) -> Any:
         return (*carry, increments.T)
 
     def history(values, source, rows):
-        n_theta = source.shape[0]
+        n_theta = source.shape[0 if rule.stream == "seeds" else 1]
         first = first_step(rule, values, source, rows, (n_theta, size))
 
         def body(carry, t):

@@ -37,6 +37,8 @@ class Rule:
         Share of the particles that the effective sample size falls below where a filter resamples.
     stream : {"seeds", "normals"}
     some_missing : bool
+    smooth : bool
+        Whether nearby normals are to have nearby likelihoods.
     """
 
     model: StateSpaceModel
@@ -44,6 +46,7 @@ class Rule:
     resample_below: float
     stream: str = "seeds"
     some_missing: bool = False
+    smooth: bool = False
 
     @property
     def proposes(self) -> bool:
@@ -53,7 +56,7 @@ class Rule:
     @property
     def sorts(self) -> bool:
         """Whether particles are sorted before they are resampled, which is then done for every row."""
-        return self.method == "sqmc" or self.stream == "normals"
+        return self.method == "sqmc" or self.smooth
 
     def draw(self, source: Any, t: Any, n_x: int) -> tuple[Any, Any]:
         """Return normals and resampling offsets of row ``t``."""
@@ -111,24 +114,29 @@ def states(value: Any, n_theta: int, n_x: int) -> Any:
     return jnp.broadcast_to(value, (n_theta, n_x, *value.shape[2:]))
 
 
+def from_model(model: StateSpaceModel, p: Parameters, t: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
+    """Return states of row ``t`` by the model's own law, and log weights; ``x`` is None in row 0."""
+    shape = z.shape[:2]
+    new = states(model.initial(p, z) if x is None else model.transition(p, t, x, z), *shape)
+    return new, jnp.broadcast_to(model.log_observation(p, t, new, y), shape)
+
+
+def from_proposal(model: StateSpaceModel, p: Parameters, t: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
+    """Return the same by the model's proposal."""
+    propose: Any = model.proposal
+    new, log_q = propose(p, t, x, y, z)
+    new = states(new, *z.shape[:2])
+    density: Any = model.log_initial if x is None else model.log_transition
+    before = density(p, new) if x is None else density(p, t, x, new)
+    return new, before + jnp.broadcast_to(model.log_observation(p, t, new, y), z.shape[:2]) - log_q
+
+
 def first_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, shape: tuple[int, int]) -> Step:
     """Draw the states of row 0 and weight them."""
     n_theta, n_x = shape
-    model = rule.model
     z, _ = rule.draw(source, 0, n_x)
     p = parameters_of(values, rows, 0)
-
-    def from_model(z: Any) -> tuple[Any, Any]:
-        x = states(model.initial(p, z), n_theta, n_x)
-        return x, observation(model, p, 0, x, rows)
-
-    def from_proposal(z: Any) -> tuple[Any, Any]:
-        x, log_q = model.proposal(p, 0, None, rows["y"][0], z)  # type: ignore[misc]
-        x = states(x, n_theta, n_x)
-        return x, model.log_initial(p, x) + observation(model, p, 0, x, rows) - log_q  # type: ignore[misc]
-
-    guided = rule.proposes and model.log_initial is not None
-    x, log_g = _chosen(rule, rows, 0, from_model, from_proposal, z) if guided else from_model(z)
+    x, log_g = _moved(rule, p, 0, None, rows, z, rule.proposes and rule.model.log_initial is not None)
     log_weights, increment = normalise(log_g - jnp.log(n_x * 1.0))
     ancestors = jnp.broadcast_to(jnp.arange(n_x, dtype=jnp.int32), shape)
     return Step(Carry(x, log_weights, increment), increment, ancestors, jnp.zeros(n_theta, bool))
@@ -136,33 +144,32 @@ def first_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, s
 
 def later_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, t: Any, carry: Carry) -> Step:
     """Go from row ``t − 1`` to row ``t``."""
-    model = rule.model
-    n_theta, n_x = carry.log_weights.shape
+    n_x = carry.log_weights.shape[1]
     z, offset = rule.draw(source, t, n_x)
     p = parameters_of(values, rows, t)
     ancestors, base, resampled = _resample(rule, p, t, carry, offset, rows)
     index = ancestors if carry.x.ndim == 2 else ancestors[..., None]
     x = jnp.take_along_axis(carry.x, index, axis=1)
-
-    def from_model(z: Any) -> tuple[Any, Any]:
-        new = states(model.transition(p, t, x, z), n_theta, n_x)
-        return new, observation(model, p, t, new, rows)
-
-    def from_proposal(z: Any) -> tuple[Any, Any]:
-        new, log_q = model.proposal(p, t, x, rows["y"][t], z)  # type: ignore[misc]
-        new = states(new, n_theta, n_x)
-        return new, model.log_transition(p, t, x, new) + observation(model, p, t, new, rows) - log_q  # type: ignore[misc]
-
-    new, log_g = _chosen(rule, rows, t, from_model, from_proposal, z) if rule.proposes else from_model(z)
+    new, log_g = _moved(rule, p, t, x, rows, z, rule.proposes)
     log_weights, increment = normalise(base + log_g)
     return Step(Carry(new, log_weights, carry.log_likelihood + increment), increment, ancestors, resampled)
 
 
-def _chosen(rule: Rule, rows: Rows, t: Any, from_model: Callable, from_proposal: Callable, z: Any) -> Any:
-    """Draw from the proposal, or from the model where the row that it looks at is missing."""
+def _moved(rule: Rule, p: Parameters, t: Any, x: Any, rows: Rows, z: Any, guided: bool) -> tuple[Any, Any]:
+    """Draw from the proposal, or from the model, as also where the row that a proposal looks at is missing."""
+
+    def by_model(z: Any) -> tuple[Any, Any]:
+        new, log_g = from_model(rule.model, p, t, x, rows["y"][t], z)
+        return new, jnp.where(rows["missing"][t], 0.0, log_g)
+
+    def by_proposal(z: Any) -> tuple[Any, Any]:
+        return from_proposal(rule.model, p, t, x, rows["y"][t], z)
+
+    if not guided:
+        return by_model(z)
     if not rule.some_missing:
-        return from_proposal(z)
-    return jax.lax.cond(rows["missing"][t], from_model, from_proposal, z)
+        return by_proposal(z)
+    return jax.lax.cond(rows["missing"][t], by_model, by_proposal, z)
 
 
 def _resample(rule: Rule, p: Parameters, t: Any, carry: Carry, offset: Any, rows: Rows) -> tuple[Any, Any, Any]:
@@ -213,14 +220,20 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
         Naming the function and the shape.
     """
     n_theta, n_x, asked = 3, 5, set[str]()
-    model, rows = rule.model, {name: jnp.asarray(value) for name, value in rows.items()}
-    abstract = {k: jax.ShapeDtypeStruct((n_theta, *v.shape[1:]), jnp.float64) for k, v in values.items()}
+    model, abstract = (
+        rule.model,
+        {k: jax.ShapeDtypeStruct((n_theta, *v.shape[1:]), jnp.float64) for k, v in values.items()},
+    )
+    given_rows = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in rows.items()}  # nothing runs
     z = jax.ShapeDtypeStruct((n_theta, n_x) if model.n_normals == 1 else (n_theta, n_x, model.n_normals), jnp.float64)
 
     def shape(name: str, call: Callable, *args: Any) -> Any:
         try:
             return jax.eval_shape(
-                lambda values, *args: call(parameters_of(values, rows, 0, asked), *args), abstract, *args
+                lambda values, rows, *args: call(parameters_of(values, rows, 0, asked), *args),
+                abstract,
+                given_rows,
+                *args,
             )
         except ModelError:
             raise

@@ -1,0 +1,71 @@
+"""Filters compiled by Numba: those of JAX for the same normals, unbiased from seeds, and refused where there is no form."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.kernels.particle.filters import compiled
+from ppl_backends.targets.state_space.compiled import CompiledFilter
+from ppl_backends.targets.state_space.filter import Filter
+from tests.state_space.models import LG_POINT, LINEAR, LOG_2PI, repeated
+from tests.state_space.test_filter import WITH_GAPS, Y, assert_unbiased, ratios
+from tests.state_space.test_ready import CASES
+
+MIX = np.array([[0.8, 0.1], [-0.2, 0.7]])
+
+VECTOR = pb.StateSpaceModel(
+    initial=lambda p, z: p.mean + z,
+    transition=lambda p, t, x, z: jnp.where(t % 2 == 0, x @ MIX, jnp.tanh(x[..., ::-1])) + p.u[..., None] * z,
+    log_observation=lambda p, t, x, y: -0.5 * jnp.sum((y - jnp.maximum(x, -1.0)) ** 2, axis=-1) - LOG_2PI,
+    n_normals=2,
+)
+
+MODELS = {
+    "guided, with gaps": (LINEAR, WITH_GAPS, LG_POINT, {}, "guided"),
+    "leverage": (*CASES["leverage"][:3], {}, "guided"),
+    "Lotka-Volterra": (*CASES["Lotka-Volterra"][:3], {}, "bootstrap"),
+    "vectors": (
+        VECTOR,
+        np.random.default_rng(3).normal(size=(6, 2)),
+        {"mean": np.array([0.3, -0.2])},
+        {"u": np.linspace(0.2, 1, 6)},
+        "bootstrap",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_both_forms_give_the_same_likelihood_for_the_same_normals(case):
+    model, y, point, covariates, method = MODELS[case]
+    parameters = {name: np.stack([value, 1.1 * np.asarray(value)]) for name, value in point.items()}
+    slow = Filter(model, y, covariates, method)
+    fast, u = CompiledFilter(slow, parameters), np.random.default_rng(2).standard_normal((2, slow.n_normals(20)))
+    for smooth in (False, True)[: 2 if y.ndim == 1 else 1]:
+        expected = slow.run_with_normals(parameters, 20, u, smooth)
+        assert np.isfinite(expected).all()
+        np.testing.assert_allclose(fast.run_with_normals(parameters, 20, u, smooth), expected, rtol=1e-10, atol=1e-10)
+
+
+def by_numba(*arguments, **options):
+    return CompiledFilter(Filter(*arguments, **options), repeated(LG_POINT, 1))
+
+
+@pytest.mark.parametrize(("n_x", "threshold"), [(1, 0.5), (16, 0.0), (16, 0.5), (16, 1.0)])
+def test_the_likelihood_from_seeds_is_unbiased(n_x, threshold):
+    assert_unbiased(ratios(Y[:3], n_x, resample_below=threshold, filter_of=by_numba))
+
+
+def test_a_likelihood_of_zero_is_zero():
+    y = np.array([0.1, 1e200, 0.2])
+    assert (by_numba(LINEAR, y).run(repeated(LG_POINT, 2), 4, np.arange(2, dtype=np.uint64)) == -np.inf).all()
+
+
+def test_a_function_without_a_form_for_numba_stays_with_jax():
+    sorting = replace(LINEAR, proposal=None, transition=lambda p, t, x, z: p.rho * jnp.sort(x, axis=1) + z)
+    filters = Filter(sorting, Y)
+    assert compiled(filters, repeated(LG_POINT, 1)) is filters
+    auxiliary = Filter(LINEAR, Y, method="auxiliary")
+    assert compiled(auxiliary, repeated(LG_POINT, 1)) is auxiliary
