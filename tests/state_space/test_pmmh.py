@@ -110,6 +110,6 @@ def test_steps_run_in_pm_sample(step, cores):
     with pm.Model():
         mu = pm.Normal("mu")
         pb.StateSpace("y", MODEL, mu=mu, observed=Y)
-        idata = pm.sample(step=step(n_particles=8), compute_convergence_checks=False, **options)
+        idata = pm.sample(step=step(n_particles=32), compute_convergence_checks=False, **options)
     assert np.isfinite(idata.posterior["mu"]).all()
     assert all(len(np.unique(chain)) > 2 for chain in idata.posterior["mu"].values)
