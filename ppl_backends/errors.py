@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 __all__ = [
     "ApproximationWarning",
     "BackendWarning",
@@ -54,3 +56,12 @@ class SamplerWarning(PPLBackendsWarning):
 
 class BackendWarning(PPLBackendsWarning):
     """A slower backend is used than the one asked for or expected."""
+
+
+def user_level() -> int:
+    """Return the ``stacklevel`` at which a warning of the caller points at the first line outside of the package."""
+    level, frame = 1, inspect.currentframe()
+    frame = None if frame is None else frame.f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    return level

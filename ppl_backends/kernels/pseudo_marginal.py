@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, accept, column
@@ -326,7 +326,7 @@ class EstimatedMetropolis(Algorithm):
             f"the log of the likelihood estimate has variance {points.variance:.1f} with "
             f"{points.n_estimates} {self._estimates}: chains will stick; {self._advice}",
             SamplerWarning,
-            stacklevel=2,
+            stacklevel=user_level(),
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.streams import Generators
 from ppl_backends.options import array, check_memory, checked, integer
@@ -142,16 +142,9 @@ def _resolve(
         raise ModelError(f"step={step.__name__} is a class: write step={step.__name__}()")
     if step is not None and not isinstance(step, Step):
         raise ModelError(f"step is of type {type(step).__name__}: expected one of ppl_backends.steps")
-    specification = _without_model(HMC) if step is None else step
+    specification = HMC.options() if step is None else step
     target = with_power(as_target(model, data, **options), power, power_potentials)
     return target, specification.bind
-
-
-def _without_model(kind: Any) -> Any:
-    """Return a step with its defaults, whatever model is on the context stack."""
-    specification = object.__new__(kind)
-    specification.__init__()
-    return specification
 
 
 def _given_starts(target: BaseTarget, initvals: Any, chains: int) -> Array | None:
@@ -251,11 +244,11 @@ def _inference_data(
     complete = length == draws and len(kept) == chains
     if not complete:
         message = f"interrupted: {length} of {draws} draws of {len(kept)} of {chains} chains are returned"
-        warnings.warn(message, SamplerWarning, stacklevel=4)
+        warnings.warn(message, SamplerWarning, stacklevel=user_level())
     x = np.array([run.x[0, :length] for run in kept])
     trouble = why_not_converged(x, target.names)
     if trouble:
-        warnings.warn(f"{algorithm.name}: {trouble}; raise tune and draws", SamplerWarning, stacklevel=4)
+        warnings.warn(f"{algorithm.name}: {trouble}; raise tune and draws", SamplerWarning, stacklevel=user_level())
     on, own = ("chain", "draw"), ("time", "state")
     stats: dict[str, Any] = {
         name: (

@@ -47,6 +47,14 @@ def group_names(idata: Any) -> list[str]:
     return [name.strip("/") for name in names if name.strip("/")]
 
 
+def with_states(idata: Any, states: Array) -> Any:
+    """Return draws with paths of states ``(chain, draw, time[, state])`` among the variables of ``posterior``."""
+    groups = {name: group(idata, name).drop_vars("states", errors="ignore") for name in group_names(idata)}
+    paths = (("chain", "draw", "time", "state")[: states.ndim], states)
+    groups["posterior"] = groups["posterior"].assign(states=paths).assign_coords(time=np.arange(states.shape[2]))
+    return as_inference_data(groups)
+
+
 def is_inference_data(value: Any) -> bool:
     """Return whether a value is InferenceData of either kind."""
     kind = getattr(sys.modules.get("arviz"), "InferenceData", xr.DataTree)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, flag, integer, none
-from ppl_backends.results.inference_data import as_inference_data, group, group_names
+from ppl_backends.results.inference_data import group, with_states
 from ppl_backends.steps.particle import ParticleGibbs
 from ppl_backends.targets.convert import as_target
 
@@ -77,8 +77,7 @@ def sample_particle_gibbs(
     ----------
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
     """
-    step: Any = object.__new__(ParticleGibbs)  # whatever model is on the context stack
-    step.__init__(n_particles=n_particles, covariance=covariance, keep_states=states)
+    step = ParticleGibbs.options(n_particles=n_particles, covariance=covariance, keep_states=states)
     idata = sample_mcmc(
         as_target(model, data, **target_options),
         step=step,
@@ -90,9 +89,4 @@ def sample_particle_gibbs(
         random_seed=random_seed,
         progressbar=progressbar,
     )
-    if not states:
-        return idata
-    groups = {name: group(idata, name) for name in group_names(idata)}
-    groups["posterior"] = groups["posterior"].assign(states=groups["sample_stats"]["states"])
-    groups["sample_stats"] = groups["sample_stats"].drop_vars("states")
-    return as_inference_data(groups)
+    return with_states(idata, group(idata, "sample_stats")["states"].values) if states else idata

@@ -12,7 +12,7 @@ from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.paths import replayed_paths
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, choice, flag, integer, none, number
-from ppl_backends.results.inference_data import as_inference_data, flat_draws, group, group_names
+from ppl_backends.results.inference_data import flat_draws, group, with_states
 from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget
@@ -101,8 +101,9 @@ def sample_pmmh(
     if states and correlation > 0:
         raise ModelError("states=True: the numbers of a correlated filter are not kept; use correlation=0")
     target = as_target(model, data, **target_options)
-    step: Any = object.__new__(ParticleMetropolis)  # whatever model is on the context stack
-    step.__init__(n_particles=n_particles, filter=filter, correlation=correlation, covariance=covariance)
+    step = ParticleMetropolis.options(
+        n_particles=n_particles, filter=filter, correlation=correlation, covariance=covariance
+    )
     idata = sample_mcmc(
         target,
         step=step,
@@ -119,8 +120,7 @@ def sample_pmmh(
 
 def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:
     """Return the draws with a path out of the filter that each was accepted with."""
-    groups = {name: group(idata, name) for name in group_names(idata)}
-    posterior, stats = groups["posterior"], groups["sample_stats"]
+    posterior, stats = group(idata, "posterior"), group(idata, "sample_stats")
     seeds = stats["seed"].values.reshape(-1).view(np.uint64)
     _, first, place = np.unique(seeds, return_index=True, return_inverse=True)
     drawn = {name: values[first] for name, values in flat_draws(idata).items()}
@@ -128,8 +128,4 @@ def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:
     size = int(stats["n_particles"].values[0, 0])
     by_numba = posterior.attrs["compiled_by"] == "numba"
     paths = replayed_paths(filter_of(target, method), parameters, size, seeds[first], by_numba)[place]
-    own = ("chain", "draw", "time", "state")[: paths.ndim + 1]
-    states = paths.reshape(posterior.sizes["chain"], posterior.sizes["draw"], *paths.shape[1:])
-    time = np.arange(states.shape[2])
-    groups["posterior"] = posterior.assign(states=(own, states)).assign_coords(time=time)
-    return as_inference_data(groups)
+    return with_states(idata, paths.reshape(posterior.sizes["chain"], posterior.sizes["draw"], *paths.shape[1:]))

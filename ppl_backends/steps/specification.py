@@ -30,6 +30,13 @@ class Step:
         specification.__init__(vars, model=model, **options)  # type: ignore[misc]
         return pymc_step(specification.make_target, specification.bind, vars, model)
 
+    @classmethod
+    def options(cls, **given: Any) -> Any:
+        """Return the step's options, whatever model is on the context stack."""
+        specification = object.__new__(cls)
+        specification.__init__(**given)  # type: ignore[misc]
+        return specification
+
     def bind(self, target: BaseTarget) -> Algorithm:
         """Return the algorithm on ``target``, which may be a conditional one."""
         raise NotImplementedError(f"{type(self).__name__} must define bind(target)")

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import FilteredDensity, ParticleMetropolis, grid
 from ppl_backends.kernels.streams import Generators
@@ -93,6 +93,12 @@ def test_filters_are_replayed_from_their_seeds(run):
 def test_the_same_seed_gives_the_same_draws(run):
     again = pb.sample_pmmh(target(), draws=600, tune=300, random_seed=3, progressbar=False)
     assert np.array_equal(group(again, "posterior")["x"], group(run, "posterior")["x"])
+
+
+def test_warnings_point_at_the_line_of_the_call():
+    with pytest.warns(SamplerWarning, match="R-hat|never moved") as caught:
+        pb.sample_pmmh(target(), n_particles=1, draws=30, tune=0, covariance=[[1e-6]], random_seed=1, progressbar=False)
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_bad_input_is_refused_in_one_line():

@@ -220,21 +220,14 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
         Naming the function and the shape.
     """
     n_theta, n_x, asked = 3, 5, set[str]()
-    model, abstract = (
-        rule.model,
-        {k: jax.ShapeDtypeStruct((n_theta, *v.shape[1:]), jnp.float64) for k, v in values.items()},
-    )
-    given_rows = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in rows.items()}  # nothing runs
+    model, abstract_rows = rule.model, {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in rows.items()}
+    abstract = {k: jax.ShapeDtypeStruct((n_theta, *v.shape[1:]), jnp.float64) for k, v in values.items()}
     z = jax.ShapeDtypeStruct((n_theta, n_x) if model.n_normals == 1 else (n_theta, n_x, model.n_normals), jnp.float64)
 
     def shape(name: str, call: Callable, *args: Any) -> Any:
         try:
-            return jax.eval_shape(
-                lambda values, rows, *args: call(parameters_of(values, rows, 0, asked), *args),
-                abstract,
-                given_rows,
-                *args,
-            )
+            at_row = lambda values, rows, *args: call(parameters_of(values, rows, 0, asked), *args)  # noqa: E731
+            return jax.eval_shape(at_row, abstract, abstract_rows, *args)
         except ModelError:
             raise
         except Exception as error:
