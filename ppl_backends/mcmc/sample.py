@@ -142,7 +142,7 @@ def _resolve(
         raise ModelError(f"step={step.__name__} is a class: write step={step.__name__}()")
     if step is not None and not isinstance(step, Step):
         raise ModelError(f"step is of type {type(step).__name__}: expected one of ppl_backends.steps")
-    specification = HMC.options() if step is None else step
+    specification = HMC.specification() if step is None else step
     target = with_power(as_target(model, data, **options), power, power_potentials)
     return target, specification.bind
 

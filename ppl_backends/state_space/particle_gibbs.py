@@ -77,7 +77,7 @@ def sample_particle_gibbs(
     ----------
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
     """
-    step = ParticleGibbs.options(n_particles=n_particles, covariance=covariance, keep_states=states)
+    step = ParticleGibbs.specification(n_particles=n_particles, covariance=covariance, keep_states=states)
     idata = sample_mcmc(
         as_target(model, data, **target_options),
         step=step,

@@ -101,7 +101,7 @@ def sample_pmmh(
     if states and correlation > 0:
         raise ModelError("states=True: the numbers of a correlated filter are not kept; use correlation=0")
     target = as_target(model, data, **target_options)
-    step = ParticleMetropolis.options(
+    step = ParticleMetropolis.specification(
         n_particles=n_particles, filter=filter, correlation=correlation, covariance=covariance
     )
     idata = sample_mcmc(

@@ -31,7 +31,7 @@ class Step:
         return pymc_step(specification.make_target, specification.bind, vars, model)
 
     @classmethod
-    def options(cls, **given: Any) -> Any:
+    def specification(cls, **given: Any) -> Any:
         """Return the step's options, whatever model is on the context stack."""
         specification = object.__new__(cls)
         specification.__init__(**given)  # type: ignore[misc]
