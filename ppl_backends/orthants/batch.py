@@ -50,7 +50,10 @@ def log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uni
 
 
 def best_log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uniforms: Array) -> RowDerivatives:
-    """Return the same, exact where a row has one bound for each of two or three variables; ``uniforms`` ``(points, dim)``."""
+    """Return the same, exact where a row has one bound for each of two or three variables; ``uniforms`` ``(points, dim)``.
+
+    Rows whose parameters are not finite, or no Cholesky factor, have probability zero.
+    """
     found, arguments = _prepared(mean, cholesky, lower, upper)
     compute_rows(*arguments, np.ascontiguousarray(uniforms), *found)
     return found

@@ -10,12 +10,17 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, grad_not_implemented
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.link.numba.dispatch import numba_funcify
+from pytensor.link.numba.dispatch.basic import numba_njit
 
 from ppl_backends.errors import ModelError
 from ppl_backends.orthants.batch import RowDerivatives, best_log_rectangles
 from ppl_backends.orthants.intervals import Array
+from ppl_backends.orthants.row_kernels import compute_rows
 from ppl_backends.orthants.solvers import scramble
 from ppl_backends.targets.pymc.jax_backend import declare_operation
+
+MOST_VARIABLES = 64
 
 
 def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points: int = 256, seed: int = 0) -> Any:
@@ -79,16 +84,16 @@ class _LogRectangle(Op):
         return Apply(self, [mean, cholesky, lower, upper], outputs)
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
-        mean, cholesky, lower, upper = inputs
-        positive = (np.einsum("nii->ni", cholesky) > 0).all()
-        if not (np.isfinite(mean).all() and np.isfinite(cholesky).all() and positive):
-            zero = np.zeros_like(mean)
-            found = RowDerivatives(np.full(len(mean), -np.inf), zero, zero, zero, np.zeros_like(cholesky))
-        else:
-            points = fixed_points(self.n_points, mean.shape[1], self.seed)
-            found = best_log_rectangles(mean, cholesky, lower, upper, points)
-        for storage, value in zip(output_storage, found, strict=True):
-            storage[0] = np.asarray(value)
+        for storage, value in zip(output_storage, self.rows(*inputs), strict=True):
+            storage[0] = value
+
+    def rows(self, mean: Array, cholesky: Array, lower: Array, upper: Array) -> RowDerivatives:
+        """Return log P with derivatives of rows that are arrays of NumPy."""
+        if mean.shape[1] > MOST_VARIABLES:
+            raise ModelError(
+                f"log_rectangle: rows have {mean.shape[1]} variables; at most {MOST_VARIABLES} are expected"
+            )
+        return best_log_rectangles(mean, cholesky, lower, upper, fixed_points(self.n_points, self.seed))
 
     def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
         n, dim = shapes[0]
@@ -110,23 +115,36 @@ class _LogRectangle(Op):
 
 
 @lru_cache(maxsize=16)
-def fixed_points(n: int, dim: int, seed: int) -> Array:
-    """Return the points of an op, the same in every run."""
-    return scramble(n, dim, np.random.SeedSequence(seed))
+def fixed_points(n: int, seed: int) -> Array:
+    """Return the points of an op, the same in every run; a row reads as many columns as it has variables."""
+    return scramble(n, MOST_VARIABLES, np.random.SeedSequence(seed))
+
+
+@numba_funcify.register(_LogRectangle)
+def _in_numba(op: _LogRectangle, **_: Any) -> Any:
+    """Return the operation in graphs that PyTensor compiles with Numba."""
+    points = fixed_points(op.n_points, op.seed)
+
+    @numba_njit
+    def log_rectangle(mean, cholesky, lower, upper):
+        n, dim = mean.shape
+        if dim > MOST_VARIABLES:
+            raise ValueError("log_rectangle: rows have too many variables")
+        mean, cholesky = np.ascontiguousarray(mean), np.ascontiguousarray(cholesky)
+        lower, upper = np.ascontiguousarray(lower), np.ascontiguousarray(upper)
+        log_p, by_cholesky = np.empty(n), np.zeros((n, dim, dim))
+        by_mean, by_lower, by_upper = np.zeros((n, dim)), np.zeros((n, dim)), np.zeros((n, dim))
+        compute_rows(mean, cholesky, lower, upper, points, log_p, by_mean, by_lower, by_upper, by_cholesky)
+        return log_p, by_mean, by_lower, by_upper, by_cholesky
+
+    return log_rectangle
 
 
 def _register_jax(jax_funcify: Any) -> None:
     """Tell PyTensor's translation to JAX."""
-    from ppl_backends.orthants.jax_rows import with_derivatives
+    from ppl_backends.orthants.jax_rows import in_jax
 
-    def translate(op: _LogRectangle, **_: Any) -> Any:
-        def log_p(mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
-            points = fixed_points(op.n_points, mean.shape[1], op.seed)
-            return with_derivatives(points)(mean, cholesky, lower, upper)
-
-        return log_p
-
-    jax_funcify.register(_LogRectangle, translate)
+    jax_funcify.register(_LogRectangle, lambda op, **_: in_jax(fixed_points(op.n_points, op.seed)))
 
 
 declare_operation(_register_jax, differenced=_LogRectangle)

@@ -315,10 +315,16 @@ def estimate_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_low
 
 @numba.njit(cache=True, nogil=True)
 def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
-    """Fill the same without sampling where a row is an orthant of two or three variables; from points ``(n, dim)`` else."""
+    """Fill the same without sampling where a row is an orthant of two or three variables; from points ``(n, >= dim)`` else.
+
+    Rows whose parameters make no sense have log P = −∞ and no derivatives.
+    """
     for i in range(mean.shape[0]):
         given = (mean[i], cholesky[i], lower[i], upper[i])
         slopes = (by_mean[i], by_lower[i], by_upper[i], by_cholesky[i])
+        log_p[i] = -np.inf
+        if not (np.isfinite(mean[i]).all() and np.isfinite(cholesky[i]).all() and (np.diag(cholesky[i]) > 0).all()):
+            continue
         log_p[i] = orthant_row(*given, *slopes) if mean.shape[1] in (2, 3) else np.nan
         if math.isnan(log_p[i]):
             log_p[i] = estimate_row(*given, uniforms, *slopes)

@@ -11,9 +11,6 @@ from ppl_backends.math import panel_cholesky
 from ppl_backends.orthants import estimate_log_likelihood
 from tests.statistics import assert_mean_is
 
-# PyTensor 3 compiles with Numba by default
-pytestmark = pytest.mark.filterwarnings("ignore:Numba will use object mode")
-
 G = np.random.default_rng(0)
 COV = np.array([[1.0, 0.5, -0.3], [0.5, 1.0, 0.2], [-0.3, 0.2, 1.0]])
 FACTOR = np.linalg.cholesky(COV)

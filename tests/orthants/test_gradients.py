@@ -102,7 +102,6 @@ def test_rows_agree_with_single_rectangles():
             np.testing.assert_allclose(getattr(found, name)[i], getattr(single, name), atol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:Numba will use object mode")  # PyTensor 3 compiles with Numba by default
 def test_graph_and_its_gradient():
     mean, lower, upper = rows(20)
     inputs = [pt.dmatrix(), pt.dmatrix(), pt.dmatrix(), pt.dmatrix()]
@@ -121,7 +120,6 @@ def test_graph_and_its_gradient():
         assert abs(found[1 + position][entry] - slope) <= 1e-3 * (1 + abs(slope))
 
 
-@pytest.mark.filterwarnings("ignore:Numba will use object mode")  # PyTensor 3 compiles with Numba by default
 def test_graph_of_one_rectangle():
     lower = pt.dvector()
     value = log_rectangle(np.zeros(2), np.diag([1.0, 2.0]), lower, INF)

@@ -152,8 +152,7 @@ _DIFFERENCED: list[type[Op]] = []
 def declare_operation(register: Callable[[Any], None], differenced: type[Op]) -> None:
     """Add an operation from a higher floor: ``register`` enters it in PyTensor's table.
 
-    Hessians of graphs with a ``differenced`` operation are differences of gradients: XLA takes minutes to compile its second
-    derivatives.
+    Hessians of graphs with a ``differenced`` operation are differences of gradients: it has no second derivatives.
     """
     _DECLARED.append(register)
     _DIFFERENCED.append(differenced)
