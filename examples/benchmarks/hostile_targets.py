@@ -462,6 +462,32 @@ def several_modes():
     return found
 
 
+def _late(name, dim, rho, shares=(0.3, 0.7), centres=(4.0, -4.0), sd=1.2):
+    """A posterior that is a mixture, from the prior N(1, 5 I): the larger mode is the farther one, and separates late."""
+    prior = Normal(np.ones(dim), 5.0 * np.eye(dim))
+    shape = sd**2 * _correlated(dim, rho)
+    posterior = Mixture(list(shares), [Normal(np.full(dim, centre), shape) for centre in centres])
+
+    def likelihood(x):
+        return tuple(a - b for a, b in zip(posterior(x), prior(x), strict=True))
+
+    def build():
+        return pb.FunctionTarget(dim, likelihood, prior, prior.draw)
+
+    return Case(name, "late modes", build, 0.0, _as_x(posterior))
+
+
+def late_modes():
+    """Modes that hold next to none of the particles where they separate."""
+    return [
+        _late("0.3/0.7 from N(1, 5 I), d = 5", 5, 0.7),
+        _late("0.3/0.7 from N(1, 5 I), d = 10", 10, 0.7),
+        _late("0.3/0.7 from N(1, 5 I), d = 10, uncorrelated", 10, 0.0),
+        _late("0.2/0.3/0.5 from N(1, 5 I), d = 10", 10, 0.3, (0.2, 0.3, 0.5), (4.0, 0.0, -4.0), 0.8),
+        _late("0.3/0.7 from N(1, 5 I), d = 20", 20, 0.3),
+    ]
+
+
 # -- 7: long paths ----------------------------------------------------------------------------------------------------
 
 
@@ -680,6 +706,7 @@ def all_cases():
         *curved(),
         *heavy_tails(),
         *several_modes(),
+        *late_modes(),
         *long_paths(),
         *not_a_number(),
         *easy(),

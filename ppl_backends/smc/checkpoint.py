@@ -44,7 +44,7 @@ from ppl_backends.smc.filters import FilterParticles, FilterSizes, WithoutExchan
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, PlannedMoves
 from ppl_backends.smc.path import PathState, Power, TemperingPath
-from ppl_backends.smc.records import Ladder, Plan, Stage, WeightedPoints
+from ppl_backends.smc.records import Ladder, Plan, Stage, Visited, WeightedPoints
 from ppl_backends.smc.regeneration import BothTunings
 from ppl_backends.smc.rows import Block, Prequential, Rows, RowState
 from ppl_backends.smc.schedule import Schedule
@@ -53,7 +53,7 @@ from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 from ppl_backends.targets.state_space.filter import FilterState
 
-_FORMAT = 3
+_FORMAT = 4
 # What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
 _GAUSSIAN = ("mean", "factor", "directions", "upper", "names", "method", "converged", "log_evidence", "accuracy")
 _MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "_cov", "names", "method")
@@ -64,7 +64,7 @@ _STARTS: dict[type, tuple[str, ...]] = {
 }
 _TYPES: tuple[type, ...] = (
     *(SMCState, StartFigures, PathState, Power, LineageVariance, PathSampling, Stage, MoveSummary),
-    *(Ladder, StageParticles, WeightedPoints, Plan, PlannedMoves, Gaussian, SplitMetric),
+    *(Ladder, StageParticles, WeightedPoints, Visited, Plan, PlannedMoves, Gaussian, SplitMetric),
     *(StepParameters, CycleParameters, Uneven, Schedule, MoveSettings),
     *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning),
     *(RowState, Rows, Block, Prequential, FilterParticles, FilterState, FilterSizes, WithoutExchanges),

@@ -55,12 +55,23 @@ class ShortSteps(NamedTuple):
     upwards: bool
 
 
+class LostMode(NamedTuple):
+    """A mode at ``x`` ``(dim,)`` that no last particle is in.
+
+    It has a ``share`` of the evidence, and is farthest from the particles in a ``coordinate``.
+    """
+
+    share: float
+    x: Array
+    coordinate: int
+
+
 class Figures(NamedTuple):
     """Runs, and what tells whether they can be trusted.
 
     ``ess`` is how many independent draws the mean of the worst coordinate is worth, ``apart`` chains in different
     places, ``disagreement`` what speaks against the evidence, ``divergent`` the share of the last trajectories that
-    diverged.
+    diverged. ``short_steps`` and ``lost`` are what trials after the runs found.
     """
 
     runs: Sequence[SMCResult]
@@ -70,6 +81,7 @@ class Figures(NamedTuple):
     disagreement: str
     divergent: float
     short_steps: ShortSteps | None = None
+    lost: LostMode | None = None
 
 
 def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures:
@@ -117,7 +129,7 @@ def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] =
     """Return reasons, each with its figure, not to trust the evidence and the draws; none for a healthy result."""
     runs, evidence = figures.runs, figures.evidence
     reasons = _not_mixed(runs, chains_kept) + _misses_a_neck(figures, names)
-    reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names)
+    reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
     if evidence.runs_disagree:
         reasons.append(
             f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
@@ -178,6 +190,19 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     return [
         f"the chains are in different places: in `{name}` one is {apart.distance:.2f} standard deviations from all together, "
         f"{apart.errors:.0f} times its error; raise draws"
+    ]
+
+
+def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
+    """Return what there is to say of a mode that all particles have left."""
+    lost = figures.lost
+    if lost is None:
+        return []
+    name = names[lost.coordinate] if names else f"coordinate {lost.coordinate}"
+    return [
+        f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
+        "unconstrained scale, holds no draw: all particles left it on the way; use initial='auto', which starts from all "
+        "modes that it finds, or raise draws"
     ]
 
 
@@ -304,7 +329,13 @@ def draws_are_healthy(figures: Figures) -> bool:
     moved = [move for move in last if move is not None]
     if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
         return False
-    if _misses_a_neck(figures) or _few_particles(figures, in_all=True) or _cut_off(runs) or figures.apart:
+    if (
+        _misses_a_neck(figures)
+        or _few_particles(figures, in_all=True)
+        or _cut_off(runs)
+        or figures.apart
+        or figures.lost
+    ):
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):

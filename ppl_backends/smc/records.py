@@ -12,6 +12,8 @@ from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.targets.protocol import Array
 
+_VISITED = 32  # particles of every stage
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -89,6 +91,21 @@ class WeightedPoints:
 
 
 @dataclass(frozen=True)
+class Visited:
+    """Some particles of every stage before its moves ``(m, dim)``, and the log density of the path's end there ``(m,)``."""
+
+    x: Array
+    log_density: Array
+
+    def after(self, step: Step) -> Visited:
+        """Add those that a stage began with."""
+        state = step.before.population
+        rows = np.linspace(0, len(state.x) - 1, min(_VISITED, len(state.x))).astype(np.intp)
+        ends = state.take(rows).at(1.0)
+        return Visited(np.concatenate([self.x, ends.x]), np.concatenate([self.log_density, ends.log_density]))
+
+
+@dataclass(frozen=True)
 class SMCResult(SMCState):
     """What one run leaves; ``ended`` says what ended it, empty for the end of its path."""
 
@@ -130,6 +147,11 @@ class SMCResult(SMCState):
     def weighted(self) -> tuple[Array, Array] | None:
         """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step."""
         return self.records["weighted"].points if "weighted" in self.records else None
+
+    @property
+    def visited(self) -> Visited:
+        """Particles of all stages."""
+        return self.records["visited"]
 
     @property
     def ladder(self) -> tuple[StageParticles, ...] | None:

@@ -30,6 +30,7 @@ from ppl_backends.smc.health import (
     split_finished,
     warn_if_distrusted,
 )
+from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -286,6 +287,8 @@ class _Call(NamedTuple):
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
         bridge = _bridge(path, runs, bridge_rng)
         figures = figures._replace(short_steps=try_short_steps(path, self.kernel, figures, check_rng))
+        rows = -(-self.draws // (settings.len_chain or 1))
+        figures = figures._replace(lost=find_lost_mode(path, figures, rows, check_rng))
         prior = prior_normalizer(path, runs) if path.integral else None
         verdict = judge(
             figures,

@@ -25,7 +25,7 @@ from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
-from ppl_backends.smc.records import Ladder, Plan, SMCResult, WeightedPoints, stage_figures
+from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, stage_figures
 from ppl_backends.smc.schedule import RESAMPLE_BELOW, Resampling, Schedule
 from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, start_inside
 from ppl_backends.targets.protocol import BaseTarget
@@ -110,6 +110,7 @@ def _begin(
     records: dict[str, Any] = {
         "path_sampling": PathSampling(start.log_normalizer, np.zeros(n)),
         "weighted": WeightedPoints(),
+        "visited": Visited(np.empty((0, path.target.dim)), np.empty(0)),
     }
     if how.unbiased:
         records["plan"] = Plan() if pilot is None else replace(pilot.records["plan"], pilot=False)

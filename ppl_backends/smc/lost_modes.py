@@ -1,0 +1,136 @@
+"""Whether the ladder lost a mode: climbs from places that earlier particles saw and the last ones did not.
+
+Where two modes separate late, all particles can end in one of them, and nothing that these particles know tells of the other.
+Particles of earlier, wider temperatures do. Some of every stage are kept, with the density at the end of the path. Where that
+is log-concave its gradient g at x has g(x)ᵀ(x* − x) ≥ log p(x*) − log p(x), so that it points towards every higher point x*.
+Climbs begin at particles outside of the last ones whose gradient points away from the highest of these; most posteriors have
+none. A mode at the end of a climb that no last particle is in has its share of the evidence measured, by importance sampling
+from the Gaussian there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.newton import modes_above
+from ppl_backends.numerics.differences import difference_hessian
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.smc.health import Figures, LostMode
+from ppl_backends.smc.mixing import modes
+from ppl_backends.smc.path import TemperingPath
+from ppl_backends.smc.records import SMCResult
+from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.wrapped import WrappedTarget
+
+Rows = NDArray[np.bool_]
+
+_LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are worth
+_HIGHEST, _OTHERS = 8, 4  # climbs: from where the density is highest, and from all over
+_ITERATIONS = 30
+_OUTSIDE = 4.0  # standard deviations of the squared distance from a Gaussian
+_POINTS = 512  # of importance sampling
+_SMALLEST_SHARE = 0.01  # of the evidence
+
+
+def find_lost_mode(path: TemperingPath, figures: Figures, rows: int, rng: np.random.Generator) -> LostMode | None:
+    """Return the largest mode that earlier particles lead to and that no last particle is in, if it has 1 % of the mass.
+
+    ``rows`` is how many particles the moves evaluated in one call.
+    """
+    runs, target = figures.runs, path.target
+    if target.dim > _LARGEST_DIM or not target.has_gradient:
+        return None
+    if not all(run.complete and run.weighted is None for run in runs):
+        return None
+    last = np.concatenate([run.x for run in runs])
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        end = _EndOfPath(path, rows)
+        starts = _starts(end, runs, last)
+        if not len(starts):
+            return None
+        found = [
+            LostMode(share, mode.mean, _farthest(mode.mean, last))
+            for mode in modes_above(end, starts, _ITERATIONS)
+            if not _inside(last, mode).any()
+            and (share := _share(end, mode, figures.evidence.log_evidence, rng)) > _SMALLEST_SHARE
+        ]
+    return max(found, key=lambda mode: mode.share, default=None)
+
+
+class _EndOfPath(WrappedTarget):
+    """The end of a path, in calls of as many points as its moves made: a compiled density needs no other program."""
+
+    def __init__(self, path: TemperingPath, rows: int) -> None:
+        super().__init__(path.target)
+        self._path, self._rows = path, rows
+
+    def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
+        calls = -(-len(x) // self._rows)
+        padded = np.concatenate([x, np.repeat(x[-1:], calls * self._rows - len(x), axis=0)])
+        parts = [self._path.evaluate(block, 1.0, True) for block in np.split(padded, calls)]
+        value, gradient = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("log_density", "gradient")
+        )
+        return np.nan_to_num(value, nan=-np.inf)[: len(x)], np.nan_to_num(gradient)[: len(x)]
+
+    def hessian(self, x: Array, part: str = "joint") -> Array:
+        return difference_hessian(lambda points: self.log_density_and_gradient(points)[1], x)
+
+
+def _starts(end: _EndOfPath, runs: Sequence[SMCResult], last: Array) -> Array:
+    """Return earlier particles that lead elsewhere than to the last ones: the likeliest and some others ``(m, dim)``."""
+    x = np.concatenate([run.visited.x for run in runs])
+    log_density, last_density = (
+        np.concatenate(parts)
+        for parts in zip(*((run.visited.log_density, run.log_density) for run in runs), strict=True)
+    )
+    labels, outside = modes(last), np.isfinite(log_density)
+    held = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+    for rows in held:
+        outside &= np.logical_not(_within(x, last[rows]))
+    x, log_density = x[outside], log_density[outside]
+    if not len(x):
+        return x
+    _, gradient = end.log_density_and_gradient(x)
+    away = np.ones(len(x), dtype=bool)
+    for rows in held:
+        highest = last[rows[np.argmax(last_density[rows])]]
+        away &= (gradient * (highest - x)).sum(axis=1) < 0
+    order = np.flatnonzero(away)[np.argsort(-log_density[away])]
+    others = order[_HIGHEST:]
+    return x[np.concatenate([order[:_HIGHEST], others[:: max(1, len(others) // _OTHERS)][:_OTHERS]])]
+
+
+def _within(x: Array, points: Array) -> Rows:
+    """Return which rows of ``x`` are no farther out than draws of the points' Gaussian are."""
+    cov = np.atleast_2d(np.cov(points.T))
+    scale = np.sqrt(np.maximum(np.diagonal(cov), 1e-300))
+    cov = cov / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))
+    return _is_near(Gaussian.from_covariance(points.mean(axis=0) / scale, cov).whiten(x / scale))
+
+
+def _inside(x: Array, mode: GaussianApproximation) -> Rows:
+    return _is_near(mode.whiten(x))
+
+
+def _is_near(z: Array) -> Rows:
+    dim = z.shape[1]
+    near: Rows = (z**2).sum(axis=1) < dim + _OUTSIDE * np.sqrt(2.0 * dim)
+    return near
+
+
+def _share(end: _EndOfPath, mode: GaussianApproximation, log_evidence: float, rng: np.random.Generator) -> float:
+    """Return the mode's share of the evidence, were it added to the evidence of the run."""
+    x = mode.sample(_POINTS, rng)
+    log_weights = end.log_density_and_gradient(x)[0] - mode.log_density(x)
+    return float(expit(np.logaddexp.reduce(log_weights) - np.log(_POINTS) - log_evidence))
+
+
+def _farthest(x: Array, last: Array) -> int:
+    """Return the coordinate of ``x`` that is farthest from the last particles."""
+    return int(np.argmax(np.abs(x - last.mean(axis=0)) / np.maximum(last.std(axis=0), 1e-300)))

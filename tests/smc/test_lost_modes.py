@@ -1,0 +1,91 @@
+"""A mode that all particles have left on the way is seen by the verdict, and one that nobody lost is not made up."""
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+import ppl_backends as pb
+from ppl_backends.errors import SamplerWarning
+from ppl_backends.smc import sample
+
+pytestmark = pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
+
+CENTRES, WEIGHTS, SD = (4.0, -4.0), np.log([0.3, 0.7]), 1.2
+
+
+def two_modes(dim=10, location=1.0, spread=5.0):
+    """0.3 N(4, 1.2² I) + 0.7 N(−4, 1.2² I) from N(1, 5 I): the heavier mode is far out in the prior, and separates late."""
+
+    def joint(x):
+        parts = np.stack(
+            [
+                weight - 0.5 * ((x - centre) ** 2).sum(axis=1) / SD**2 - 0.5 * dim * np.log(2 * np.pi * SD**2)
+                for weight, centre in zip(WEIGHTS, CENTRES, strict=True)
+            ]
+        )
+        value = logsumexp(parts, axis=0)
+        slope = sum(np.exp(p - value)[:, None] * (c - x) / SD**2 for p, c in zip(parts, CENTRES, strict=True))
+        return value, slope
+
+    def prior(x):
+        value = -0.5 * ((x - location) ** 2).sum(axis=1) / spread - 0.5 * dim * np.log(2 * np.pi * spread)
+        return value, -(x - location) / spread
+
+    def likelihood(x):
+        (value, slope), (base, base_slope) = joint(x), prior(x)
+        return value - base, slope - base_slope
+
+    def draw(n, rng):
+        return location + np.sqrt(spread) * rng.standard_normal((n, dim))
+
+    return pb.FunctionTarget(dim, likelihood, prior, sample_prior=draw)
+
+
+def run(target, seed, **options):
+    return pb.sample_smc(target, draws=1000, chains=4, random_seed=seed, progressbar=False, **options)
+
+
+def wrong_and_trusted(target, seeds):
+    """Return whether runs were wrong though trusted, and what they warned of."""
+    found, said = [], []
+    for seed in seeds:
+        attrs = run(target, seed).posterior.attrs
+        wrong = abs(attrs["log_evidence"]) > 4 * attrs["log_evidence_se"] + 0.02
+        found.append(wrong and bool(attrs["log_evidence_trusted"]))
+        said.append(attrs["warnings"])
+    return found, said
+
+
+def test_no_run_that_lost_a_mode_is_trusted():
+    found, said = wrong_and_trusted(two_modes(), range(2))
+    assert not any(found)
+    assert any("holds no draw: all particles left it" in one for one in said)
+
+
+def test_without_the_search_such_runs_are_trusted(monkeypatch):
+    """The broken twin: nothing else in a run tells of the mode."""
+    monkeypatch.setattr(sample, "find_lost_mode", lambda *_: None)
+    found, _ = wrong_and_trusted(two_modes(), range(2))
+    assert any(found)
+
+
+def test_the_share_and_the_place_of_the_mode_are_said():
+    with pytest.warns(
+        SamplerWarning, match=r"a mode with about (6[5-9]|7[0-5]) % of the posterior, at `x\[\d\]` = -4 "
+    ):
+        run(two_modes(), 0)
+
+
+@pytest.mark.parametrize("target", [two_modes(1, 0.0, 20.0), two_modes(2, 0.0, 20.0)], ids=["line", "plane"])
+def test_modes_that_hold_draws_are_not_called_lost(target):
+    for seed in range(3):
+        attrs = run(target, seed).posterior.attrs
+        assert "holds no draw" not in attrs["warnings"]
+        assert abs(attrs["log_evidence"]) < 5 * attrs["log_evidence_se"] + 0.02
+
+
+def test_a_mode_of_no_account_is_not_a_reason(monkeypatch):
+    """With 0.1 % of the mass elsewhere the answer is right to the third digit."""
+    monkeypatch.setattr("tests.smc.test_lost_modes.WEIGHTS", np.log([0.9995, 0.0005]))
+    attrs = run(two_modes(), 0).posterior.attrs
+    assert "holds no draw" not in attrs["warnings"]
