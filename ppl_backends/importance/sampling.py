@@ -41,6 +41,7 @@ from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results import build_inference_data
 from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.estimated import EstimatedTarget
 from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
@@ -112,7 +113,8 @@ def sample_importance(
         stands in.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
         What the proposal is built from; ``"auto"`` is EP where the model has factors, else Laplace with the other modes
-        that climbs from draws of the prior find.
+        that climbs from draws of the prior find. Where the likelihood can only be estimated, as of state-space models, it
+        has to be given; weights then hold an unbiased estimate each, whose noise is in the errors.
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
         covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
@@ -172,8 +174,10 @@ def sample_importance(
     target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
-    *generators, fit_rng, result_rng, prior_rng = spawn_generators(random_seed, chains + 3)
+    *generators, fit_rng, result_rng, prior_rng, estimate_rng = spawn_generators(random_seed, chains + 4)
     given = not isinstance(approximation, str)
+    if not target.likelihood_is_known:
+        target = _estimated(target, given, estimate_rng)
     approximation = resolve_start(target, approximation, random_seed=fit_rng)
     if not given:
         warn_if_poor(target, approximation, "approximation")
@@ -213,6 +217,16 @@ def sample_importance(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
+
+
+def _estimated(target: BaseTarget, given: bool, rng: np.random.Generator) -> BaseTarget:
+    """Return a target that can only be estimated with estimates in place of its likelihood."""
+    if not given:
+        raise ModelError(
+            f"{target.label}: the likelihood can only be estimated, and nothing is fitted to estimates: give approximation=, "
+            "as by from_draws of a run of sample_pmmh or sample_smc2"
+        )
+    return EstimatedTarget(target, rng)
 
 
 def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.Generator) -> tuple[Proposal, str]:

@@ -236,6 +236,7 @@ class BaseTarget:
     factors: Any = None
     likelihood_factors: Any = None  #: the sites of the observations in all coordinates, under a flat prior
     simulate: Any = None  #: ``(x, rng) ->`` one data set per point
+    likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not its estimate alone
     log_likelihood_estimate: Any = None  #: ``(x, rng) -> (n,)``, logs of independent unbiased estimates
     state_space: Any = None  #: the series that the likelihood is of: model, y, covariates and parameters_at(x)
     rest: Any = None  #: the target of all terms but those of the series

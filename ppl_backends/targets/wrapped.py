@@ -63,6 +63,7 @@ class WrappedTarget(BaseTarget):
     initial_points = _of_target("initial_points")
     simulate = _of_target("simulate")
     log_likelihood_estimate = _of_target("log_likelihood_estimate")
+    likelihood_is_known = _of_target("likelihood_is_known")
     state_space = _of_target("state_space")
     rest = _of_target("rest")
     constrain = _of_target("constrain")

@@ -159,14 +159,14 @@ class FilteredDensity(EstimatedDensity):
         return points
 
     def measured(self, points: EstimatedPoints, rng: Any) -> EstimatedPoints:
-        """Return them with the median over chains of the variance of the log estimate, or half that of a difference."""
+        """Return them with the median over chains of the variance of the log estimate, or of a difference of near ones."""
         values = np.empty((REPLICATES, len(points.x)))
         for i in range(REPLICATES):
             noise = self.estimator.numbers(len(points.x), points.n_estimates, rng)
             values[i] = self.estimator(points.x, points.n_estimates, noise)
             if self.estimator.correlated:
                 near = self.moved(noise, self.estimator.numbers(len(points.x), points.n_estimates, rng))
-                values[i] = (values[i] - self.estimator(points.x, points.n_estimates, near)) / np.sqrt(2)
+                values[i] -= self.estimator(points.x, points.n_estimates, near)
         with np.errstate(invalid="ignore"):
             variance = (values**2).mean(axis=0) if self.estimator.correlated else values.var(axis=0, ddof=1)
         return replace(points, variance=float(np.median(np.where(np.isnan(variance), np.inf, variance))))
@@ -237,13 +237,24 @@ class ParticleMetropolis(EstimatedMetropolis):
 
     def start(self, x: Array, rng: Any) -> ChainState:
         """Return the state at ``x`` ``(n, dim)``, with the acceptance rate that such filters allow."""
-        return _aimed(super().start(x, rng))
+        return self._aimed(super().start(x, rng))
 
     def checked(self, state: ChainState, rng: Any) -> ChainState:
         """Return the state with as many particles as it takes, and the acceptance rate that they allow."""
         if self.density.n_first is not None:
             state = state._replace(population=self.density.measured(state.population, rng))
-        return _aimed(super().checked(state, rng))
+        return self._aimed(super().checked(state, rng))
+
+    def _aimed(self, state: ChainState) -> ChainState:
+        """Return the state with proposals that aim at the acceptance rate of a good random walk under the filters' noise.
+
+        Log ratios whose noise has variance s² leave 2Φ(−s/2) of the acceptances (Doucet, Pitt, Deligiannidis & Kohn 2015);
+        s² is twice the variance of one estimate where estimates are independent.
+        """
+        noise = min(state.population.variance, MOST_NOISE) * (1.0 if self.density.estimator.correlated else 2.0)
+        adaptation = state.parameters.adaptation
+        step = adaptation.step._replace(target=float(ACCEPTANCE * 2.0 * ndtr(-0.5 * np.sqrt(noise))))
+        return state._replace(parameters=state.parameters._replace(adaptation=adaptation._replace(step=step)))
 
 
 def _tempered(value: Array, ess: float) -> Array:
@@ -255,15 +266,3 @@ def _tempered(value: Array, ess: float) -> Array:
         if 1.0 / (weights**2).sum() >= min(ess, 0.5 * np.isfinite(value).sum()):
             return weights
         power *= 0.8
-
-
-def _aimed(state: ChainState) -> ChainState:
-    """Return the state with proposals that aim at the acceptance rate of a good random walk under the filters' noise.
-
-    Noise of variance σ² leaves 2Φ(−σ/√2) of the acceptances (Doucet, Pitt, Deligiannidis & Kohn 2015).
-    """
-    noise = min(state.population.variance, MOST_NOISE)
-    rate = ACCEPTANCE * 2.0 * ndtr(-np.sqrt(noise / 2.0))
-    adaptation = state.parameters.adaptation
-    step = adaptation.step._replace(target=float(rate))
-    return state._replace(parameters=state.parameters._replace(adaptation=adaptation._replace(step=step)))

@@ -125,8 +125,8 @@ class StateSpaceTarget(WrappedTarget):
         return self.target
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the likelihood is known, not only estimated."""
+    def likelihood_is_known(self) -> bool:  # type: ignore[override]
+        """Whether the likelihood is exact, not only estimated."""
         return self.state_space.model.linear_gaussian is not None
 
     @cached_property
@@ -134,7 +134,7 @@ class StateSpaceTarget(WrappedTarget):
         """The rows, each given those before it, where the likelihood is exact and that of nothing else is there."""
         rest = self.target
         no_other = not rest.has_split or rest.is_prior or (rest.observations is not None and not rest.observations.n)
-        return _ExactRows(self) if self.is_exact and no_other else None
+        return _ExactRows(self) if self.likelihood_is_known and no_other else None
 
     @cached_property
     def _filter(self) -> Filter:
@@ -148,7 +148,7 @@ class StateSpaceTarget(WrappedTarget):
         ModelError
             If the likelihood is not exact.
         """
-        if not self.is_exact:
+        if not self.likelihood_is_known:
             raise ModelError(refusal(self.state_space.name))
         x = as_points(x, self.dim)
         own = self.target.evaluate(x, gradient)
