@@ -7,6 +7,9 @@
 ``switched``      a regression whose coefficients are switched off
 ``evidences``     of a model: exact, by Laplace, by EP, estimated
 ``enumeration``   all models
+``path``          from the prior of models to their posterior
+``moves``         proposals from afar and small steps
+``sampler``       runs of SMC, and whether they agree
 ``results``       InferenceData
 ================  ==================================================================
 """

@@ -41,11 +41,11 @@ class Searched(NamedTuple):
 class _Selection(BaseTarget):
     """Results of a form: its own variables, and ``gamma`` beside each that was selected from."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, space: ModelSpace) -> None:
         target, self._form = form.target, form
         self.names = (*target.names, *(f"included[{name}]" for name in form.names))
         self.dim, self.label = len(self.names), target.label
-        self.coords, dims = target.coords, dict(target.dims)
+        self.coords, dims = {**target.coords, "candidate": list(space.names)}, dict(target.dims)
         for variable in form.variables:
             own = list(dims.get(variable) or [])
             shape = form.variables[variable].shape
@@ -83,7 +83,7 @@ def search_inference_data(
     columns = space.columns(found.bits.reshape(-1, m))
     points = np.concatenate([_coefficients(form, evidence, columns, rng), columns.astype(np.float64)], axis=1)
     return build_inference_data(
-        _Selection(form),
+        _Selection(form, space),
         points.reshape(chains, draws, -1),
         rng=rng,
         sampling_time=sampling_time,
@@ -120,7 +120,7 @@ def _selection(form: Form, space: ModelSpace, found: Searched) -> dict[str, tupl
         "model_log_evidence": (("model",), models.log_evidence),
         "model_probability": (("model",), models.probability),
     }
-    dims = _Selection(form).dims
+    dims = _Selection(form, space).dims
     for variable, index in form.variables.items():
         own = tuple(dims[prefixed(form, variable, "gamma")])
         group[prefixed(form, variable, "inclusion")] = (own, inclusion[index])

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
 from ppl_backends.model_search.forms import LINKS, Form, design_form
 from ppl_backends.model_search.results import Listed, Searched, search_inference_data
+from ppl_backends.model_search.sampler import Runs, run_searches
 from ppl_backends.model_search.space import ModelSpace, make_space
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.options import checked, choice, function, integer
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
+from ppl_backends.smc.results import ladder_stats
 
 MOST_ENUMERATED = 26  # candidates
 
@@ -134,8 +137,14 @@ def select_variables(
     if enumerated and space.n_candidates > MOST_ENUMERATED:
         raise ModelError(f"method='enumerate': 2^{space.n_candidates} models are too many; use method='smc'")
     chosen = make_evidence(evidence, form, space.n_candidates, enumerated, points)
-    *_, rng = spawn_generators(random_seed, chains + 1)
-    found, attrs, stats = _enumerate(space, chosen, chains, draws, rng, progressbar)
+    *generators, rng = spawn_generators(random_seed, chains + 1)
+    if enumerated:
+        found, attrs, stats = _enumerate(space, chosen, chains, draws, rng, progressbar)
+    else:
+        runs = run_searches(space, chosen, draws, generators, executor, progressbar)
+        found, attrs, stats = runs.searched, _of_runs(runs), ladder_stats(runs.runs, "candidate")
+        if attrs["warnings"]:
+            warnings.warn(f"select_variables: {attrs['warnings']}; take more draws", SamplerWarning, stacklevel=3)
     return search_inference_data(
         form,
         space,
@@ -162,6 +171,20 @@ def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, A
         "model_prior": "function" if callable(space.prior) else space.prior,
         "n_candidates": space.n_candidates,
         "log_evidence_note": relative,
+    }
+
+
+def _of_runs(runs: Runs) -> dict[str, Any]:
+    """Return attributes of runs of SMC."""
+    unfinished = ["interrupted: the runs are not at β = 1"] if runs.interrupted else []
+    return {
+        "method": "SMC over models",
+        "log_evidence": runs.evidence.log_evidence,
+        "log_evidence_se": runs.evidence.standard_error,
+        "log_evidence_df": runs.evidence.df,
+        "log_evidence_trusted": int(not runs.reasons and not runs.interrupted),
+        "complete": int(not runs.interrupted),
+        "warnings": "; ".join(unfinished + runs.reasons),
     }
 
 

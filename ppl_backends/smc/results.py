@@ -60,7 +60,7 @@ def smc_inference_data(
         sampling_time=sampling_time,
         rng=rng,
         attrs=attrs,
-        sample_stats=_sample_stats(runs),
+        sample_stats=ladder_stats(runs),
         extra_groups=_weighted_points(runs) | _ladder(runs),
         log_likelihood=log_likelihood,
         log_prior=log_prior,
@@ -118,8 +118,13 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
 }
 
 
-def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...], Array]]:
-    """Return per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage."""
+def ladder_stats(
+    runs: Sequence[SMCResult], coordinate: str = "unconstrained_parameter"
+) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """Return per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage.
+
+    ``coordinate`` is the dimension of what there is of each coordinate of the particles.
+    """
     longest = max(len(run.stages) for run in runs)
     stats: dict[str, tuple[tuple[str, ...], Array]] = {}
     for name, figure in _STAGE_FIGURES.items():
@@ -132,7 +137,7 @@ def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...],
         ladder = np.full((len(runs), longest, dim), np.nan)
         for chain, run in enumerate(runs):
             ladder[chain, : len(run.stages)] = [getattr(stage, name) for stage in run.stages]
-        stats[f"ladder_{name}"] = (("chain", "stage", "unconstrained_parameter"), ladder)
+        stats[f"ladder_{name}"] = (("chain", "stage", coordinate), ladder)
     stats["undefined_start"] = (("chain",), np.array([run.start.undefined for run in runs]))
     stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
     stats["log_evidence_single_run_se"] = (("chain",), np.array([run.lineage.variance**0.5 for run in runs]))
@@ -142,7 +147,7 @@ def _sample_stats(runs: Sequence[SMCResult]) -> dict[str, tuple[tuple[str, ...],
     )
     stats["sampling_seconds"] = (("chain",), np.array([run.seconds for run in runs]))
     ess = np.stack([lineage_ess(run.x, run.lineage.ancestor) for run in runs])
-    stats["lineage_ess"] = (("chain", "unconstrained_parameter"), ess)
+    stats["lineage_ess"] = (("chain", coordinate), ess)
     stats["lp"] = (("chain", "draw"), np.stack([run.log_density for run in runs]))
     stats["ancestor"] = (("chain", "draw"), np.stack([run.lineage.ancestor for run in runs]))
     return stats

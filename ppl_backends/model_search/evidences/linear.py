@@ -62,13 +62,14 @@ class LinearEvidence(Evidence):
 
     def walk(
         self, columns: Bits, space: ModelSpace, n_steps: int, beta: float, rng: np.random.Generator
-    ) -> tuple[Bits, float]:
-        """Return models after add–delete–swap steps in a plain space, and the share of these that was accepted."""
+    ) -> tuple[Bits, Array]:
+        """Return models after add–delete–swap steps in a plain space, and the share of these that each column was on."""
         on = np.ascontiguousarray(columns & ~self.constant)
         members = np.argmax(space.members, axis=1)
-        table = self.correlation, self.right, members, on, n_steps, float(beta), space.log_prior_by_size
-        rate = walk(*table, self.hyper, self.g, float(self.n), rng)
-        return on | (columns & self.constant), float(rate)
+        share = np.zeros(on.shape)
+        table = self.correlation, self.right, members, on, share, n_steps, float(beta), space.log_prior_by_size
+        walk(*table, self.hyper, self.g, float(self.n), rng)
+        return on | (columns & self.constant), share
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Return draws of the normal–inverse-gamma posterior: ``coefficients``, ``intercept`` and ``sigma``."""

@@ -1,0 +1,156 @@
+"""Runs of SMC over models, what they agree on, and whether they can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import f as f_distribution
+
+from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.moves import FORGOTTEN, SearchMoves
+from ppl_backends.model_search.path import ModelPath
+from ppl_backends.model_search.results import Listed, Searched
+from ppl_backends.model_search.space import Bits, ModelSpace
+from ppl_backends.smc.chains import Shows, run_chains
+from ppl_backends.smc.core import Parts, SMCState, Step, begin, run_smc
+from ppl_backends.smc.evidence import EvidenceEstimate, PathSampling, combine_evidence, ess_of_means
+from ppl_backends.smc.records import SMCResult, Stage
+from ppl_backends.smc.sampler import Watcher
+from ppl_backends.smc.schedule import Resampling, Schedule
+from ppl_backends.targets.protocol import Array
+
+_SPREAD, _INCLUSION = (
+    0.5,
+    0.1,
+)  # between runs: of log evidences, and of inclusion probabilities, at which a search warns
+_LEVEL = 1e-4  # of the test that two runs' inclusion probabilities differ by more than their lineages explain
+_STUCK = 0.25  # correlation left by the moves at the last stage
+
+
+def run_search(
+    space: ModelSpace,
+    evidence: Evidence,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    report: Callable[[SMCState], None] | None = None,
+    store: Any = None,
+) -> SMCResult:
+    """Run ``n`` particles from the prior of models to their posterior."""
+    path = ModelPath(space, evidence)
+    start = path.start(n, rng)
+    run = begin(start, rng, records={"path_sampling": PathSampling(0.0, np.zeros(n))})
+    parts = Parts(Schedule(), Resampling(n), SearchMoves(), _figures)
+    run, ended = run_smc(run, path, parts, Watcher(run, None, report))
+    return SMCResult.of(run, ended)
+
+
+def _figures(step: Step) -> Stage:
+    """Return the figures of a stage."""
+    x, after = step.before.population.x, step.after
+    mean = step.weights @ x
+    distinct = len(np.unique(np.packbits(after.population.x, axis=1), axis=0))
+    reached = after.stage.position, after.log_evidence, float(after.ess or 0.0)
+    spread = np.sqrt(np.maximum(mean * (1 - mean), 0.0))
+    return Stage(*reached, mean, spread, after.lineage.n_lineages, step.moved.summary, after.seconds, distinct)
+
+
+class Runs(NamedTuple):
+    """Finished runs with what they agree on; ``reasons`` speak against them."""
+
+    runs: Sequence[SMCResult]
+    searched: Searched
+    evidence: EvidenceEstimate
+    reasons: list[str]
+    interrupted: bool
+
+
+def run_searches(
+    space: ModelSpace,
+    evidence: Evidence,
+    draws: int,
+    generators: Sequence[np.random.Generator],
+    executor: Executor | None,
+    progressbar: bool,
+) -> Runs:
+    """Run independent chains and judge them together."""
+    jobs = [partial(run_search, space, evidence, draws, rng) for rng in generators]
+    runs, interrupted = run_chains(jobs, shows=_SHOWS, executor=executor, progressbar=progressbar)
+    estimate = combine_evidence(*np.array([(r.log_evidence, r.lineage.variance, r.lineage.df) for r in runs]).T)
+    bits: Bits = np.stack([run.population.x for run in runs])
+    share = np.stack([run.population.share for run in runs])
+    inclusion = share.mean(axis=(0, 1))
+    error = _errors([(run.population.share, run.lineage.ancestor) for run in runs], inclusion)
+    searched = Searched(bits, inclusion, error, _listed(runs))
+    return Runs(runs, searched, estimate, _reasons(space, runs, share, estimate), interrupted)
+
+
+def _errors(samples: Sequence[tuple[Array, Any]], inclusion: Array) -> Array:
+    """Return standard errors; of a bit that all particles agree on, that of a share of less than one lineage."""
+    variance = np.concatenate([share for share, _ in samples]).var(axis=0)
+    binary = inclusion * (1.0 - inclusion)
+    ess = ess_of_means(samples)
+    finite = np.isfinite(ess)
+    total = float(sum(len(np.unique(ancestor)) for _, ancestor in samples))
+    least = 1.0 / max(float(np.median(ess[finite])) if finite.any() else total, 1.0)
+    error: Array = np.sqrt(np.where(finite, variance / np.maximum(ess, 1e-300), 0.0))
+    return np.where(binary > 0, error, least)
+
+
+def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimate: EvidenceEstimate) -> list[str]:
+    """Return what speaks against the runs; a single one is judged by its moves alone."""
+    reasons = []
+    last = [run.stages[-1].moves for run in runs if run.stages]
+    left = float(np.mean([moves.correlation for moves in last if moves is not None] or [0.0]))
+    if left > max(_STUCK, FORGOTTEN):
+        reasons.append(f"at the last stage models remember where they were (correlation {left:.2f})")
+    if len(runs) == 1:
+        return reasons
+    if estimate.spread > _SPREAD or (estimate.runs_disagree and estimate.spread > 0.5 * _SPREAD):
+        reasons.append(f"log evidences of the runs differ by {estimate.spread:.2g} (standard deviation)")
+    by_run = share.mean(axis=1)
+    spread = np.ptp(by_run, axis=0)
+    worst = int(np.argmax(spread))
+    chance = _range_by_chance(runs, by_run)
+    if spread[worst] > max(_INCLUSION, chance[worst]):
+        reasons.append(
+            f"inclusion probabilities differ between runs, that of {space.names[worst]} by {spread[worst]:.2f}"
+        )
+    return reasons
+
+
+def _range_by_chance(runs: Sequence[SMCResult], by_run: Array) -> Array:
+    """Return the range of the runs' inclusions that independent particles of their number of models would not exceed."""
+    mean = by_run.mean(axis=0)
+    distinct = np.mean([max(len(run.population.x), 1) for run in runs])
+    critical = np.sqrt(f_distribution.isf(_LEVEL, len(runs), 100))
+    chance: Array = 2.0 * critical * np.sqrt(np.maximum(mean * (1 - mean), 0.0) / distinct)
+    return chance
+
+
+def _listed(runs: Sequence[SMCResult]) -> Listed:
+    """Return the models among the last particles, by how many there are of each."""
+    x = np.concatenate([run.population.x for run in runs])
+    increment = np.concatenate([run.population.increment for run in runs])
+    _, first, which, counts = np.unique(
+        np.packbits(x, axis=1), axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    # Of a model with several estimates, the mean: all are estimates of one evidence.
+    top = increment.max()
+    evidence = np.log(np.bincount(which.ravel(), np.exp(increment - top)) / counts) + top
+    return Listed(x[first], evidence, counts / len(x)).best()
+
+
+def _shown(run: SMCState) -> tuple[float, dict[str, float | str]]:
+    stage = run.stages[-1]
+    figures: dict[str, float | str] = {"β": stage.beta, "ESS": f"{stage.ess:.0f}", "log Z": f"{stage.log_evidence:.2f}"}
+    if stage.moves is not None:
+        figures |= {"acceptance": stage.moves.acceptance, "moves": f"{stage.moves.n_moves}"}
+    return stage.beta**0.25, figures
+
+
+_SHOWS = Shows(("β", "ESS", "acceptance", "moves", "log Z"), _shown)
