@@ -11,13 +11,27 @@
 from ppl_backends.orthants.estimate import estimate_log_likelihood
 from ppl_backends.orthants.gradients import RectangleGradient, rectangle_gradient
 from ppl_backends.orthants.rectangle import RectangleProbability, rectangle_probability
+from ppl_backends.orthants.target import (
+    Rectangles,
+    RectangleTarget,
+    choice_rectangles,
+    ordinal_rectangles,
+    probit_rectangles,
+    ranking_rectangles,
+)
 from ppl_backends.orthants.truncated import TruncatedDraws, sample_truncated
 
 __all__ = [
     "RectangleGradient",
     "RectangleProbability",
+    "RectangleTarget",
+    "Rectangles",
     "TruncatedDraws",
+    "choice_rectangles",
     "estimate_log_likelihood",
+    "ordinal_rectangles",
+    "probit_rectangles",
+    "ranking_rectangles",
     "rectangle_gradient",
     "rectangle_probability",
     "sample_truncated",

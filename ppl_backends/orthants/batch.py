@@ -6,12 +6,16 @@ as gradients need. The derivatives are those of the estimate itself.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.row_kernels import compute_rows, estimate_rows
+from ppl_backends.orthants.solvers import scramble
+
+MOST_VARIABLES = 64
 
 
 class RowDerivatives(NamedTuple):
@@ -57,6 +61,12 @@ def best_log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array
     found, arguments = _prepared(mean, cholesky, lower, upper)
     compute_rows(*arguments, np.ascontiguousarray(uniforms), *found)
     return found
+
+
+@lru_cache(maxsize=16)
+def fixed_points(n: int, seed: int) -> Array:
+    """Return points of rows of at most 64 variables, the same in every run; a row reads as many columns as it has."""
+    return scramble(n, MOST_VARIABLES, np.random.SeedSequence(seed))
 
 
 def _prepared(*arguments: Array) -> tuple[RowDerivatives, list[Array]]:

@@ -32,7 +32,7 @@ def estimate_log_likelihood(
         Of ``n`` rectangles at ``m`` parameters.
     cholesky : array (m, dim, dim) or (m, n, dim, dim)
         Lower triangular.
-    lower, upper : array (n, dim)
+    lower, upper : array (n, dim) or (m, n, dim)
     random_seed : int, sequence of int, SeedSequence, Generator or None
     n_points : int
         Of each rectangle, rounded up to a power of two.
@@ -57,7 +57,7 @@ def estimate_log_likelihood(
         )
     m, n, dim = mean.shape
     factors = np.broadcast_to(cholesky if cholesky.ndim == 4 else cholesky[:, None], (m, n, dim, dim))
-    low, high = (np.broadcast_to(bound, (n, dim)) for bound in (lower, upper))
+    low, high = (np.broadcast_to(bound, (m, n, dim)) for bound in (lower, upper))
     rng = spawn_generators(random_seed, 1)[0]
     n_points = 2 ** int(np.ceil(np.log2(n_points)))
     net = scramble(n_points, dim, np.random.SeedSequence(int(rng.integers(2**63))))
@@ -70,7 +70,7 @@ def estimate_log_likelihood(
             rows = take.size * n
             # A net shifted at random, modulo one, for each rectangle: uniform points, independent between rectangles.
             points = np.clip((net + rng.random((rows, 1, dim))) % 1.0, 1e-16, 1 - 1e-16)
-            a, b = (np.tile(bound, (take.size, 1)) for bound in (low, high))
+            a, b = (bound[take].reshape(rows, dim) for bound in (low, high))
             each = log_rectangles(mean[take].reshape(rows, dim), factors[take].reshape(rows, dim, dim), a, b, points)
             found[take] = each.log_p.reshape(-1, n).sum(axis=1)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,10 @@ from pytensor.link.numba.dispatch import numba_funcify
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 from ppl_backends.errors import ModelError
-from ppl_backends.orthants.batch import RowDerivatives, best_log_rectangles
+from ppl_backends.orthants.batch import MOST_VARIABLES, RowDerivatives, best_log_rectangles, fixed_points
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.row_kernels import compute_rows
-from ppl_backends.orthants.solvers import scramble
 from ppl_backends.targets.pymc.jax_backend import declare_operation
-
-MOST_VARIABLES = 64
 
 
 def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points: int = 256, seed: int = 0) -> Any:
@@ -112,12 +108,6 @@ class _LogRectangle(Op):
         ]
 
     grad = pullback = L_op
-
-
-@lru_cache(maxsize=16)
-def fixed_points(n: int, seed: int) -> Array:
-    """Return the points of an op, the same in every run; a row reads as many columns as it has variables."""
-    return scramble(n, MOST_VARIABLES, np.random.SeedSequence(seed))
 
 
 @numba_funcify.register(_LogRectangle)

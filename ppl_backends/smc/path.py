@@ -94,7 +94,11 @@ class TemperingPath:
     def start(self, n: int, rng: np.random.Generator) -> Start:
         """Draw particles of β = 0."""
         drawn = self.draw(n, rng)
-        return drawn._replace(population=self.evaluate(drawn.population, 0.0, False))
+        return drawn._replace(population=self.particles(drawn.population, 0.0, False, rng))
+
+    def particles(self, x: Array, beta: float, gradient: bool, rng: np.random.Generator) -> PathState:
+        """Return particles at the points; what has to be estimated draws from ``rng``, and stays with its point."""
+        return self.evaluate(x, beta, gradient)
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Return both parts at the points."""
@@ -122,7 +126,7 @@ class TemperingPath:
 
     def density(self, stage: Any) -> Density[PathState]:
         """Return the map from points to particles of π_β."""
-        return lambda x, rng: self.evaluate(x, stage.beta, self.gradient)
+        return lambda x, rng: self.particles(x, stage.beta, self.gradient, rng)
 
     def ahead(self, population: PathState) -> tuple[Array, float]:
         """Return the increments, which weigh the steps to come, and β."""
@@ -141,7 +145,11 @@ class TemperingPath:
 
 
 class PriorPath(TemperingPath):
-    """p(θ) L(θ)^β from draws of the prior."""
+    """p(θ) L(θ)^β from draws of the prior.
+
+    Where the likelihood is estimated, L̂(θ, u) without bias from random numbers u, particles are pairs (θ, u) under
+    p(θ) p(u) L̂(θ, u)^β, whose margin of θ at β = 1 is the posterior (Andrieu & Roberts 2009).
+    """
 
     description = "prior"
 
@@ -154,6 +162,13 @@ class PriorPath(TemperingPath):
     def draw(self, n: int, rng: np.random.Generator) -> Start:
         """Draw from the prior, whose density as written may not integrate to one (``ordered``: 1/K!)."""
         return Start(self.target.sample_prior(n, rng), self.integral.log_integral)
+
+    def particles(self, x: Array, beta: float, gradient: bool, rng: np.random.Generator) -> PathState:
+        if not self.target.is_estimated:
+            return self.evaluate(x, beta, gradient)
+        return PathState(
+            x, self.target.evaluate_prior(x)[0], self.target.log_likelihood_estimate(x, rng), None, None, beta
+        )
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
         """Return base log p(θ), increment log L(θ)."""

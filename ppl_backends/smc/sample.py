@@ -303,8 +303,8 @@ class _Call(NamedTuple):
 
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
-    """Return the evidence from the last particles alone, where these were moved at β = 1."""
-    if not all(run.complete and run.weighted is None for run in runs):
+    """Return the evidence from the last particles alone, where these were moved at β = 1 and can be evaluated again."""
+    if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
         return None
     samples = [Sample(run.x, run.log_density, run.lineage.ancestor) for run in runs]
     return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)

@@ -225,6 +225,7 @@ class BaseTarget:
     has_split: bool = False  #: whether :meth:`evaluate` tells prior and likelihood apart
     has_gradient: bool = True  #: whether gradients are its own, not differences of values
     has_potentials: bool = False  #: whether ``log_likelihood`` holds terms beside the observed variables
+    is_estimated: bool = False  #: whether the likelihood is known by ``log_likelihood_estimate`` only
     is_prior: bool = False  #: whether the whole density is a prior: there is no likelihood
     coords: Mapping[str, Sequence[Any]] = {}  #: as ArviZ takes them, for the variables of :meth:`constrain`
     dims: Mapping[str, Sequence[str]] = {}  #: as ArviZ takes them
@@ -239,7 +240,7 @@ class BaseTarget:
     likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not its estimate alone
     log_likelihood_estimate: Any = None  #: ``(x, rng) -> (n,)``, logs of independent unbiased estimates
     state_space: Any = None  #: the series that the likelihood is of: model, y, covariates and parameters_at(x)
-    rest: Any = None  #: the target of all terms but those of the series
+    rest: Any = None  #: the target of all terms but a likelihood that may be estimated: that of the series, say
     prior_from_uniform: Any = None  #: ``u (n, n_uniforms) -> x (n, dim)``, the prior's inverse Rosenblatt transform
     n_uniforms: int | None = None  #: dimension of the cube that ``prior_from_uniform`` maps to the prior, where it can
     evidence_note: str | None = None  #: what the normalising constant is, where it is no probability of the data

@@ -36,6 +36,7 @@ class WrappedTarget(BaseTarget):
     has_split = _of_target("has_split")
     has_gradient = _of_target("has_gradient")
     has_potentials = _of_target("has_potentials")
+    is_estimated = _of_target("is_estimated")
     is_prior = _of_target("is_prior")
     split_problem = _of_target("split_problem")
     stated_propriety = _of_target("stated_propriety")

@@ -133,12 +133,12 @@ def test_broken_twin_with_points_that_rectangles_share_is_biased():
     assert values.mean() - 1 > 5 * values.std() / np.sqrt(runs)
 
 
-def pseudo_marginal_estimate(y):
+def pseudo_marginal_estimate(y, n_points=16):
     lower, upper = np.where(y, 0, -np.inf), np.where(y, np.inf, 0)
 
     def estimate(values, rng):
         mean = np.repeat(values["mean"][:, None, :], len(y), axis=1)
-        return estimate_log_likelihood(mean, np.tile(FACTOR, (len(mean), 1, 1)), lower, upper, rng, n_points=16)
+        return estimate_log_likelihood(mean, np.tile(FACTOR, (len(mean), 1, 1)), lower, upper, rng, n_points=n_points)
 
     return estimate
 

@@ -7,8 +7,9 @@ import pytest
 from scipy.special import log_ndtr, ndtri_exp
 
 from ppl_backends.orthants import batch, intervals, row_kernels
+from ppl_backends.orthants.batch import fixed_points
 from ppl_backends.orthants.jax_rows import in_jax
-from ppl_backends.orthants.op import _in_numba, _LogRectangle, fixed_points
+from ppl_backends.orthants.op import _in_numba, _LogRectangle
 from tests.orthants.test_gradients import CHOLESKY, rows
 
 POINTS = fixed_points(64, 0)
