@@ -219,6 +219,7 @@ class _Call(NamedTuple):
     rngs: list[np.random.Generator]
     result_rng: np.random.Generator
     progress: ChainProgress
+    lines: int
     started: float
 
     def sequential(self, may_give_up: bool) -> Found:
@@ -249,12 +250,13 @@ class _Call(NamedTuple):
         result = run_populations(*arguments, self.adjust is not None)
         result = result._replace(simulations_before=before)
         for chain in range(len(result.runs)):
-            self.progress.update(chain, 1.0)
+            self.progress.update(min(chain, self.lines - 1), 1.0)
         return of_populations(self.problem, self.plan, result, self.adjust, self.result_rng)
 
     def _show(self, chain: int, done: float, stage: int, epsilon: float, acceptance: float, used: int) -> None:
         speed = used / max(time.perf_counter() - self.started, 1e-9)
-        self.progress.update(chain, done, stage=stage, **{"ε": epsilon, "acceptance": acceptance, "a second": speed})
+        line = min(chain, self.lines - 1)
+        self.progress.update(line, done, stage=stage, **{"ε": epsilon, "acceptance": acceptance, "a second": speed})
 
 
 def _run(
@@ -274,8 +276,8 @@ def _run(
     problem.try_batches(prior_start(problem, CHECKED, False, check_rng), check_rng)
     if plan.adaptive and problem.experiment.at_once:
         plan = plan._replace(data_sets=AT_ONCE)
-    lines = 1 if method in ("sequential", "importance") else plan.chains
+    lines = plan.chains if method == "smc" else 1
     with ChainProgress("ABC", lines, ("stage", "ε", "acceptance", "a second"), enabled=progressbar) as progress:
-        call = _Call(problem, plan, budget, executor, adjust, rngs, result_rng, progress, started)
+        call = _Call(problem, plan, budget, executor, adjust, rngs, result_rng, progress, lines, started)
         found = call.populations() if method == "smc" else call.sequential(may_give_up=method == "auto")
     return to_inference_data(problem, found, adjust, time.perf_counter() - started, result_rng)
