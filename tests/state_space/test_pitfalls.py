@@ -6,11 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ppl_backends as pb
 from ppl_backends.targets.state_space import filter as engine
 from ppl_backends.targets.state_space import step
+from ppl_backends.targets.state_space.compiled import CompiledFilter
 from ppl_backends.targets.state_space.filter import Filter, draw_seeds
 from tests.state_space.models import LG_POINT, LINEAR, data, kalman, repeated
-from tests.state_space.test_filter import Y, ratios
+from tests.state_space.test_filter import WITH_GAPS, Y, assert_unbiased, ratios
 from tests.statistics import t_bound
 
 
@@ -74,3 +76,70 @@ def test_correlated_normals_need_sorted_particles(monkeypatch, fresh_programs):
     engine._compiled.cache_clear()
     monkeypatch.setattr(step, "order_of", lambda x: jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]))
     assert variance() > 3 * right
+
+
+def test_a_proposal_that_looks_at_a_missing_row_loses_all_weight(monkeypatch, fresh_programs):
+    """Where rows are missing, the right filter is unbiased (tests of the filter); this one does not know that they are."""
+    rule = Filter.rule
+    monkeypatch.setattr(Filter, "rule", lambda self, *options: replace(rule(self, *options), some_missing=False))
+    assert (ratios(WITH_GAPS, 16, 20, method="guided") == 0).all()
+
+
+def test_a_missing_row_is_no_row_of_zeros():
+    seeds = draw_seeds(np.random.default_rng(1), 500)
+    values = Filter(LINEAR, np.nan_to_num(WITH_GAPS)).run(repeated(LG_POINT, 500), 64, seeds)
+    assert standard_errors(np.exp(values - kalman(WITH_GAPS)[0])) > t_bound(499)
+
+
+PLANE = pb.StateSpaceModel(
+    initial=lambda p, z: z,
+    transition=lambda p, t, x, z: 0.9 * x + 0.4 * z,
+    log_observation=lambda p, t, x, y: -0.5 * jnp.sum(((y - x) / 0.5) ** 2, axis=-1) - 2 * jnp.log(0.5),
+    n_normals=2,
+)
+
+
+def plane_variance(method, runs=200):
+    y = 0.7 * np.random.default_rng(6).normal(size=(20, 2))
+    return np.var(Filter(PLANE, y, method=method).run({}, 256, draw_seeds(np.random.default_rng(1), runs)))
+
+
+def test_vectors_in_the_order_of_one_coordinate_gain_less_than_along_a_curve(monkeypatch, fresh_programs):
+    right = plane_variance("sqmc")
+    assert right < plane_variance("bootstrap") / 3
+    engine._compiled.cache_clear()
+    monkeypatch.setattr(step, "order_of", lambda x: jnp.argsort(x[..., 0], axis=1))
+    assert plane_variance("sqmc") > 1.5 * right
+
+
+@pytest.mark.parametrize("rho", [1 - 1e-9, -1 + 1e-9])
+def test_next_to_a_unit_root_the_guided_filter_is_unbiased(rho):
+    values = Filter(LINEAR, Y, method="guided").run(
+        repeated(LG_POINT | {"rho": rho}, 1000), 64, draw_seeds(np.random.default_rng(1), 1000)
+    )
+    assert_unbiased(np.exp(values - kalman(Y, rho)[0]))
+
+
+@pytest.mark.parametrize("rho", [1.0, -1.0, 1.1])
+@pytest.mark.parametrize("method", ["bootstrap", "guided"])
+def test_at_a_unit_root_the_likelihood_is_zero_in_both_forms(rho, method):
+    filters, parameters = Filter(LINEAR, Y, method=method), repeated(LG_POINT | {"rho": rho}, 2)
+    for form in (filters, CompiledFilter(filters, parameters)):
+        assert (form.run(parameters, 16, np.arange(2, dtype=np.uint64)) == -np.inf).all()
+
+
+def test_weights_that_are_not_numbers_would_spread(monkeypatch, fresh_programs):
+    monkeypatch.setattr(step, "normalise", lambda log_weights: (log_weights, jnp.log(jnp.sum(jnp.exp(log_weights), 1))))
+    values = Filter(LINEAR, Y).run(repeated(LG_POINT | {"rho": 1.1}, 2), 16, np.arange(2, dtype=np.uint64))
+    assert np.isnan(values).all()
+
+
+def test_quasi_monte_carlo_needs_no_proposal():
+    bootstrap = replace(LINEAR, proposal=None)
+    y, seeds = data("linear_gaussian", 30), draw_seeds(np.random.default_rng(1), 400)
+    values = {
+        method: Filter(bootstrap, y, method=method).run(repeated(LG_POINT, 400), 128, seeds) - kalman(y)[0]
+        for method in ("sqmc", "bootstrap")
+    }
+    assert_unbiased(np.exp(values["sqmc"]))
+    assert values["sqmc"].var() < values["bootstrap"].var() / 10

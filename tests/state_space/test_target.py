@@ -107,6 +107,13 @@ def test_a_likelihood_that_is_only_estimated_is_refused_by_name():
     assert np.isfinite(target.log_likelihood_estimate(np.zeros((3, 1)), np.random.default_rng(0))).all()
 
 
+def test_prior_draws_have_no_data(model):
+    with model, pytest.raises(ModelError, match=r"'y' cannot be drawn.*var_names="):
+        pm.sample_prior_predictive(3)
+    with model:
+        assert pm.sample_prior_predictive(3, var_names=["rho"]).prior["rho"].shape == (1, 3)
+
+
 def test_a_row_of_zero_density_is_named():
     prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
     walk = pb.StateSpaceModel(

@@ -63,7 +63,10 @@ class StateSpaceVariable:
 
     def __call__(self, *parameters: Any, rng: np.random.Generator, size: Any = None) -> NDArray:
         """Refuse draws: the model states the density of a row and not how to draw one."""
-        raise ModelError(f"state-space variable '{self.name}' cannot be drawn: its model has the density of a row only")
+        raise ModelError(
+            f"state-space variable '{self.name}' cannot be drawn: its model has the density of a row only; name the other "
+            "variables in var_names="
+        )
 
 
 class _Intractable(Op):
