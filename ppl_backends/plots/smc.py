@@ -24,27 +24,28 @@ _PANELS = {
     "scale": "scale of the kernel",
     "log_marginal_likelihood": "running log evidence",
 }
+_ALONG_ROWS = {"beta": ("n_observations", "rows let in"), "scale": ("n_particles", "particles of a filter, N_x")}
 
 
 @checked(idata=inference_data("posterior", "sample_stats"))
 def plot_smc_run(idata: Any, axes: Any = None) -> Any:
-    """Draw a run of tempering SMC: temperature, ESS, acceptance, the tuned kernel, and the evidence, for every chain.
+    """Draw a run of SMC: temperature, ESS, acceptance, the tuned kernel, and the evidence, for every chain.
 
-    Chains that lie on each other agree; an acceptance rate that falls to zero, or a chain whose evidence lies off the band,
-    is what to look for.
+    Of a run over rows the first panel is their number, and of SMC² the fourth the size of the filters. Chains that lie on
+    each other agree; an acceptance rate that falls to zero, or a chain whose evidence lies off the band, is what to look for.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        Result of :func:`~ppl_backends.sample_smc`.
+        Result of :func:`~ppl_backends.sample_smc`, :func:`~ppl_backends.sample_ibis` or :func:`~ppl_backends.sample_smc2`.
     axes : sequence of matplotlib.axes.Axes, optional
         Six axes to draw on; a new figure by default.
 
     Returns
     -------
     ndarray of matplotlib.axes.Axes (6,)
-        Temperature, ESS, acceptance, kernel, running log evidence, and each chain's log evidence with its 95 % interval
-        beside the band of all chains together.
+        Temperature or rows, ESS, acceptance, kernel or filters, running log evidence, and each chain's log evidence with its
+        95 % interval beside the band of all chains together.
 
     Examples
     --------
@@ -64,8 +65,13 @@ def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     stats = _stages(idata)
     axes = _axes(axes, 6)
     for axis, (name, title) in zip(axes, _PANELS.items(), strict=False):
-        _per_chain(axis, stats[name], title)
-    axes[0].set_yscale("log")
+        instead = _ALONG_ROWS.get(name, (name, title))
+        shown, title = instead if instead[0] in stats else (name, title)
+        _per_chain(axis, stats[shown], title)
+        if shown == "beta":
+            axis.set_yscale("log")
+        if shown == "n_particles":
+            axis.set_ylim(bottom=0)
     axes[1].set_ylim(bottom=0)
     axes[2].set_ylim(0, 1)
     _evidences(axes[5], idata)

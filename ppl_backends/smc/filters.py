@@ -4,10 +4,10 @@ As over rows, p(θ | y_{1:t}) for t = 0 … n, but the likelihood of the next ro
 N_x particles, one for every θ. The weights are right on average for any N_x ≥ 1, and so is the evidence: the path is exact on
 the space of θ with all that its filter drew.
 
-A stage lets rows in, or exchanges the filters for larger ones. N_x is too small where the log of the estimate varies much;
-how much is measured after the moves, at θ as they are drawn, by pairs of fresh filters (the estimates that particles carry
-were selected for being large, and acceptance rates tell as much of the proposals). The exchange is an importance step of
-its own with weights L̂'(θ)/L̂(θ), which count in the evidence like those of the rows.
+N_x is too small where the log of the estimate varies much; how much is measured after the moves, at θ as they are drawn, by
+pairs of fresh filters (the estimates that particles carry were selected for being large, and acceptance rates tell as much
+of the proposals). Filters grow around paths of states (:mod:`~ppl_backends.smc.regeneration`), or by an exchange: a stage of
+its own that lets no rows in, an importance step with weights L̂'(θ)/L̂(θ), which count in the evidence like those of the rows.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class FilterPath(RowsPath):
         Draws the particles before any data.
     particle_filter : Filter
     growth : Growth
-    regenerates : {"", "gibbs", "partial"}
+    regenerates : {"", "gibbs", "partial", "growth"}
         Whether moves end with new filters around paths out of the old ones, after sweeps of particle Gibbs or steps of
-        particle Metropolis; else filters are exchanged.
+        particle Metropolis, always or where they are to grow; else filters that are to grow are exchanged.
     """
 
     impossible = (
@@ -300,11 +300,7 @@ class FilterPath(RowsPath):
                 kept = replace(kept, x=longer)
         # Replayed on the rows that there are now, the first few tell whether these are the rows that the result has seen.
         few = slice(0, _REPLAYED)
-        if kept is None:
-            estimates[few] = self._filters(x[few], rows, size, seeds[few]).log_likelihood
-        elif rows:
-            values = self.parameters_at(x[few])
-            estimates[few] = around(self.filter, values, kept.take(few), rows, size, seeds[few])[0].log_likelihood
+        estimates[few] = self._replayed(x[few], rows, size, seeds[few], kept and kept.take(few))
         filters = FilterState(
             np.ascontiguousarray(found["filter_state"][:, :size]),
             np.ascontiguousarray(found["filter_log_weight"][:, :size]),
@@ -315,6 +311,18 @@ class FilterPath(RowsPath):
         more = filters, fresh, size, int(found["wanted"]), float(found["estimate_variance"]), kept
         population = FilterParticles(x, nothing, nothing, None, None, 1.0, rows, rows, *more)
         return self.with_parts(population, self.all_of(rows), filters.log_likelihood)
+
+    def _replayed(self, x: Array, rows: int, size: int, seeds: Seeds, kept: KeptPaths | None) -> Array:
+        """Log likelihoods of the rows by filters that are computed again."""
+        found = self._filters(x, rows, size, seeds).log_likelihood
+        if kept is None:
+            return found
+        for first in np.unique(kept.rows[kept.rows > 0]):
+            place = np.flatnonzero(kept.rows == first)
+            values, own = self.parameters_at(x[place]), kept.take(place)
+            filters, _ = around(self.filter, values, own, int(first), size, seeds[place])
+            found[place] = self.filter.advance(values, filters, int(first), rows - int(first))[0].log_likelihood
+        return found
 
     def paths_of(self, population: FilterParticles, rng: np.random.Generator) -> Array:
         """Return a path ``(n, n_rows of the data[, d])`` out of the filter of each particle."""
@@ -353,6 +361,12 @@ def _path_again(
     kind: type[FilterPath], target: BaseTarget, prior: PriorPath, method: str, growth: Growth, regenerates: str
 ) -> FilterPath:
     return kind(target, prior, filter_of(target, method), growth, regenerates)
+
+
+def can_grow_around_paths(particle_filter: Any) -> bool:
+    """Return whether larger filters are drawn around paths by default: conditional filters draw from the transition too."""
+    model = particle_filter.model
+    return particle_filter.method != "guided" and None not in (model.log_transition, model.log_initial)
 
 
 def is_exchange(stage: Rows) -> bool:

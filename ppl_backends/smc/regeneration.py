@@ -1,7 +1,8 @@
 """Moves of SMC² after which every particle has a new filter around a path out of its old one (Ridgway 2015, section 6.2).
 
 In full, parameters and path take turns, as in particle Gibbs; in part, parameters are moved by particle Metropolis steps and
-the path serves the new filter alone. Either way filters get as many particles as they need, and no weights.
+the path serves the new filter alone. Either way filters get as many particles as they need, and no weights: an exchange for
+larger filters by weights L̂'/L̂ loses most particles where the log of L̂ has a variance of a few, as after an outlier.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class RegeneratingMoves:
     metropolis : callable
     settings : MoveSettings
         Floor and cap of the number of sweeps.
-    kind : {"gibbs", "partial"}
+    kind : {"gibbs", "partial", "growth"}
+        ``"growth"`` is partial where filters are to have another size; else they stay.
     """
 
     metropolis: Any
@@ -53,16 +55,19 @@ class RegeneratingMoves:
 
     def __call__(self, drawn: Resampled, path: Any, tuning: Any, rng: np.random.Generator) -> Moved:
         """Move the particles."""
-        kernel, dim = ParticleGibbsKernel(_SWEEPS_WITH, None), drawn.particles.x.shape[1]
-        if not isinstance(tuning, BothTunings):
-            tuning = BothTunings.of(tuning, kernel, dim)
-        if self.kind == "gibbs" and drawn.stage.beta == 1.0:
-            return self._swept(drawn, path, tuning, kernel, rng)
-        moved = self.metropolis(drawn, path, tuning.metropolis, rng)
-        moved = moved._replace(tuning=replace(tuning, metropolis=moved.tuning))
-        if drawn.stage.beta < 1.0:
+        whole, kernel = drawn.stage.beta == 1.0, ParticleGibbsKernel(_SWEEPS_WITH, None)
+        if self.kind == "gibbs":
+            if not isinstance(tuning, BothTunings):
+                tuning = BothTunings.of(tuning, kernel, drawn.particles.x.shape[1])
+            if whole:
+                return self._swept(drawn, path, tuning, kernel, rng)
+            moved = self.metropolis(drawn, path, tuning.metropolis, rng)
+            return moved._replace(tuning=replace(tuning, metropolis=moved.tuning))
+        moved = self.metropolis(drawn, path, tuning, rng)
+        new = moved.population
+        if not whole or (self.kind == "growth" and new.wanted == new.n_particles):
             return moved
-        return moved._replace(population=path.regenerated(moved.population, path.paths_of(moved.population, rng), rng))
+        return moved._replace(population=path.regenerated(new, path.paths_of(new, rng), rng))
 
     def _swept(
         self, drawn: Resampled, path: Any, both: BothTunings, kernel: ParticleGibbsKernel, rng: np.random.Generator

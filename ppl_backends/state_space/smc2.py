@@ -10,7 +10,7 @@ from typing import Any
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.options import checked, choice, integer, number
-from ppl_backends.smc.filters import FilterPath, Growth
+from ppl_backends.smc.filters import FilterPath, Growth, can_grow_around_paths
 from ppl_backends.smc.ibis import RowsCall, row_settings
 from ppl_backends.targets.convert import as_target
 
@@ -65,14 +65,15 @@ def sample_smc2(
         Independent runs; their spread is part of the evidence's standard error.
     n_particles : int or "auto"
         Particles of a filter, N_x. ``"auto"`` begins with 32 and takes more where the log of the likelihood estimate varies
-        by more than 1.5 between fresh filters at the same parameters.
+        by more than 1.5 between fresh filters at the same parameters: around paths out of the old ones where the model has
+        ``log_transition`` and ``log_initial`` and the filter is not guided, else by an exchange with weights.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
     moves : {"auto", "mixed", "random_walk", "independent", "gibbs", "partial"}
-        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn, and filters
-        grow by an exchange. ``"gibbs"`` moves parameters given paths of states, and paths by conditional filters;
-        ``"partial"`` moves parameters as ``"auto"`` does. Both end with new filters around the paths, of the size wanted and
-        without weights, whose states are drawn from the transition; the model needs ``log_transition`` and ``log_initial``.
+        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn. ``"gibbs"``
+        moves parameters given paths of states, and paths by conditional filters; ``"partial"`` moves parameters as ``"auto"``
+        does. Both end with new filters around the paths, whose states are drawn from the transition; the model needs
+        ``log_transition`` and ``log_initial``.
     ess_threshold : float
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
@@ -108,12 +109,13 @@ def sample_smc2(
     target = as_target(model, data, cores=cores, **target_options)
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
     call = RowsCall(clock, settings, executor, progressbar, {"log_likelihood": False, "log_prior": log_prior})
+    filters, grow = filter_of(target, filter), isinstance(n_particles, str)
     growth = Growth() if isinstance(n_particles, str) else Growth(first=n_particles, above=float("inf"))
-    filters = filter_of(target, filter)
+    regenerates = moves if moves in _REGENERATING else "growth" if grow and can_grow_around_paths(filters) else ""
     return call.sample(
         target,
         make_kernel("mixed" if moves in ("auto", *_REGENERATING) else moves),
-        lambda prior: FilterPath(target, prior, filters, growth, moves if moves in _REGENERATING else ""),
+        lambda prior: FilterPath(target, prior, filters, growth, regenerates),
         (draws, chains),
         random_seed,
         checkpoint,
