@@ -1,10 +1,13 @@
-"""A hundred and four hundred rows: correlated estimates err alike, and particle Gibbs renews the first state."""
+"""A hundred and four hundred rows: exact posteriors by few particles, estimates that err alike, first states renewed."""
 
 import numpy as np
+import pymc as pm
 import pytest
 
 import ppl_backends as pb
 from ppl_backends.kernels.particle.gibbs import PathDensity
+from ppl_backends.kernels.particle.metropolis import FilteredDensity
+from ppl_backends.results.inference_data import group
 from ppl_backends.targets.state_space.filter import Filter
 from tests.state_space.models import LG_POINT, LINEAR, SV_POINT, VOLATILITY, data, repeated
 from tests.state_space.toys import Series
@@ -26,6 +29,43 @@ def test_estimates_from_nearby_numbers_err_alike(model, name, point, largest):
     near = 0.99 * u + np.sqrt(1 - 0.99**2) * rng.standard_normal(u.shape)
     estimates = [particle_filter.run_with_normals(repeated(point, N_PAIRS), 25, each) for each in (u, near)]
     assert np.var(estimates[0] - estimates[1]) <= largest
+
+
+NAMES, MEANS = ("rho", "sigma_x", "sigma_y"), np.array([0.7073, 0.5766, 0.3855])  # by quadrature
+SDS = np.array([0.1078, 0.1139, 0.1377])
+
+
+def linear_gaussian_by_ten_particles():
+    """Means and sds, their Monte Carlo errors, and the least effective sample size."""
+    with pm.Model() as model:
+        parameters = {"rho": pm.Uniform("rho", -1, 1)}
+        parameters |= {name: pm.Exponential(name, 1) for name in NAMES[1:]}
+        pb.StateSpace("y", pb.state_space.linear_gaussian(), **parameters, observed=data("linear_gaussian"))
+    idata = pb.sample_pmmh(model, n_particles=10, draws=8000, random_seed=2, progressbar=False)
+    draws = np.stack([group(idata, "posterior")[name].values for name in NAMES], axis=-1)
+    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    batches = np.stack([draws, (draws - mean) ** 2 / (2 * sd)], axis=-1).reshape(64, -1, 3, 2).mean(axis=1)
+    errors = batches.std(axis=0, ddof=1) / 8
+    return np.stack([mean, sd], axis=1), errors, (sd / errors[:, 0]).min() ** 2
+
+
+def test_particle_metropolis_with_ten_particles_has_the_exact_posterior():
+    figures, errors, ess = linear_gaussian_by_ten_particles()
+    assert ess >= 400
+    assert (np.abs(figures - np.stack([MEANS, SDS], axis=1)) < 4 * errors).all()
+
+
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
+def test_estimates_that_are_not_kept_have_another_posterior(monkeypatch):
+    beside = FilteredDensity.beside
+
+    def renewed(self, points, x, rng):
+        vars(points)["estimate"] = self.fresh(points, rng).estimate
+        return beside(self, points, x, rng)
+
+    monkeypatch.setattr(FilteredDensity, "beside", renewed)
+    figures, errors, _ = linear_gaussian_by_ten_particles()
+    assert (np.abs(figures - np.stack([MEANS, SDS], axis=1)) > 6 * errors).any()
 
 
 class Fixed(PathDensity):
