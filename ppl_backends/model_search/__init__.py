@@ -2,7 +2,8 @@
 
 ================  ==================================================================
 ``select``        the public call
-``forms``         what is searched: a design and a response, or a model
+``forms``         what is searched: a design and a response
+``model_form``    or a PyMC model or Stan program
 ``space``         models, their groups and heredity, and the prior over them
 ``switched``      a regression whose coefficients are switched off
 ``evidences``     of a model: exact, by Laplace, by EP, estimated

@@ -28,14 +28,18 @@ _COMPILED = 6  # small steps per bit and round, where they cost next to nothing
 
 @dataclass(frozen=True)
 class SearchMoves:
-    """Rounds of one proposal from afar and small steps, until particles have mixed or there were ``most``."""
+    """Rounds of one proposal from afar and small steps, until particles have mixed or there were ``most``.
+
+    Where small steps cost as much as the others, there are fewer.
+    """
 
     most: int = 30
+    most_uncompiled: int = 12
 
     def __call__(self, drawn: Resampled, path: ModelPath, tuning: Any, rng: np.random.Generator) -> Moved:
         """Move the particles, all of which were resampled."""
         walk = _Walk(drawn, path, rng)
-        while walk.rounds < self.most:
+        while walk.rounds < (self.most if walk.compiled else self.most_uncompiled):
             walk.round()
             if walk.left < walk.threshold:
                 break
@@ -49,6 +53,7 @@ class _Walk:
         self.state, self.stage, self.path, self.rng = drawn.particles, drawn.stage, path, rng
         self.start = self.state.x.astype(np.float64)
         n = len(self.start)
+        self.compiled = path.space.is_plain and isinstance(path.evidence, LinearEvidence)
         self.afar, self.near = NestedLogistic(), AddDeleteSwap()
         self.parameters = self.afar.calibrate(drawn.before.x, drawn.weights)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), np.zeros(n, dtype=np.intp))
@@ -73,14 +78,14 @@ class _Walk:
     def _small_steps(self, rate: float) -> Array:
         """Make small steps, many where they are compiled, and return how much of them each bit was on ``(n, m)``."""
         space, evidence, m = self.path.space, self.path.evidence, self.start.shape[1]
-        if space.is_plain and isinstance(evidence, LinearEvidence):
+        if self.compiled and isinstance(evidence, LinearEvidence):
             n_steps = max(1, round((1.0 - rate / EASY) * _COMPILED * m))
             on, share = evidence.walk(space.columns(self.state.x), space, n_steps, self.stage.beta, self.rng)
             members = np.argmax(space.members, axis=1)
             self.state = self.path.at(on[:, members], self.stage.beta, self.rng)
             self.evaluations += n_steps
             return share[:, members]
-        n_steps = max(1, round((1.0 - rate / EASY) * m / 4))
+        n_steps = max(1, round((1.0 - rate / EASY) * m / 10))
         total = np.zeros(self.start.shape)
         for _ in range(n_steps):
             self.state, info = self.near.step(self.rng, self.state, self.density)

@@ -15,6 +15,7 @@ from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
 from ppl_backends.model_search.forms import LINKS, Form, design_form
+from ppl_backends.model_search.model_form import model_form
 from ppl_backends.model_search.results import Listed, Searched, search_inference_data
 from ppl_backends.model_search.sampler import Runs, run_searches
 from ppl_backends.model_search.space import ModelSpace, make_space
@@ -39,6 +40,8 @@ MOST_ENUMERATED = 26  # candidates
 def select_variables(
     model: Any = None,
     *,
+    select: Mapping[str, Any] | None = None,
+    data: Any = None,
     X: Any = None,
     y: Any = None,
     family: str = "binomial",
@@ -65,7 +68,15 @@ def select_variables(
 
     Parameters
     ----------
-    X, y : array or data frame (n, p), and array (n,)
+    model : pymc.Model, Stan program or Target, optional
+        A regression with ``select``; the PyMC model on the context stack by default.
+    select : mapping of str to bool or mask, optional
+        Variables of the model, with True where a coefficient may be switched off, its prior with it; True for all.
+        Their priors are independent, hyper-parameters have values, and the likelihood sees linear predictors.
+    data : dict or path, optional
+        Data of a Stan program.
+    X, y : array or data frame (n, p), and array (n,), optional
+        In place of a model.
         A constant column of ``X`` is the intercept, which is in every model; without one an intercept is added.
     family : {"binomial", "gaussian", "poisson"}
         Outcomes 0/1, numbers, or counts.
@@ -129,7 +140,13 @@ def select_variables(
     array([1.  , 0.1 , 1.  , 0.12])
     """
     clock = time.perf_counter()
-    form = _form(model, X, y, family, link, prior, always)
+    if select is not None:
+        _refuse_design(X, y, prior, always)
+        form = model_form(model, data, select)
+    elif X is None or y is None:
+        raise ModelError("give a model with select={'beta': True}, or X and y")
+    else:
+        form = design_form(X, y, family, link, prior, always)
     space = make_space(form.names, form.always, dict(groups or {}) or None, heredity, model_prior)
     enumerated = method == "enumerate" or (
         method == "auto" and can_enumerate(evidence, form, space.n_candidates, points)
@@ -157,10 +174,12 @@ def select_variables(
     )
 
 
-def _form(model: Any, X: Any, y: Any, family: str, link: str | None, prior: Any, always: Any) -> Form:
-    if X is None or y is None:
-        raise ModelError("X and y are needed: a design (rows, columns) and its responses")
-    return design_form(X, y, family, link, prior, always)
+def _refuse_design(X: Any, y: Any, prior: Any, always: Any) -> None:
+    """Refuse what a model says itself."""
+    given = {"X": X, "y": y, "prior": prior, "always": always}
+    for name, value in given.items():
+        if value is not None:
+            raise ModelError(f"{name} goes with a design; with select= the model says it")
 
 
 def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, Any]:

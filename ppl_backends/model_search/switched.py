@@ -161,15 +161,15 @@ def _with_diagonal_prior(factors: Factors, switchable: Bits) -> Factors:
     return replace_prior(factors, factors.prior.mean, np.diagonal(precision))
 
 
-def replace_prior(factors: Factors, mean: Array, precision: Array) -> Factors:
-    """Return the same factors with another Gaussian part."""
+def replace_prior(factors: Factors, mean: Array, precision: Array, log_constant: float | None = None) -> Factors:
+    """Return the same factors with another Gaussian part, and another constant where one is given."""
     return Factors(
         factors.design,
         factors.offset,
         factors.sites,
         mean,
         precision,
-        log_constant=factors.log_constant,
+        log_constant=factors.log_constant if log_constant is None else log_constant,
         observed=factors.observed,
         names=factors.names,
     )

@@ -1,0 +1,98 @@
+"""The coefficients of a PyMC model or a Stan program as columns that are switched on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from ppl_backends.errors import ModelError
+from ppl_backends.model_search.forms import Form
+from ppl_backends.model_search.switched import replace_prior, switched
+from ppl_backends.options import shown
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.factors import Factors, StackedSites
+from ppl_backends.targets.factors.sites import ScaledSites
+from ppl_backends.targets.protocol import BaseTarget, Index
+
+_NEGLIGIBLE = 1e-9  # precision of a prior, relative to what the data have of it, that rounding leaves
+
+
+def model_form(model: Any, data: Any, select: Mapping[str, Any]) -> Form:
+    """Return the form of a model; ``select`` maps variables to masks of what may be switched off, or to True for all.
+
+    Raises
+    ------
+    ModelError
+        If a name is unknown, a variable is transformed, or the model has hyper-parameters, or factors that are not known.
+    """
+    target = as_target(model, data)
+    variables = _variables(target, select)
+    switchable = np.zeros(target.dim, dtype=bool)
+    for name, index in variables.items():
+        switchable[index[_mask(name, select[name], index.shape)]] = True
+    factors = target.factors
+    if factors is None:
+        raise ModelError(
+            f"{target.label}: no factors with one linear predictor each are known, so nothing can be switched"
+        )
+    if len(factors.hyper_names):
+        raise ModelError(
+            f"{target.label}: hyper-parameters ({', '.join(factors.hyper_names)}) are not integrated over by a model search; "
+            "give them values"
+        )
+    factors = factors.at()
+    if factors.normal_rows is not None:
+        factors = _with_normal_sites(factors, target)
+    return Form(target.names, ~switchable, variables, target, switched(factors, switchable))
+
+
+def _variables(target: BaseTarget, select: Mapping[str, Any]) -> dict[str, Index]:
+    """Return the coordinates of the elements of each variable, which has to be a coordinate itself."""
+    grid = np.arange(1.0, target.dim + 1.0) / (target.dim + 1.0)
+    with np.errstate(all="ignore"):
+        values, halves = (target.constrain(x[None], np.random.default_rng(0)) for x in (grid, 0.5 * grid))
+    found = {}
+    for name in select:
+        if name not in values:
+            raise ModelError(f"select: {name!r} is not among the variables {', '.join(map(repr, values))}")
+        value, half = np.asarray(values[name][0], dtype=np.float64), np.asarray(halves[name][0], dtype=np.float64)
+        index = np.clip(np.rint(np.nan_to_num(value) * (target.dim + 1)).astype(int) - 1, 0, target.dim - 1)
+        if not (np.allclose(value, grid[index]) and np.allclose(half, 0.5 * grid[index])):
+            raise ModelError(f"select: {name!r} is transformed or computed; only free, unbounded coefficients can be 0")
+        found[name] = index
+    return found
+
+
+def _mask(name: str, given: Any, shape: tuple[int, ...]) -> Any:
+    mask = np.asarray(given)
+    if mask.dtype != bool or mask.shape not in ((), shape):
+        raise ModelError(f"select: {name!r}={shown(given)}: expected True, or a mask of shape {shape}")
+    return np.broadcast_to(mask, shape)
+
+
+def _with_normal_sites(factors: Factors, target: BaseTarget) -> Factors:
+    """Return factors whose Gaussian part is the prior alone: normal observations become sites."""
+    assert factors.normal_rows is not None
+    design, offset, family, log_scale = factors.normal_rows
+    prior = factors.tempered(0.0).prior
+    precision = prior.add_to(np.zeros((factors.dim, factors.dim)))
+    dense = design.toarray() if sparse.issparse(design) else np.asarray(design)
+    of_data = ((dense / family.sd[:, None]) ** 2).sum(axis=0)
+    small = np.sqrt(np.outer(of_data, of_data)) * _NEGLIGIBLE
+    precision = np.where(np.abs(precision) <= small, 0.0, precision)
+    rows = np.r_[factors.observed, np.ones(len(dense), dtype=bool)]
+    whole = Factors(
+        [factors.design, dense],
+        np.r_[factors.offset, np.broadcast_to(offset, len(dense))],
+        StackedSites([factors.sites, ScaledSites(family, log_scale)]),
+        prior.mean,
+        precision,
+        observed=rows,
+        names=factors.names,
+    )
+    point = np.full((1, factors.dim), 0.1)
+    constant = float(target.log_density(point)[0] - whole.log_density(point)[0])
+    return replace_prior(whole, prior.mean, precision, constant)

@@ -1,0 +1,92 @@
+"""Coefficients of PyMC models: the same search as that of the design, and what is refused."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+
+import ppl_backends as pb
+from ppl_backends.datasets import load_binary_regression
+from ppl_backends.errors import ModelError
+
+HEART = load_binary_regression("heart")
+X, Y = HEART.X[:, 1:6], HEART.y
+
+
+def select(model=None, **options):
+    return pb.select_variables(model, random_seed=1, progressbar=False, **options)
+
+
+@pytest.mark.parametrize("prior", ["normal", "cauchy"])
+def test_a_model_is_searched_as_its_design_is(prior):
+    with pm.Model(coords={"predictor": list(HEART.names[1:6])}):
+        if prior == "normal":
+            level, slopes = pm.Normal("level", 0, 20), pm.Normal("beta", 0, 5, dims="predictor")
+        else:
+            level, slopes = pm.Cauchy("level", 0, 10), pm.Cauchy("beta", 0, 2.5, dims="predictor")
+        pm.Bernoulli("y", logit_p=level + X @ slopes, observed=Y)
+        idata = select(select={"beta": True})
+    design = select(X=X, y=Y, prior=None if prior == "normal" else "cauchy", evidence="ep")
+    found = idata.selection["inclusion"]
+    np.testing.assert_allclose(found, design.selection["inclusion"], atol=1e-4)
+    assert found.dims == ("predictor",)
+    assert found["predictor"].values.tolist() == list(HEART.names[1:6])
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(design.posterior.attrs["log_evidence"], abs=1e-3)
+    assert idata.posterior["gamma"].dims == ("chain", "draw", "predictor")
+    assert not idata.posterior["beta"].values[idata.posterior["gamma"].values == 0].any()
+    assert np.all(idata.posterior["level"] != 0)
+
+
+def test_masks_and_several_variables():
+    with pm.Model():
+        level, first, second = pm.Normal("level", 0, 20), pm.Normal("a", 0, 5, shape=3), pm.Normal("b", 0, 5, shape=2)
+        pm.Bernoulli("y", logit_p=level + X[:, :3] @ first + X[:, 3:] @ second, observed=Y)
+        idata = select(select={"a": np.array([True, False, True]), "b": True})
+    design = select(X=X, y=Y, always=["x1"])
+    group = idata.selection
+    both = np.concatenate([group["a_inclusion"], group["b_inclusion"]])
+    np.testing.assert_allclose(both, design.selection["inclusion"], atol=1e-4)
+    assert group["a_inclusion"][1] == 1
+    assert {"a_gamma", "b_gamma"} <= set(idata.posterior)
+
+
+def test_a_normal_likelihood_of_known_scale_in_closed_form():
+    rng = np.random.default_rng(2)
+    design = rng.standard_normal((40, 3))
+    response = design[:, 0] - 0.5 * design[:, 1] + 0.8 * rng.standard_normal(40)
+    with pm.Model():
+        beta = pm.Normal("beta", 0.3, 2.0, shape=3)
+        pm.Normal("y", design @ beta, 0.8, observed=response)
+        idata = select(select={"beta": True})
+    bits = np.array(np.meshgrid(*[[0, 1]] * 3)).reshape(3, -1).T.astype(bool)
+    logs = [
+        multivariate_normal.logpdf(
+            response, design[:, on].sum(axis=1) * 0.3, 0.64 * np.eye(40) + 4 * design[:, on] @ design[:, on].T
+        )
+        for on in bits
+    ]
+    np.testing.assert_allclose(idata.selection["inclusion"], np.exp(logs - logsumexp(logs)) @ bits, atol=1e-6)
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(logsumexp(logs) - 3 * np.log(2), abs=1e-5)
+
+
+def test_what_cannot_be_switched_is_refused_by_name():
+    with pm.Model():
+        scale = pm.HalfNormal("scale")
+        beta = pm.Normal("beta", 0, scale, shape=5)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=Y)
+        with pytest.raises(ModelError, match=r"hyper-parameters .*scale"):
+            select(select={"beta": True})
+        with pytest.raises(ModelError, match="'gamma' is not among the variables"):
+            select(select={"gamma": True})
+        with pytest.raises(ModelError, match="'scale' is transformed"):
+            select(select={"scale": True})
+        with pytest.raises(ModelError, match=r"a mask of shape \(5,\)"):
+            select(select={"beta": [True, False]})
+        with pytest.raises(ModelError, match="prior goes with a design"):
+            select(select={"beta": True}, prior=1.0)
+    with pm.Model():
+        beta = pm.MvNormal("beta", np.zeros(2), np.array([[1.0, 0.5], [0.5, 1.0]]))
+        pm.Bernoulli("y", logit_p=X[:, :2] @ beta, observed=Y)
+        with pytest.raises(ModelError, match="are correlated a priori"):
+            select(select={"beta": True})
