@@ -38,6 +38,7 @@ _LAZY = {
     "plot_abc_run": "ppl_backends.plots",
     "particle_filter": "ppl_backends.state_space",
     "plot_evidence": "ppl_backends.compare",
+    "plot_inclusion": "ppl_backends.plots",
     "plot_ladder": "ppl_backends.plots",
     "plot_smc_run": "ppl_backends.plots",
     "rectangle_probability": "ppl_backends.orthants",
