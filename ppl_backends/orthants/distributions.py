@@ -209,8 +209,7 @@ class MultinomialProbit(_Distribution):
         left = pt.flatten(others + offset, ndim=2)
         batch = mean.ndim > 2
         utilities = mean.reshape((-1, periods * alternatives)) if batch else pt.flatten(mean, ndim=1)[None]
-        utilities = utilities + pt.zeros((taken.shape[0], 1))
-        row = pt.arange(taken.shape[0])[:, None]
+        row = pt.arange(taken.shape[0])[:, None] % utilities.shape[0]  # one row of utilities may serve all
         gap = utilities[row, left] - utilities[row, taken]
         spread = factor[left] - factor[taken]
         roots = pt.linalg.cholesky(spread @ spread.transpose((0, 2, 1)))
@@ -266,8 +265,8 @@ class ThurstoneRanking(_Distribution):
         items = variance.shape[0]
         ranked = pt.eq(pt.sort(value, axis=-1), pt.arange(items))
         order = pt.clip(value, 0, items - 1).astype("int64").reshape((-1, items))
-        worths = pt.atleast_2d(mean).reshape((-1, items)) + pt.zeros((order.shape[0], 1))
-        in_order = worths[pt.arange(order.shape[0])[:, None], order]
+        worths = pt.atleast_2d(mean).reshape((-1, items))
+        in_order = worths[pt.arange(order.shape[0])[:, None] % worths.shape[0], order]  # one row may serve all
         first, second = variance[order[:, :-1]], variance[order[:, 1:]]
         # Differences of neighbours have a tridiagonal covariance, and so a factor of two diagonals.
         on: list[Any] = []
@@ -354,6 +353,8 @@ class TruncatedMvNormal(_Distribution):
     @staticmethod
     def _logp(value: Any, mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
         factor = _one_factor(cholesky)
+        while mean.ndim > 1 and mean.type.broadcastable[0]:  # one mean, and so one rectangle, for all values
+            mean, lower, upper = mean[0], lower[0] if lower.ndim > 1 else lower, upper[0] if upper.ndim > 1 else upper
         low, high = (bound + 0.0 * mean for bound in (lower, upper))
         z = pt.linalg.solve_triangular(factor, (value - mean).T, lower=True, b_ndim=min(value.ndim, 2))
         dim = factor.shape[0].astype("float64")

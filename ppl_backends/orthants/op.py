@@ -16,6 +16,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.orthants.batch import MOST_VARIABLES, RowDerivatives, best_log_rectangles, fixed_points
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.row_kernels import compute_rows
+from ppl_backends.targets.pymc.factors import declare_rectangles
 from ppl_backends.targets.pymc.jax_backend import declare_operation
 
 
@@ -137,4 +138,5 @@ def _register_jax(jax_funcify: Any) -> None:
     jax_funcify.register(_LogRectangle, lambda op, **_: in_jax(fixed_points(op.n_points, op.seed)))
 
 
+declare_rectangles(_LogRectangle)
 declare_operation(_register_jax, differenced=_LogRectangle)

@@ -87,6 +87,10 @@ def test_truncated_vector():
     truth = -0.5 * np.einsum("ni,ij,nj->n", gap, inverse, gap) - 0.5 * np.linalg.slogdet(2 * np.pi * COV)[1] - log_p
     np.testing.assert_allclose(pm.logp(variable, draws[:5]).eval(), truth, atol=2e-3)
     assert np.isneginf(pm.logp(variable, np.array([[-0.1, 0.0, 0.0]])).eval()).all()
+    with pm.Model() as observed:  # one mean for several values
+        pb.TruncatedMvNormal("x", pm.Normal("mean", 0, 1, shape=3), FACTOR, lower, upper, observed=draws[:5])
+    value = observed.compile_logp(vars=observed.observed_RVs)({"mean": MEAN})
+    assert value == pytest.approx(truth.sum(), abs=1e-2)
     # The density on the line integrates to one: importance sampling from a wide normal.
     target = pb.as_target(model)
     assert target.dim == 3
@@ -143,18 +147,65 @@ def pseudo_marginal_estimate(y, n_points=16):
     return estimate
 
 
-@pytest.mark.slow
-def test_samplers_agree():
-    """EP is left to models with recognised sites; Laplace, SMC and a pseudo-marginal chain find the same mean."""
-    y = pm.draw(DISTS["probit"](), random_seed=3)[:60]
+def hand_written(y):
+    """The probit model with its utilities among the variables."""
+    with pm.Model() as model:
+        utility = pm.MvNormal("utility", pm.Normal("mean", 0, 1, shape=3), chol=FACTOR, shape=y.shape)
+        pm.Potential("y", pm.math.switch((2 * y - 1) * utility > 0, 0.0, -np.inf))
+    return model
+
+
+def test_ep_is_that_of_the_model_with_utilities():
+    y = pm.draw(DISTS["probit"](), random_seed=3)[:15]
     with pm.Model() as model:
         pb.MultivariateProbit("y", pm.Normal("mean", 0, 1, shape=3), FACTOR, observed=y)
-    laplace = pb.fit_laplace(model)
-    smc = pb.sample_smc(model, draws=500, chains=2, random_seed=1, progressbar=False)
-    found = smc.posterior["mean"].mean(("chain", "draw")).values
-    sd = smc.posterior["mean"].std(("chain", "draw")).values
-    assert (np.abs(found - laplace.mean) < 0.3 * sd).all()
-    assert abs(smc.posterior.attrs["log_evidence"] - laplace.log_evidence) < 0.3
+    found, whole = pb.fit_ep(model), pb.fit_ep(hand_written(y))
+    assert found.names == pb.as_target(model).names
+    np.testing.assert_allclose(found.mean, whole.mean[:3], atol=1e-5)
+    np.testing.assert_allclose(found.cov, whole.cov[:3, :3], atol=1e-5)
+    assert found.log_evidence == pytest.approx(whole.log_evidence, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ep_of_every_distribution(name):
+    """Against importance sampling from it, with as many points as the weights need."""
+    y = pm.draw(DISTS[name](), random_seed=2)[:12]
+    with pm.Model() as model:
+        CASES[name](pm.Normal("mean", 0, 1, shape=MEANS[name].shape), y)
+    found, target = pb.fit_ep(model), pb.as_target(model)
+    x = found.sample(2000, np.random.default_rng(1))
+    log_w = target.log_density(x) - found.log_density(x)
+    w = np.exp(log_w - log_w.max())
+    assert w.sum() ** 2 / (w**2).sum() > 1200
+    mean = w @ x / w.sum()
+    assert (np.abs(mean - found.mean) < 0.15 * np.sqrt(np.diag(found.cov))).all()
+    assert abs(np.log(w.mean()) + log_w.max() - found.log_evidence) < 0.1
+
+
+def test_ep_refuses_what_it_cannot_do():
+    y = pm.draw(DISTS["probit"](), random_seed=2)[:4]
+    with pm.Model() as model:
+        pb.MultivariateProbit("y", np.zeros(3), FACTOR * pm.math.exp(pm.Normal("scale")), observed=y)
+    with pytest.raises(ModelError, match="no parameter moves; use fit_laplace"):
+        pb.as_target(model).factors.at()
+    with pm.Model() as truncated:
+        pb.TruncatedMvNormal("x", pm.Normal("mean", 0, 1, shape=3), FACTOR, 0.0, observed=np.ones((2, 3)))
+    with pytest.raises(ModelError, match="use fit_laplace or sample_smc"):
+        pb.as_target(truncated).factors.at()
+
+
+def test_samplers_agree():
+    """Laplace, SMC and a pseudo-marginal chain find the mean that EP does."""
+    y = pm.draw(DISTS["probit"](), random_seed=3)[:20]
+    with pm.Model() as model:
+        pb.MultivariateProbit("y", pm.Normal("mean", 0, 1, shape=3), FACTOR, observed=y)
+    target = pb.as_target(model)
+    ep, laplace = pb.fit_ep(target), pb.fit_laplace(target, progressbar=False)
+    smc = pb.sample_smc(target, draws=500, chains=2, random_seed=1, progressbar=False)
+    found, sd = (getattr(smc.posterior["mean"], name)(("chain", "draw")).values for name in ("mean", "std"))
+    for approximation in (ep, laplace):
+        assert (np.abs(found - approximation.mean) < 0.3 * sd).all()
+        assert abs(smc.posterior.attrs["log_evidence"] - approximation.log_evidence) < 0.3
     with pm.Model() as prior:
         pm.Normal("mean", 0, 1, shape=3)
     step = pb.steps.PseudoMarginal(log_likelihood_estimate=pseudo_marginal_estimate(y))

@@ -236,6 +236,10 @@ def _approximation(
         q = Gaussian.from_covariance(reduction.mean(factors, run.q), reduction.cov(factors, run.q))
     else:
         q = Gaussian(reduction.mean(factors, run.q), np.sqrt(reduction.variances(factors, run.q)))
+    if factors.n_auxiliary:
+        kept = factors.dim - factors.n_auxiliary
+        margin = Gaussian.from_covariance(q.mean[:kept], q.cov[:kept, :kept])
+        return _assemble(run, sites, options, margin, factors.log_constant, names=target.names, target=target)
     return _assemble(run, sites, options, q, factors.log_constant, factors=factors, names=target.names, target=target)
 
 

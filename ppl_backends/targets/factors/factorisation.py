@@ -51,6 +51,8 @@ class Factors:
         Bounds on the second and first derivative of log t; those of the family by default.
     normal_rows : tuple of (design, offset, Normal, array of cᵢ), optional
         Observations exp(cᵢ) N(yᵢ; aᵢᵀθ + bᵢ, sdᵢ²) that the Gaussian part contains; leave-one-out densities need them.
+    n_auxiliary : int
+        How many of the last coordinates are there to be integrated out, and are none of the model's.
 
     Raises
     ------
@@ -87,7 +89,9 @@ class Factors:
         names: Sequence[str] | None = None,
         site_bounds: tuple[Any, Any] | None = None,
         normal_rows: tuple[Any, Array, Normal, Array] | None = None,
+        n_auxiliary: int = 0,
     ) -> None:
+        self.n_auxiliary = n_auxiliary
         self.design = stacked_design(design)
         self.n_sites, self.dim = self.design.shape
         self.sites = _site_family(log_site, self.n_sites, site_derivatives)

@@ -9,6 +9,6 @@
 ==============  =======================================================================================
 """
 
-from ppl_backends.targets.pymc.factors.find import PyMCFactors
+from ppl_backends.targets.pymc.factors.find import PyMCFactors, declare_rectangles
 
-__all__ = ["PyMCFactors"]
+__all__ = ["PyMCFactors", "declare_rectangles"]

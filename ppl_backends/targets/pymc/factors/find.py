@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal
@@ -15,12 +20,13 @@ from ppl_backends.targets.factors.factorisation import stacked_design
 from ppl_backends.targets.factors.finder import ConditionalFactors, GaussianPart, SiteGroup, assemble, complete_gaussian
 from ppl_backends.targets.factors.proof import SHUFFLES, affine_error, gaussian_error, sites_error
 from ppl_backends.targets.factors.recognise import Recognised, recognise
+from ppl_backends.targets.factors.utilities import with_utilities
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
-from ppl_backends.targets.pymc.factors.graph import PointFunction, Term, TermGraph
+from ppl_backends.targets.pymc.factors.graph import RAW_MODE, PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.factors.structure import MAX_HYPER, Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
-from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, no_c_compiler
+from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, io_toposort, no_c_compiler
 
 PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few where there are many sites to see a fault
 MANY_SITES = 10_000
@@ -40,6 +46,9 @@ class PyMCFactors(ConditionalFactors):
     ) -> None:
         rng = np.random.default_rng(0)
         self._graph = TermGraph(model, data, shapes, likelihood_only)
+        self._rectangles = take_rectangles(self._graph)
+        if self._rectangles and likelihood_only:
+            raise ModelError("rectangles are no sites of one predictor each")
         self._structure = find_structure(self._graph, rng, 0 if likelihood_only else MAX_HYPER)
         held = self._structure.held
         hyper = self._graph.coordinates(held)
@@ -57,7 +66,17 @@ class PyMCFactors(ConditionalFactors):
             geometry = term.geometry(x)
             groups.append(self._group(term, x, geometry))
             log_constant += term.constant(x, geometry)
-        return assemble(gaussian, groups, log_constant=log_constant, names=self.names, normal_rows=self._normal_rows(x))
+        normal_rows = None if self._rectangles else self._normal_rows(x)
+        factors = assemble(gaussian, groups, log_constant=log_constant, names=self.names, normal_rows=normal_rows)
+        for rectangles in self._rectangles:
+            factors = with_utilities(factors, partial(self._rows, rectangles, x))
+        return factors
+
+    def _rows(self, rectangles: PointFunction, x: Array, theta: Array) -> list[Array]:
+        """Return mean, Cholesky factors and bounds of rectangles at θ ``(k, d)``, given the rest of the point ``x``."""
+        points = np.tile(x, (len(theta), 1))
+        points[:, self.coordinates] = theta
+        return rectangles(points)
 
     def _normal_rows(self, x: Array) -> tuple[Any, Array, Normal, Array] | None:
         """Return designs, offsets, data and scales of the normal observations in the Gaussian part, or None."""
@@ -131,6 +150,45 @@ class PyMCFactors(ConditionalFactors):
                     if self._recognised(term, x, geometry) is None:
                         error = max(error, term_error(term, two, rng, 1))
                 _refuse_if(error, term.term.name)
+
+
+_RECTANGLES: list[type[Op]] = []
+
+
+def declare_rectangles(operation: type[Op]) -> None:
+    """Say that the first output of an operation is the logs of rectangle probabilities of mean, factors and bounds."""
+    _RECTANGLES.append(operation)
+
+
+def take_rectangles(graph: TermGraph) -> list[PointFunction]:
+    """Take likelihoods that are rectangle probabilities out of a graph; return their parameters as functions of points."""
+    found, kept = [], []
+    for term in graph.terms:
+        order = io_toposort(list(graph.values.values()), [term.value]) if term.prior_of is None else []
+        nodes = [node for node in order if isinstance(node.op, tuple(_RECTANGLES))]
+        if len(nodes) == 1 and _is_itself(graph, term.value, nodes[0].outputs[0]):
+            found.append(PointFunction(graph, set(), nodes[0].inputs))
+        else:
+            kept.append(term)
+    graph.terms = kept
+    return found
+
+
+def _is_itself(graph: TermGraph, value: Variable, log_p: Variable) -> bool:
+    """Return whether a term is a quantity, and nothing else, at two points."""
+    other, inputs, rng = log_p.type(), list(graph.values.values()), np.random.default_rng(0)
+    with no_c_compiler():
+        replaced = clone_replace([value], replace={log_p: other}, rebuild_strict=False)
+        function = pytensor.function(
+            [*inputs, other], [pt.flatten(replaced[0])], mode=RAW_MODE, on_unused_input="ignore"
+        )
+    n = int(np.prod(value.type.shape)) if None not in value.type.shape else 0
+    for _ in range(2):
+        point, given = graph.start + rng.normal(size=graph.dim), rng.normal(size=max(n, 1))
+        values = [point[graph.columns[v.name]].reshape(v.type.shape) for v in inputs]
+        if not np.array_equal(function(*values, given)[0], given):
+            return False
+    return True
 
 
 def term_error(term: SiteTerm, points: Array, rng: np.random.Generator, shuffles: int = SHUFFLES) -> float:
