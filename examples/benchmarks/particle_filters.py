@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 import ppl_backends as pb
+from ppl_backends.targets.state_space.compiled import CompiledFilter
 from ppl_backends.targets.state_space.filter import Filter, draw_seeds
 
 SIZES = {"bootstrap": (100, 1000), "guided": (100, 1000), "auxiliary": (100, 1000), "sqmc": (128, 1024)}
@@ -49,21 +50,20 @@ def stochastic_volatility(rng):
     return pb.state_space.stochastic_volatility(), y, {"mu": mu, "rho": rho, "sigma": sigma}, exact
 
 
-def row(name, case, method, n_x, runs, rng):
+def row(name, case, method, n_x, runs, rng, by_numba=False):
     """Print one line of the table."""
     model, y, point, exact = case
     parameters = {key: np.full(runs, value) for key, value in point.items()}
     filters = Filter(model, y, method=method)
+    filters = CompiledFilter(filters, parameters) if by_numba else filters
     filters.run(parameters, n_x, draw_seeds(rng, runs))  # compiles
     seeds, start = draw_seeds(rng, runs), time.process_time()
     log_ratio = filters.run(parameters, n_x, seeds) - exact
     speed = runs * n_x * len(y) / (time.process_time() - start) / 1e6
     ratio = np.exp(log_ratio)
     z = (ratio.mean() - 1) / ratio.std(ddof=1) * np.sqrt(runs)
-    print(
-        f"| {name} | {method} | {n_x} | {ratio.mean():.4f} ({z:+.1f} se) | {log_ratio.var():.5f} | {speed:.1f} |",
-        flush=True,
-    )
+    of, mean = f"{method}, Numba" if by_numba else method, f"{ratio.mean():.4f} ({z:+.1f} se)"
+    print(f"| {name} | {of} | {n_x} | {mean} | {log_ratio.var():.5f} | {speed:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
@@ -78,3 +78,5 @@ if __name__ == "__main__":
         for method, sizes in SIZES.items():
             for n_x in sizes:
                 row(name, case, method, n_x, runs, rng)
+                if method in ("bootstrap", "guided"):
+                    row(name, case, method, n_x, runs, rng, by_numba=True)

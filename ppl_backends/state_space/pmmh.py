@@ -46,8 +46,8 @@ def sample_pmmh(
 ) -> Any:
     """Posterior draws of a state-space model by particle marginal Metropolis–Hastings. Exact for any number of particles.
 
-    All chains move as one batch, in which a chain more costs little. :func:`~ppl_backends.sample_smc2` needs no starting
-    points and gives the evidence too.
+    All chains move as one batch and learn their proposals together; they start at points of many, chosen by their estimated
+    posterior. :func:`~ppl_backends.sample_smc2` gives the evidence too.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ def sample_pmmh(
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
     correlation : float
-        Of the normal numbers of a filter from one step to the next. With 0.99 a fraction of the particles does, where
-        states are few-dimensional.
+        Of the normal numbers of a filter from one step to the next. With 0.9 a fraction of the particles does, where states
+        are few-dimensional; nearer to one, chains are as slow as the numbers are.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space; learnt while tuning by default.
     states : bool

@@ -85,8 +85,9 @@ class ParticleGibbs(_ParticleStep):
 class ParticleMetropolis(_ParticleStep):
     """Particle marginal Metropolis–Hastings: the likelihood is a particle filter's estimate. Exact.
 
-    In ``pm.sample`` it takes ``cores=1``: filters are JAX's, which does not run in forked workers.
-    :func:`ppl_backends.sample_pmmh` moves all chains as one batch.
+    Filters are compiled by Numba and run in forked workers; only a model whose functions have no form for Numba, or the
+    auxiliary filter, takes ``cores=1`` in ``pm.sample``. :func:`ppl_backends.sample_pmmh` moves all chains as one batch,
+    and they learn their proposals together.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ class ParticleMetropolis(_ParticleStep):
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
     correlation : float
-        ρ of the normal numbers of a filter from one step to the next (0.99 is a good value where it is not 0): fewer
+        ρ of the normal numbers of a filter from one step to the next (0.9 to 0.95 where it is not 0): fewer
         particles then do. The filter sorts its particles.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space; learnt while tuning by default.
