@@ -109,8 +109,8 @@ def table(file):
         )
         print(
             f"| {label} | {len(found)} | {z.mean():.2f}, {z.std(ddof=1):.2f} | {sigma.mean():.3f}, {sigma.std(ddof=1):.3f} | "
-            f"{sizes.min()} to {sizes.max()} | {cpu.mean():.1f} | {z.var(ddof=1) * cpu.mean():.2f} | "
-            f"{1e3 * sigma.var(ddof=1) * cpu.mean():.2f} |"
+            f"{sizes.min()} to {sizes.max()} | {np.median(cpu):.1f} | {z.var(ddof=1) * np.median(cpu):.2f} | "
+            f"{1e3 * sigma.var(ddof=1) * np.median(cpu):.2f} |"
         )
 
 

@@ -314,7 +314,7 @@ class FilterPath(RowsPath):
 
     def _replayed(self, x: Array, rows: int, size: int, seeds: Seeds, kept: KeptPaths | None) -> Array:
         """Log likelihoods of the rows by filters that are computed again."""
-        found = self._filters(x, rows, size, seeds).log_likelihood
+        found = self._filters(x, rows, size, seeds).log_likelihood.copy()
         if kept is None:
             return found
         for first in np.unique(kept.rows[kept.rows > 0]):

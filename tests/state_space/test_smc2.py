@@ -192,3 +192,16 @@ def test_models_of_all_kinds_of_priors_have_the_exact_evidence(model):
     attrs = group(idata, "posterior").attrs
     assert attrs["log_evidence_se"] < 0.25
     assert abs(attrs["log_evidence"] - EXACT) < 4 * attrs["log_evidence_se"]
+
+
+def test_filters_are_computed_again_whatever_they_were_drawn_around():
+    made, population, _ = particles_of_rows(FilterPath, 3, Y[:5], 4, n=6)
+    rng = np.random.default_rng(2)
+    around_paths = made.regenerated(population, made.paths_of(population, rng), rng)
+    stage, _ = made.next(replace(around_paths, x=population.x), None, make_schedule("ess", 1e-9))
+    grown = made.extend(around_paths, stage, rng)
+    fresh = made.density(stage._replace(first=5, stop=5, beta=1.0, block=None))(population.x, rng)
+    mixed = grown.where(np.arange(6) < 3, replace(fresh, n_particles=grown.n_particles))
+    assert set(mixed.kept.rows) == {0, 3}
+    again = made._replayed(mixed.x, 5, 4, mixed.filter.seeds, mixed.kept)
+    np.testing.assert_allclose(again, mixed.filter.log_likelihood, rtol=1e-9)
