@@ -61,3 +61,19 @@ def test_chains_that_never_moved_keep_their_shape():
         adaptation = adaptation.update(np.zeros(2), np.array([[1.0, 1.0], [k, (-1.0) ** k]]))
     np.testing.assert_array_equal(adaptation.windows.factor[0], np.eye(2))
     assert adaptation.windows.factor[1, 0, 0] > 10
+
+
+def test_chains_that_pool_share_one_shape_and_one_scale_though_one_of_them_sticks():
+    """Four chains of independent draws, one of which never moves: 3 / 4 of the spread, up to the error of 400 points."""
+    rng, adaptation = np.random.default_rng(4), Adaptation.of_covariance(None, 3, 1.0, 0.25, pooled=True)
+    factor = np.linalg.cholesky(COVARIANCE)
+    for _ in range(180):  # windows of 100, 200 and 400 points end after 25, 75 and 175 steps
+        x = rng.standard_normal((4, 3)) @ factor.T
+        x[0] = 0.0
+        adaptation = adaptation.update(np.array([0.0, 0.3, 0.3, 0.4]), x)
+    assert np.ndim(adaptation.step.scale) == 0
+    learnt = adaptation.metric.factor
+    assert learnt.shape == (1, 3, 3)
+    ratio = np.diag(learnt[0] @ learnt[0].T) / np.diag(COVARIANCE)
+    np.testing.assert_allclose(ratio, 0.75, atol=4 * 0.75 * np.sqrt(2 / 300))
+    assert adaptation.metric.colour(np.ones((4, 3))).shape == (4, 3)

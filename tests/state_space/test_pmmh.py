@@ -119,3 +119,10 @@ def test_steps_run_in_pm_sample(step, cores):
         idata = pm.sample(step=step(n_particles=32), compute_convergence_checks=False, **options)
     assert np.isfinite(idata.posterior["mu"]).all()
     assert all(len(np.unique(chain)) > 2 for chain in idata.posterior["mu"].values)
+
+
+def test_chains_start_apart_where_the_posterior_is_not_small():
+    density = ParticleMetropolis(target(), filter_of(target()), n_particles=16).density
+    starts = np.array([density.initial_point(np.random.default_rng(seed))[0] for seed in range(40)])
+    assert (np.abs(starts - MEAN) < 6 * SD).all()
+    assert starts.std() > 0.7 * SD
