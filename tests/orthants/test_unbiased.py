@@ -1,6 +1,6 @@
 """Estimates are unbiased, whatever the tilt; a tilt whose mean is not L'P is the broken twin.
 
-That resampling depends on the particles leaves a bias of order 1/n, below what these numbers of runs can tell.
+Where resampling depends on the particles that leaves a bias of order 1/n, below what these numbers of runs can tell.
 """
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_smc_with_every_move(kernel, tilted):
 
 def test_exchangeable():
     rectangle = order_rectangle(exact.exchangeable(20), np.zeros(20), np.full(20, np.inf))
-    assert_mean_is(estimates(rectangle, saddle_point(rectangle), -np.log(21), threshold=0.97), 1.0)
+    assert_mean_is(estimates(rectangle, saddle_point(rectangle), -np.log(21), threshold=1.5), 1.0)
 
 
 def skewed(factor):
