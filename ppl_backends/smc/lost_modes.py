@@ -1,11 +1,11 @@
 """Whether the ladder lost a mode: climbs from places that earlier particles saw and the last ones did not.
 
 Where two modes separate late, all particles can end in one of them, and nothing that these particles know tells of the other.
-Particles of earlier, wider temperatures do. Some of every stage are kept, with the density at the end of the path. Where that
-is log-concave its gradient g at x has g(x)ᵀ(x* − x) ≥ log p(x*) − log p(x), so that it points towards every higher point x*.
-Climbs begin at particles outside of the last ones whose gradient points away from the highest of these; most posteriors have
-none. A mode at the end of a climb that no last particle is in has its share of the evidence measured, by importance sampling
-from the Gaussian there.
+Particles of earlier, wider temperatures do. Some of every stage are kept, with the density at the end of the path. At
+a point x below the highest of the last particles x*, a Gaussian's gradient g has g(x)ᵀ(x* − x) = 2 {log p(x*) − log
+p(x)}; that of any log-concave density has at least half of it. Climbs begin at particles outside of the last ones
+where the ratio is small. A mode at the end of a climb that no last particle is in has its share of the evidence
+measured, by importance sampling from the Gaussian there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ppl_backends.targets.wrapped import WrappedTarget
 Rows = NDArray[np.bool_]
 
 _LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are worth
-_HIGHEST, _OTHERS = 8, 4  # climbs: from where the density is highest, and from all over
+_SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
+_EACH = 6  # climbs from the most suspect particles, and from the likeliest of them
 _ITERATIONS = 30
 _OUTSIDE = 4.0  # standard deviations of the squared distance from a Gaussian
 _POINTS = 512  # of importance sampling
@@ -97,13 +98,15 @@ def _starts(end: _EndOfPath, runs: Sequence[SMCResult], last: Array) -> Array:
     if not len(x):
         return x
     _, gradient = end.log_density_and_gradient(x)
-    away = np.ones(len(x), dtype=bool)
+    ratio = np.full(len(x), -np.inf)
     for rows in held:
-        highest = last[rows[np.argmax(last_density[rows])]]
-        away &= (gradient * (highest - x)).sum(axis=1) < 0
-    order = np.flatnonzero(away)[np.argsort(-log_density[away])]
-    others = order[_HIGHEST:]
-    return x[np.concatenate([order[:_HIGHEST], others[:: max(1, len(others) // _OTHERS)][:_OTHERS]])]
+        highest = rows[np.argmax(last_density[rows])]
+        fall = last_density[highest] - log_density
+        towards = (gradient * (last[highest] - x)).sum(axis=1)
+        ratio = np.maximum(ratio, np.where(fall > 0, towards / np.where(fall > 0, fall, 1.0), -np.inf))
+    suspect = np.flatnonzero(ratio < _SUSPECT)
+    lowest, highest = (suspect[np.argsort(key[suspect])[:_EACH]] for key in (ratio, -log_density))
+    return x[np.union1d(lowest, highest)]
 
 
 def _within(x: Array, points: Array) -> Rows:

@@ -12,7 +12,7 @@ from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.targets.protocol import Array
 
-_VISITED = 32  # particles of every stage
+_VISITED, _VISITED_FIRST = 32, 256  # particles of every stage, and of the start, which is the widest
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Visited:
     def after(self, step: Step) -> Visited:
         """Add those that a stage began with."""
         state = step.before.population
-        rows = np.linspace(0, len(state.x) - 1, min(_VISITED, len(state.x))).astype(np.intp)
+        most = _VISITED if len(self.x) else _VISITED_FIRST
+        rows = np.linspace(0, len(state.x) - 1, min(most, len(state.x))).astype(np.intp)
         ends = state.take(rows).at(1.0)
         return Visited(np.concatenate([self.x, ends.x]), np.concatenate([self.log_density, ends.log_density]))
 
