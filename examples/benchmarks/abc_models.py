@@ -234,7 +234,7 @@ def bimodal(runs):
             draws=500,
             data_sets=2,
             pilot_points=512,
-            max_simulations=7000,
+            max_simulations=14_000,
             random_seed=seed,
             **QUIET,
         )
