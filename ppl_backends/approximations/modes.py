@@ -16,6 +16,7 @@ from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM, modes_above
 from ppl_backends.errors import PriorSamplingError
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 CLIMBS = 8  # at once
@@ -61,8 +62,8 @@ def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApp
     if target.dim > LARGEST_NEWTON_DIM:
         return None
     modes, _, _ = _search(target, q, CLIMBS)
-    beyond = [mode for mode in modes[1:] if _beyond(mode.mean[None], q)[0]]
-    return max(beyond, key=lambda mode: mode.log_evidence, default=None)
+    others = [mode for mode in modes[1:] if beyond(mode.mean[None], q)[0]]
+    return max(others, key=lambda mode: mode.log_evidence, default=None)
 
 
 def _search(
@@ -98,12 +99,12 @@ def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
 
 def _likeliest_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> list[int]:
     """Return the highest of the points beyond all known modes, a few at most."""
-    elsewhere = np.where(np.all([_beyond(points, mode) for mode in modes], axis=0), height, -np.inf)
+    elsewhere = np.where(np.all([beyond(points, mode) for mode in modes], axis=0), height, -np.inf)
     order = np.argsort(-elsewhere)[:LIKELIEST]
     return [int(row) for row in order if np.isfinite(elsewhere[row])]
 
 
-def _beyond(points: Array, q: GaussianApproximation) -> NDArray[np.bool_]:
+def beyond(points: Array, q: GaussianApproximation | Gaussian) -> NDArray[np.bool_]:
     """Return which points ``(n, dim)`` are farther out than draws of a Gaussian are."""
     return (q.whiten(points) ** 2).sum(axis=1) > q.dim + BEYOND * np.sqrt(2 * q.dim)
 

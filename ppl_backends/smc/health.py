@@ -186,10 +186,9 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     apart = figures.apart
     if apart is None:
         return []
-    name = names[apart.coordinate] if names else f"coordinate {apart.coordinate}"
     return [
-        f"the chains are in different places: in `{name}` one is {apart.distance:.2f} standard deviations from all together, "
-        f"{apart.errors:.0f} times its error; raise draws"
+        f"the chains are in different places: in `{_name(apart.coordinate, names)}` one is {apart.distance:.2f} standard "
+        f"deviations from all together, {apart.errors:.0f} times its error; raise draws"
     ]
 
 
@@ -198,12 +197,16 @@ def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     lost = figures.lost
     if lost is None:
         return []
-    name = names[lost.coordinate] if names else f"coordinate {lost.coordinate}"
+    name = _name(lost.coordinate, names)
     return [
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
         "unconstrained scale, holds no draw: all particles left it on the way; use initial='auto', which starts from all "
         "modes that it finds, or raise draws"
     ]
+
+
+def _name(coordinate: int, names: Sequence[str]) -> str:
+    return names[coordinate] if names else f"coordinate {coordinate}"
 
 
 def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
@@ -236,7 +239,7 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
         return [f"{said}, and particles may miss where they did"] if divergent > _DIVERGENT else []
-    name = names[short_steps.coordinate] if names else f"coordinate {short_steps.coordinate}"
+    name = _name(short_steps.coordinate, names)
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
     advice = (
         f"where other variables scale with {name}, write them non-centred (standardised, and multiplied by their scale)"

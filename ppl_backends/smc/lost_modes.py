@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaussian import Gaussian
@@ -24,18 +24,20 @@ from ppl_backends.smc.health import Figures, LostMode
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import SMCResult
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.wrapped import WrappedTarget
-
-Rows = NDArray[np.bool_]
 
 _LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are worth
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
 _EACH = 6  # climbs from the most suspect particles, and from the likeliest of them
 _ITERATIONS = 30
-_OUTSIDE = 4.0  # standard deviations of the squared distance from a Gaussian
 _POINTS = 512  # of importance sampling
 _SMALLEST_SHARE = 0.01  # of the evidence
+
+
+def can_be_sought(target: BaseTarget) -> bool:
+    """Return whether lost modes are looked for: climbs need gradients, and Hessians of a size that can be afforded."""
+    return target.has_gradient and target.dim <= _LARGEST_DIM
 
 
 def find_lost_mode(path: TemperingPath, figures: Figures, rows: int, rng: np.random.Generator) -> LostMode | None:
@@ -43,10 +45,8 @@ def find_lost_mode(path: TemperingPath, figures: Figures, rows: int, rng: np.ran
 
     ``rows`` is how many particles the moves evaluated in one call.
     """
-    runs, target = figures.runs, path.target
-    if target.dim > _LARGEST_DIM or not target.has_gradient:
-        return None
-    if not all(run.complete and run.weighted is None for run in runs):
+    runs = figures.runs
+    if not can_be_sought(path.target) or not all(run.complete and run.weighted is None for run in runs):
         return None
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -57,7 +57,7 @@ def find_lost_mode(path: TemperingPath, figures: Figures, rows: int, rng: np.ran
         found = [
             LostMode(share, mode.mean, _farthest(mode.mean, last))
             for mode in modes_above(end, starts, _ITERATIONS)
-            if not _inside(last, mode).any()
+            if beyond(last, mode).all()
             and (share := _share(end, mode, figures.evidence.log_evidence, rng)) > _SMALLEST_SHARE
         ]
     return max(found, key=lambda mode: mode.share, default=None)
@@ -93,7 +93,8 @@ def _starts(end: _EndOfPath, runs: Sequence[SMCResult], last: Array) -> Array:
     labels, outside = modes(last), np.isfinite(log_density)
     held = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
     for rows in held:
-        outside &= np.logical_not(_within(x, last[rows]))
+        scale = np.maximum(last[rows].std(axis=0, ddof=1), 1e-150)
+        outside &= beyond(x / scale, _gaussian(last[rows], scale))
     x, log_density = x[outside], log_density[outside]
     if not len(x):
         return x
@@ -109,22 +110,10 @@ def _starts(end: _EndOfPath, runs: Sequence[SMCResult], last: Array) -> Array:
     return x[np.union1d(lowest, highest)]
 
 
-def _within(x: Array, points: Array) -> Rows:
-    """Return which rows of ``x`` are no farther out than draws of the points' Gaussian are."""
-    cov = np.atleast_2d(np.cov(points.T))
-    scale = np.sqrt(np.maximum(np.diagonal(cov), 1e-300))
-    cov = cov / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))
-    return _is_near(Gaussian.from_covariance(points.mean(axis=0) / scale, cov).whiten(x / scale))
-
-
-def _inside(x: Array, mode: GaussianApproximation) -> Rows:
-    return _is_near(mode.whiten(x))
-
-
-def _is_near(z: Array) -> Rows:
-    dim = z.shape[1]
-    near: Rows = (z**2).sum(axis=1) < dim + _OUTSIDE * np.sqrt(2.0 * dim)
-    return near
+def _gaussian(points: Array, scale: Array) -> Gaussian:
+    """Return the Gaussian of points in units of ``scale`` ``(dim,)``."""
+    points = points / scale
+    return Gaussian.from_covariance(points.mean(axis=0), np.atleast_2d(np.cov(points.T)) + 1e-9 * np.eye(len(scale)))
 
 
 def _share(end: _EndOfPath, mode: GaussianApproximation, log_evidence: float, rng: np.random.Generator) -> float:

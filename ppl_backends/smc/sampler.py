@@ -23,6 +23,7 @@ from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import StageParticles
+from ppl_backends.smc.lost_modes import can_be_sought
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, stage_figures
@@ -110,8 +111,9 @@ def _begin(
     records: dict[str, Any] = {
         "path_sampling": PathSampling(start.log_normalizer, np.zeros(n)),
         "weighted": WeightedPoints(),
-        "visited": Visited(np.empty((0, path.target.dim)), np.empty(0)),
     }
+    if can_be_sought(path.target):
+        records["visited"] = Visited(np.empty((0, path.target.dim)), np.empty(0))
     if how.unbiased:
         records["plan"] = Plan() if pilot is None else replace(pilot.records["plan"], pilot=False)
     if how.keep_ladder and (pilot is not None or not how.unbiased):

@@ -129,10 +129,6 @@ class Filter:
         """Number of rows of data."""
         return len(self.y)
 
-    def with_rows(self, y: Array, covariates: Mapping[str, Array] | None = None) -> Filter:
-        """Return the same filter on other data."""
-        return Filter(self.model, y, covariates, self.method, self.resample_below)
-
     def start(self, parameters: Values, n_x: int, seeds: Seeds) -> FilterState:
         """Return filters before the first row; no state has been drawn."""
         n_theta = len(seeds)
