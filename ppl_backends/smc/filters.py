@@ -326,8 +326,17 @@ class FilterPath(RowsPath):
 
     def paths_of(self, population: FilterParticles, rng: np.random.Generator) -> Array:
         """Return a path ``(n, n_rows of the data[, d])`` out of the filter of each particle."""
-        values, seeds = self.parameters_at(population.x), draw_seeds(rng, len(population.x))
-        return paths_out_of(self.filter, values, population.filter, population.kept, population.stop, seeds)
+        n, values = len(population.x), self.parameters_at(population.x)
+        kept = no_paths(self.filter, values, n) if population.kept is None else population.kept
+        return paths_out_of(self.filter, values, population.filter, kept, population.stop, draw_seeds(rng, n))
+
+    def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
+        """Return paths of states out of the filters of all runs ``(chain, draw, n_rows[, d])``, NaN behind the rows seen."""
+        found = []
+        for run in runs:
+            found.append(self.paths_of(run.population, rng))
+            found[-1][:, run.population.stop :] = np.nan
+        return np.stack(found)
 
     def regenerated(self, population: FilterParticles, paths: Array, rng: np.random.Generator) -> FilterParticles:
         """Return the particles, all rows of whose block are in, with filters of the size wanted around paths."""

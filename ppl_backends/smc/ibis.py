@@ -185,7 +185,8 @@ def update_smc(
     -------
     arviz.InferenceData or xarray.DataTree
         As from :func:`~ppl_backends.sample_ibis`. ``log_evidence`` is that of all rows; ``log_evidence_new`` and
-        ``log_evidence_new_se`` are of the new ones given the old, log p(new | old).
+        ``log_evidence_new_se`` are of the new ones given the old, log p(new | old). Where ``idata`` has paths of states,
+        new ones over all rows are drawn.
 
     Raises
     ------
@@ -220,6 +221,7 @@ def update_smc(
     then = restored(idata, path, chosen, generators)
     jobs = [partial(run_ibis, path, chosen, len(run.population.x), run.rng, run, settings) for run in then]
     asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
+    asked["states"] = has_filters and "states" in group(idata, "posterior")
     return RowsCall(clock, settings, executor, progressbar, asked).run(path, chosen, jobs, result_rng)
 
 

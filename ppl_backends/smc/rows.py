@@ -151,6 +151,10 @@ class RowsPath(TemperingPath):
         """Return the variables, beside points, that results keep for runs that go on from them."""
         return {}
 
+    def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
+        """Return paths of states ``(chain, draw, n_rows[, d])``; where particles carry filters, there are states."""
+        raise NotImplementedError
+
     def again(self, x: Array, rows: int, points: Any, chain: int) -> RowState:
         """Return the particles of a result's chain as they were; ``points`` is its group of them."""
         return self.seen(x, rows)

@@ -13,7 +13,7 @@ import xarray as xr
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import acceptance_tuning
-from ppl_backends.results.inference_data import as_inference_data, group, group_names
+from ppl_backends.results.inference_data import as_inference_data, group, group_names, with_states
 from ppl_backends.smc.core import SMCState, Start, begin
 from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, combine_evidence
 from ppl_backends.smc.health import Verdict, distrust, figures_of, split_finished, warn_if_distrusted
@@ -59,6 +59,7 @@ def ibis_inference_data(
     clock: float,
     log_likelihood: bool,
     log_prior: bool,
+    states: bool = False,
 ) -> Any:
     """Return InferenceData with the rows seen, their scores, and what it takes to go on.
 
@@ -80,7 +81,8 @@ def ibis_inference_data(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
-    return _with_state(path, idata, runs, [run.records["rows"] for run in runs])
+    idata = _with_state(path, idata, runs, [run.records["rows"] for run in runs])
+    return with_states(idata, path.states_of(runs, rng)) if states else idata
 
 
 def _with_state(path: RowsPath, idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
-from ppl_backends.options import checked, choice, integer, number
+from ppl_backends.options import checked, choice, flag, integer, number
 from ppl_backends.smc.filters import FilterPath, Growth, can_grow_around_paths
 from ppl_backends.smc.ibis import RowsCall, row_settings
 from ppl_backends.targets.convert import as_target
@@ -25,6 +25,7 @@ _REGENERATING = ("gibbs", "partial")
     ess_threshold=number(above=0, below=1),
     min_moves=integer(1),
     max_moves=integer(1),
+    states=flag,
 )
 def sample_smc2(
     model: Any = None,
@@ -38,6 +39,7 @@ def sample_smc2(
     ess_threshold: float = 0.5,
     min_moves: int = 3,
     max_moves: int = 5,
+    states: bool = False,
     cores: int | None = None,
     executor: Executor | None = None,
     max_time: float | None = None,
@@ -78,6 +80,9 @@ def sample_smc2(
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
         Floor and cap of the number of moves per block of rows; moves go on until the particles have mixed.
+    states : bool
+        Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``: one of the states given
+        the draw and all rows, out of the draw's own filter. Rows that an unfinished run has not seen are NaN.
     max_time : float, optional
         Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
     checkpoint : path, optional
@@ -108,7 +113,8 @@ def sample_smc2(
     clock = time.perf_counter()
     target = as_target(model, data, cores=cores, **target_options)
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
-    call = RowsCall(clock, settings, executor, progressbar, {"log_likelihood": False, "log_prior": log_prior})
+    asked = {"log_likelihood": False, "log_prior": log_prior, "states": states}
+    call = RowsCall(clock, settings, executor, progressbar, asked)
     filters, grow = filter_of(target, filter), isinstance(n_particles, str)
     growth = Growth() if isinstance(n_particles, str) else Growth(first=n_particles, above=float("inf"))
     regenerates = moves if moves in _REGENERATING else "growth" if grow and can_grow_around_paths(filters) else ""
