@@ -32,6 +32,7 @@ _LAZY = {
     "compare_evidence": "ppl_backends.compare",
     "fit_ep": "ppl_backends.approximations.ep",
     "fit_gibbs_vi": "ppl_backends.gibbs.fit",
+    "fit_inla": "ppl_backends.approximations.inla",
     "fit_laplace": "ppl_backends.approximations",
     "fit_vi": "ppl_backends.approximations.variational",
     "from_draws": "ppl_backends.approximations",

@@ -36,7 +36,7 @@ NAMES = {
 # A graph, and an array of graphs, for a Markov chain of a simulator to begin with.
 EXCEPTIONS = {("ERGM", "start")}
 SAMPLERS = (pb.sample_smc, pb.sample_ibis, pb.sample_importance, pb.sample_mcmc, pb.sample_abc)
-FITS = (pb.fit_laplace, pb.fit_ep, pb.fit_vi)
+FITS = (pb.fit_laplace, pb.fit_ep, pb.fit_inla, pb.fit_vi)
 
 
 def signatures():

@@ -170,10 +170,15 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
 
 def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
     """Return the Gaussian with the verdict of climbs that look for another mode."""
-    other = find_other_mode(target, q)
-    share = 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
+    share = share_of_another_mode(target, q)
     trouble = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
     return _judged(q, trouble if share > NEGLIGIBLE_SHARE else "", {"other_mode_share": share})
+
+
+def share_of_another_mode(target: BaseTarget, q: GaussianApproximation) -> float:
+    """Return the share of the mass of two modes that the other has which climbs lead to; 0 where they lead to none."""
+    other = find_other_mode(target, q)
+    return 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
 
 
 def _judged(q: GaussianApproximation, trouble: str, figures: Mapping[str, float]) -> GaussianApproximation:

@@ -28,8 +28,9 @@ from scipy.stats import qmc
 from scipy.stats import t as student_t
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
-from ppl_backends.approximations.ep.marginals import Marginals, chosen, mixed_marginals
+from ppl_backends.approximations.ep.marginals import mixed_marginals
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
+from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences

@@ -8,7 +8,6 @@ expectation is one more tilted normaliser, since sᵢ given θⱼ is normal. Wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,8 @@ from scipy.interpolate import CubicSpline
 
 from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.approximations.ep.shards import EPSites
+from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.approximations.mixture import MixtureApproximation
-from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
@@ -26,54 +25,6 @@ HALF_WIDTH = 7.0  # standard deviations
 GRID = 401
 BLOCK = 200_000  # conditional sites in one quadrature
 CORRECTED_SHARE = 0.99  # of the weight of a mixture; the components of least weight are left Gaussian
-
-
-class Marginals(NamedTuple):
-    """Marginal densities on a grid, with their moments.
-
-    Attributes
-    ----------
-    names : tuple of str
-    grid, density : ndarray (k, m)
-        One row a coordinate; each row of ``density`` integrates to one over its grid.
-    mean, sd, skewness : ndarray (k,)
-    """
-
-    names: tuple[str, ...]
-    grid: Array
-    density: Array
-    mean: Array
-    sd: Array
-    skewness: Array
-
-    def pdf(self, x: Array) -> Array:
-        """Return densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column a coordinate."""
-        x = np.asarray(x, dtype=np.float64)
-        columns = x if x.ndim == 2 else np.repeat(x[:, None], len(self.grid), axis=1)
-        values = [
-            np.interp(c, g, p, left=0.0, right=0.0) for c, g, p in zip(columns.T, self.grid, self.density, strict=True)
-        ]
-        return np.stack(values, axis=1)
-
-    def quantile(self, probability: float) -> Array:
-        """Return the quantile of every coordinate ``(k,)``."""
-        steps = 0.5 * (self.density[:, 1:] + self.density[:, :-1]) * np.diff(self.grid, axis=1)
-        cumulative = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
-        return np.array([np.interp(probability, c / c[-1], g) for c, g in zip(cumulative, self.grid, strict=True)])
-
-
-def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
-    """Return the indices of coordinates given by name or number; all of them where none are given."""
-    if coordinates is None:
-        return np.arange(len(names))
-    found = []
-    for c in np.atleast_1d(np.asarray(coordinates, dtype=object)):
-        known = c in names if isinstance(c, str) else -len(names) <= int(c) < len(names)
-        if not known:
-            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-            raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {shown}")
-        found.append(names.index(c) if isinstance(c, str) else int(c))
-    return np.array(found)
 
 
 def corrected_marginals(
@@ -127,19 +78,8 @@ def mixed_marginals(
 
 def _with_moments(names: Sequence[str], mean: Array, sd: Array, density: Array) -> Marginals:
     """Return densities on the even grid of mean ± 7 sd, given up to constants: scaled, and with their moments."""
-    fine = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
-    step = fine[1] - fine[0]
-    density = density / (density.sum(axis=1, keepdims=True) * step)
-    first = (density * fine).sum(axis=1) * step
-    central = fine - first[:, None]
-    second, third = ((density * central**p).sum(axis=1) * step for p in (2, 3))
-    return Marginals(
-        tuple(names),
-        mean[:, None] + sd[:, None] * fine,
-        density / sd[:, None],
-        mean + sd * first,
-        sd * np.sqrt(second),
-        third / second**1.5,
+    return Marginals.of_densities(
+        names, mean[:, None] + sd[:, None] * np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID), density
     )
 
 

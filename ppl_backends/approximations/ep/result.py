@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.ep.correction import sd_errors, second_order
-from ppl_backends.approximations.ep.marginals import Marginals, chosen, corrected_marginals
+from ppl_backends.approximations.ep.marginals import corrected_marginals
 from ppl_backends.approximations.ep.shards import EPSites
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors

@@ -1,0 +1,173 @@
+r"""Improved Laplace marginals: the density of one coordinate by a Laplace approximation of all others at every value of it.
+
+    q(xⱼ = b) ∝ p(x̂(b), y) |H₋ⱼ(x̂(b))|^(−½)                (Tierney & Kadane 1986; Chopin & Ridgway 2017, section 3.2)
+
+x̂(b) is the mode given xⱼ = b, and H₋ⱼ the negative Hessian there without row and column j: not at the joint mode, and not
+carried from one b to the next. The modes of all coordinates at all grid points are climbed to in one batch, each from the
+conditional mean of the Gaussian at the joint mode.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.integrate import trapezoid
+from scipy.interpolate import CubicSpline
+
+from ppl_backends.approximations.inla.kernels import newton_steps
+from ppl_backends.approximations.marginals import Marginals
+from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+HALF_WIDTH = 6.0  # standard deviations of the Gaussian that a grid covers at first
+SMALLEST_DROP = 14.0  # nats below its peak that a density has to be at both ends of its grid
+EXTENSIONS = 4  # times that a grid is made longer, by as many standard deviations as it had on that side
+FINE = 601  # points of a density
+GAIN = 1e-6  # nats that a Newton step may promise at a conditional mode
+ITERATIONS, HALVINGS = 50, 25
+BLOCK_BYTES = 2**26  # of the Hessians of a batch
+
+
+class ConditionalModes(NamedTuple):
+    """Laplace approximations of ∫ p(x, y) dx₋ⱼ at given xⱼ, in logs ``(m,)``; ``-inf`` where a climb found no mode."""
+
+    log_integral: Array
+    x: Array  # (m, d)
+    iterations: int
+
+
+def conditional_modes(target: BaseTarget, x: Array, held: NDArray[np.integer]) -> ConditionalModes:
+    """Climb from points ``x`` ``(m, d)`` to the modes given their coordinates ``held`` ``(m,)``, all at once."""
+    x = x.copy()
+    log_integral = np.full(len(x), -np.inf)
+    value, gradient = target.log_density_and_gradient(x)
+    active = np.flatnonzero(np.isfinite(value))
+    iterations = 0
+    while len(active) and iterations < ITERATIONS:
+        iterations += 1
+        step, log_determinant, gain, definite = _steps(-target.hessian(x[active]), gradient[active], held[active])
+        constant = 0.5 * (target.dim - 1) * LOG_2PI
+        settled = definite & (gain < GAIN)
+        # What the last step would gain is added, and the step not taken.
+        log_integral[active] = np.where(settled, value[active] + gain + constant - 0.5 * log_determinant, -np.inf)
+        moved = _move(target, x, value, gradient, active[~settled], step[~settled])
+        active = active[~settled][moved]
+    return ConditionalModes(log_integral, x, iterations)
+
+
+def _steps(
+    precision: Array, gradient: Array, held: NDArray[np.integer]
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """Return Newton steps; where H is not positive definite, with the absolute values of its eigenvalues."""
+    whole = np.nan_to_num(precision)
+    step, log_determinant, gain, definite = newton_steps(whole.copy(), gradient, held)
+    for k in np.flatnonzero(~definite):
+        free = np.arange(len(gradient[k])) != held[k]
+        values, axes = np.linalg.eigh(whole[k][np.ix_(free, free)])
+        safe = np.maximum(np.abs(values), 1e-8 * np.abs(values).max(initial=1e-300))
+        step[k, free] = axes @ ((axes.T @ gradient[k, free]) / safe)
+    return step, log_determinant, gain, definite
+
+
+def _move(
+    target: BaseTarget, x: Array, value: Array, gradient: Array, rows: NDArray[np.integer], step: Array
+) -> NDArray[np.bool_]:
+    """Take steps in place, each halved until it does not lose ground; return which rows moved."""
+    moved = np.zeros(len(rows), dtype=bool)
+    for halving in range(HALVINGS):
+        left = np.flatnonzero(~moved)
+        if not len(left):
+            break
+        at = rows[left]
+        trial = x[at] + 0.5**halving * step[left]
+        trial_value, trial_gradient = target.log_density_and_gradient(trial)
+        better = trial_value >= value[at] - 1e-11 * np.maximum(1.0, np.abs(value[at]))
+        kept = at[better]
+        x[kept], value[kept], gradient[kept] = trial[better], trial_value[better], trial_gradient[better]
+        moved[left[better]] = True
+    return moved
+
+
+class ImprovedLaplace(NamedTuple):
+    """Marginals, the log evidence that each of them integrates to ``(k,)``, and figures of how they were found."""
+
+    marginals: Marginals
+    log_evidence: Array
+    figures: dict[str, float]
+
+
+def improved_marginals(
+    target: BaseTarget, q: Gaussian, names: tuple[str, ...], index: NDArray[np.integer], points: int
+) -> ImprovedLaplace:
+    """Return the marginals of the coordinates ``index`` of a target whose Gaussian at the mode is ``q``."""
+    sd = q.sd
+    z = [np.linspace(-HALF_WIDTH, HALF_WIDTH, points)] * len(index)
+    cov = q.cov[:, index]
+    slope = cov / np.diagonal(cov[index])  # of the conditional means in every coordinate asked for (d, k)
+    curves = _on_grid(target, q.mean, sd, slope, index, np.arange(len(index)), z)
+    for _ in range(EXTENSIONS):
+        further = [_beyond(a, b, points) for a, b in curves]
+        longer = [k for k, more in enumerate(further) if len(more)]
+        if not longer:
+            break
+        found = _on_grid(target, q.mean, sd, slope, index, np.array(longer), [further[k] for k in longer])
+        for k, (z_new, log_new) in zip(longer, found, strict=True):
+            joined = np.concatenate([curves[k][0], z_new]), np.concatenate([curves[k][1], log_new])
+            order = np.argsort(joined[0])
+            curves[k] = joined[0][order], joined[1][order]
+    failed = sum(int((~np.isfinite(log_density)).sum()) for _, log_density in curves)
+    total = sum(len(log_density) for _, log_density in curves)
+    grid, log_density = np.stack([_refined(*curve) for curve in curves], axis=1)
+    top = log_density.max(axis=1)
+    density = np.exp(log_density - top[:, None])
+    mass = trapezoid(density, grid, axis=1) * sd[index]
+    placed = q.mean[index, None] + sd[index, None] * grid
+    marginals = Marginals.of_densities([names[j] for j in index], placed, density)
+    return ImprovedLaplace(marginals, top + np.log(mass), {"failed_share": failed / total, "grid_points": float(total)})
+
+
+Curve = tuple[Array, Array]  # values of a coordinate in standard deviations from the mode, and log densities there
+
+
+def _on_grid(
+    target: BaseTarget,
+    mode: Array,
+    sd: Array,
+    slope: Array,
+    index: NDArray[np.integer],
+    columns: NDArray[np.integer],
+    z: list[Array],
+) -> list[Curve]:
+    """Return unnormalised log densities of some of the coordinates ``index`` at their points ``z``."""
+    which = np.repeat(columns, [len(points) for points in z])
+    shift = np.concatenate(z) * sd[index[which]]
+    values = np.empty(len(which))
+    rows = max(1, int(BLOCK_BYTES / (8 * len(mode) ** 2)))
+    for start in range(0, len(which), rows):
+        part = slice(start, start + rows)
+        at = mode + shift[part, None] * slope[:, which[part]].T
+        values[part] = conditional_modes(target, at, index[which[part]]).log_integral
+    return list(zip(z, np.split(values, np.cumsum([len(points) for points in z])[:-1]), strict=True))
+
+
+def _beyond(z: Array, log_density: Array, points: int) -> Array:
+    """Return points beyond an end of a grid where the density has not fallen far enough yet."""
+    finite = np.isfinite(log_density)
+    top = log_density[finite].max(initial=-np.inf)
+    steps = np.linspace(0, HALF_WIDTH, points // 2 + 1)[1:]
+    sides = [z[0] - steps[::-1]] if finite[0] and log_density[0] > top - SMALLEST_DROP else []
+    sides += [z[-1] + steps] if finite[-1] and log_density[-1] > top - SMALLEST_DROP else []
+    return np.concatenate([*sides, np.empty(0)])
+
+
+def _refined(z: Array, log_density: Array) -> Array:
+    """Return a fine grid and the log densities on it ``(2, m)``, by a cubic spline of the logs."""
+    known = np.isfinite(log_density)
+    near = known & (log_density > log_density[known].max(initial=-np.inf) - 60)
+    spline = CubicSpline(z[near], log_density[near])
+    inside = np.flatnonzero(log_density[near] > log_density[near].max() - 2 * SMALLEST_DROP)
+    low, high = z[near][max(0, inside[0] - 1)], z[near][min(near.sum() - 1, inside[-1] + 1)]
+    fine = np.linspace(low, high, FINE)
+    return np.stack([fine, spline(fine)])

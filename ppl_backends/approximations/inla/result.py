@@ -1,0 +1,65 @@
+"""What ``fit_inla`` returns: marginals beyond Gaussian, evidence and a joint distribution to draw from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppl_backends.approximations.base import Approximation
+from ppl_backends.approximations.inla.copula import GaussianCopula
+from ppl_backends.approximations.marginals import Marginals, chosen
+from ppl_backends.targets.protocol import Array
+
+
+class WithMarginals(Approximation):
+    """An approximation that knows the density of every coordinate on a grid; ``(k,)`` are the coordinates, in order."""
+
+    _marginals: Marginals
+
+    @property
+    def sd(self) -> Array:
+        return self._marginals.sd
+
+    @property
+    def std(self) -> Array:
+        """Marginal standard deviations ``(dim,)``, as ``sd``."""
+        return self._marginals.sd
+
+    def marginals(self, coordinates: Any = None) -> Marginals:
+        """Return the marginal densities on their grids, of all coordinates or of some, by name or number."""
+        at = chosen(coordinates, self.names)
+        return Marginals(tuple(self.names[j] for j in at), *(part[at] for part in self._marginals[1:]))
+
+    def pdf(self, x: Any) -> Array:
+        """Return marginal densities ``(m, dim)`` at points ``(m, dim)``, or at ``(m,)`` for every coordinate."""
+        return self._marginals.pdf(x)
+
+    def cdf(self, x: Any) -> Array:
+        """Return marginal distribution functions ``(m, dim)`` at points ``(m, dim)``, or at ``(m,)`` for every coordinate."""
+        return self._marginals.cdf(x)
+
+    def quantile(self, probability: Any) -> Array:
+        """Return marginal quantiles ``(dim,)``, or ``(m, dim)`` of probabilities ``(m,)``."""
+        return self._marginals.quantile(probability)
+
+
+class INLAApproximation(WithMarginals, GaussianCopula):
+    """Improved Laplace marginals with the dependence of the Gaussian at the mode; see :func:`~ppl_backends.fit_inla`.
+
+    Attributes
+    ----------
+    names : tuple of str
+    mean, sd, std : ndarray (dim,)
+        Of the marginals.
+    cov : ndarray (dim, dim)
+        Theirs with the correlations of the Gaussian.
+    log_evidence, log_evidence_se : float
+        Approximate, from 256 points of this distribution weighted by the posterior; the error is theirs.
+    gaussian_at_mode : GaussianApproximation
+        The Laplace approximation.
+    converged : bool
+    trouble : str
+        The reason why not, with its figure.
+    diagnostics : dict
+        ``laplace_log_evidence``; ``grid_points``, the conditional modes that were climbed to, and ``failed_share``, of them
+        without a mode; ``other_mode_share``; and of the 256 points those of :func:`~ppl_backends.fit_laplace`.
+    """

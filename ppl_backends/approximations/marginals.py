@@ -1,0 +1,79 @@
+"""Marginal densities on grids, one row a coordinate, as expectation propagation and improved Laplace return them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.integrate import cumulative_trapezoid, trapezoid
+
+from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
+
+
+class Marginals(NamedTuple):
+    """Marginal densities on a grid, with their moments.
+
+    Attributes
+    ----------
+    names : tuple of str
+    grid, density : ndarray (k, m)
+        One row a coordinate; each row of ``density`` integrates to one over its grid.
+    mean, sd, skewness : ndarray (k,)
+    """
+
+    names: tuple[str, ...]
+    grid: Array
+    density: Array
+    mean: Array
+    sd: Array
+    skewness: Array
+
+    @classmethod
+    def of_densities(cls, names: Sequence[str], grid: Array, density: Array) -> Marginals:
+        """Return densities ``(k, m)``, given up to constants, scaled to integrate to one and with their moments."""
+        density = density / trapezoid(density, grid, axis=1)[:, None]
+        mean = trapezoid(density * grid, grid, axis=1)
+        apart = grid - mean[:, None]
+        second, third = (trapezoid(density * apart**p, grid, axis=1) for p in (2, 3))
+        return cls(tuple(names), grid, density, mean, np.sqrt(second), third / second**1.5)
+
+    def pdf(self, x: Any) -> Array:
+        """Return densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column a coordinate."""
+        return self._at(x, self.density, 0.0)
+
+    def cdf(self, x: Any) -> Array:
+        """Return the probability of values up to points ``(m, k)`` or ``(m,)``, one column a coordinate: ``(m, k)``."""
+        return self._at(x, self._cumulative(), 1.0)
+
+    def quantile(self, probability: Any) -> Array:
+        """Return the quantile of every coordinate ``(k,)``; of probabilities ``(m,)``, one row each ``(m, k)``."""
+        rows = zip(self._cumulative(), self.grid, strict=True)
+        return np.stack([np.interp(probability, c, g) for c, g in rows], axis=-1)
+
+    def _cumulative(self) -> Array:
+        cumulative = cumulative_trapezoid(self.density, self.grid, axis=1, initial=0.0)
+        return cumulative / cumulative[:, -1:]
+
+    def _at(self, x: Any, values: Array, right: float) -> Array:
+        """Return rows of values interpolated at points, one column a coordinate."""
+        x = np.atleast_1d(np.asarray(x, dtype=np.float64))
+        columns = x if x.ndim == 2 else np.repeat(x[:, None], len(self.grid), axis=1)
+        rows = zip(columns.T, self.grid, values, strict=True)
+        return np.stack([np.interp(c, g, v, left=0.0, right=right) for c, g, v in rows], axis=1)
+
+
+def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
+    """Return the indices of coordinates given by name or number; all of them where none are given."""
+    if coordinates is None:
+        return np.arange(len(names))
+    found = []
+    for c in np.atleast_1d(np.asarray(coordinates, dtype=object)):
+        known = c in names if isinstance(c, str) else -len(names) <= int(c) < len(names)
+        if not known:
+            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {shown}")
+        found.append(names.index(c) if isinstance(c, str) else int(c))
+    return np.array(found)
