@@ -8,6 +8,7 @@
 ``switched``      a regression whose coefficients are switched off
 ``evidences``     of a model: exact, by Laplace, by EP, estimated
 ``enumeration``   all models
+``surrogate``     a Gaussian likelihood that all models share, for the way to their posterior
 ``path``          from the prior of models to their posterior
 ``moves``         proposals from afar and small steps
 ``sampler``       runs of SMC, and whether they agree

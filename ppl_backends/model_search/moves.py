@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_backends.kernels.boolean.add_delete_swap import AddDeleteSwap
 from ppl_backends.kernels.boolean.nested_logistic import NestedLogistic
-from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.kernels.protocol import accept
 from ppl_backends.model_search.path import ModelPath, ModelState
 from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.mixing import WeightAutocorrelation
@@ -23,7 +23,8 @@ from ppl_backends.targets.protocol import Array
 
 FORGOTTEN = 0.1  # correlation with the particles before the moves
 EASY = 0.5  # acceptance of proposals from afar, from which small steps add nothing
-_COMPILED = 6  # small steps per bit and round, where they cost next to nothing
+_RARE = 0.2  # acceptance of walks, below which they are made shorter
+_COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class _Walk:
         self.state, self.stage, self.path, self.rng = drawn.particles, drawn.stage, path, rng
         self.start = self.state.x.astype(np.float64)
         n = len(self.start)
-        self.compiled = path.space.is_plain and isinstance(path.evidence, LinearEvidence)
-        self.afar, self.near = NestedLogistic(), AddDeleteSwap()
+        self.compiled, self.length = is_compiled(path), 1.0
+        self.afar = NestedLogistic()
         self.parameters = self.afar.calibrate(drawn.before.x, drawn.weights)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), np.zeros(n, dtype=np.intp))
         self.threshold = max(FORGOTTEN, 3.0 / n**0.5)
@@ -76,22 +77,24 @@ class _Walk:
         self.left = max(_correlation(self.start, self.state.x), self.weights.left(self.path.ahead(self.state)[0]))
 
     def _small_steps(self, rate: float) -> Array:
-        """Make small steps, many where they are compiled, and return how much of them each bit was on ``(n, m)``."""
-        space, evidence, m = self.path.space, self.path.evidence, self.start.shape[1]
-        if self.compiled and isinstance(evidence, LinearEvidence):
-            n_steps = max(1, round((1.0 - rate / EASY) * _COMPILED * m))
-            on, share = evidence.walk(space.columns(self.state.x), space, n_steps, self.stage.beta, self.rng)
-            members = np.argmax(space.members, axis=1)
-            self.state = self.path.at(on[:, members], self.stage.beta, self.rng)
-            self.evaluations += n_steps
-            return share[:, members]
-        n_steps = max(1, round((1.0 - rate / EASY) * m / 10))
-        total = np.zeros(self.start.shape)
-        for _ in range(n_steps):
-            self.state, info = self.near.step(self.rng, self.state, self.density)
-            self.evaluations += float(info.evaluations.mean())
-            total += self.state.x
-        return total / n_steps
+        """Make small steps, many where they cost little, and return how much of them each bit was on ``(n, m)``."""
+        below, share = self.path.below, 1.0 - rate / EASY
+        if below is None:
+            n_steps = _n_steps(self.path, share)
+            self.state, on, evaluations = small_steps(self.rng, self.state, self.path, self.stage.beta, n_steps)
+            self.evaluations += evaluations
+            return on
+        # Christen & Fox (2005): a walk that the surrogate decides is one proposal of the evidence itself.
+        start = below.at(self.state.x, 1.0, self.rng)
+        end, _, _ = small_steps(self.rng, start, below, 1.0, _n_steps(below, self.length))
+        proposal = self.density(end.x, self.rng)
+        log_ratio = self.stage.beta * (proposal.increment - self.state.increment)
+        jump = (end.x != self.state.x).sum(axis=1).astype(np.float64)
+        self.state, info = accept(self.rng, self.state, proposal, log_ratio, jump)
+        if info.acceptance.mean() < _RARE:
+            self.length *= 0.5
+        self.evaluations += 1.0
+        return self.state.x.astype(np.float64)
 
     def result(self) -> ModelState:
         """Return the particles, each with what its bits were on average over the rounds."""
@@ -102,6 +105,33 @@ class _Walk:
         stuck = float(np.mean((self.state.x == self.start).all(axis=1)))
         rate, jump = float(np.mean(self.acceptance)), self.jumps / self.rounds / self.start.shape[1]
         return MoveSummary(self.rounds, rate, np.nan, self.left, jump, self.evaluations, stuck, self.weights.noise)
+
+
+def is_compiled(path: ModelPath) -> bool:
+    """Return whether small steps of a path are compiled."""
+    return path.space.is_plain and path.evidence.walks
+
+
+def _n_steps(path: ModelPath, share: float) -> int:
+    """Return how many small steps there are in a round, of which a ``share`` is needed: the more, the less they cost."""
+    per_bit = _COMPILED if is_compiled(path) else _CHEAP if path.evidence.walks else _COSTLY
+    return max(1, round(share * per_bit * path.space.n_candidates))
+
+
+def small_steps(
+    rng: np.random.Generator, state: ModelState, path: ModelPath, beta: float, n_steps: int
+) -> tuple[ModelState, Array, float]:
+    """Return models after small steps, how much of them each bit was on ``(n, m)``, and evaluations of each model."""
+    if is_compiled(path):
+        on, share = path.evidence.walk(path.space.columns(state.x), path.space, n_steps, beta, rng)
+        members = np.argmax(path.space.members, axis=1)
+        return path.at(on[:, members], beta, rng), share[:, members], n_steps
+    near, total, evaluations = AddDeleteSwap(), np.zeros(state.x.shape), 0.0
+    for _ in range(n_steps):
+        state, info = near.step(rng, state, lambda x, rng: path.at(np.asarray(x, dtype=bool), beta, rng))
+        evaluations += float(info.evaluations.mean())
+        total += state.x
+    return state, total / n_steps, evaluations
 
 
 def _correlation(before: Array, after: Any) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.space import Bits, ModelSpace
-from ppl_backends.smc.core import Start
+from ppl_backends.smc.core import SMCState, Start
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.protocol import Array
@@ -46,6 +46,39 @@ class ModelPath(TemperingPath):
         share = bits.astype(np.float64)
         return ModelState(bits, base, increment, None, None, beta, share)
 
+    @property
+    def below(self) -> ModelPath | None:
+        """The path that leads to the start of this one; None where that is drawn."""
+        return None
+
     def density(self, stage: Any) -> Density[PathState]:
         """Return the map from models to particles of the stage."""
         return lambda x, rng: self.at(np.asarray(x, dtype=bool), stage.beta, rng)
+
+
+class SurrogatePath(ModelPath):
+    """From the posterior under a surrogate evidence to that under the evidence itself: p(γ) s(γ)^{1−β} p(y | γ)^β."""
+
+    description = "surrogate posterior"
+
+    def __init__(self, space: ModelSpace, evidence: Evidence, surrogate: Evidence) -> None:
+        super().__init__(space, evidence)
+        self._below = ModelPath(space, surrogate)
+
+    @property
+    def below(self) -> ModelPath:
+        """The path to the posterior under the surrogate."""
+        return self._below
+
+    def at(self, bits: Bits, beta: float, rng: np.random.Generator) -> ModelState:
+        """Return models with prior times surrogate, and what their evidences are above that."""
+        start = self._below.at(bits, 1.0, rng)
+        base, increment = start.log_density, np.full(len(bits), -np.inf)
+        inside = base > -np.inf
+        columns = self.space.columns(bits[inside])
+        increment[inside] = self.evidence(columns, rng) - self._below.evidence(columns, rng)
+        return ModelState(bits, base, increment, None, None, beta, start.share)
+
+    def continued(self, run: SMCState) -> SMCState:
+        """Return a run that has come to the surrogate posterior, at the beginning of this path."""
+        return replace(run, population=self.at(run.population.x, 0.0, run.rng), stage=None, ess=None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.forms import Form
-from ppl_backends.model_search.space import Bits, ModelSpace
+from ppl_backends.model_search.space import Bits, ModelSpace, by_model
 from ppl_backends.results import build_inference_data
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -98,9 +98,7 @@ def search_inference_data(
 def _coefficients(form: Form, evidence: Evidence, columns: Bits, rng: np.random.Generator) -> Array:
     """Return a draw of the coefficients of each model ``(n, p + extra)``, zero where they are off."""
     out = np.empty((len(columns), len(form.names) + len(form.extra)))
-    unique, which, counts = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
-    order = np.argsort(which.ravel(), kind="stable")
-    for model, rows in zip(unique, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+    for model, rows in by_model(columns):
         drawn = evidence.coefficients(model, len(rows), rng)
         out[rows, : len(form.names)] = drawn["coefficients"]
         for k, name in enumerate(form.extra, start=len(form.names)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,13 +13,15 @@ from scipy.stats import f as f_distribution
 
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.moves import FORGOTTEN, SearchMoves
-from ppl_backends.model_search.path import ModelPath
+from ppl_backends.model_search.path import ModelPath, SurrogatePath
 from ppl_backends.model_search.results import Listed, Searched
 from ppl_backends.model_search.space import Bits, ModelSpace
+from ppl_backends.model_search.surrogate import find_surrogate
 from ppl_backends.smc.chains import Shows, run_chains
 from ppl_backends.smc.core import Parts, SMCState, Step, begin, run_smc
 from ppl_backends.smc.evidence import EvidenceEstimate, PathSampling, combine_evidence, ess_of_means
 from ppl_backends.smc.records import SMCResult, Stage
+from ppl_backends.smc.results import ladder_stats
 from ppl_backends.smc.sampler import Watcher
 from ppl_backends.smc.schedule import Resampling, Schedule
 from ppl_backends.targets.protocol import Array
@@ -40,23 +43,59 @@ def run_search(
     report: Callable[[SMCState], None] | None = None,
     store: Any = None,
 ) -> SMCResult:
-    """Run ``n`` particles from the prior of models to their posterior."""
-    path = ModelPath(space, evidence)
-    start = path.start(n, rng)
-    run = begin(start, rng, records={"path_sampling": PathSampling(0.0, np.zeros(n))})
-    parts = Parts(Schedule(), Resampling(n), SearchMoves(), _figures)
-    run, ended = run_smc(run, path, parts, Watcher(run, None, report))
+    """Run ``n`` particles from the prior of models to their posterior, by way of a surrogate's where there is one."""
+    return search_by(find_surrogate(space, evidence, rng), space, evidence, n, rng, report)
+
+
+def search_by(
+    surrogate: Evidence | None,
+    space: ModelSpace,
+    evidence: Evidence,
+    n: int,
+    rng: np.random.Generator,
+    report: Callable[[SMCState], None] | None = None,
+) -> SMCResult:
+    """Run ``n`` particles to the posterior of a surrogate evidence, and on to that of the evidence; with None, straight."""
+    path = ModelPath(space, evidence if surrogate is None else surrogate)
+    run = begin(path.start(n, rng), rng, records={"path_sampling": PathSampling(0.0, np.zeros(n))})
+    watch = Watcher(run, None, report)
+    run, ended = run_smc(run, path, _parts(n, surrogate is not None), watch)
+    if surrogate is not None and not ended:
+        path = SurrogatePath(space, evidence, surrogate)
+        run, ended = run_smc(path.continued(run), path, _parts(n, False), watch)
     return SMCResult.of(run, ended)
 
 
-def _figures(step: Step) -> Stage:
+@dataclass(frozen=True)
+class ModelStage(Stage):
+    """One temperature; ``surrogate`` says whether the evidences were those of the surrogate."""
+
+    surrogate: bool = False
+
+
+def _parts(n: int, surrogate: bool) -> Parts:
+    return Parts(Schedule(), Resampling(n), SearchMoves(), partial(_figures, surrogate))
+
+
+def _figures(surrogate: bool, step: Step) -> ModelStage:
     """Return the figures of a stage."""
     x, after = step.before.population.x, step.after
     mean = step.weights @ x
     distinct = len(np.unique(np.packbits(after.population.x, axis=1), axis=0))
     reached = after.stage.position, after.log_evidence, float(after.ess or 0.0)
     spread = np.sqrt(np.maximum(mean * (1 - mean), 0.0))
-    return Stage(*reached, mean, spread, after.lineage.n_lineages, step.moved.summary, after.seconds, distinct)
+    return ModelStage(
+        *reached, mean, spread, after.lineage.n_lineages, step.moved.summary, after.seconds, distinct, surrogate
+    )
+
+
+def stage_stats(runs: Sequence[SMCResult]) -> dict[str, Any]:
+    """Return the figures of all stages, and which of them were under the surrogate."""
+    stats = ladder_stats(runs, "candidate")
+    table = np.full(stats["beta"][1].shape, np.nan)
+    for row, run in zip(table, runs, strict=True):
+        row[: len(run.stages)] = [stage.surrogate for stage in run.stages]
+    return {**stats, "surrogate": (("chain", "stage"), table)}
 
 
 class Runs(NamedTuple):
@@ -150,7 +189,7 @@ def _shown(run: SMCState) -> tuple[float, dict[str, float | str]]:
     figures: dict[str, float | str] = {"β": stage.beta, "ESS": f"{stage.ess:.0f}", "log Z": f"{stage.log_evidence:.2f}"}
     if stage.moves is not None:
         figures |= {"acceptance": stage.moves.acceptance, "moves": f"{stage.moves.n_moves}"}
-    return stage.beta**0.25, figures
+    return 0.9 * stage.beta**0.25 if stage.surrogate else stage.beta, figures
 
 
 _SHOWS = Shows(("β", "ESS", "acceptance", "moves", "log Z"), _shown)

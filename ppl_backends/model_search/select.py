@@ -17,13 +17,12 @@ from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, 
 from ppl_backends.model_search.forms import LINKS, Form, design_form
 from ppl_backends.model_search.model_form import model_form
 from ppl_backends.model_search.results import Listed, Searched, search_inference_data
-from ppl_backends.model_search.sampler import Runs, run_searches
+from ppl_backends.model_search.sampler import Runs, run_searches, stage_stats
 from ppl_backends.model_search.space import ModelSpace, make_space
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.options import checked, choice, function, integer
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
-from ppl_backends.smc.results import ladder_stats
 
 MOST_ENUMERATED = 26  # candidates
 
@@ -159,7 +158,7 @@ def select_variables(
         found, attrs, stats = _enumerate(space, chosen, chains, draws, rng, progressbar)
     else:
         runs = run_searches(space, chosen, draws, generators, executor, progressbar)
-        found, attrs, stats = runs.searched, _of_runs(runs), ladder_stats(runs.runs, "candidate")
+        found, attrs, stats = runs.searched, _of_runs(runs), stage_stats(runs.runs)
         if attrs["warnings"]:
             warnings.warn(f"select_variables: {attrs['warnings']}; take more draws", SamplerWarning, stacklevel=3)
     return search_inference_data(

@@ -10,7 +10,7 @@ from, candidate by candidate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import betaln
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 Bits = NDArray[np.bool_]
 ModelPrior = str | Callable[[Bits], Any]
@@ -189,6 +189,13 @@ def _parents_first(labels: list[str], parents: Bits) -> list[int]:
             raise ModelError(f"heredity: {left!r} is among its own ancestors")
         order += ready
     return order
+
+
+def by_model(columns: Bits) -> Iterator[tuple[Bits, Index]]:
+    """Yield each different row of ``columns``, and the rows that are equal to it."""
+    unique, which, counts = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    yield from zip(unique, np.split(order, np.cumsum(counts)[:-1]), strict=True)
 
 
 def place(names: tuple[str, ...], name: Any, where: str) -> int:

@@ -9,12 +9,13 @@ from scipy.stats import cauchy, norm
 from ppl_backends.approximations.ep import fit_ep
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.evidences.ep import EPEvidence
+from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
 from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence
 from ppl_backends.model_search.evidences.linear import LinearEvidence
 from ppl_backends.model_search.forms import design_form
 from ppl_backends.model_search.space import make_space
 from ppl_backends.model_search.switched import switched
-from ppl_backends.targets.factors import Factors, Laplace, Logit, Poisson, Probit, StackedSites, StudentT
+from ppl_backends.targets.factors import Factors, Laplace, Logit, Normal, Poisson, Probit, StackedSites, StudentT
 from tests.statistics import normal_bound
 
 RNG = np.random.default_rng(5)
@@ -102,6 +103,18 @@ def test_estimates_around_laplace_agree_with_ep_and_with_laplace(name):
     assert np.all(variance < 1e-2**2)
     around_ep = ImportanceEvidence(ep, 4096).compute(ALL, rng(3))
     np.testing.assert_allclose(around_ep, value, atol=0.02)
+
+
+def test_a_gaussian_likelihood_is_its_own_surrogate():
+    sites = Normal(NOISY, 1.5)
+    regression = switched(Factors(X, 0.3, sites, [0.5, 0.0, -1.0, 2.0], [1.0, 2.0, 0.1, 0.5]), np.ones(4, dtype=bool))
+    laplace = LaplaceEvidence(regression)
+    theta = rng(3).standard_normal((7, 4))
+    surrogate = GaussianEvidence(laplace.compiled, theta, np.ones((7, 4), dtype=bool), laplace.log_constant)
+    exact = laplace.compute(ALL, rng(0))
+    np.testing.assert_allclose(surrogate.compute(ALL, rng(0)), exact, atol=1e-8)
+    corrected = surrogate.corrected(np.arange(4.0), 0.5).compute(ALL, rng(0))
+    np.testing.assert_allclose(corrected, exact + 0.5 + ALL @ np.arange(4.0), atol=1e-8)
 
 
 def test_one_coefficient_by_quadrature_its_prior_going_with_it():

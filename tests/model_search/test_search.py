@@ -8,9 +8,13 @@ import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.laplace import LaplaceEvidence
 from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.model_search.forms import design_form
 from ppl_backends.model_search.path import ModelPath
+from ppl_backends.model_search.sampler import search_by
 from ppl_backends.model_search.space import make_space
+from ppl_backends.model_search.surrogate import find_surrogate
 from tests.statistics import normal_bound
 
 RNG = np.random.default_rng(21)
@@ -104,6 +108,59 @@ def test_compiled_steps_have_the_distribution_of_the_models():
     error = share.std(axis=0) / n**0.5
     assert np.all(np.abs(share.mean(axis=0) - density @ bits) < normal_bound() * error)
     assert not np.array_equal(walked, start)
+
+
+def gaussian_surrogate(seed=0):
+    form = design_form(X, Y > 0, "binomial", "logit", None, None)
+    space = make_space(form.names, form.always, None, None, "beta_binomial")
+    laplace = LaplaceEvidence(form.regression)
+    return space, laplace, find_surrogate(space, laplace, np.random.default_rng(seed))
+
+
+def test_walks_under_a_surrogate_have_the_distribution_of_its_evidences():
+    space, _, surrogate = gaussian_surrogate()
+    rng, beta, n, bits = np.random.default_rng(3), 0.8, 20_000, space.all()
+    columns = space.columns(bits)
+    density = np.exp(space.log_prior(bits) + beta * (surrogate(columns, rng) - surrogate.level))
+    density /= density.sum()
+    start = columns[rng.choice(64, n, p=density)]
+    walked, share = surrogate.walk(start, space, 25, beta, rng)
+    error = share.std(axis=0) / n**0.5
+    assert np.all(np.abs(share.mean(axis=0) - density @ columns)[1:] < normal_bound() * error[1:])
+    assert (walked != start).mean() > 0.03
+    counts = np.bincount(walked[:, 1:] @ 2 ** np.arange(6), minlength=64)
+    kept = density * n > 5
+    expected = np.append(density[kept], density[~kept].sum()) * n
+    assert chisquare(np.append(counts[kept], counts[~kept].sum()), expected).pvalue > 1e-5
+
+
+def test_a_surrogate_is_near_to_its_evidence():
+    space, laplace, surrogate = gaussian_surrogate()
+    bits, rng = space.all(), np.random.default_rng(0)
+    exact = laplace(space.columns(bits), rng)
+    density = np.exp(space.log_prior(bits) + exact)
+    density /= density.sum()
+    gap = exact - surrogate(space.columns(bits), rng)
+    assert abs(density @ gap) < 0.1
+    assert density @ gap**2 < 0.1**2
+    assert density @ (exact - density @ exact) ** 2 > 10 * density @ gap**2
+
+
+@pytest.mark.parametrize("decided", [True, False], ids=["by the evidence", "by the surrogate"])
+def test_a_poor_surrogate_does_not_show(decided):
+    """Without the second decision a search has the posterior of its surrogate."""
+    space, laplace, surrogate = gaussian_surrogate()
+    poor = surrogate.corrected(np.array([0.0, -1.0, 1.0, 1.5, -2.0, 0.5, -0.5]), 1.0)
+    bits, rng = space.all(), np.random.default_rng(4)
+    density = np.exp(space.log_prior(bits) + laplace(space.columns(bits), rng))
+    evidence = laplace if decided else poor
+    runs = [search_by(poor, space, evidence, 1000, np.random.default_rng([5, seed])) for seed in range(8)]
+    inclusion = np.array([run.population.share.mean(axis=0) for run in runs])
+    logs = np.array([run.log_evidence for run in runs])
+    z = (inclusion.mean(axis=0) - density @ bits / density.sum()) / (inclusion.std(axis=0, ddof=1) / 8**0.5)
+    assert (np.abs(z).max() < 6) == decided  # Student's t with seven degrees of freedom
+    if decided:
+        assert abs(logs.mean() - np.log(density.sum())) < 6 * logs.std(ddof=1) / 8**0.5
 
 
 def test_long_walks_keep_their_evidences():

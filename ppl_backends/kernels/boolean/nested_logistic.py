@@ -19,6 +19,7 @@ from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, S, accept
 from ppl_backends.targets.protocol import Array
 
 MARGIN, CORRELATION = 0.02, 0.075
+_NOISE = 3.0  # standard errors of a correlation that is zero
 _RIDGE = 0.1  # prior precision of a coefficient
 _MOST_STEPS, _SETTLED = 12, 1e-2  # Newton steps, and nats of all particles together that one more would gain
 _MOST_PREDICTORS = 20  # of one bit, those most correlated with it
@@ -51,7 +52,8 @@ class NestedLogistic(Kernel):
         centred = rows - mean
         correlation = (centred * mass[:, None]).T @ centred / np.outer(spread, spread)
         inner = (mean > MARGIN) & (mean < 1 - MARGIN)
-        chosen = (np.abs(correlation) > CORRELATION) & inner[:, None] & inner & np.tri(m, k=-1, dtype=bool)
+        least = max(CORRELATION, _NOISE / np.sqrt(n))
+        chosen = (np.abs(correlation) > least) & inner[:, None] & inner & np.tri(m, k=-1, dtype=bool)
         if m > _MOST_PREDICTORS + 1:
             strength = np.where(chosen, np.abs(correlation), 0.0)
             least = np.partition(strength, m - _MOST_PREDICTORS, axis=1)[:, m - _MOST_PREDICTORS]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_backends.model_search.space import Bits
+from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
 
 _MOST_MODELS = 2_000_000  # that a cache holds
@@ -24,12 +24,18 @@ class Evidence:
     exact : bool
         Whether the evidence, or its expectation, is that of the model.
     deterministic : bool
+    laplace : LaplaceEvidence or None
+        Of the same regression, where it is known.
+    walks : bool
+        Whether compiled small steps are known, :meth:`walk`.
     """
 
     name: ClassVar[str]
+    laplace: Any = None
     exact: ClassVar[bool]
     deterministic: ClassVar[bool] = True
     cached: ClassVar[bool] = True
+    walks: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._known: dict[bytes, float] = {}
@@ -40,6 +46,12 @@ class Evidence:
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Return ``n`` draws of the parameters of one model ``(p,)``: ``coefficients`` ``(n, p)``, and others."""
+        raise NotImplementedError
+
+    def walk(
+        self, columns: Bits, space: ModelSpace, n_steps: int, beta: float, rng: np.random.Generator
+    ) -> tuple[Bits, Array]:
+        """Return models after add–delete–swap steps in a plain space, and the share of these that each column was on."""
         raise NotImplementedError
 
     def __call__(self, columns: Bits, rng: np.random.Generator) -> Array:

@@ -11,10 +11,9 @@ from scipy.special import logsumexp
 from ppl_backends.approximations.noise import normal_noise
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.evidences.base import Evidence
-from ppl_backends.model_search.evidences.laplace_kernels import estimate, fit, log_evidences
+from ppl_backends.model_search.evidences.laplace_kernels import estimate, fit, log_evidences, mean_sites
 from ppl_backends.model_search.space import Bits
 from ppl_backends.model_search.switched import Compiled, Switched
-from ppl_backends.targets.factors.compiled import site
 from ppl_backends.targets.protocol import Array
 
 _NETS, _FEWEST_IN_NETS = 4, 64  # scrambles that the points of an estimate are cut into; points from which they are
@@ -41,6 +40,7 @@ class LaplaceEvidence(Evidence):
             )
         self.regression, self.compiled, self.log_constant = regression, regression.compiled, regression.log_constant
         self.gram, self.right = _least_squares(self.compiled)
+        self.laplace = self
 
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
         found = log_evidences(*self.compiled, columns, self.gram, self.right) + self.log_constant
@@ -69,6 +69,7 @@ class Proposal(Protocol):
     """What fits a Gaussian to a model that compiled functions evaluate."""
 
     compiled: Any
+    laplace: Any
     log_constant: float
 
     def fit(self, columns: Bits) -> tuple[Array, Array]:
@@ -96,6 +97,7 @@ class ImportanceEvidence(Evidence):
     def __init__(self, proposal: Proposal, points: int) -> None:
         super().__init__()
         self.proposal, self.points = proposal, points
+        self.laplace = proposal.laplace
         self._fitted: dict[bytes, tuple[Array, Array]] = {}
 
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
@@ -140,6 +142,5 @@ def _least_squares(compiled: Compiled) -> tuple[Array, Array]:
     theta, work, everything = np.zeros(p), np.empty((4, n)), np.arange(p)
     fit(*compiled, everything, np.eye(p), np.zeros(p), theta, np.empty((p, p)), work)
     s = offset + theta @ design
-    terms = np.array([site(family, *each) for each in zip(s, y, extra, strict=True)])
-    weight = -terms[:, 2]
-    return (design * weight) @ design.T, design @ (weight * (s - offset) + terms[:, 1])
+    _, slope, second = mean_sites(family, s[None], y, extra).T
+    return (design * -second) @ design.T, design @ (slope - second * (s - offset))

@@ -44,6 +44,33 @@ def _prior(row, theta):
 
 
 @jit
+def prior_terms(prior, theta):
+    """Return mean, precision and height of a normal through each coefficient's prior at ``theta``, with its slope there.
+
+    The height is its log density at zero.
+    """
+    out = np.empty((len(theta), 3))
+    for j in range(len(theta)):
+        value, _, _, bound = _prior(prior[j], theta[j])
+        mean = prior[j, 0]
+        out[j] = mean, bound, value + 0.5 * bound * ((theta[j] - mean) ** 2 - mean**2)
+    return out
+
+
+@jit
+def mean_sites(family, predictors, y, extra):
+    """Return the log likelihood of each row and its first two derivatives, averaged over ``predictors`` ``(draws, n)``."""
+    out = np.zeros((len(y), 3))
+    for s in predictors:
+        for i in range(len(y)):
+            value, slope, second = site(family, s[i], y[i], extra[i])
+            out[i, 0] += value
+            out[i, 1] += slope
+            out[i, 2] += second
+    return out / len(predictors)
+
+
+@jit
 def cholesky(matrix, k):
     """Replace the lower triangle of the first ``k`` rows by the Cholesky factor; return the log determinant, NaN without."""
     total = 0.0

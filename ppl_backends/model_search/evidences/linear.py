@@ -14,7 +14,8 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.evidences.base import Evidence
-from ppl_backends.model_search.evidences.linear_kernels import log_evidences, share_left, walk
+from ppl_backends.model_search.evidences.linear_kernels import log_evidences, share_left
+from ppl_backends.model_search.evidences.walk_kernels import Form, walk
 from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
 
@@ -36,6 +37,7 @@ class LinearEvidence(Evidence):
     name: ClassVar[str] = "exact"
     exact: ClassVar[bool] = True
     cached: ClassVar[bool] = False  # a look-up costs as much
+    walks: ClassVar[bool] = True
 
     def __init__(self, design: Array, y: Array, prior: str) -> None:
         super().__init__()
@@ -53,6 +55,7 @@ class LinearEvidence(Evidence):
         self.correlation = self._x.T @ self._x / self.n
         self.right = self._x.T @ self._y / self.n
         self.hyper, self.g = (HYPER if prior == "hyper-g" else 0.0), float(self.n)
+        self.form = Form(self.correlation, self.right, 1.0, np.zeros(self.p), 0.0, self.hyper, self.g, float(self.n))
 
     def _varying(self, columns: Bits) -> Bits:
         return columns & ~self.constant
@@ -67,8 +70,7 @@ class LinearEvidence(Evidence):
         on = np.ascontiguousarray(columns & ~self.constant)
         members = np.argmax(space.members, axis=1)
         share = np.zeros(on.shape)
-        table = self.correlation, self.right, members, on, share, n_steps, float(beta), space.log_prior_by_size
-        walk(*table, self.hyper, self.g, float(self.n), rng)
+        walk(self.form, members, on, share, n_steps, float(beta), space.log_prior_by_size, rng)
         return on | (columns & self.constant), share
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:

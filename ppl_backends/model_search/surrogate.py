@@ -1,0 +1,60 @@
+"""The surrogate of a regression's evidences: one Gaussian likelihood for all models, found by weighted least squares.
+
+Newton's method for one model is a sequence of weighted least squares. Here each of them is for all models at once: the
+likelihood is expanded over draws of models and their coefficients, and models are searched under that, which gives the next
+draws. What is left of the difference to Laplace's evidences is regressed on the columns that are on. A small step under the
+surrogate costs tenths of microseconds, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
+from ppl_backends.model_search.evidences.laplace import LaplaceEvidence
+from ppl_backends.model_search.moves import SearchMoves
+from ppl_backends.model_search.path import ModelPath, SurrogatePath
+from ppl_backends.model_search.space import Bits, ModelSpace, by_model
+from ppl_backends.smc.core import Parts, begin, run_smc
+from ppl_backends.smc.sampler import Watcher
+from ppl_backends.smc.schedule import Resampling, Schedule
+from ppl_backends.targets.protocol import Array
+
+ROUNDS, MODELS = 3, 200  # of least squares, and models that each of them takes
+_RIDGE = 1.0  # prior precision of what a column adds
+_PARTS = Parts(Schedule(), Resampling(MODELS), SearchMoves(most=5, most_uncompiled=5), lambda step: None)
+
+
+def find_surrogate(space: ModelSpace, evidence: Evidence, rng: np.random.Generator) -> GaussianEvidence | None:
+    """Return the surrogate of an evidence that knows the regression it is of; None for others."""
+    laplace = evidence.laplace
+    if laplace is None:
+        return None
+    surrogate = _expanded(laplace, space.columns(np.zeros((MODELS, space.n_candidates), dtype=bool)), rng)
+    path = ModelPath(space, surrogate)
+    run = begin(path.start(MODELS, rng), rng)
+    for _ in range(ROUNDS):
+        run, _ = run_smc(run, path, _PARTS, Watcher(run, None))
+        columns = space.columns(run.population.x)
+        surrogate = _expanded(laplace, columns, rng)
+        path = SurrogatePath(space, surrogate, path.evidence)
+        run = path.continued(run)
+    return surrogate.corrected(*_regressed(columns, laplace(columns, rng) - surrogate(columns, rng)))
+
+
+def _expanded(laplace: LaplaceEvidence, columns: Bits, rng: np.random.Generator) -> GaussianEvidence:
+    """Return the mean expansion over a draw of the coefficients of each model ``(models, p)``."""
+    theta = np.zeros(columns.shape)
+    for model, rows in by_model(columns):
+        theta[rows] = laplace.coefficients(model, len(rows), rng)["coefficients"]
+    return GaussianEvidence(laplace.compiled, theta, columns, laplace.log_constant)
+
+
+def _regressed(columns: Bits, above: Array) -> tuple[Array, float]:
+    """Return slopes ``(p,)`` and level of the ridge regression of a difference ``(models,)`` on columns."""
+    mean = columns.mean(axis=0)
+    centred = columns - mean
+    matrix = centred.T @ centred + _RIDGE * np.eye(columns.shape[1])
+    slopes = np.linalg.solve(matrix, centred.T @ (above - above.mean()))
+    return slopes, float(above.mean() - slopes @ mean)
