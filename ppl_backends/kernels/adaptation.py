@@ -98,6 +98,8 @@ class Windows(NamedTuple):
         Of the points of the present window, ``(n, dim)`` and as ``factor``.
     n_points, length : int
         Points in the window, and when it ends.
+    centre : ndarray (n, dim) or None
+        Means of the window whose covariances are in use.
     """
 
     family: str
@@ -106,6 +108,7 @@ class Windows(NamedTuple):
     scatter: Any = 0.0
     n_points: int = 0
     length: int = FIRST_WINDOW
+    centre: Any = None
 
     def update(self, x: Array) -> Windows:
         """Return the windows with one more point of every chain ``(n, dim)``."""
@@ -130,7 +133,7 @@ class Windows(NamedTuple):
             last = np.broadcast_to(np.eye(dim), covariance.shape) if self.factor is None else self.factor
             shrunk = np.where(moved[:, None, None], share * covariance + (1 - share) * spread, np.eye(dim))
             factor = np.where(moved[:, None, None], np.linalg.cholesky(shrunk), last)
-        return Windows(self.family, factor, length=2 * self.length)
+        return Windows(self.family, factor, length=2 * self.length, centre=self.mean)
 
 
 class Adaptation(NamedTuple):
@@ -192,8 +195,10 @@ class Adaptation(NamedTuple):
     @property
     def metric(self) -> AnyMetric:
         """The shape in use."""
-        learnt = None if self.windows is None else self.windows.factor
-        return self.reference if learnt is None else ChainMetric(self.reference, learnt)
+        learnt = self.windows
+        if learnt is None or learnt.factor is None:
+            return self.reference
+        return ChainMetric(self.reference, learnt.factor, learnt.centre)
 
     @property
     def average(self) -> Any:

@@ -121,19 +121,26 @@ def cross_fitted_metric(
 
 @dataclass(frozen=True)
 class ChainMetric:
-    """A metric for every chain: its own factor ``(n, dim, dim)`` or ``(n, dim)`` after that of a reference."""
+    """A metric for every chain: its own factor ``(n, dim, dim)`` or ``(n, dim)`` after that of a reference.
+
+    ``centre`` ``(n, dim)`` is in whitened coordinates of the reference.
+    """
 
     reference: Gaussian
     factor: Array
+    centre: Array
 
     def take(self, rows: Index, n: int) -> ChainMetric:
         """Return the metrics of some of the chains."""
-        return replace(self, factor=self.factor[rows])
+        return replace(self, factor=self.factor[rows], centre=self.centre[rows])
 
     def colour(self, z: Array) -> Array:
         """Return ``L z``."""
-        own = self.factor * z if self.factor.ndim == 2 else (self.factor @ z[:, :, None])[:, :, 0]
-        return self.reference.colour(own)
+        return self.reference.colour(self._own(z))
+
+    def _own(self, z: Array) -> Array:
+        found: Array = self.factor * z if self.factor.ndim == 2 else (self.factor @ z[:, :, None])[:, :, 0]
+        return found
 
     def whiten_gradient(self, gradient: Array) -> Array:
         """Return ``Lᵀ g``."""
@@ -141,12 +148,12 @@ class ChainMetric:
         return self.factor * first if self.factor.ndim == 2 else (first[:, None, :] @ self.factor)[:, 0]
 
     def place(self, y: Array) -> Array:
-        """Return points with whitened coordinates ``y``, about the reference's centre."""
-        return self.reference.mean + self.colour(y)
+        """Return points with whitened coordinates ``y``, about the centre."""
+        return self.reference.place(self.centre + self._own(y))
 
     def whiten(self, x: Array) -> Array:
         """Return whitened coordinates."""
-        y = self.reference.whiten(x)
+        y = self.reference.whiten(x) - self.centre
         own = y / self.factor if self.factor.ndim == 2 else np.linalg.solve(self.factor, y[:, :, None])[:, :, 0]
         return np.asarray(own, dtype=np.float64)
 

@@ -30,7 +30,7 @@ def sample_pmmh(
     model: Any = None,
     *,
     data: Any = None,
-    draws: int = 2000,
+    draws: int = 4000,
     tune: int = 1000,
     chains: int = 8,
     n_particles: int | str = "auto",
@@ -46,8 +46,9 @@ def sample_pmmh(
 ) -> Any:
     """Posterior draws of a state-space model by particle marginal Metropolis–Hastings. Exact for any number of particles.
 
-    All chains move as one batch and learn their proposals together; they start at points of many, chosen by their estimated
-    posterior. :func:`~ppl_backends.sample_smc2` gives the evidence too.
+    All chains move as one batch and learn their proposals together: half of them of a random walk, half independent of where
+    a chain is (with ``correlation=0`` and a covariance that is learnt). Chains start at points of many, chosen by their
+    estimated posterior. :func:`~ppl_backends.sample_smc2` gives the evidence too.
 
     Parameters
     ----------

@@ -102,7 +102,8 @@ class ParticleMetropolis(_ParticleStep):
         ρ of the normal numbers of a filter from one step to the next (0.9 to 0.95 where it is not 0): fewer
         particles then do. The filter sorts its particles.
     covariance : array (dim, dim), optional
-        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+        Shape of the proposals, on the unconstrained space, which are then those of a random walk; by default it is learnt
+        while tuning, with a centre that half of the proposals are drawn around (if ``correlation=0``).
     model : pm.Model, optional
         The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 

@@ -6,9 +6,12 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.metric import ChainMetric
+from ppl_backends.kernels.particle import metropolis
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import FilteredDensity, ParticleMetropolis, grid
 from ppl_backends.kernels.streams import Generators
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.state_space.compiled import normals_from
 from ppl_backends.targets.state_space.filter import Filter
@@ -19,7 +22,10 @@ N_CHAINS, N_STEPS, BURN_IN = 48, 500, 100
 MEAN, SD, STATES = posterior()
 
 
-def chains(correlation=0.0, density=None, n_particles=3, seed=0):
+LEARNT = ChainMetric(Gaussian(0.0, np.ones(1)), np.array([[[0.7 * SD]]]), np.array([[MEAN - 0.5 * SD]]))
+
+
+def chains(correlation=0.0, density=None, n_particles=3, seed=0, metric=None):
     """Draws (chains, steps) of chains that begin in the posterior."""
     algorithm = ParticleMetropolis(
         target(), filter_of(target()), n_particles=n_particles, correlation=correlation, covariance=[[SD**2]]
@@ -28,6 +34,8 @@ def chains(correlation=0.0, density=None, n_particles=3, seed=0):
         algorithm.density.__class__ = density
     rng = Generators([np.random.default_rng([seed, chain]) for chain in range(N_CHAINS)])
     state = algorithm.start(MEAN + SD * np.random.default_rng(seed).standard_normal((N_CHAINS, 1)), rng)
+    if metric is not None:
+        state = state._replace(parameters=state.parameters._replace(metric=metric))
     draws = np.empty((N_CHAINS, N_STEPS))
     for step in range(N_STEPS):
         state, _ = algorithm.step(state, rng, False)
@@ -52,6 +60,16 @@ class Reestimating(FilteredDensity):
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_the_posterior_is_exact_with_three_particles(correlation):
     assert_exact(chains(correlation))
+
+
+def test_independent_proposals_leave_the_posterior_as_it_is():
+    assert_exact(chains(metric=LEARNT))
+
+
+def test_independent_proposals_that_are_taken_for_symmetric_do_not(monkeypatch):
+    monkeypatch.setattr(metropolis, "_log_student", lambda y: np.zeros(len(y)))
+    with pytest.raises(AssertionError):
+        assert_exact(chains(metric=LEARNT))
 
 
 def test_an_estimate_that_is_not_kept_is_found_out():

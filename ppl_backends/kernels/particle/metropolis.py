@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import gammaincinv, ndtr
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import ChainState
+from ppl_backends.kernels.metric import ChainMetric
 from ppl_backends.kernels.particle.filters import compiled
-from ppl_backends.kernels.protocol import KernelInfo, KernelParameters
+from ppl_backends.kernels.protocol import KernelInfo, KernelParameters, accept, column
 from ppl_backends.kernels.pseudo_marginal import (
     REPLICATES,
     EstimatedDensity,
@@ -39,6 +40,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 ACCEPTANCE = 0.3  # of a random walk in few dimensions
 MOST_NOISE = 8.0  # that an acceptance rate is derived from
+INDEPENDENT, TAILS = 0.5, 5.0  # share of independent proposals, and their degrees of freedom
 CANDIDATES, LEFT = 64, 4.0  # points of either kind to start from, and how many of them remain in effect
 
 
@@ -177,13 +179,38 @@ class FilteredDensity(EstimatedDensity):
 
 
 class ParticleMetropolisKernel(PseudoMarginalKernel):
-    """A random walk whose proposals come with filters of their own."""
+    """Proposals that come with filters of their own: of a random walk, or half of them independent of where the chain is.
+
+    A chain that waits for an estimate as large as its own waits as long whatever is proposed; what then is accepted had
+    better be far. Independent proposals are Student t with the centre and the shape that were learnt. A correlated filter
+    needs near ones.
+    """
 
     name = "particle Metropolis"
     estimates = "particles"
     stats = MappingProxyType(
         {"scaling": float, "n_particles": int, "estimate_variance": float, "estimate": float, "seed": int}
     )
+
+    def step(self, rng: Any, population: Any, density: Any, parameters: KernelParameters) -> tuple[Any, KernelInfo]:
+        """Move every chain once."""
+        metric, n = parameters.metric, len(population.x)
+        if density.estimator.correlated or not isinstance(metric, ChainMetric):
+            return super().step(rng, population, density, parameters)
+        far = rng.random(n) < INDEPENDENT
+        z, precision = rng.standard_normal(population.x.shape), gammaincinv(TAILS / 2, rng.random(n)) / (TAILS / 2)
+        jump, drawn = column(parameters.scale) * z, z / np.sqrt(precision)[:, None]
+        x = np.where(far[:, None], metric.place(drawn), population.x + metric.colour(jump))
+        proposal = density.beside(population, x, rng)
+        back = np.where(far, _log_student(metric.whiten(population.x)) - _log_student(drawn), 0.0)
+        ratio = self.log_ratio(population, proposal) + back
+        return accept(rng, population, proposal, ratio, np.where(far, np.nan, (jump**2).sum(axis=1)))
+
+    def adapt(self, parameters: Any, info: KernelInfo, population: Any = None) -> Any:
+        """Return parameters that follow the acceptance of the random walk, while tuning."""
+        walked = ~np.isnan(info.squared_jump)
+        rate = info.acceptance[walked].mean() if walked.any() else parameters.adaptation.step.target
+        return super().adapt(parameters, info._replace(acceptance=rate), population)
 
     def statistics(self, before: Any, after: Any, parameters: KernelParameters, info: KernelInfo) -> Mapping[str, Any]:
         """Return the scale, the filters' size and variance, and the estimate and the seed of the filter that is kept."""
@@ -255,6 +282,11 @@ class ParticleMetropolis(EstimatedMetropolis):
         adaptation = state.parameters.adaptation
         step = adaptation.step._replace(target=float(ACCEPTANCE * 2.0 * ndtr(-0.5 * np.sqrt(noise))))
         return state._replace(parameters=state.parameters._replace(adaptation=adaptation._replace(step=step)))
+
+
+def _log_student(y: Array) -> Array:
+    """Return the log density of Student t vectors ``(n, dim)``, up to a constant ``(n,)``."""
+    return np.asarray(-0.5 * (TAILS + y.shape[1]) * np.log1p((y**2).sum(axis=1) / TAILS))
 
 
 def _tempered(value: Array, ess: float) -> Array:
