@@ -37,6 +37,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 from ppl_backends.targets.state_space.filter import FilterState, Seeds, draw_seeds
 
 _REPLAYED = 8  # filters of a result
+_LOSSY = 4.0  # variance of log estimates whose exchange leaves few particles
 _MEDIAN_OF_SQUARE = 0.4549364  # of a standard normal variable
 
 
@@ -329,6 +330,30 @@ class FilterPath(RowsPath):
         n, values = len(population.x), self.parameters_at(population.x)
         kept = no_paths(self.filter, values, n) if population.kept is None else population.kept
         return paths_out_of(self.filter, values, population.filter, kept, population.stop, draw_seeds(rng, n))
+
+    def reasons(self, runs: Sequence[SMCState]) -> list[str]:
+        """Return what there is to say of filters that were exchanged where their estimates were noisy."""
+        if self.regenerates:
+            return []
+        found = []
+        for run in runs:
+            sizes, rows = run.records["filters"], run.records["rows"].rows
+            steps = zip(sizes.n_particles, sizes.n_particles[1:], sizes.variance, rows, strict=False)
+            found += [(variance, old, int(row)) for old, new, variance, row in steps if new > old and variance > _LOSSY]
+        if not found:
+            return []
+        variance, old, row = max(found)
+        most = max(run.records["filters"].n_particles[-1] for run in runs)
+        model = self.filter.model
+        other = (
+            ""
+            if None in (model.log_transition, model.log_initial)
+            else " or filter='bootstrap', which grows around paths"
+        )
+        return [
+            f"filters of {old} particles were exchanged for larger ones after row {row}, where the log of their estimates "
+            f"had variance {variance:.1f}: most draws lose their weight in that; take n_particles={most} or more{other}"
+        ]
 
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
         """Return paths of states out of the filters of all runs ``(chain, draw, n_rows[, d])``, NaN behind the rows seen."""

@@ -151,6 +151,10 @@ class RowsPath(TemperingPath):
         """Return the variables, beside points, that results keep for runs that go on from them."""
         return {}
 
+    def reasons(self, runs: Sequence[SMCState]) -> list[str]:
+        """Return reasons, each with its figure, not to trust what came of this path."""
+        return []
+
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
         """Return paths of states ``(chain, draw, n_rows[, d])``; where particles carry filters, there are states."""
         raise NotImplementedError

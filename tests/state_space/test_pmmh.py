@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from pymc.sampling.parallel import ParallelSamplingError
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
@@ -137,6 +138,17 @@ def test_steps_run_in_pm_sample(step, cores):
         idata = pm.sample(step=step(n_particles=32), compute_convergence_checks=False, **options)
     assert np.isfinite(idata.posterior["mu"]).all()
     assert all(len(np.unique(chain)) > 2 for chain in idata.posterior["mu"].values)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_particle_gibbs_in_forked_workers_is_refused():
+    options = {"chains": 2, "cores": 2, "mp_ctx": "fork", "draws": 5, "tune": 5, "random_seed": 1, "progressbar": False}
+    with pm.Model():
+        pb.StateSpace("y", MODEL, mu=pm.Normal("mu"), observed=Y)
+        with pytest.raises(ParallelSamplingError, match=r"take cores=1 in pm\.sample"):
+            pm.sample(step=pb.steps.ParticleGibbs(), compute_convergence_checks=False, **options)
 
 
 def test_chains_start_apart_where_the_posterior_is_not_small():

@@ -1,5 +1,6 @@
 """SMC²: exact evidence and posterior with small filters that grow on the way, and twins that are not."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -114,6 +115,24 @@ def test_after_an_outlier_an_exchange_loses_the_particles():
     _, log_weights = made._exchange(replace(drawn, wanted=64))
     exchanged = np.exp(log_weights)
     assert exchanged.sum() ** 2 / (exchanged**2).sum() < 0.05 * len(weights)
+
+
+@pytest.mark.parametrize(
+    ("outlier", "regenerates", "message"),
+    [
+        (6.0, "", r"filters of 32 particles were exchanged .* row 5, .* variance \d+\.\d: .* take n_particles=64"),
+        (6.0, "growth", ""),
+        (0.0, "", ""),
+    ],
+)
+def test_an_exchange_of_noisy_filters_is_told(outlier, regenerates, message):
+    y = np.where((np.arange(len(Y)) == 4) & (outlier > 0), outlier, Y)
+    growth = Growth(first=32, most=64)
+    made = FilterPath(target(y), PriorPath(target(y).rest), filter_of(target(y)), growth, regenerates)
+    run = run_ibis(made, make_kernel("random_walk"), 64, np.random.default_rng(1), None, SETTINGS)
+    told = made.reasons([run])
+    assert len(told) == bool(message)
+    assert re.search(message, "".join(told))
 
 
 def smc2(y=Y, **options):
