@@ -4,7 +4,9 @@ With Φ2 and Φ3 the distribution functions at h of normals with unit variances 
 
     ∂Φ_d / ∂r_ij = φ2(h_i, h_j; r_ij) Φ_{d−2}(the rest | i, j),      ∂Φ_d / ∂h_i = φ(h_i) Φ_{d−1}(the rest | i),
 
-and the integral of the first along a path of correlations gives Φ_d (Drezner & Wesolowsky 1990, Genz 2004).
+and the integral of the first along a path of correlations gives Φ_d (Drezner & Wesolowsky 1990, Genz 2004). Rows share
+what depends on the correlations alone: the paths are laid once for each factor, and a variable that is bounded from above
+changes signs only. All of it is in one array, ``work``: compiled code counts the references of every array that it takes.
 """
 
 from __future__ import annotations
@@ -15,12 +17,34 @@ import numba
 import numpy as np
 from numpy.polynomial.legendre import leggauss
 
+from ppl_backends.orthants.vector_kernels import LANES, exp_all, phi_all
+
 LARGEST = 0.95  # of a correlation, beyond which the rules lose digits
 LEAST_DETERMINANT = 0.03  # of three variables' correlations
-LEAST = 1e-6  # of a probability: the rules are right to about 1e-14 in absolute terms
-WEAK = 0.4  # a correlation, for which few nodes do
-NODES, WEIGHTS = leggauss(24)
-FEW_NODES, FEW_WEIGHTS = leggauss(10)
+LEAST = 1e-6  # of a probability: the rules are right to about 1e-12 in absolute terms
+FARTHEST = 30.0  # of a bound, in standard deviations
+ROOT = 1 / math.sqrt(2 * math.pi)
+SIZES = (6, 10, 16, 24)
+MOST = SIZES[-1]
+RULES = np.zeros((len(SIZES), 2, MOST))
+for _row, _size in zip(RULES, SIZES, strict=True):
+    _row[:, :_size] = leggauss(_size)
+
+# Where things are in ``work``.
+SCALE = 0  # standard deviations (3)
+R = 3  # correlations (3, 3)
+ORDER = 12  # of the variables (3), the strongest correlation between the last two
+NODES = 15  # how many, of the four pairs and the triple (5)
+GIVEN = (
+    20  # of variable i (3, 7): 1 / √(1 − r_ij²), the same of r_ik, its regression, and what the density of r_jk needs
+)
+PAIRS = 48  # Φ2 of the last two in that order, and of two given each (4, 3, MOST): sine, 1 / (1 − sine²), weight
+TRIPLE = PAIRS + 12 * MOST  # Φ3 (2, 6, MOST): the same for the first and another, and the regression of the third
+EXPONENTS = TRIPLE + 12 * MOST
+POINTS = EXPONENTS + 6 * MOST + LANES
+SPARE = POINTS + 6 * MOST + LANES
+BOUNDS = SPARE + 6 * MOST + LANES  # and signs, derivatives by h, and by r (4, 3)
+WORK = BOUNDS + 12
 
 
 @numba.njit(cache=True)
@@ -29,138 +53,236 @@ def _phi(x):
 
 
 @numba.njit(cache=True)
-def _density(x):
-    return math.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+def _others(i):
+    return (1 if i == 0 else 0), (1 if i == 2 else 2)
 
 
 @numba.njit(cache=True)
-def _density2(h, k, r):
-    left = (1.0 - r) * (1.0 + r)
-    return math.exp(-0.5 * (h * h + k * k - 2.0 * r * h * k) / left) / (2.0 * math.pi * math.sqrt(left))
+def _regression(r_h, r_k, between):
+    """Return the slopes of a variable on two others, and one over the standard deviation of what is left."""
+    left = (1.0 - between) * (1.0 + between)
+    on_h, on_k = (r_h - r_k * between) / left, (r_k - r_h * between) / left
+    return on_h, on_k, 1.0 / math.sqrt(max(1.0 - on_h * r_h - on_k * r_k, 1e-300))
 
 
 @numba.njit(cache=True)
-def _phi2(h, k, r):
-    """Return P(X < h, Y < k) of correlation r, up to LARGEST."""
-    nodes, weights = (FEW_NODES, FEW_WEIGHTS) if abs(r) < WEAK else (NODES, WEIGHTS)
-    angle, squares, product, total = 0.5 * math.asin(r), 0.5 * (h * h + k * k), h * k, 0.0
-    for i in range(nodes.size):
-        sine = math.sin(angle * (1.0 + nodes[i]))
-        total += weights[i] * math.exp((sine * product - squares) / ((1.0 - sine) * (1.0 + sine)))
-    return _phi(h) * _phi(k) + angle * total / (2.0 * math.pi)
+def _lay_pair(pair, r, work):
+    """Fill the path of Φ2 to correlation ``r``."""
+    rule = 0 if abs(r) < 0.5 else (1 if abs(r) < 0.8 else 2)
+    angle, at = 0.5 * math.asin(r), PAIRS + 3 * MOST * pair
+    work[NODES + pair] = SIZES[rule]
+    for i in range(SIZES[rule]):
+        sine = math.sin(angle * (1.0 + RULES[rule, 0, i]))
+        work[at + i], work[at + MOST + i] = sine, 1.0 / ((1.0 - sine) * (1.0 + sine))
+        work[at + 2 * MOST + i] = RULES[rule, 1, i] * angle / (2.0 * math.pi)
 
 
 @numba.njit(cache=True)
-def _given(h, k, value, r_k, r_value, r_between):
-    """Return the standardised bound of a variable, given two others at h and k of correlation r_between."""
-    left = (1.0 - r_between) * (1.0 + r_between)
-    on_h, on_k = (r_k - r_value * r_between) / left, (r_value - r_k * r_between) / left
-    variance = 1.0 - on_h * r_k - on_k * r_value
-    return (value - on_h * h - on_k * k) / math.sqrt(max(variance, 1e-300))
+def _lay_triple(r12, r13, r23, determinant, work):
+    """Fill the path of Φ3 from r12 = r13 = 0."""
+    rule = 0 if determinant > 0.6 else (1 if determinant > 0.3 else (2 if determinant > 0.1 else 3))
+    angles = (math.asin(r12), math.asin(r13))
+    work[NODES + 4] = SIZES[rule]
+    for i in range(SIZES[rule]):
+        share = 0.5 * (1.0 + RULES[rule, 0, i])
+        sines = (math.sin(share * angles[0]), math.sin(share * angles[1]))
+        for side in range(2):
+            sine, at = sines[side], TRIPLE + 6 * MOST * side + i
+            work[at], work[at + MOST] = sine, 1.0 / ((1.0 - sine) * (1.0 + sine))
+            work[at + 2 * MOST] = 0.5 * RULES[rule, 1, i] * angles[side] / (2.0 * math.pi)
+            on_first, on_second, scale = _regression(sines[1 - side], r23, sine)
+            work[at + 3 * MOST], work[at + 4 * MOST], work[at + 5 * MOST] = on_first, on_second, scale
 
 
 @numba.njit(cache=True)
-def _phi3(h1, h2, h3, r12, r13, r23):
-    """Return P(X < h) of three normals, r23 the largest correlation."""
-    angle12, angle13, total = math.asin(r12), math.asin(r13), 0.0
-    for i in range(NODES.size):
-        share = 0.5 * (1.0 + NODES[i])
-        s12, s13 = math.sin(share * angle12), math.sin(share * angle13)
-        at12 = math.exp(-0.5 * (h1 * h1 + h2 * h2 - 2.0 * s12 * h1 * h2) / ((1.0 - s12) * (1.0 + s12)))
-        at13 = math.exp(-0.5 * (h1 * h1 + h3 * h3 - 2.0 * s13 * h1 * h3) / ((1.0 - s13) * (1.0 + s13)))
-        inside = angle12 * at12 * _phi(_given(h1, h2, h3, s13, r23, s12))
-        inside += angle13 * at13 * _phi(_given(h1, h3, h2, s12, r23, s13))
-        total += 0.5 * WEIGHTS[i] * inside
-    return _phi(h1) * _phi2(h2, h3, r23) + total / (2.0 * math.pi)
-
-
-@numba.njit(cache=True)
-def _partial(r_ij, r_ik, r_jk):
-    """Return the correlation of j and k, given i."""
-    return (r_jk - r_ij * r_ik) / math.sqrt((1.0 - r_ij * r_ij) * (1.0 - r_ik * r_ik))
-
-
-@numba.njit(cache=True)
-def _three(h, r, by_h, by_r):
-    """Return log P of three normals below h and fill its derivatives; NaN where the rules are not good."""
-    r12, r13, r23 = r[1, 0], r[2, 0], r[2, 1]
-    determinant = 1.0 - r12 * r12 - r13 * r13 - r23 * r23 + 2.0 * r12 * r13 * r23
-    if determinant < LEAST_DETERMINANT or max(abs(r12), abs(r13), abs(r23)) > LARGEST:
-        return np.nan
-    if abs(r23) >= max(abs(r12), abs(r13)):
-        p = _phi3(h[0], h[1], h[2], r12, r13, r23)
-    elif abs(r13) >= abs(r12):
-        p = _phi3(h[1], h[0], h[2], r12, r23, r13)
-    else:
-        p = _phi3(h[2], h[0], h[1], r13, r23, r12)
-    if not p > LEAST:
-        return np.nan
+def _lay_three(work):
+    """Fill all paths of three variables; return whether the rules are good for such correlations."""
+    r10, r20, r21 = work[R + 3], work[R + 6], work[R + 7]
+    determinant = 1.0 - r10**2 - r20**2 - r21**2 + 2.0 * r10 * r20 * r21
+    if determinant < LEAST_DETERMINANT:
+        return False
+    first = 0
+    if abs(r21) < max(abs(r10), abs(r20)):
+        first = 1 if abs(r20) >= abs(r10) else 2
     for i in range(3):
-        j, k = (1 if i == 0 else 0), (1 if i == 2 else 2)
-        r_ij, r_ik, r_jk = r[max(i, j), min(i, j)], r[max(i, k), min(i, k)], r[k, j]
-        between = _partial(r_ij, r_ik, r_jk)
-        if abs(between) > LARGEST:
-            return np.nan
-        at_j = (h[j] - r_ij * h[i]) / math.sqrt((1.0 - r_ij) * (1.0 + r_ij))
-        at_k = (h[k] - r_ik * h[i]) / math.sqrt((1.0 - r_ik) * (1.0 + r_ik))
-        by_h[i] = _density(h[i]) * _phi2(at_j, at_k, between) / p
-        by_r[k, j] = _density2(h[j], h[k], r_jk) * _phi(_given(h[j], h[k], h[i], r_ij, r_ik, r_jk)) / p
-    return math.log(p)
+        j, k = _others(i)
+        r_ij, r_ik, r_jk = work[R + 3 * i + j], work[R + 3 * i + k], work[R + 3 * j + k]
+        given, left = GIVEN + 7 * i, (1.0 - r_jk) * (1.0 + r_jk)
+        work[given] = 1.0 / math.sqrt((1.0 - r_ij) * (1.0 + r_ij))
+        work[given + 1] = 1.0 / math.sqrt((1.0 - r_ik) * (1.0 + r_ik))
+        work[given + 2], work[given + 3], work[given + 4] = _regression(r_ij, r_ik, r_jk)
+        work[given + 5], work[given + 6] = 0.5 / left, 1.0 / (2.0 * math.pi * math.sqrt(left))
+        partial = (r_jk - r_ij * r_ik) * work[given] * work[given + 1]
+        if not abs(partial) <= LARGEST:
+            return False
+        _lay_pair(1 + i, partial, work)
+        if i == first:
+            work[ORDER], work[ORDER + 1], work[ORDER + 2] = i, j, k
+            _lay_pair(0, r_jk, work)
+            _lay_triple(r_ij, r_ik, r_jk, determinant, work)
+    return True
 
 
 @numba.njit(cache=True)
-def _two(h, r, by_h, by_r):
-    """Return log P of two normals below h and fill its derivatives; NaN where the rule is not good."""
-    r12 = r[1, 0]
-    if abs(r12) > LARGEST:
-        return np.nan
-    p = _phi2(h[0], h[1], r12)
-    if not p > LEAST:
-        return np.nan
-    left = math.sqrt((1.0 - r12) * (1.0 + r12))
-    for i in range(2):
-        by_h[i] = _density(h[i]) * _phi((h[1 - i] - r12 * h[i]) / left) / p
-    by_r[1, 0] = _density2(h[0], h[1], r12) / p
-    return math.log(p)
-
-
-@numba.njit(cache=True)
-def orthant_row(mean, cholesky, lower, upper, by_mean, by_lower, by_upper, by_cholesky):
-    """Return log P where each of two or three variables has one bound, and fill its derivatives; else NaN, nothing filled."""
-    dim = mean.size
-    h, scale, by_h = np.empty(3), np.empty(3), np.empty(3)
-    sign = np.empty(3)
-    r, by_r = np.empty((3, 3)), np.empty((3, 3))
+def lay_paths(row, cholesky, work):
+    """Fill the paths for the factor of a row; return whether the rules are good for such correlations."""
+    dim = cholesky.shape[1]
     for i in range(dim):
-        if math.isinf(lower[i]) == math.isinf(upper[i]):
-            return np.nan
         variance = 0.0
         for k in range(i + 1):
-            variance += cholesky[i, k] ** 2
-        scale[i] = math.sqrt(variance)
-        sign[i] = 1.0 if math.isinf(upper[i]) else -1.0
-        h[i] = sign[i] * (mean[i] - (lower[i] if math.isinf(upper[i]) else upper[i])) / scale[i]
+            variance += cholesky[row, i, k] ** 2
+        work[SCALE + i] = math.sqrt(variance)
         for j in range(i):
             product = 0.0
             for k in range(j + 1):
-                product += cholesky[i, k] * cholesky[j, k]
-            r[i, j] = sign[i] * sign[j] * product / (scale[i] * scale[j])
-    log_p = _three(h, r, by_h, by_r) if dim == 3 else _two(h, r, by_h, by_r)
+                product += cholesky[row, i, k] * cholesky[row, j, k]
+            r = product / (work[SCALE + i] * work[SCALE + j])
+            work[R + 3 * i + j] = work[R + 3 * j + i] = r
+            if not abs(r) <= LARGEST:
+                return False
+    if dim == 2:
+        _lay_pair(0, work[R + 3], work)
+        return True
+    return _lay_three(work)
+
+
+@numba.njit(cache=True)
+def _put_pair(pair, h, k, work, at):
+    """Put down the exponents of Φ2's path from ``at`` on, and return where they end."""
+    squares, product, path, size = 0.5 * (h * h + k * k), h * k, PAIRS + 3 * MOST * pair, int(work[NODES + pair])
+    for i in range(size):
+        work[at + i] = (work[path + i] * product - squares) * work[path + MOST + i]
+    return at + size
+
+
+@numba.njit(cache=True)
+def _sum_pair(pair, work, at):
+    """Return Φ2 less the product of both margins, from the exponentials at ``at``."""
+    weights, total = PAIRS + 3 * MOST * pair + 2 * MOST, 0.0
+    for i in range(int(work[NODES + pair])):
+        total += work[weights + i] * work[at + i]
+    return total
+
+
+@numba.njit(cache=True)
+def _put_side(side, x, y, z, sign, work):
+    """Put down one half of the path of Φ3: of the first variable and another, and of the third given both."""
+    path, size, squares = TRIPLE + 6 * MOST * side, int(work[NODES + 4]), 0.5 * (x * x + y * y)
+    to, points, product = EXPONENTS + side * size, POINTS + side * size, x * y
+    x, y, z = sign * x, sign * y, sign * z
+    for i in range(path, path + size):
+        work[to + i - path] = (work[i] * product - squares) * work[i + MOST]
+    for i in range(path, path + size):
+        left = z - work[i + 3 * MOST] * x - work[i + 4 * MOST] * y
+        work[points + i - path] = left * work[i + 5 * MOST]
+
+
+@numba.njit(cache=True)
+def _put_three(work):
+    """Put down all that is to be exponentiated, and the points of all normal probabilities; return how many."""
+    a, b, c = int(work[ORDER]), int(work[ORDER + 1]), int(work[ORDER + 2])
+    x_a, x_b, x_c = work[BOUNDS + a], work[BOUNDS + b], work[BOUNDS + c]
+    _put_side(0, x_a, x_b, x_c, work[BOUNDS + 3 + c], work)
+    _put_side(1, x_a, x_c, x_b, work[BOUNDS + 3 + b], work)
+    size = 2 * int(work[NODES + 4])
+    at, end = _put_pair(0, x_b, x_c, work, EXPONENTS + size), POINTS + size
+    for i in range(3):
+        j, k = _others(i)
+        given, r_jk = GIVEN + 7 * i, work[R + 3 * j + k]
+        x_i, x_j, x_k = work[BOUNDS + i], work[BOUNDS + j], work[BOUNDS + k]
+        at_j = (x_j - work[R + 3 * i + j] * x_i) * work[given]
+        at_k = (x_k - work[R + 3 * i + k] * x_i) * work[given + 1]
+        at = _put_pair(1 + i, at_j, at_k, work, at)
+        work[at] = -0.5 * x_i * x_i
+        work[at + 1] = (2.0 * r_jk * x_j * x_k - x_j * x_j - x_k * x_k) * work[given + 5]
+        sign = work[BOUNDS + 3 + i]
+        work[end], work[end + 1], work[end + 2] = sign * x_i, work[BOUNDS + 3 + j] * at_j, work[BOUNDS + 3 + k] * at_k
+        work[end + 3] = sign * (x_i - work[given + 2] * x_j - work[given + 3] * x_k) * work[given + 4]
+        at, end = at + 2, end + 4
+    return at - EXPONENTS, end - POINTS
+
+
+@numba.njit(cache=True)
+def _three(work):
+    """Return log P of three variables and fill its derivatives; NaN where the rules are not good."""
+    n, m = _put_three(work)
+    exp_all(work, EXPONENTS, n)
+    phi_all(work, POINTS, m, SPARE)
+    size = int(work[NODES + 4])
+    a, b, c = int(work[ORDER]), int(work[ORDER + 1]), int(work[ORDER + 2])
+    with_b, with_c = 0.0, 0.0
+    for i in range(size):
+        with_b += work[TRIPLE + 2 * MOST + i] * work[EXPONENTS + i] * work[POINTS + i]
+        with_c += work[TRIPLE + 8 * MOST + i] * work[EXPONENTS + size + i] * work[POINTS + size + i]
+    sign_a, sign_b, sign_c = work[BOUNDS + 3 + a], work[BOUNDS + 3 + b], work[BOUNDS + 3 + c]
+    at, of = EXPONENTS + 2 * size, POINTS + 2 * size
+    two = work[of + 4 * b] * work[of + 4 * c] + sign_b * sign_c * _sum_pair(0, work, at)
+    p = work[of + 4 * a] * two + sign_a * (sign_b * with_b + sign_c * with_c)
+    if not p > LEAST:
+        return np.nan
+    at, share = at + int(work[NODES]), 1.0 / p
+    for i in range(3):
+        j, k = _others(i)
+        both = work[BOUNDS + 3 + j] * work[BOUNDS + 3 + k]
+        inside = work[of + 1] * work[of + 2] + both * _sum_pair(1 + i, work, at)
+        at += int(work[NODES + 1 + i])
+        work[BOUNDS + 6 + i] = work[BOUNDS + 3 + i] * ROOT * work[at] * inside * share
+        work[BOUNDS + 9 + i] = both * work[at + 1] * work[GIVEN + 7 * i + 6] * work[of + 3] * share
+        at, of = at + 2, of + 4
+    return math.log(p)
+
+
+@numba.njit(cache=True)
+def _two(work):
+    """Return log P of two variables and fill its derivatives; NaN where the rule is not good."""
+    x, y, r, sign, other = work[BOUNDS], work[BOUNDS + 1], work[R + 3], work[BOUNDS + 3], work[BOUNDS + 4]
+    end, left = _put_pair(0, x, y, work, EXPONENTS), (1.0 - r) * (1.0 + r)
+    work[end], work[end + 1] = -0.5 * x * x, -0.5 * y * y
+    work[end + 2] = (r * x * y - 0.5 * (x * x + y * y)) / left
+    exp_all(work, EXPONENTS, end + 3 - EXPONENTS)
+    p = _phi(sign * x) * _phi(other * y) + sign * other * _sum_pair(0, work, EXPONENTS)
+    if not p > LEAST:
+        return np.nan
+    root = math.sqrt(left)
+    work[BOUNDS + 6] = sign * ROOT * work[end] * _phi(other * (y - r * x) / root) / p
+    work[BOUNDS + 7] = other * ROOT * work[end + 1] * _phi(sign * (x - r * y) / root) / p
+    work[BOUNDS + 11] = sign * other * work[end + 2] / (2.0 * math.pi * root * p)
+    return math.log(p)
+
+
+@numba.njit(cache=True)
+def orthant_row(row, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky):
+    """Return log P of a row where each variable has one bound, and fill its derivatives; else NaN, nothing filled.
+
+    The paths are those of its factor. Variables are not turned round where they are bounded from above: ``BOUNDS`` has them
+    as they are, with their signs behind.
+    """
+    dim = mean.shape[1]
+    for i in range(dim):
+        below, above = lower[row, i], upper[row, i]
+        if math.isinf(below) == math.isinf(above):
+            return np.nan
+        x = (mean[row, i] - (below if math.isinf(above) else above)) / work[SCALE + i]
+        work[BOUNDS + i] = min(max(x, -FARTHEST), FARTHEST)
+        work[BOUNDS + 3 + i] = 1.0 if math.isinf(above) else -1.0
+    log_p = _three(work) if dim == 3 else _two(work)
     if math.isnan(log_p):
         return np.nan
     for i in range(dim):
-        slope = sign[i] * by_h[i] / scale[i]
-        by_mean[i] = slope
-        by_lower[i] = -slope if sign[i] > 0.0 else 0.0
-        by_upper[i] = -slope if sign[i] < 0.0 else 0.0
-        on = -0.5 * by_h[i] * h[i]  # by the variance, times that
+        by_x = work[BOUNDS + 6 + i]
+        by_mean[row, i] = by_x / work[SCALE + i]
+        if work[BOUNDS + 3 + i] > 0.0:
+            by_lower[row, i] = -by_mean[row, i]
+        else:
+            by_upper[row, i] = -by_mean[row, i]
+        on = -0.5 * by_x * work[BOUNDS + i]  # by the variance, times that
         for j in range(dim):
             if j != i:
-                a, b = max(i, j), min(i, j)
-                on -= 0.5 * by_r[a, b] * r[a, b]
-                share = sign[i] * sign[j] * by_r[a, b] / (scale[i] * scale[j])
+                by_r = work[BOUNDS + 9 + (3 - i - j if dim == 3 else 2)]
+                on -= 0.5 * by_r * work[R + 3 * i + j]
+                share = by_r / (work[SCALE + i] * work[SCALE + j])
                 for k in range(min(i, j) + 1):
-                    by_cholesky[i, k] += share * cholesky[j, k]
+                    by_cholesky[row, i, k] += share * cholesky[row, j, k]
         for k in range(i + 1):
-            by_cholesky[i, k] += 2.0 * on / scale[i] ** 2 * cholesky[i, k]
+            by_cholesky[row, i, k] += 2.0 * on / work[SCALE + i] ** 2 * cholesky[row, i, k]
     return log_p

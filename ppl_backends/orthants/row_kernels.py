@@ -14,7 +14,7 @@ from numpy.polynomial import chebyshev
 from scipy.special import erfcx
 
 from ppl_backends.orthants.kernels import CENTRE, MIDDLE, TAIL, _ratio
-from ppl_backends.orthants.orthant_kernels import orthant_row
+from ppl_backends.orthants.orthant_kernels import WORK, lay_paths, orthant_row
 
 UNBOUNDED = 1e4  # in standard deviations, for bounds that are infinite
 NARROW = 1e-5  # half width, times the distance from zero: below it the density is flat
@@ -313,18 +313,46 @@ def estimate_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_low
         )
 
 
+@numba.njit(cache=True)
+def _same_factor(cholesky, i, j):
+    for k in range(cholesky.shape[1]):
+        for m in range(k + 1):
+            if cholesky[i, k, m] != cholesky[j, k, m]:
+                return False
+    return True
+
+
+@numba.njit(cache=True)
+def _is_factor(cholesky, i):
+    """Return whether a lower triangle is finite, with a diagonal above zero."""
+    for k in range(cholesky.shape[1]):
+        for m in range(k + 1):
+            if not math.isfinite(cholesky[i, k, m]):
+                return False
+        if cholesky[i, k, k] <= 0.0:
+            return False
+    return True
+
+
 @numba.njit(cache=True, nogil=True)
 def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
     """Fill the same without sampling where a row is an orthant of two or three variables; from points ``(n, >= dim)`` else.
 
     Rows whose parameters make no sense have log P = −∞ and no derivatives.
     """
+    dim = mean.shape[1]
+    work, known, sensible, laid = np.zeros(WORK), -1, False, False
     for i in range(mean.shape[0]):
-        given = (mean[i], cholesky[i], lower[i], upper[i])
-        slopes = (by_mean[i], by_lower[i], by_upper[i], by_cholesky[i])
-        log_p[i] = -np.inf
-        if not (np.isfinite(mean[i]).all() and np.isfinite(cholesky[i]).all() and (np.diag(cholesky[i]) > 0).all()):
+        if known < 0 or not _same_factor(cholesky, i, known):
+            known, sensible = i, _is_factor(cholesky, i)
+            laid = sensible and dim in (2, 3) and lay_paths(i, cholesky, work)
+        log_p[i], good = -np.inf, sensible
+        for k in range(dim):
+            good &= math.isfinite(mean[i, k])
+        if not good:
             continue
-        log_p[i] = orthant_row(*given, *slopes) if mean.shape[1] in (2, 3) else np.nan
-        if math.isnan(log_p[i]):
-            log_p[i] = estimate_row(*given, uniforms, *slopes)
+        if laid:
+            log_p[i] = orthant_row(i, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky)
+        if not laid or math.isnan(log_p[i]):
+            slopes = (by_mean[i], by_lower[i], by_upper[i], by_cholesky[i])
+            log_p[i] = estimate_row(mean[i], cholesky[i], lower[i], upper[i], uniforms, *slopes)

@@ -4,13 +4,15 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 from ppl_backends.errors import ModelError
 from ppl_backends.math import log_rectangle
 from ppl_backends.orthants import rectangle_gradient
 from ppl_backends.orthants.batch import best_log_rectangles, log_rectangles
+from ppl_backends.orthants.closed import bivariate
 from ppl_backends.orthants.solvers import scramble
+from ppl_backends.orthants.vector_kernels import LANES, exp_all, phi_all
 from tests.orthants import exact
 
 INF = np.inf
@@ -178,9 +180,53 @@ def test_orthants_without_sampling(dim):
     assert_derivatives_are_those_of(lambda *x: best_log_rectangles(*x, few), kept, 1e-6, 1e-6)
 
 
-def test_orthant_of_three_against_its_closed_form():
-    cov = np.array([[1.0, 0.6, -0.4], [0.6, 1.0, 0.3], [-0.4, 0.3, 1.0]])
-    factor, zero = np.linalg.cholesky(cov)[None], np.zeros((1, 3))
-    found = best_log_rectangles(zero, factor, zero, zero + INF, np.full((1, 3), 0.5)).log_p[0]
-    truth = np.log(1 / 8 + np.arcsin(cov[np.tril_indices(3, -1)]).sum() / (4 * np.pi))
-    assert abs(found - truth) < 1e-13
+def correlations(n):
+    """Of three variables, from weak ones to the limits of the rules."""
+    x = np.random.default_rng(3).normal(size=(n, 3, 3))
+    cov = x @ x.transpose(0, 2, 1)
+    scale = np.sqrt(np.einsum("nii->ni", cov))
+    return cov / (scale[:, :, None] * scale[:, None])
+
+
+def test_orthants_of_three_against_their_closed_form():
+    """The points left out are so poor that their rows show."""
+    covs = correlations(400)
+    zero = np.zeros((400, 3))
+    above = np.random.default_rng(4).random((400, 3)) < 0.5
+    given = [zero, np.linalg.cholesky(covs), np.where(above, 0, -INF), np.where(above, INF, 0)]
+    found = best_log_rectangles(*given, np.full((1, 3), 0.5)).log_p
+    sign = np.where(above, 1.0, -1.0)
+    signed = covs * sign[:, :, None] * sign[:, None]
+    truth = 1 / 8 + np.arcsin(signed[:, [1, 2, 2], [0, 0, 1]]).sum(axis=1) / (4 * np.pi)
+    error = np.abs(np.exp(found) - truth)
+    ruled = found != log_rectangles(*given, np.full((1, 3), 0.5)).log_p
+    assert ruled.mean() > 0.6
+    assert error[ruled].max() < 2e-11
+
+
+def test_orthants_of_three_against_quadrature():
+    """P = ∫ φ(x) Φ2(the others | x) dx from the lower bound on."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    for cov, lower in zip(correlations(40), np.random.default_rng(5).normal(0, 1.3, (40, 3)), strict=True):
+        factor = np.linalg.cholesky(cov)[None]
+        arguments = [np.zeros((1, 3)), factor, lower[None], np.full((1, 3), INF)]
+        found = best_log_rectangles(*arguments, np.full((1, 3), 0.5)).log_p[0]
+        if found == log_rectangles(*arguments, np.full((1, 3), 0.5)).log_p[0]:
+            continue
+        half = (8.0 - lower[0]) / 2
+        x = lower[0] + half * (1 + nodes)
+        rest = cov[1:, 1:] - np.outer(cov[1:, 0], cov[0, 1:])
+        inside = [np.exp(bivariate(rest, lower[1:] - cov[1:, 0] * at, np.full(2, INF))) for at in x]
+        truth = half * (weights * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)) @ inside
+        assert abs(np.exp(found) - truth) < 1e-8
+
+
+def test_exponentials_and_probabilities_of_many():
+    x = np.linspace(-12, 12, 3 * LANES + 5)
+    for function, truth, at in [(exp_all, np.exp, -(x**2)), (phi_all, ndtr, x)]:
+        work = np.zeros(10 * LANES)
+        work[7 : 7 + len(x)] = at
+        function(work, 7, len(x), *([5 * LANES] if function is phi_all else []))
+        np.testing.assert_allclose(
+            work[7 : 7 + len(x)], truth(at), rtol=2e-13 if function is exp_all else 0, atol=2e-13
+        )
