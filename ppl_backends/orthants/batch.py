@@ -54,7 +54,7 @@ def log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uni
 
 
 def best_log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uniforms: Array) -> RowDerivatives:
-    """Return the same, exact where a row has one bound for each of two or three variables; ``uniforms`` ``(points, dim)``.
+    """Return the same, exact where a row has two or three variables, each bounded; ``uniforms`` ``(points, dim)``.
 
     Rows whose parameters are not finite, or no Cholesky factor, have probability zero.
     """

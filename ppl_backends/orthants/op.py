@@ -23,9 +23,9 @@ from ppl_backends.targets.pymc.jax_backend import declare_operation
 def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points: int = 256, seed: int = 0) -> Any:
     """Return log P(lower ≤ X ≤ upper) as a PyTensor variable, X ~ N(mean, cholesky @ cholesky.T), with gradients.
 
-    Two or three variables with one bound each need no points, but for tails and near-singular factors. Else the points are
-    fixed: a smooth function of its arguments, as NUTS and optimisers need. For up to about ten dimensions; every row of
-    bounds is one rectangle.
+    Two or three variables need no points, but for tails and near-singular factors. Else the points are fixed: a smooth
+    function of its arguments, as NUTS and optimisers need. For up to about ten dimensions; every row of bounds is one
+    rectangle.
 
     Parameters
     ----------

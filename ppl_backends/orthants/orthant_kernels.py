@@ -1,10 +1,11 @@
-"""Probabilities of orthants of two and three normals, and their derivatives, without sampling.
+"""Probabilities of rectangles of two and three normals, and their derivatives, without sampling.
 
 With Φ2 and Φ3 the distribution functions at h of normals with unit variances and correlations r (Plackett 1954),
 
     ∂Φ_d / ∂r_ij = φ2(h_i, h_j; r_ij) Φ_{d−2}(the rest | i, j),      ∂Φ_d / ∂h_i = φ(h_i) Φ_{d−1}(the rest | i),
 
-and the integral of the first along a path of correlations gives Φ_d (Drezner & Wesolowsky 1990, Genz 2004). Rows share
+and the integral of the first along a path of correlations gives Φ_d (Drezner & Wesolowsky 1990, Genz 2004). A rectangle
+with two bounds for a variable is a difference of such orthants, where it is not so small that digits are lost. Rows share
 what depends on the correlations alone: the paths are laid once for each factor, and a variable that is bounded from above
 changes signs only. All of it is in one array, ``work``: compiled code counts the references of every array that it takes.
 """
@@ -43,8 +44,9 @@ TRIPLE = PAIRS + 12 * MOST  # Φ3 (2, 6, MOST): the same for the first and anoth
 EXPONENTS = TRIPLE + 12 * MOST
 POINTS = EXPONENTS + 6 * MOST + LANES
 SPARE = POINTS + 6 * MOST + LANES
-BOUNDS = SPARE + 6 * MOST + LANES  # and signs, derivatives by h, and by r (4, 3)
-WORK = BOUNDS + 12
+BOUNDS = SPARE + 6 * MOST + LANES  # of an orthant, its signs, derivatives of P by bounds, and by correlations (4, 3)
+SUMS = BOUNDS + 12  # derivatives of the rectangle by lower bounds, upper bounds, log scales, and correlations (4, 3)
+WORK = SUMS + 12
 
 
 @numba.njit(cache=True)
@@ -204,7 +206,7 @@ def _put_three(work):
 
 @numba.njit(cache=True)
 def _three(work):
-    """Return log P of three variables and fill its derivatives; NaN where the rules are not good."""
+    """Return P of an orthant of three variables and fill its derivatives."""
     n, m = _put_three(work)
     exp_all(work, EXPONENTS, n)
     phi_all(work, POINTS, m, SPARE)
@@ -218,71 +220,96 @@ def _three(work):
     at, of = EXPONENTS + 2 * size, POINTS + 2 * size
     two = work[of + 4 * b] * work[of + 4 * c] + sign_b * sign_c * _sum_pair(0, work, at)
     p = work[of + 4 * a] * two + sign_a * (sign_b * with_b + sign_c * with_c)
-    if not p > LEAST:
-        return np.nan
-    at, share = at + int(work[NODES]), 1.0 / p
+    at += int(work[NODES])
     for i in range(3):
         j, k = _others(i)
         both = work[BOUNDS + 3 + j] * work[BOUNDS + 3 + k]
         inside = work[of + 1] * work[of + 2] + both * _sum_pair(1 + i, work, at)
         at += int(work[NODES + 1 + i])
-        work[BOUNDS + 6 + i] = work[BOUNDS + 3 + i] * ROOT * work[at] * inside * share
-        work[BOUNDS + 9 + i] = both * work[at + 1] * work[GIVEN + 7 * i + 6] * work[of + 3] * share
+        work[BOUNDS + 6 + i] = work[BOUNDS + 3 + i] * ROOT * work[at] * inside
+        work[BOUNDS + 9 + i] = both * work[at + 1] * work[GIVEN + 7 * i + 6] * work[of + 3]
         at, of = at + 2, of + 4
-    return math.log(p)
+    return p
 
 
 @numba.njit(cache=True)
 def _two(work):
-    """Return log P of two variables and fill its derivatives; NaN where the rule is not good."""
+    """Return P of an orthant of two variables and fill its derivatives."""
     x, y, r, sign, other = work[BOUNDS], work[BOUNDS + 1], work[R + 3], work[BOUNDS + 3], work[BOUNDS + 4]
     end, left = _put_pair(0, x, y, work, EXPONENTS), (1.0 - r) * (1.0 + r)
     work[end], work[end + 1] = -0.5 * x * x, -0.5 * y * y
     work[end + 2] = (r * x * y - 0.5 * (x * x + y * y)) / left
     exp_all(work, EXPONENTS, end + 3 - EXPONENTS)
     p = _phi(sign * x) * _phi(other * y) + sign * other * _sum_pair(0, work, EXPONENTS)
-    if not p > LEAST:
-        return np.nan
     root = math.sqrt(left)
-    work[BOUNDS + 6] = sign * ROOT * work[end] * _phi(other * (y - r * x) / root) / p
-    work[BOUNDS + 7] = other * ROOT * work[end + 1] * _phi(sign * (x - r * y) / root) / p
-    work[BOUNDS + 11] = sign * other * work[end + 2] / (2.0 * math.pi * root * p)
-    return math.log(p)
+    work[BOUNDS + 6] = sign * ROOT * work[end] * _phi(other * (y - r * x) / root)
+    work[BOUNDS + 7] = other * ROOT * work[end + 1] * _phi(sign * (x - r * y) / root)
+    work[BOUNDS + 11] = sign * other * work[end + 2] / (2.0 * math.pi * root)
+    return p
 
 
 @numba.njit(cache=True)
-def orthant_row(row, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky):
-    """Return log P of a row where each variable has one bound, and fill its derivatives; else NaN, nothing filled.
+def _corner(row, corner, mean, lower, upper, work):
+    """Put down the orthant at a corner, above upper bounds where bits are set; return its sign, 0 where there is none."""
+    weight = 1.0
+    for i in range(mean.shape[1]):
+        below, above = lower[row, i], upper[row, i]
+        at_upper = corner >> i & 1
+        if at_upper and (math.isinf(below) or math.isinf(above)):
+            return 0.0
+        x = (mean[row, i] - (above if at_upper or math.isinf(below) else below)) / work[SCALE + i]
+        work[BOUNDS + i] = min(max(x, -FARTHEST), FARTHEST)
+        work[BOUNDS + 3 + i] = -1.0 if math.isinf(below) else 1.0
+        weight = -weight if at_upper else weight
+    return weight
+
+
+@numba.njit(cache=True)
+def _sum_corners(row, mean, lower, upper, work):
+    """Return P of a rectangle, and fill the sums of derivatives."""
+    dim, total = mean.shape[1], 0.0
+    for i in range(12):
+        work[SUMS + i] = 0.0
+    for corner in range(1 << dim):
+        weight = _corner(row, corner, mean, lower, upper, work)
+        if weight == 0.0:
+            continue
+        total += weight * (_three(work) if dim == 3 else _two(work))
+        for i in range(dim):
+            by_x = weight * work[BOUNDS + 6 + i]
+            work[SUMS + (3 if corner >> i & 1 or math.isinf(lower[row, i]) else 0) + i] -= by_x
+            work[SUMS + 6 + i] -= by_x * work[BOUNDS + i]
+        for i in range(3 if dim == 3 else 1):
+            work[SUMS + 11 - i] += weight * work[BOUNDS + 11 - i]
+    return total
+
+
+@numba.njit(cache=True)
+def exact_row(row, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky):
+    """Return log P of a row where each variable has a bound, and fill its derivatives; else NaN, nothing filled.
 
     The paths are those of its factor. Variables are not turned round where they are bounded from above: ``BOUNDS`` has them
     as they are, with their signs behind.
     """
     dim = mean.shape[1]
     for i in range(dim):
-        below, above = lower[row, i], upper[row, i]
-        if math.isinf(below) == math.isinf(above):
+        if math.isinf(lower[row, i]) and math.isinf(upper[row, i]):
             return np.nan
-        x = (mean[row, i] - (below if math.isinf(above) else above)) / work[SCALE + i]
-        work[BOUNDS + i] = min(max(x, -FARTHEST), FARTHEST)
-        work[BOUNDS + 3 + i] = 1.0 if math.isinf(above) else -1.0
-    log_p = _three(work) if dim == 3 else _two(work)
-    if math.isnan(log_p):
+    p = _sum_corners(row, mean, lower, upper, work)
+    if not p > LEAST:
         return np.nan
     for i in range(dim):
-        by_x = work[BOUNDS + 6 + i]
-        by_mean[row, i] = by_x / work[SCALE + i]
-        if work[BOUNDS + 3 + i] > 0.0:
-            by_lower[row, i] = -by_mean[row, i]
-        else:
-            by_upper[row, i] = -by_mean[row, i]
-        on = -0.5 * by_x * work[BOUNDS + i]  # by the variance, times that
+        scale = work[SCALE + i]
+        by_lower[row, i], by_upper[row, i] = work[SUMS + i] / (p * scale), work[SUMS + 3 + i] / (p * scale)
+        by_mean[row, i] = -by_lower[row, i] - by_upper[row, i]
+        on = 0.5 * work[SUMS + 6 + i] / p  # by the variance, times that
         for j in range(dim):
             if j != i:
-                by_r = work[BOUNDS + 9 + (3 - i - j if dim == 3 else 2)]
+                by_r = work[SUMS + 9 + (3 - i - j if dim == 3 else 2)] / p
                 on -= 0.5 * by_r * work[R + 3 * i + j]
-                share = by_r / (work[SCALE + i] * work[SCALE + j])
+                share = by_r / (scale * work[SCALE + j])
                 for k in range(min(i, j) + 1):
                     by_cholesky[row, i, k] += share * cholesky[row, j, k]
         for k in range(i + 1):
-            by_cholesky[row, i, k] += 2.0 * on / work[SCALE + i] ** 2 * cholesky[row, i, k]
-    return log_p
+            by_cholesky[row, i, k] += 2.0 * on / scale**2 * cholesky[row, i, k]
+    return math.log(p)

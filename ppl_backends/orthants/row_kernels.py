@@ -14,7 +14,7 @@ from numpy.polynomial import chebyshev
 from scipy.special import erfcx
 
 from ppl_backends.orthants.kernels import CENTRE, MIDDLE, TAIL, _ratio
-from ppl_backends.orthants.orthant_kernels import WORK, lay_paths, orthant_row
+from ppl_backends.orthants.orthant_kernels import WORK, exact_row, lay_paths
 
 UNBOUNDED = 1e4  # in standard deviations, for bounds that are infinite
 NARROW = 1e-5  # half width, times the distance from zero: below it the density is flat
@@ -336,7 +336,7 @@ def _is_factor(cholesky, i):
 
 @numba.njit(cache=True, nogil=True)
 def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
-    """Fill the same without sampling where a row is an orthant of two or three variables; from points ``(n, >= dim)`` else.
+    """Fill the same without sampling where a row has two or three bounded variables; from points ``(n, >= dim)`` else.
 
     Rows whose parameters make no sense have log P = −∞ and no derivatives.
     """
@@ -352,7 +352,7 @@ def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lowe
         if not good:
             continue
         if laid:
-            log_p[i] = orthant_row(i, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky)
+            log_p[i] = exact_row(i, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky)
         if not laid or math.isnan(log_p[i]):
             slopes = (by_mean[i], by_lower[i], by_upper[i], by_cholesky[i])
             log_p[i] = estimate_row(mean[i], cholesky[i], lower[i], upper[i], uniforms, *slopes)

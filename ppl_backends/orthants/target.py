@@ -54,7 +54,7 @@ class RectangleTarget(WrappedTarget):
         From the variables of ``prior`` at ``m`` points, name → ``(m, *shape)``, to :class:`Rectangles`, which
         :func:`probit_rectangles` and its kin make from data.
     n_points : int
-        Of each rectangle; two or three variables with one bound each need none.
+        Of each rectangle; two or three variables need none.
     estimated : bool
         Whether the likelihood is to be known by unbiased estimates only, with fresh points each time, so that results are
         exact whatever ``n_points``: for :func:`ppl_backends.sample_smc` from the prior. Otherwise the points are fixed:
