@@ -54,6 +54,12 @@ def test_one_scramble_for_several_filters_makes_them_dependent():
     assert ratio > 7
 
 
+def test_one_scramble_for_all_rows_is_biased(monkeypatch, fresh_programs):
+    sobol = step.sobol
+    monkeypatch.setattr(step, "sobol", lambda seeds, t, n_x, n_normals: sobol(seeds, 0 * t, n_x, n_normals))
+    assert standard_errors(ratios(Y, 16, 8000, method="sqmc")) > t_bound(7999)
+
+
 def test_a_floor_under_densities_hides_a_row_that_cannot_be():
     y = np.array([0.1, 1e200, 0.2])
     floored = replace(

@@ -14,7 +14,7 @@ from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.filters import FilterPath, Growth, is_exchange
+from ppl_backends.smc.filters import FilterParticles, FilterPath, Growth, is_exchange
 from ppl_backends.smc.ibis import run_ibis
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
@@ -115,6 +115,40 @@ def test_after_an_outlier_an_exchange_loses_the_particles():
     _, log_weights = made._exchange(replace(drawn, wanted=64))
     exchanged = np.exp(log_weights)
     assert exchanged.sum() ** 2 / (exchanged**2).sum() < 0.05 * len(weights)
+
+
+def filters_belong_to_their_points(regenerates=""):
+    """Whether filters that are computed again from the seeds of the particles have the estimates that these carry."""
+    made = FilterPath(target(), PriorPath(target().rest), filter_of(target()), EAGER, regenerates)
+    done = run_ibis(made, make_kernel("random_walk"), 64, np.random.default_rng(3), None, SETTINGS).population
+    again = made._replayed(done.x, len(Y), done.n_particles, done.filter.seeds, done.kept)
+    return np.allclose(again, done.filter.log_likelihood, rtol=1e-8)
+
+
+def test_particles_are_resampled_with_their_filters(monkeypatch):
+    assert filters_belong_to_their_points()
+    take = FilterParticles.take
+    monkeypatch.setattr(FilterParticles, "take", lambda self, index: replace(take(self, index), filter=self.filter))
+    assert not filters_belong_to_their_points()
+
+
+def measured(monkeypatch=None):
+    """Variance that log estimates are measured to have, one θ in twenty far off; that at the others; and that across θ."""
+    made, population, _ = particles_of_rows(FilterPath, len(Y), Y, 16, n=800)
+    typical = made.measured(population, np.random.default_rng(1)).variance
+    x = np.where(np.arange(800)[:, None] % 20 == 4, 12.0, population.x)
+    estimates = made.density(made.all_of(len(Y)))(x, np.random.default_rng(7)).filter.log_likelihood
+    if monkeypatch is not None:
+        monkeypatch.setattr(np, "median", np.mean)
+    return made.measured(replace(population, x=x), np.random.default_rng(1)).variance, typical, estimates.var()
+
+
+def test_the_variance_of_filters_is_that_at_typical_parameters(monkeypatch):
+    """Neither the mean over θ, which those rule where filters fail, nor the spread of the estimates across θ."""
+    found, typical, across = measured()
+    assert abs(np.log(found / typical)) < 0.5
+    assert across > 10 * typical
+    assert measured(monkeypatch)[0] > 10 * typical
 
 
 @pytest.mark.parametrize(
