@@ -17,6 +17,7 @@ _LAZY = {
     "FunctionTarget": "ppl_backends.targets",
     "GaussianApproximation": "ppl_backends.approximations",
     "GibbsPosterior": "ppl_backends.gibbs.posterior",
+    "LatentGaussian": "ppl_backends.targets.latent_gaussian",
     "MixtureApproximation": "ppl_backends.approximations",
     "MultinomialProbit": "ppl_backends.orthants.distributions",
     "MultivariateOrdinal": "ppl_backends.orthants.distributions",

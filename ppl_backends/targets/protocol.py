@@ -236,6 +236,9 @@ class BaseTarget:
     #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each see one linear predictor
     factors: Any = None
     likelihood_factors: Any = None  #: the sites of the observations in all coordinates, under a flat prior
+    latent_gaussian: Any = (
+        None  #: an object with ``at(phi)``: sparse factors of latent variables given hyper-parameters
+    )
     simulate: Any = None  #: ``(x, rng) ->`` one data set per point
     likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not its estimate alone
     log_likelihood_estimate: Any = None  #: ``(x, rng) -> (n,)``, logs of independent unbiased estimates

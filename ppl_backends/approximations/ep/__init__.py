@@ -16,9 +16,10 @@ The factors themselves, and known families of sites, are in :mod:`ppl_backends.t
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.fit import fit_ep, fit_ep_sharded
-from ppl_backends.approximations.ep.hyper import EPMixture, HyperParameters
+from ppl_backends.approximations.ep.hyper import EPMixture
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut
 from ppl_backends.approximations.ep.shards import ArrayShard, EPSites, FileShard
+from ppl_backends.approximations.hyper import HyperParameters
 from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.targets.factors import (
     Factors,

@@ -15,21 +15,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from heapq import heappop, heappush
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError
-from scipy.optimize import minimize
-from scipy.special import logsumexp, stdtrit
-from scipy.stats import qmc
-from scipy.stats import t as student_t
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import mixed_marginals
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
+from ppl_backends.approximations.hyper import HyperParameters, climb, design_around
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
@@ -39,10 +34,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
 
-GRID_DIM = 2  # a lattice up to here, a net of random points above
 SMALLEST_SHARE = 1e-6  # of the weights; nodes below are left out of the mixture
-CURVATURE_STEP = 0.1
-BOX, MAX_BOXES = 1.5, 12  # half width of the boxes that the mode is looked for in, and how many
 
 
 class Node(NamedTuple):
@@ -51,32 +43,6 @@ class Node(NamedTuple):
     phi: Array
     log_posterior: float
     fit: EPApproximation
-
-
-class HyperParameters(NamedTuple):
-    """What was integrated over, and how.
-
-    Attributes
-    ----------
-    names : tuple of str
-    mode : ndarray (p,)
-        Of the posterior of φ.
-    points : ndarray (k, p)
-        The design.
-    weights : ndarray (k,)
-        Posterior weights of its points.
-    log_posterior : ndarray (k,)
-        Log p(y | φ) + log p(φ) there.
-    summary : str
-        One line that says what was done.
-    """
-
-    names: tuple[str, ...]
-    mode: Array
-    points: Array
-    weights: Array
-    log_posterior: Array
-    summary: str
 
 
 class EPMixture(MixtureApproximation):
@@ -156,54 +122,9 @@ def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
     """Fit EP over θ and φ: ``fit`` is EP for given factors, from the sites of another fit or None."""
     posterior = _Posterior(factors, fit)
     # Not quite the start itself, which can be a saddle between two modes.
-    mode = _climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)
-    scale = _scale(posterior, mode)
-    if len(mode.phi) <= GRID_DIM:
-        nodes, log_weights, log_evidence, spread = lattice(posterior.node, mode, scale)
-        kind = "lattice"
-    else:
-        nodes, log_weights, log_evidence, spread = net(posterior.node, mode, scale)
-        kind = "weighted net"
+    mode = climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)
+    (nodes, log_weights, log_evidence, spread), kind = design_around(posterior, mode)
     return _mix(factors, target, mode, nodes, log_weights, log_evidence, spread, kind, posterior.runs)
-
-
-def _climb(posterior: _Posterior, start: Array) -> Node:
-    """Return the mode of φ by a quasi-Newton method on EP's evidence."""
-    best = posterior.node(start)
-    if best is None:
-        raise ModelError(f"EP has no proper approximation at the hyper-parameters {start.round(3)}; use fit_laplace")
-    found = [best]
-
-    def negative(phi: Array) -> tuple[float, Array]:
-        node = posterior.node(phi, found[-1].fit)
-        gradient = None if node is None else posterior.gradient(node)
-        if node is None or gradient is None:
-            return 1e10, np.zeros_like(phi)
-        if node.log_posterior >= found[-1].log_posterior:
-            found.append(node)
-        return -node.log_posterior, -gradient
-
-    for _ in range(MAX_BOXES):  # far from the mode EP is slow and may fail: no step leaves a box around the last centre
-        centre = found[-1].phi
-        bounds = list(zip(centre - BOX, centre + BOX, strict=True))
-        minimize(negative, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30, "gtol": 1e-2})
-        if np.all(np.abs(found[-1].phi - centre) < 0.99 * BOX):
-            break
-    return found[-1]
-
-
-def _scale(posterior: _Posterior, mode: Node) -> Array:
-    """Return a matrix S with φ = mode + S z about standard normal near the mode, from differences of gradients."""
-    p = len(mode.phi)
-    precision = np.eye(p)
-    for j in range(p):
-        shift = CURVATURE_STEP * np.eye(p)[j]
-        sides = [posterior.node(mode.phi + s, mode.fit) for s in (shift, -shift)]
-        slopes = [None if node is None else posterior.gradient(node) for node in sides]
-        if slopes[0] is not None and slopes[1] is not None:
-            precision[j] = (slopes[1] - slopes[0]) / (2 * CURVATURE_STEP)
-    values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
-    return vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions: a spread of about 3 to begin with
 
 
 def _mix(
@@ -291,94 +212,3 @@ def _slopes(phi: Array, theta: Array, cov_phi: Array, bandwidth: float) -> Array
     moved = theta[None] - theta[:, None]
     cross = np.einsum("kj,kjp,kjd->kpd", near, steps, moved, optimize=True)
     return np.linalg.solve(root.T[None], np.linalg.solve(gram, cross))
-
-
-Evaluate = Callable[..., Any]  # φ and a neighbour's fit to a node, or None
-
-SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
-DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
-MAX_NODES = 200
-MAX_SHARE = 0.2  # Σ w² at which a lattice is too coarse for the posterior and its spacing is halved
-NET_POINTS = {3: 256, 4: 256, 5: 256, 6: 256}
-NET_DF = 8.0
-KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
-
-
-class Design(NamedTuple):
-    """Nodes with the logs of their weights, the log of their sum of integrals, and the relative sd of a kernel."""
-
-    nodes: list[Any]
-    log_weights: Array
-    log_evidence: float
-    spread: float
-
-
-def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
-    """Return the nodes mode + ``scale`` · spacing · k that are connected to the mode by nodes of high density.
-
-    ``evaluate`` takes φ and a neighbour's fit to a node, or to None. The columns of ``scale`` are along principal axes.
-    """
-    p = len(mode.phi)
-    for spacing in SPACING[p] * 0.5 ** np.arange(4):
-        found = _flood(evaluate, mode, spacing * scale)
-        log_posterior = np.array([node.log_posterior for node in found.values()])
-        weights = np.exp(log_posterior - logsumexp(log_posterior))
-        if weights @ weights < MAX_SHARE:
-            break
-    log_cell = p * np.log(spacing) + np.linalg.slogdet(scale)[1]
-    z = spacing * np.array(list(found), dtype=float)
-    apart = z - weights @ z
-    smallest = np.sqrt(max(1e-12, float(np.linalg.eigvalsh((weights * apart.T) @ apart)[0])))
-    spread = float(np.clip(KERNEL * spacing / smallest, 0.1, 0.7))
-    return Design(list(found.values()), log_posterior, float(logsumexp(log_posterior) + log_cell), spread)
-
-
-def _flood(evaluate: Evaluate, mode: Any, step: Array) -> dict[tuple[int, ...], Any]:
-    """Return points of the lattice mode + step · k, those next to the densest first."""
-    p = len(mode.phi)
-    origin = (0,) * p
-    found: dict[tuple[int, ...], Any] = {origin: mode}
-    queue, top = [(-mode.log_posterior, origin)], mode.log_posterior
-    while queue:
-        negative, here = heappop(queue)
-        if -negative < top - DROP[p] or len(found) >= MAX_NODES:
-            break
-        for axis, sign in product(range(p), (-1, 1)):
-            there = tuple(k + sign * (j == axis) for j, k in enumerate(here))
-            if there in found:
-                continue
-            found[there] = node = evaluate(mode.phi + step @ np.array(there), found[here].fit)
-            if node is not None:
-                heappush(queue, (-node.log_posterior, there))
-                top = max(top, node.log_posterior)
-    return {k: node for k, node in found.items() if node is not None}
-
-
-def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
-    """Return scrambled Sobol points of independent split Student t along the principal axes, with importance weights.
-
-    Each side of each axis has its own scale, from how far the density has fallen two standard deviations away.
-    """
-    p = len(mode.phi)
-    sides = np.ones((2, p))
-    for j in range(p):
-        for row, sign in enumerate((-1.0, 1.0)):
-            node = evaluate(mode.phi + 2.0 * sign * scale[:, j], mode.fit)
-            drop = 2.0 if node is None else mode.log_posterior - node.log_posterior
-            sides[row, j] = np.clip(2.0 / np.sqrt(2.0 * max(drop, 1e-6)), 0.5, 3.0)
-    points = NET_POINTS[p]
-    u = np.clip(qmc.Sobol(p, seed=0).random(points), 2.0**-53, 1 - 2.0**-53)
-    left = sides[0] / sides.sum(axis=0)  # share of the mass on the left
-    low = u < left
-    t = np.where(low, stdtrit(NET_DF, 0.5 * u / left), stdtrit(NET_DF, 0.5 + 0.5 * (u - left) / (1 - left)))
-    z = t * np.where(low, sides[0], sides[1])
-    log_q = (student_t.logpdf(t, NET_DF) + np.log(2.0 / sides.sum(axis=0))).sum(axis=1) - np.linalg.slogdet(scale)[1]
-    order = np.argsort((z**2).sum(axis=1))  # from the mode outwards
-    nodes = [evaluate(mode.phi + scale @ z[k], mode.fit) for k in order]
-    kept = [k for k, node in enumerate(nodes) if node is not None]
-    log_weights = np.array([nodes[k].log_posterior for k in kept]) - log_q[order][kept]
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    effective = 1 / float(weights @ weights)
-    spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
-    log_evidence = float(logsumexp(log_weights) - np.log(points))
-    return Design([nodes[k] for k in kept], log_weights, log_evidence, spread)

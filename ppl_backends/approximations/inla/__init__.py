@@ -4,12 +4,15 @@
 ``conditional``    improved Laplace marginals, all grid points in one batched Newton
 ``kernels``        its steps, compiled
 ``copula``         a joint distribution with these marginals
+``latent``         latent variables given hyper-parameters, by sparse matrices
+``integrated``     integration over hyper-parameters
 ``result``         what users get
 ``fit``            ``fit_inla``, what users call
 =================  ====================================================================================
 """
 
 from ppl_backends.approximations.inla.fit import fit_inla
+from ppl_backends.approximations.inla.integrated import IntegratedLaplace
 from ppl_backends.approximations.inla.result import INLAApproximation
 
-__all__ = ["INLAApproximation", "fit_inla"]
+__all__ = ["INLAApproximation", "IntegratedLaplace", "fit_inla"]

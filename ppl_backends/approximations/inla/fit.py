@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.linalg import LinAlgError
 from numpy.typing import NDArray
 from scipy.stats import norm
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.inla.conditional import FINE, improved_marginals
+from ppl_backends.approximations.inla.integrated import IntegratedLaplace, integrate
 from ppl_backends.approximations.inla.result import INLAApproximation
 from ppl_backends.approximations.laplace import NEGLIGIBLE_SHARE, gaussian_at_mode, share_of_another_mode
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
-from ppl_backends.options import array, checked, instance, integer, none
+from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.power import with_power
@@ -30,6 +32,7 @@ GAUSSIAN_RANGE = 7.0  # standard deviations on the grid of a coordinate that kee
 
 @checked(
     initvals=none | instance(Mapping, "a dict of values by name") | array("an array (dim,)"),
+    hyper=choice("auto", None),
     points=integer(9),
 )
 def fit_inla(
@@ -37,6 +40,7 @@ def fit_inla(
     *,
     data: Any = None,
     coordinates: Any = None,
+    hyper: str | None = "auto",
     points: int = 25,
     initvals: Any = None,
     power: float = 1.0,
@@ -44,8 +48,11 @@ def fit_inla(
     random_seed: SeedLike = None,
     progressbar: bool = True,
     **target_options: Any,
-) -> INLAApproximation:
+) -> INLAApproximation | IntegratedLaplace:
     """Fit improved Laplace marginals: at every value of a coordinate, a Laplace approximation of all the others.
+
+    Where the model is a latent Gaussian one with hyper-parameters, it is fitted given each of a lattice of them instead, and
+    integrated over them.
 
     Parameters
     ----------
@@ -56,6 +63,10 @@ def fit_inla(
     coordinates : sequence of int or str, optional
         Of which unconstrained coordinates; all by default. The others keep the Gaussian at the mode. The cost of one is
         ``points`` Newton climbs in all the others, whose steps cost a Hessian and its Cholesky factor each.
+    hyper : {"auto"} or None
+        Hyper-parameters are those without which the model is a Gaussian times sites of one linear predictor each, found as
+        by :func:`~ppl_backends.fit_ep`, or those of a :class:`~ppl_backends.LatentGaussian`. They are integrated over. None:
+        there are none.
     points : int
         Values of every coordinate, six standard deviations to both sides of the mode; more are added where the density
         has not fallen by 14 nats there. Between them its log is a cubic spline.
@@ -72,7 +83,7 @@ def fit_inla(
 
     Returns
     -------
-    INLAApproximation
+    INLAApproximation, or IntegratedLaplace where there are hyper-parameters
         With ``pdf``, ``cdf``, ``quantile``, ``mean``, ``sd``, ``log_evidence`` and ``to_inference_data``. ``converged`` says
         that it can be used: there is a mode, climbs find no other, and 256 of its points, weighted by the posterior, show
         no mean more than a fifth of a standard deviation away and no standard deviation a fifth off. The reason against it
@@ -109,18 +120,34 @@ def fit_inla(
     from ppl_backends.targets.convert import as_target
 
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
-    if target.dim > MAX_DENSE_DIM:
+    if target.dim > MAX_DENSE_DIM and target.latent_gaussian is None:
         raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians are for {MAX_DENSE_DIM} at most")
     index = chosen(coordinates, target.names)
+    described = _described(target, hyper)
+    result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
-        q = gaussian_at_mode(target, initvals, random_seed=random_seed)
-        progress.update(0, 0.3)
-        result = _without_improvement(target, q) if np.isnan(q.log_evidence) else improve(target, q, index, points)
+        if described is not None:
+            result = integrate(described, target)
+        else:
+            q = gaussian_at_mode(target, initvals, random_seed=random_seed)
+            progress.update(0, 0.3)
+            result = _without_improvement(target, q) if np.isnan(q.log_evidence) else improve(target, q, index, points)
         progress.update(0, 1.0)
     if result.trouble:
         text = f"INLA of {target.label}: {result.trouble}; sample_smc draws from the posterior itself"
         warnings.warn(text, ApproximationWarning, stacklevel=3)
     return result
+
+
+def _described(target: BaseTarget, hyper: str | None) -> Any:
+    """Return the latent Gaussian model that a target is given hyper-parameters; None where it is none, or has none."""
+    if hyper is None or target.latent_gaussian is not None:
+        return target.latent_gaussian
+    try:
+        factors = target.factors
+    except (ModelError, LinAlgError):
+        return None
+    return None if factors is None or not len(factors.hyper_names) else factors
 
 
 def improve(target: BaseTarget, q: GaussianApproximation, index: NDArray[np.integer], points: int) -> INLAApproximation:

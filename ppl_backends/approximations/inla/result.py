@@ -11,35 +11,28 @@ from ppl_backends.targets.protocol import Array
 
 
 class WithMarginals(Approximation):
-    """An approximation that knows the density of every coordinate on a grid; ``(k,)`` are the coordinates, in order."""
+    """An approximation that knows the density of every coordinate."""
 
-    _marginals: Marginals
-
-    @property
-    def sd(self) -> Array:
-        return self._marginals.sd
+    def marginals(self, coordinates: Any = None) -> Marginals:
+        """Return the marginal densities on their grids, of all coordinates or of some, by name or number."""
+        raise NotImplementedError
 
     @property
     def std(self) -> Array:
         """Marginal standard deviations ``(dim,)``, as ``sd``."""
-        return self._marginals.sd
-
-    def marginals(self, coordinates: Any = None) -> Marginals:
-        """Return the marginal densities on their grids, of all coordinates or of some, by name or number."""
-        at = chosen(coordinates, self.names)
-        return Marginals(tuple(self.names[j] for j in at), *(part[at] for part in self._marginals[1:]))
+        return self.sd
 
     def pdf(self, x: Any) -> Array:
         """Return marginal densities ``(m, dim)`` at points ``(m, dim)``, or at ``(m,)`` for every coordinate."""
-        return self._marginals.pdf(x)
+        return self.marginals().pdf(x)
 
     def cdf(self, x: Any) -> Array:
         """Return marginal distribution functions ``(m, dim)`` at points ``(m, dim)``, or at ``(m,)`` for every coordinate."""
-        return self._marginals.cdf(x)
+        return self.marginals().cdf(x)
 
     def quantile(self, probability: Any) -> Array:
         """Return marginal quantiles ``(dim,)``, or ``(m, dim)`` of probabilities ``(m,)``."""
-        return self._marginals.quantile(probability)
+        return self.marginals().quantile(probability)
 
 
 class INLAApproximation(WithMarginals, GaussianCopula):
@@ -63,3 +56,13 @@ class INLAApproximation(WithMarginals, GaussianCopula):
         ``laplace_log_evidence``; ``grid_points``, the conditional modes that were climbed to, and ``failed_share``, of them
         without a mode; ``other_mode_share``; and of the 256 points those of :func:`~ppl_backends.fit_laplace`.
     """
+
+    _marginals: Marginals
+
+    @property
+    def sd(self) -> Array:
+        return self._marginals.sd
+
+    def marginals(self, coordinates: Any = None) -> Marginals:
+        at = chosen(coordinates, self.names)
+        return Marginals(tuple(self.names[j] for j in at), *(part[at] for part in self._marginals[1:]))

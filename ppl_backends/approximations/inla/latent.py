@@ -1,0 +1,234 @@
+r"""The posterior of latent variables given hyper-parameters, by sparse matrices: mode, moments to second order, and evidence.
+
+With the Gaussian N(θ̂, H⁻¹) at the mode, H = Q + AᵀWA and s = Aθ + b:
+
+* means solve AᵀE[∂ log t(s)] = Q(θ − m), the expectation under the Gaussian: of all Gaussians with this covariance the one
+  nearest in Kullback–Leibler divergence (van Niekerk & Rue 2024);
+* precisions are Q + AᵀW₂A − AᵀMA, with W₂ = −E[∂² log t] there and Mᵢₖ = ½ κᵢκₖ cov(sᵢ, sₖ)², κ = E[∂³ log t];
+* third moments are Σᵢ κᵢ cov(θⱼ, sᵢ)³;
+* the evidence is Laplace's with its terms of second order, ⅛ Σ ∂⁴ v² + Σᵢₖ κᵢκₖ (⅛ vᵢ vᵢₖ vₖ + vᵢₖ³/12)
+  (Shun & McCullagh 1995), v being the covariance of s.
+
+Up to 500 coordinates all covariances are known. Above, those in the pattern of the sparse factor are, and the sums over pairs
+of sites keep i = k only, but for the first term of the evidence, which takes one solution.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.linalg import LinAlgError
+from scipy import sparse
+
+from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in_pattern
+from ppl_backends.targets.latent_gaussian import LatentFactors
+from ppl_backends.targets.protocol import Array
+
+GAIN = 1e-10  # nats that a step may promise at the mode
+ITERATIONS, HALVINGS, MEAN_STEPS = 60, 25, 30
+DENSE = 500  # coordinates, and twice as many sites, up to which all covariances are computed
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+class Precision:
+    """A sparse precision on Cθ = 0: solutions, determinant, draws, and covariances of θ and of predictors."""
+
+    def __init__(self, matrix: Any, given: LatentFactors) -> None:
+        self.factor, self._design, self._c = SparseCholesky(matrix), given.design, given.constraints
+        self.log_determinant = self.factor.log_determinant
+        if self._c is not None:
+            self._gain = self.factor.solve(np.ascontiguousarray(self._c.T))  # (d, k)
+            self._inner = self._c @ self._gain
+            gram = self._c @ self._c.T
+            self.log_determinant += np.linalg.slogdet(self._inner)[1] - np.linalg.slogdet(gram)[1]
+
+    def project(self, x: Array) -> Array:
+        """Return points ``(d,)`` or ``(d, k)`` moved onto Cθ = 0, as the Gaussian given that is."""
+        return x if self._c is None else x - self._gain @ np.linalg.solve(self._inner, self._c @ x)
+
+    def solve(self, right: Array) -> Array:
+        """Return the covariance times ``right``, ``(d,)`` or ``(d, k)``."""
+        return self.project(self.factor.solve(right))
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """Return ``n`` draws ``(n, d)`` with mean zero."""
+        return self.project(self.factor.colour(rng.standard_normal((n, self._design.shape[1]))).T).T
+
+    def covariances(self) -> Covariances:
+        """Return what is known of the covariances."""
+        n, d = self._design.shape
+        if d <= DENSE and n <= 2 * DENSE:
+            cov = self.solve(np.eye(d))
+            cross = np.asarray(self._design @ cov)
+            return Covariances(np.diagonal(cov).copy(), cross, np.asarray(self._design @ cross.T).T)
+        inverse = self.factor.inverse_in_pattern()
+        variance = inverse.diagonal()
+        cross = sparse.csr_matrix(self._design, copy=True)
+        cross.data = covariances_in_pattern(self._design, inverse)
+        if self._c is not None:
+            whitened = np.linalg.solve(np.linalg.cholesky(self._inner), self._gain.T)  # (k, d)
+            variance = variance - (whitened**2).sum(axis=0)
+            rows = np.repeat(np.arange(n), np.diff(cross.indptr))
+            of_sites = np.asarray(self._design @ whitened.T)  # (n, k)
+            cross.data = cross.data - (of_sites[rows] * whitened.T[cross.indices]).sum(axis=1)
+        return Covariances(variance, cross, np.asarray(self._design.multiply(cross).sum(axis=1)).ravel())
+
+
+class Covariances(NamedTuple):
+    """Variances of θ ``(d,)``, covariances of s and θ ``(n, d)``, and of s: all ``(n, n)``, or variances ``(n,)``."""
+
+    variance: Array
+    cross: Any
+    of_sites: Array
+
+    @property
+    def site_variance(self) -> Array:
+        """Variances of the predictors ``(n,)``."""
+        return np.diagonal(self.of_sites).copy() if self.of_sites.ndim == 2 else self.of_sites
+
+
+class LatentFit(NamedTuple):
+    """The posterior of θ given φ: moments ``(d,)``, the precision of draws, the evidence, and figures."""
+
+    mode: Array
+    mean: Array
+    sd: Array
+    skewness: Array
+    precision: Precision | None
+    log_evidence: float
+    figures: dict[str, float]
+
+
+class _Mode(NamedTuple):
+    theta: Array
+    precision: Precision
+    log_evidence: float  # Laplace's
+    gain: float
+
+
+def fit_latent(given: LatentFactors, start: Array | None = None) -> LatentFit:
+    """Fit the posterior of θ given φ, from a neighbour's mode where one is known.
+
+    Raises
+    ------
+    LinAlgError
+        If a precision is not positive definite.
+    """
+    top = find_mode(given, given.mean if start is None else start)
+    known = top.precision.covariances()
+    v = known.site_variance
+    at_mode = given.design @ top.theta + given.offset
+    second_order = _evidence_terms(given, at_mode, known, top.precision)
+    mean = _means(given, top, v)
+    s = _spread(given.design @ mean + given.offset, v)
+    second = given.sites.derivatives(s)[1]
+    third = WEIGHTS * NODES @ second / np.sqrt(v)
+    precision, covariances = _second_order_precision(given, known, -(WEIGHTS @ second), third)
+    sd = np.sqrt(covariances.variance)
+    cubed = covariances.cross.power(3) if sparse.issparse(covariances.cross) else covariances.cross**3
+    figures = {
+        "newton_gain": top.gain,
+        "laplace_log_evidence": top.log_evidence,
+        "evidence_correction": second_order,
+        "mean_shift": float(np.abs((mean - top.theta) / sd).max()),
+        "sd_ratio": _farthest(sd / np.sqrt(known.variance)),
+    }
+    skewness = np.asarray(cubed.T @ third).ravel() / sd**3
+    return LatentFit(top.theta, mean, sd, skewness, precision, top.log_evidence + second_order, figures)
+
+
+def find_mode(given: LatentFactors, start: Array) -> _Mode:
+    """Climb to the mode by Newton's method with halved steps."""
+    theta, precision, gain = start, None, np.inf
+    value = _objective(given, theta)
+    for _ in range(ITERATIONS):
+        first, second = (part[0] for part in given.sites.derivatives((given.design @ theta + given.offset)[None]))
+        precision = _curved(given, -second)
+        theta = precision.project(theta)
+        value = _objective(given, theta)
+        slope = given.design.T @ first - given.precision @ (theta - given.mean)
+        step = precision.solve(slope)
+        gain = 0.5 * float(slope @ step)
+        if gain < GAIN:
+            break
+        for halving in range(HALVINGS):
+            trial = theta + 0.5**halving * step
+            there = _objective(given, trial)
+            if there >= value - 1e-12 * abs(value):
+                break
+        else:
+            break
+        theta, value = trial, there
+    assert precision is not None
+    free = len(theta) - (0 if given.constraints is None else len(given.constraints))
+    log_evidence = given.log_constant + value + gain + 0.5 * (free * LOG_2PI - precision.log_determinant)
+    return _Mode(theta, precision, log_evidence, gain)
+
+
+def _objective(given: LatentFactors, theta: Array) -> float:
+    return given.log_likelihood(theta) + given.log_prior(theta) - given.log_constant
+
+
+def _curved(given: LatentFactors, weights: Array) -> Precision:
+    """Return Q + AᵀWA; with the negative weights of sites that are not log-concave left out where it is indefinite."""
+    try:
+        return Precision(given.precision + given.design.T @ sparse.diags(weights) @ given.design, given)
+    except LinAlgError:
+        if np.all(weights >= 0):
+            raise
+        return _curved(given, np.maximum(weights, 0.0))
+
+
+def _spread(s: Array, v: Array) -> Array:
+    """Return the nodes of a Gauss–Hermite rule for N(s, v), ``(nodes, n)``."""
+    return s + NODES[:, None] * np.sqrt(v)
+
+
+def _means(given: LatentFactors, top: _Mode, v: Array) -> Array:
+    """Return the means, by steps with the curvature at the mode."""
+    mean = top.theta
+    for _ in range(MEAN_STEPS):
+        first = WEIGHTS @ given.sites.derivatives(_spread(given.design @ mean + given.offset, v))[0]
+        step = top.precision.solve(given.design.T @ first - given.precision @ (mean - given.mean))
+        mean = mean + step
+        if np.abs(given.design @ step).max() < 1e-5 * np.sqrt(v.max()):
+            break
+    return mean
+
+
+def _evidence_terms(given: LatentFactors, s: Array, known: Covariances, precision: Precision) -> float:
+    """Return the terms of second order of the log evidence, with derivatives averaged over the Gaussian."""
+    v = known.site_variance
+    second = given.sites.derivatives(_spread(s, v))[1]
+    third = WEIGHTS * NODES @ second / np.sqrt(v)
+    fourth = WEIGHTS * (NODES**2 - 1) @ second / v
+    total = float(fourth @ v**2) / 8
+    if known.of_sites.ndim == 2:
+        pairs = known.of_sites
+        return total + float((third * v) @ pairs @ (third * v)) / 8 + float(third @ pairs**3 @ third) / 12
+    pull = given.design.T @ (third * v)
+    return total + float(pull @ precision.solve(pull)) / 8 + float(third**2 @ v**3) / 12
+
+
+def _second_order_precision(
+    given: LatentFactors, known: Covariances, weights: Array, third: Array
+) -> tuple[Precision, Covariances]:
+    """Return the precision with its terms of second order, or without them where it is indefinite with them."""
+    matrix = given.precision + given.design.T @ sparse.diags(weights) @ given.design
+    if known.of_sites.ndim == 2:
+        between = 0.5 * np.outer(third, third) * known.of_sites**2
+        taken = sparse.csc_matrix(np.asarray(given.design.T @ np.asarray(given.design.T @ between).T))
+    else:
+        taken = given.design.T @ sparse.diags(0.5 * (third * known.of_sites) ** 2) @ given.design
+    try:
+        precision = Precision(matrix - taken, given)
+    except LinAlgError:
+        precision = _curved(given, weights)
+    return precision, precision.covariances()
+
+
+def _farthest(ratio: Array) -> float:
+    return float(ratio[np.argmax(np.abs(np.log(ratio)))])

@@ -1,0 +1,174 @@
+"""Nested Laplace approximations with hyper-parameters, against exact posteriors."""
+
+import numpy as np
+import pytest
+from scipy import sparse, stats
+from scipy.integrate import trapezoid
+from scipy.linalg import null_space
+
+import ppl_backends as pb
+from ppl_backends.approximations.inla import latent
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets.factors import Normal, Poisson
+
+RNG = np.random.default_rng(5)
+COUNTS = RNG.poisson(np.exp(1.0 + 0.7 * RNG.normal(size=14)))
+PHI, S = np.linspace(-4, 8, 241), np.linspace(-6, 8, 1201)
+
+
+def plates(**options):
+    """Independent log rates with mean one and precision exp(φ)."""
+    n = len(COUNTS)
+    return pb.LatentGaussian(
+        lambda phi: np.exp(phi[0]) * sparse.eye_array(n),
+        Poisson(COUNTS),
+        mean=1.0,
+        hyper_start=[0.0],
+        hyper_prior=lambda phi: stats.norm.logpdf(phi[0], 1, 1),
+        hyper_names=["log_tau"],
+        **options,
+    )
+
+
+def exact_plates():
+    """Log evidence, mean and standard deviation of φ and of each log rate, by quadrature."""
+    weight = stats.poisson.logpmf(COUNTS[:, None], np.exp(S))  # (n, s)
+    log_prior = stats.norm.logpdf(S, 1, np.exp(-0.5 * PHI)[:, None])  # (phi, s)
+    joint = np.exp(weight[:, None] + log_prior)  # (n, phi, s)
+    mass, first, second = (trapezoid(joint * S**p, S, axis=2) for p in (0, 1, 2))
+    log_posterior = stats.norm.logpdf(PHI, 1, 1) + np.log(mass).sum(axis=0)
+    log_evidence = np.log(trapezoid(np.exp(log_posterior - log_posterior.max()), PHI)) + log_posterior.max()
+    share = np.exp(log_posterior - log_evidence)
+    moments = [trapezoid(share * part / mass, PHI, axis=1) for part in (first, second)]
+    phi_mean = trapezoid(share * PHI, PHI)
+    phi_sd = np.sqrt(trapezoid(share * (PHI - phi_mean) ** 2, PHI))
+    sd = np.sqrt(moments[1] - moments[0] ** 2)
+    return log_evidence, np.r_[phi_mean, moments[0]], np.r_[phi_sd, sd], share
+
+
+def quiet(model, **options):
+    return pb.fit_inla(model, progressbar=False, **options)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return quiet(plates())
+
+
+def test_poisson_plates_are_those_of_quadrature(fitted):
+    log_evidence, mean, sd, share = exact_plates()
+    q = fitted
+    assert q.converged
+    np.testing.assert_allclose((q.mean - mean) / sd, 0, atol=0.03)
+    np.testing.assert_allclose(q.sd / sd, 1, atol=0.02)
+    assert q.log_evidence == pytest.approx(log_evidence, abs=0.02)
+    marginal = q.marginals("log_tau")
+    distance = 0.5 * trapezoid(np.abs(np.interp(PHI, marginal.grid[0], marginal.density[0], 0, 0) - share), PHI)
+    assert distance < 0.015
+
+
+def test_modes_in_the_place_of_means_are_seen(monkeypatch):
+    _, mean, sd, _ = exact_plates()
+    monkeypatch.setattr(latent, "_means", lambda given, top, v: top.theta)
+    q = quiet(plates())
+    assert np.abs((q.mean - mean) / sd).max() > 0.1
+
+
+def test_large_models_keep_the_terms_that_sparse_factors_know(fitted, monkeypatch):
+    dense = fitted
+    monkeypatch.setattr(latent, "DENSE", 0)
+    large = quiet(plates())  # independent plates have no other terms
+    np.testing.assert_allclose(large.mean, dense.mean, atol=1e-8)
+    np.testing.assert_allclose(large.sd, dense.sd, atol=1e-8)
+    assert large.log_evidence == pytest.approx(dense.log_evidence, abs=1e-8)
+
+
+def normal_walk():
+    steps = sparse.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(11, 12))
+    walk = sparse.csc_matrix(steps.T @ steps)
+    y = 2 * np.sin(np.arange(12) / 3) + 0.5 * np.cos(7 * np.arange(12))
+    model = pb.LatentGaussian(
+        lambda phi: np.exp(phi[0]) * walk,
+        lambda phi: Normal(y, np.exp(phi[1]) * np.ones(12)),
+        constraints=np.ones(12),
+        hyper_start=[0.0, 0.0],
+        hyper_prior=lambda phi: stats.norm.logpdf(phi, 0, 1).sum(),
+    )
+    return model, walk.toarray(), y
+
+
+def test_intrinsic_normal_walk_with_two_hyper_parameters_is_exact_given_them():
+    model, walk, y = normal_walk()
+    basis = null_space(np.ones((1, 12)))
+    base = basis @ np.linalg.inv(basis.T @ walk @ basis) @ basis.T  # covariance at φ = 0
+    sides = np.linspace(-4.2, 4.2, 49), np.linspace(-3, 3, 49)
+    log_posterior, means, squares = np.empty((49, 49)), np.empty((49, 49, 12)), np.empty((49, 49, 12))
+    for i, a in enumerate(sides[0]):
+        for j, b in enumerate(sides[1]):
+            prior = np.exp(-a) * base
+            cov = prior + np.exp(2 * b) * np.eye(12)
+            gain = prior @ np.linalg.inv(cov)
+            log_posterior[i, j] = (
+                stats.multivariate_normal.logpdf(y, np.zeros(12), cov) + stats.norm.logpdf([a, b]).sum()
+            )
+            means[i, j] = gain @ y
+            squares[i, j] = np.diagonal(prior - gain @ prior) + means[i, j] ** 2
+    step = (sides[0][1] - sides[0][0]) * (sides[1][1] - sides[1][0])
+    mass = np.exp(log_posterior).sum() * step
+    share = np.exp(log_posterior) * step / mass
+    mean, square = np.einsum("ij,ijd->d", share, means), np.einsum("ij,ijd->d", share, squares)
+    q = quiet(model)
+    assert q.converged
+    sd = np.sqrt(square - mean**2)
+    np.testing.assert_allclose((q.mean[2:] - mean) / sd, 0, atol=0.01)
+    np.testing.assert_allclose(q.sd[2:] / sd, 1, atol=0.01)
+    assert q.log_evidence == pytest.approx(np.log(mass), abs=0.01)
+    for k in range(2):
+        own = share.sum(axis=1 - k)
+        centre = own @ sides[k]
+        spread = np.sqrt(own @ (sides[k] - centre) ** 2)
+        assert abs(q.mean[k] - centre) < 0.03 * spread
+        assert abs(q.sd[k] / spread - 1) < 0.03
+    assert abs(q.sample(50, np.random.default_rng(1))[:, 2:].sum(axis=1)).max() < 1e-9
+
+
+def test_draws_have_the_moments(fitted):
+    q = fitted
+    posterior = group(q.to_inference_data(draws=2000, random_seed=1), "posterior")
+    assert posterior.attrs["method"] == "inla"
+    draws = np.c_[posterior["hyper"].values[0], posterior["latent"].values[0]]
+    np.testing.assert_allclose((draws.mean(axis=0) - q.mean) / q.sd, 0, atol=5 / np.sqrt(2000))
+    np.testing.assert_allclose(draws.std(axis=0) / q.sd, 1, atol=0.08)
+
+
+def test_marginals_of_some_coordinates(fitted):
+    q = fitted
+    some = q.marginals(["latent[3]", "log_tau"])
+    np.testing.assert_allclose(some.mean, q.mean[[4, 0]], atol=1e-3)
+    np.testing.assert_allclose(some.sd, q.sd[[4, 0]], rtol=5e-3)
+    whole = q.quantile([0.1, 0.9])
+    assert whole.shape == (2, 15)
+    np.testing.assert_allclose(q.cdf(whole), [[0.1] * 15, [0.9] * 15], atol=1e-3)
+
+
+def test_hyper_parameters_found_in_a_model(fitted):
+    import pymc as pm
+
+    with pm.Model() as model:
+        log_tau = pm.Normal("log_tau", 1, 1)
+        rate = pm.Normal("rate", 1, pm.math.exp(-0.5 * log_tau), shape=len(COUNTS))
+        pm.Poisson("y", pm.math.exp(rate), observed=COUNTS)
+    found, described = quiet(model), fitted
+    assert found.hyper.names == ("log_tau",)
+    np.testing.assert_allclose(found.mean, described.mean, atol=2e-3)
+    np.testing.assert_allclose(found.sd, described.sd, rtol=2e-3)
+    assert found.log_evidence == pytest.approx(described.log_evidence, abs=2e-3)
+
+
+def test_a_model_without_hyper_parameters():
+    model = pb.LatentGaussian(np.exp(1.0) * sparse.eye_array(14), Poisson(COUNTS), mean=1.0)
+    q = quiet(model)
+    assert q.converged
+    assert q.dim == 14
+    exact = np.exp(stats.poisson.logpmf(COUNTS[:, None], np.exp(S)) + stats.norm.logpdf(S, 1, np.exp(-0.5)))
+    assert q.log_evidence == pytest.approx(np.log(trapezoid(exact, S)).sum(), abs=0.01)

@@ -1,0 +1,47 @@
+"""Sparse factors against dense matrices."""
+
+import numpy as np
+import pytest
+from numpy.linalg import LinAlgError
+from scipy import sparse
+
+from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in_pattern
+
+
+def lattice_with_intercept(m, k, seed):
+    """A design with an intercept, and a precision to which it adds its squares."""
+    rng = np.random.default_rng(seed)
+    sides = [sparse.diags_array([-1.0, 2.1, -1.0], offsets=[-1, 0, 1], shape=(side, side)) for side in (m, k)]
+    n = m * k
+    design = sparse.csr_matrix(sparse.hstack([np.ones((n, 1)), sparse.eye_array(n)]))
+    field = sparse.kronsum(*sides) + sparse.diags_array(rng.uniform(0.1, 1, n))
+    prior = sparse.block_diag([[[0.3]], field])
+    return design, sparse.csc_matrix(prior + design.T @ sparse.diags_array(rng.uniform(0, 2, n)) @ design)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_determinant_solutions_draws_and_elements_of_the_inverse(seed):
+    design, matrix = lattice_with_intercept(7, 9, seed)
+    dense = np.linalg.inv(matrix.toarray())
+    factor = SparseCholesky(matrix)
+    assert factor.log_determinant == pytest.approx(np.linalg.slogdet(matrix.toarray())[1], rel=1e-12)
+    right = np.random.default_rng(seed).normal(size=(64, 2))
+    np.testing.assert_allclose(factor.solve(right), dense @ right, atol=1e-12)
+    root = factor.colour(np.eye(64))
+    np.testing.assert_allclose(root.T @ root, dense, atol=1e-12)
+    inverse = factor.inverse_in_pattern()
+    known = inverse.nonzero()
+    np.testing.assert_allclose(np.asarray(inverse[known]).ravel(), dense[known], atol=1e-12)
+    assert {*zip(*matrix.nonzero(), strict=True)} <= {*zip(*known, strict=True)}
+    found = sparse.csr_matrix((covariances_in_pattern(design, inverse), design.indices, design.indptr), design.shape)
+    np.testing.assert_allclose(found.toarray(), (design @ dense) * (design.toarray() != 0), atol=1e-12)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 1.0], [1.0, -0.5, 1.0], [0.0, 1.0, 1.0]])
+def test_indefinite_matrices_are_refused(values):
+    matrix = sparse.csc_matrix([[values[0], values[1]], [values[1], values[2]]])
+    if values[1] == -0.5:
+        assert SparseCholesky(matrix).log_determinant == pytest.approx(np.log(0.75))
+    else:
+        with pytest.raises(LinAlgError, match="sparse matrix"):
+            SparseCholesky(matrix)
