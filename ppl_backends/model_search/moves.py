@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_backends.kernels.boolean.add_delete_swap import AddDeleteSwap
 from ppl_backends.kernels.boolean.nested_logistic import NestedLogistic
-from ppl_backends.kernels.protocol import accept
+from ppl_backends.kernels.protocol import Density, accept
 from ppl_backends.model_search.path import ModelPath, ModelState
 from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.mixing import WeightAutocorrelation
@@ -23,7 +23,7 @@ from ppl_backends.targets.protocol import Array
 
 FORGOTTEN = 0.1  # correlation with the particles before the moves
 EASY = 0.5  # acceptance of proposals from afar, from which small steps add nothing
-_RARE = 0.2  # acceptance of walks, below which they are made shorter
+_LENGTHS = (1.0, 0.25, 0.06)  # of walks under a surrogate, in turn: where it is poor, long ones are rejected
 _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
 
 
@@ -31,7 +31,7 @@ _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compi
 class SearchMoves:
     """Rounds of one proposal from afar and small steps, until particles have mixed or there were ``most``.
 
-    Where small steps cost as much as the others, there are fewer.
+    Where every small step needs an evidence there are fewer.
     """
 
     most: int = 30
@@ -40,7 +40,7 @@ class SearchMoves:
     def __call__(self, drawn: Resampled, path: ModelPath, tuning: Any, rng: np.random.Generator) -> Moved:
         """Move the particles, all of which were resampled."""
         walk = _Walk(drawn, path, rng)
-        while walk.rounds < (self.most if walk.compiled else self.most_uncompiled):
+        while walk.rounds < (self.most if walk.cheap else self.most_uncompiled):
             walk.round()
             if walk.left < walk.threshold:
                 break
@@ -54,7 +54,7 @@ class _Walk:
         self.state, self.stage, self.path, self.rng = drawn.particles, drawn.stage, path, rng
         self.start = self.state.x.astype(np.float64)
         n = len(self.start)
-        self.compiled, self.length = is_compiled(path), 1.0
+        self.cheap = is_compiled(path) or path.below is not None
         self.afar = NestedLogistic()
         self.parameters = self.afar.calibrate(drawn.before.x, drawn.weights)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), np.zeros(n, dtype=np.intp))
@@ -67,14 +67,22 @@ class _Walk:
     def round(self) -> None:
         """Make one proposal from afar, and small steps unless nearly all such are accepted."""
         self.rounds += 1
-        self.state, info = self.afar.step(self.rng, self.state, self.density, self.parameters)
-        rate = float(info.acceptance.mean())
+        rate = self._from_afar()
         self.acceptance.append(rate)
-        self.evaluations += 1.0
-        self.jumps += float((info.acceptance * info.squared_jump).mean())
-        share = self.state.x if rate >= EASY else self._small_steps(rate)
-        self.share += share
+        self.share += self.state.x if rate >= EASY else self._small_steps(rate)
         self.left = max(_correlation(self.start, self.state.x), self.weights.left(self.path.ahead(self.state)[0]))
+
+    def _from_afar(self) -> float:
+        """Propose a draw of the nested regressions to every particle, and return how many are accepted."""
+        below = self.path.below
+        if below is None:
+            self.state, info = self.afar.step(self.rng, self.state, self.density, self.parameters)
+            self.evaluations += 1.0
+            self.jumps += float((info.acceptance * info.squared_jump).mean())
+            return float(info.acceptance.mean())
+        start = below.at(self.state.x, 1.0, self.rng)
+        end, _ = self.afar.step(self.rng, start, _density(below, 1.0), self.parameters)
+        return self._decide(end.x)
 
     def _small_steps(self, rate: float) -> Array:
         """Make small steps, many where they cost little, and return how much of them each bit was on ``(n, m)``."""
@@ -84,17 +92,26 @@ class _Walk:
             self.state, on, evaluations = small_steps(self.rng, self.state, self.path, self.stage.beta, n_steps)
             self.evaluations += evaluations
             return on
-        # Christen & Fox (2005): a walk that the surrogate decides is one proposal of the evidence itself.
+        n_steps = _n_steps(below, _LENGTHS[self.rounds % len(_LENGTHS)])
         start = below.at(self.state.x, 1.0, self.rng)
-        end, _, _ = small_steps(self.rng, start, below, 1.0, _n_steps(below, self.length))
-        proposal = self.density(end.x, self.rng)
-        log_ratio = self.stage.beta * (proposal.increment - self.state.increment)
-        jump = (end.x != self.state.x).sum(axis=1).astype(np.float64)
-        self.state, info = accept(self.rng, self.state, proposal, log_ratio, jump)
-        if info.acceptance.mean() < _RARE:
-            self.length *= 0.5
-        self.evaluations += 1.0
+        self._decide(small_steps(self.rng, start, below, 1.0, n_steps)[0].x)
         return self.state.x.astype(np.float64)
+
+    def _decide(self, x: Any) -> float:
+        """Accept where a kernel has led that is reversible under the surrogate, by what the evidences are above that.
+
+        The transitions decide once more (Christen & Fox 2005). Returns the share of the particles that moved.
+        """
+        n = len(x)
+        moves = np.flatnonzero((x != self.state.x).any(axis=1))
+        there, proposal = self.state.take(moves), self.density(x[moves], self.rng)
+        log_ratio = self.stage.beta * (proposal.increment - there.increment)
+        jump = (proposal.x != there.x).sum(axis=1).astype(np.float64)
+        moved, info = accept(self.rng, there, proposal, log_ratio, jump)
+        self.state = self.state.scatter(moves, moved)
+        self.evaluations += len(moves) / n
+        self.jumps += float(info.acceptance @ info.squared_jump) / n
+        return float(info.acceptance.sum()) / n
 
     def result(self) -> ModelState:
         """Return the particles, each with what its bits were on average over the rounds."""
@@ -105,6 +122,10 @@ class _Walk:
         stuck = float(np.mean((self.state.x == self.start).all(axis=1)))
         rate, jump = float(np.mean(self.acceptance)), self.jumps / self.rounds / self.start.shape[1]
         return MoveSummary(self.rounds, rate, np.nan, self.left, jump, self.evaluations, stuck, self.weights.noise)
+
+
+def _density(path: ModelPath, beta: float) -> Density[ModelState]:
+    return lambda x, rng: path.at(np.asarray(x, dtype=bool), beta, rng)
 
 
 def is_compiled(path: ModelPath) -> bool:
@@ -128,7 +149,7 @@ def small_steps(
         return path.at(on[:, members], beta, rng), share[:, members], n_steps
     near, total, evaluations = AddDeleteSwap(), np.zeros(state.x.shape), 0.0
     for _ in range(n_steps):
-        state, info = near.step(rng, state, lambda x, rng: path.at(np.asarray(x, dtype=bool), beta, rng))
+        state, info = near.step(rng, state, _density(path, beta))
         evaluations += float(info.evaluations.mean())
         total += state.x
     return state, total / n_steps, evaluations

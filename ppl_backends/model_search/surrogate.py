@@ -34,8 +34,11 @@ def find_surrogate(space: ModelSpace, evidence: Evidence, rng: np.random.Generat
     surrogate = _expanded(laplace, space.columns(np.zeros((MODELS, space.n_candidates), dtype=bool)), rng)
     path = ModelPath(space, surrogate)
     run = begin(path.start(MODELS, rng), rng)
-    for _ in range(ROUNDS):
+    for last in [False] * (ROUNDS - 1) + [True]:
         run, _ = run_smc(run, path, _PARTS, Watcher(run, None))
+        if last:  # where the evidences themselves lead
+            path = SurrogatePath(space, laplace, surrogate)
+            run, _ = run_smc(path.continued(run), path, _PARTS, Watcher(run, None))
         columns = space.columns(run.population.x)
         surrogate = _expanded(laplace, columns, rng)
         path = SurrogatePath(space, surrogate, path.evidence)
