@@ -13,6 +13,8 @@
 ``moves``         proposals from afar and small steps
 ``sampler``       runs of SMC, and whether they agree
 ``results``       InferenceData
+``indicators``    models with indicators written out
+``chain``         a Markov chain over these and coefficients, for a step method
 ================  ==================================================================
 """
 

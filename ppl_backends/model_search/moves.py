@@ -23,7 +23,7 @@ from ppl_backends.targets.protocol import Array
 
 FORGOTTEN = 0.1  # correlation with the particles before the moves
 EASY = 0.5  # acceptance of proposals from afar, from which small steps add nothing
-_LENGTHS = (1.0, 0.25, 0.06)  # of walks under a surrogate, in turn: where it is poor, long ones are rejected
+_LENGTHS = (3.0, 1.0, 0.3)  # of walks under a surrogate, in turn: where it is poor, long ones are rejected
 _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
 
 
@@ -31,18 +31,21 @@ _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compi
 class SearchMoves:
     """Rounds of one proposal from afar and small steps, until particles have mixed or there were ``most``.
 
-    Where every small step needs an evidence there are fewer.
+    Where every small step needs an evidence there are fewer; and fewer still where particles come from a surrogate's
+    posterior, of which they are a fresh sample: moves then have to part the copies of a particle only.
     """
 
     most: int = 30
     most_uncompiled: int = 12
+    most_decided: int = 6
 
     def __call__(self, drawn: Resampled, path: ModelPath, tuning: Any, rng: np.random.Generator) -> Moved:
         """Move the particles, all of which were resampled."""
         walk = _Walk(drawn, path, rng)
-        while walk.rounds < (self.most if walk.cheap else self.most_uncompiled):
+        most = self.most if is_compiled(path) else self.most_uncompiled if path.below is None else self.most_decided
+        while walk.rounds < most:
             walk.round()
-            if walk.left < walk.threshold:
+            if max(walk.left, walk.weights_left) < walk.threshold:
                 break
         return Moved(walk.result(), drawn.parents, tuning, walk.summary())
 
@@ -54,7 +57,6 @@ class _Walk:
         self.state, self.stage, self.path, self.rng = drawn.particles, drawn.stage, path, rng
         self.start = self.state.x.astype(np.float64)
         n = len(self.start)
-        self.cheap = is_compiled(path) or path.below is not None
         self.afar = NestedLogistic()
         self.parameters = self.afar.calibrate(drawn.before.x, drawn.weights)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), np.zeros(n, dtype=np.intp))
@@ -62,7 +64,7 @@ class _Walk:
         self.density = path.density(self.stage)
         self.acceptance: list[float] = []
         self.share = np.zeros(self.start.shape)
-        self.rounds, self.evaluations, self.jumps, self.left = 0, 0.0, 0.0, 1.0
+        self.rounds, self.evaluations, self.jumps, self.left, self.weights_left = 0, 0.0, 0.0, 1.0, 1.0
 
     def round(self) -> None:
         """Make one proposal from afar, and small steps unless nearly all such are accepted."""
@@ -70,7 +72,8 @@ class _Walk:
         rate = self._from_afar()
         self.acceptance.append(rate)
         self.share += self.state.x if rate >= EASY else self._small_steps(rate)
-        self.left = max(_correlation(self.start, self.state.x), self.weights.left(self.path.ahead(self.state)[0]))
+        self.left = _correlation(self.start, self.state.x)
+        self.weights_left = self.weights.left(self.path.ahead(self.state)[0])
 
     def _from_afar(self) -> float:
         """Propose a draw of the nested regressions to every particle, and return how many are accepted."""
@@ -121,7 +124,8 @@ class _Walk:
         """Return the figures of the moves."""
         stuck = float(np.mean((self.state.x == self.start).all(axis=1)))
         rate, jump = float(np.mean(self.acceptance)), self.jumps / self.rounds / self.start.shape[1]
-        return MoveSummary(self.rounds, rate, np.nan, self.left, jump, self.evaluations, stuck, self.weights.noise)
+        left = self.left if self.path.below is not None else max(self.left, self.weights_left)
+        return MoveSummary(self.rounds, rate, np.nan, left, jump, self.evaluations, stuck, self.weights.noise)
 
 
 def _density(path: ModelPath, beta: float) -> Density[ModelState]:

@@ -3,6 +3,7 @@
 from ppl_backends.steps.calibrated import HMC, STEPS, Independent, RandomWalk
 from ppl_backends.steps.check import check_acceptance, check_subsets
 from ppl_backends.steps.exchange import Exchange, MALAExchange, NoisyExchange, NoisyLangevin, NoisyMALAExchange
+from ppl_backends.steps.model_search import ModelSearch
 from ppl_backends.steps.particle import ParticleGibbs, ParticleMetropolis
 from ppl_backends.steps.pseudo_marginal import PseudoMarginal
 from ppl_backends.steps.specification import Step
@@ -20,6 +21,7 @@ __all__ = [
     "Independent",
     "InformedSubsampling",
     "MALAExchange",
+    "ModelSearch",
     "NoisyExchange",
     "NoisyLangevin",
     "NoisyMALAExchange",

@@ -48,6 +48,10 @@ class Evidence:
         """Return ``n`` draws of the parameters of one model ``(p,)``: ``coefficients`` ``(n, p)``, and others."""
         raise NotImplementedError
 
+    def draw(self, columns: Bits, rng: np.random.Generator) -> tuple[float, Array]:
+        """Return the log evidence of one model ``(p,)``, or an estimate, and coefficients ``(p,)`` that go with it."""
+        return float(self(columns[None], rng)[0]), self.coefficients(columns, 1, rng)["coefficients"][0]
+
     def walk(
         self, columns: Bits, space: ModelSpace, n_steps: int, beta: float, rng: np.random.Generator
     ) -> tuple[Bits, Array]:

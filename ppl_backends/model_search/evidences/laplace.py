@@ -115,21 +115,36 @@ class ImportanceEvidence(Evidence):
 
     def _means(self, columns: Bits, rng: np.random.Generator) -> Array:
         """Return logs of weights of independent points, or of their means over independent scrambles of a net."""
+        k = int(columns.sum())
+        if self.points < _FEWEST_IN_NETS:
+            return self._log_weights(columns, rng.standard_normal((self.points, k)))
+        each = [*[self.points // _NETS] * (_NETS - 1), self.points - self.points // _NETS * (_NETS - 1)]
+        out = self._log_weights(columns, np.concatenate([normal_noise(n, k, rng) for n in each]))
+        parts = np.split(out, np.cumsum(each)[:-1])
+        return np.array([logsumexp(part) for part in parts]) - np.log(self.points / _NETS)
+
+    def _log_weights(self, columns: Bits, normals: Array) -> Array:
+        """Return log weights of the proposal's points that standard normal ``normals`` ``(points, k)`` make."""
+        mean, factor = self._fit(columns)
+        out = np.empty(len(normals))
+        estimate(*self.proposal.compiled, np.flatnonzero(columns), mean, factor, normals, out)
+        return out
+
+    def _fit(self, columns: Bits) -> tuple[Array, Array]:
+        """Return the proposal's mean and factor, which are kept."""
         key = np.packbits(columns).tobytes()
         if key not in self._fitted:
             self._fitted[key] = self.proposal.fit(columns)
-        mean, factor = self._fitted[key]
-        on, out = np.flatnonzero(columns), np.empty(self.points)
-        if self.points < _FEWEST_IN_NETS:
-            normals = rng.standard_normal((self.points, len(on)))
-        else:
-            each = [*[self.points // _NETS] * (_NETS - 1), self.points - self.points // _NETS * (_NETS - 1)]
-            normals = np.concatenate([normal_noise(n, len(on), rng) for n in each])
-        estimate(*self.proposal.compiled, on, mean, factor, normals, out)
-        if self.points < _FEWEST_IN_NETS:
-            return out
-        parts = np.split(out, np.cumsum(each)[:-1])
-        return np.array([logsumexp(part) for part in parts]) - np.log(self.points / _NETS)
+        return self._fitted[key]
+
+    def draw(self, columns: Bits, rng: np.random.Generator) -> tuple[float, Array]:
+        """Return an estimate of one model's log evidence from independent points, and one of them, drawn by its weight."""
+        normals, theta = rng.standard_normal((self.points, int(columns.sum()))), np.zeros(len(columns))
+        out = self._log_weights(columns, normals)
+        mean, factor = self._fit(columns)
+        chosen = normals[rng.choice(self.points, p=np.exp(out - logsumexp(out)))]
+        theta[columns] = mean + solve_triangular(factor, chosen, lower=True, trans="T")
+        return float(logsumexp(out) - np.log(self.points) + self.proposal.log_constant), theta
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         return self.proposal.coefficients(columns, n, rng)

@@ -44,6 +44,15 @@ def _prior(row, theta):
 
 
 @jit
+def log_priors(prior, theta):
+    """Return the log prior density of each coefficient."""
+    out = np.empty(len(theta))
+    for j in range(len(theta)):
+        out[j] = _prior(prior[j], theta[j])[0]
+    return out
+
+
+@jit
 def prior_terms(prior, theta):
     """Return mean, precision and height of a normal through each coefficient's prior at ``theta``, with its slope there.
 

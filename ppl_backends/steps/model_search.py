@@ -1,0 +1,105 @@
+"""Search over the models of a regression with indicators, as a step method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.errors import ModelError
+from ppl_backends.options import checked, choice, instance, integer, none
+from ppl_backends.steps.specification import model_on_context
+from ppl_backends.targets.protocol import BaseTarget
+
+
+class ModelSearch:
+    """Draw indicators and coefficients of a PyMC regression together, coefficients integrated out of each proposal.
+
+    In a model with ``gamma * beta`` in its predictor, indicators and coefficients mix badly one at a time: an indicator is
+    switched on only where the coefficient's prior draw happens to fit. This step proposes to add, delete or swap
+    coefficients by the evidence of the model, the likelihood integrated over those that are on, as
+    :func:`~ppl_backends.select_variables` has it. With an estimated evidence it is exact.
+
+    Parameters
+    ----------
+    indicators : mapping of str to str
+        Names of 0/1 variables, with any prior, and of the coefficients that each multiplies, element by element.
+        Together with coefficients that are always in they are all free variables of the model.
+    evidence : {"importance_laplace", "importance_ep", "laplace", "ep"}
+        As for :func:`~ppl_backends.select_variables`; the last two are approximate.
+    points : int
+        Of an importance estimate.
+    moves : int, optional
+        Proposals of a step, by default as many as there are indicators.
+    model : pm.Model, optional
+        The one on the context stack by default.
+
+    Raises
+    ------
+    ModelError
+        If the model has other free variables, or an indicator of 0 does not take its coefficient out of the likelihood.
+
+    References
+    ----------
+    Kuo, L. and Mallick, B. (1998). Variable selection for regression models. *Sankhya B* 60.
+    Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3).
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.standard_normal((80, 3))
+    >>> with pm.Model() as model:
+    ...     level = pm.Normal("level", 0, 20)
+    ...     gamma = pm.Bernoulli("gamma", 0.5, shape=3)
+    ...     beta = pm.Normal("beta", 0, 5, shape=3)
+    ...     y = pm.Bernoulli("y", logit_p=level + X @ (gamma * beta), observed=X[:, 0] + rng.normal(size=80) > 0)
+    >>> step = pb.steps.ModelSearch({"gamma": "beta"}, model=model)
+    >>> run = {"chains": 1, "random_seed": 1, "progressbar": False, "compute_convergence_checks": False}
+    >>> idata = pm.sample(100, tune=0, step=step, model=model, **run)
+    >>> idata.posterior["gamma"].mean(("chain", "draw")).values.round(1)[0]
+    np.float64(1.0)
+    """
+
+    def __new__(cls, indicators: Mapping[str, str], *, model: Any = None, **options: Any) -> Any:
+        """Return a PyMC step method."""
+        specification = object.__new__(cls)
+        model = model if model is not None else model_on_context()
+        specification.__init__(indicators, model=model, **options)  # type: ignore[misc]
+        if model is None:
+            raise ModelError("ModelSearch is for pm.sample: make it inside of a model context, or with model=")
+        return specification.pymc_step(model)
+
+    @checked(
+        indicators=instance(Mapping, "a mapping of indicators to coefficients, by name"),
+        evidence=choice("importance_laplace", "importance_ep", "laplace", "ep"),
+        points=integer(1),
+        moves=none | integer(1),
+    )
+    def __init__(
+        self,
+        indicators: Mapping[str, str],
+        *,
+        evidence: str = "importance_laplace",
+        points: int = 16,
+        moves: int | None = None,
+        model: Any = None,
+    ) -> None:
+        self.indicators, self.evidence, self.points, self.moves = dict(indicators), evidence, points, moves
+
+    def pymc_step(self, model: Any) -> Any:
+        """Return the step method on a ``pm.Model``."""
+        from ppl_backends.model_search.chain import ModelChain
+        from ppl_backends.model_search.indicators import selected_model
+        from ppl_backends.steps.adapter import PyMCStep
+
+        selected = selected_model(model, self.indicators, self.evidence, self.points)
+        start = {name: np.asarray(value) for name, value in model.initial_point(random_seed=0).items()}
+        by_name = {variable.name: variable for variable in model.value_vars}
+        layout = {name: value.shape for name, value in start.items()}
+        x = np.concatenate([np.ravel(value).astype(np.float64) for value in start.values()])
+        chain = ModelChain(selected, self.moves or len(selected.indicators))
+        everything = BaseTarget()  # no variable is left to other steps
+        everything.dim = len(x)
+        return PyMCStep(chain, everything, [by_name[name] for name in start], layout, x)
