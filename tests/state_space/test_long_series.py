@@ -88,3 +88,36 @@ def test_particle_gibbs_renews_the_first_of_four_hundred_states():
             paths.append(points.path[:, AT_ROWS])
     assert np.mean(renewed) >= 0.75
     assert_mean_is(np.mean(paths, axis=0), SMOOTHED)
+
+
+def swept_through_ancestors(path, y, rng, n_particles=10):
+    """Paths of a conditional filter that are traced back through ancestors, as plain particle Gibbs does."""
+    (mu, rho, sigma), (n, length) = SV_POINT.values(), path.shape
+    rows, states, ancestors = np.arange(n), [], []
+    x = mu + sigma / np.sqrt(1 - rho**2) * rng.standard_normal((n, n_particles))
+    for t in range(length):
+        x[:, 0] = path[:, t]
+        states.append(x)
+        ends = np.cumsum(np.exp(-0.5 * (x + y[t] ** 2 * np.exp(-x))), axis=1)
+        place = (ends[:, None, :] < rng.random((n, n_particles, 1)) * ends[:, None, -1:]).sum(axis=2)
+        chosen = place[:, 1]
+        place[:, 0] = 0
+        ancestors.append(place)
+        x = mu + rho * (x[rows[:, None], place] - mu) + sigma * rng.standard_normal(x.shape)
+    new = np.empty_like(path)
+    for t in reversed(range(length)):
+        new[:, t] = states[t][rows, chosen]
+        chosen = ancestors[t - 1][rows, chosen]
+    return new
+
+
+def test_paths_through_ancestors_never_renew_it():
+    y, rng = data("stochastic_volatility"), np.random.default_rng(4)
+    path, renewed = np.full((32, 400), SV_POINT["mu"]), []
+    for _ in range(20):
+        new = swept_through_ancestors(path, y, rng)
+        renewed.append((new != path)[:, AT_ROWS].mean(axis=0))
+        path = new
+    first, _, last = np.mean(renewed, axis=0)
+    assert first < 0.05
+    assert last > 0.75
