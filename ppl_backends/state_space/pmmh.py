@@ -47,7 +47,7 @@ def sample_pmmh(
     """Posterior draws of a state-space model by particle marginal Metropolis–Hastings. Exact for any number of particles.
 
     All chains move as one batch and learn their proposals together: half of them of a random walk, half independent of where
-    a chain is (with ``correlation=0`` and a covariance that is learnt). Chains start at points of many, chosen by their
+    a chain is (where the covariance is learnt). Chains start at points of many, chosen by their
     estimated posterior. :func:`~ppl_backends.sample_smc2` gives the evidence too.
 
     Parameters

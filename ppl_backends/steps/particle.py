@@ -103,7 +103,7 @@ class ParticleMetropolis(_ParticleStep):
         particles then do. The filter sorts its particles.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space, which are then those of a random walk; by default it is learnt
-        while tuning, with a centre that half of the proposals are drawn around (if ``correlation=0``).
+        while tuning, with a centre that half of the proposals are drawn around.
     model : pm.Model, optional
         The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 

@@ -63,8 +63,9 @@ def test_the_posterior_is_exact_with_three_particles(correlation):
     assert_exact(chains(correlation))
 
 
-def test_independent_proposals_leave_the_posterior_as_it_is():
-    assert_exact(chains(metric=LEARNT))
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_independent_proposals_leave_the_posterior_as_it_is(correlation):
+    assert_exact(chains(correlation, metric=LEARNT))
 
 
 def test_independent_proposals_that_are_taken_for_symmetric_do_not(monkeypatch):

@@ -182,8 +182,8 @@ class ParticleMetropolisKernel(PseudoMarginalKernel):
     """Proposals that come with filters of their own: of a random walk, or half of them independent of where the chain is.
 
     A chain that waits for an estimate as large as its own waits as long whatever is proposed; what then is accepted had
-    better be far. Independent proposals are Student t with the centre and the shape that were learnt. A correlated filter
-    needs near ones.
+    better be far. Independent proposals are Student t with the centre and the shape that were learnt. Correlated filters err
+    alike there too: over the width of a posterior the error of the log likelihood changes little.
     """
 
     name = "particle Metropolis"
@@ -195,7 +195,7 @@ class ParticleMetropolisKernel(PseudoMarginalKernel):
     def step(self, rng: Any, population: Any, density: Any, parameters: KernelParameters) -> tuple[Any, KernelInfo]:
         """Move every chain once."""
         metric, n = parameters.metric, len(population.x)
-        if density.estimator.correlated or not isinstance(metric, ChainMetric):
+        if not isinstance(metric, ChainMetric):
             return super().step(rng, population, density, parameters)
         far = rng.random(n) < INDEPENDENT
         z, precision = rng.standard_normal(population.x.shape), gammaincinv(TAILS / 2, rng.random(n)) / (TAILS / 2)
