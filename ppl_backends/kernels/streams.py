@@ -44,6 +44,10 @@ class Generators:
             return self.streams[0].uniform(low, high)
         return np.array([rng.uniform(low, high) for rng in self.streams])
 
+    def standard_gamma(self, shape: Any, size: tuple[int, ...]) -> Array:
+        """Return ``size[0]`` rows; ``shape`` is that of every row."""
+        return np.array([rng.standard_gamma(shape, size[1:]) for rng in self.streams])
+
     def integers(self, high: int) -> int:
         """Return an integer below ``high`` for all points."""
         return int(self.streams[0].integers(high))

@@ -1,5 +1,6 @@
 """Step methods for ``pm.sample(step=...)`` and :func:`ppl_backends.sample_mcmc`."""
 
+from ppl_backends.steps.augmentation import AlbertChib, PolyaGamma
 from ppl_backends.steps.calibrated import HMC, STEPS, Independent, RandomWalk
 from ppl_backends.steps.check import check_acceptance, check_subsets
 from ppl_backends.steps.exchange import Exchange, MALAExchange, NoisyExchange, NoisyLangevin, NoisyMALAExchange
@@ -17,6 +18,7 @@ from ppl_backends.steps.subsampling import (
 
 __all__ = [
     "HMC",
+    "AlbertChib",
     "Exchange",
     "Independent",
     "InformedSubsampling",
@@ -27,6 +29,7 @@ __all__ = [
     "NoisyMALAExchange",
     "ParticleGibbs",
     "ParticleMetropolis",
+    "PolyaGamma",
     "PseudoMarginal",
     "RandomWalk",
     "ScalableMetropolis",

@@ -237,6 +237,13 @@ class NormalMixture(SiteFamily):
         z = (s[..., None] - means) / sds
         return logsumexp(log_weights - np.log(sds) - 0.5 * (z**2 + LOG_2PI), axis=-1)
 
+    def shares(self, mean: Array, variance: Array | float = 0.0, rows: Rows = None) -> Array:
+        """Return the probability of every component given s ~ N(mean, variance), shaped as ``mean`` and ``(k,)``."""
+        log_weights, means, sds = self._at(rows, "log_weights", "means", "sds")
+        spread = np.asarray(variance)[..., None] + sds**2
+        log_share = log_weights - 0.5 * ((mean[..., None] - means) ** 2 / spread + np.log(spread))
+        return np.exp(log_share - logsumexp(log_share, axis=-1, keepdims=True))
+
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
         if power != 1.0:
             return None

@@ -1,0 +1,270 @@
+r"""Gibbs sampling with latent variables that make a posterior Gaussian: one kernel for all regressions of this kind.
+
+Given its hyper-parameters a posterior is N(θ; m₀, Q₀⁻¹) ∏ tᵢ(aᵢᵀθ + bᵢ). A step draws the latent variables of
+:mod:`~ppl_backends.kernels.augmented_sites` given θ, then θ given them:
+
+.. math:: θ \sim N(P^{-1} h, P^{-1}), \quad P = Q_0 + A^T W A, \quad h = Q_0 m_0 + A^T (v - W b).
+
+Between the two the latent z of probit sites are multiplied by one g > 0, drawn from the law that Liu and Wu (1999) find with θ
+integrated out: p(g) ∝ g^(n−1) exp(−½ R g² + L g). It leaves the posterior invariant and takes the chain along the direction
+in which z and θ hold each other back.
+
+For a block of θ, or with hyper-parameters that other steps move, everything is taken given the other coordinates.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from ppl_backends.errors import ModelError
+from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.augmented_sites import AUGMENTED, CONSTANT_WEIGHTS, plain_families, refuse_others
+from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.population import Population
+from ppl_backends.targets.factors import Factors, Probit, SiteFamily
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
+
+
+class Regression:
+    """The factors of a block of coordinates, the others given.
+
+    Parameters
+    ----------
+    factors : Factors
+        Of all coordinates θ.
+    own : ndarray of int (dim,)
+        The coordinates of the block.
+    theta : ndarray (d,)
+        Values of θ; those of the block do not matter.
+    allowed : tuple of type
+        Families of sites that may occur.
+    step : str
+        What messages call the step.
+    """
+
+    def __init__(
+        self, factors: Factors, own: Index, theta: Array, allowed: tuple[type[SiteFamily], ...], step: str
+    ) -> None:
+        held = np.setdiff1d(np.arange(factors.dim), own)
+        precision = factors.prior.add_to(np.zeros((factors.dim, factors.dim)))
+        self.precision = precision[np.ix_(own, own)]  # Q₀ of the block
+        self.linear = precision[own] @ factors.prior.mean - precision[np.ix_(own, held)] @ theta[held]  # Q₀ m₀
+        design, offset = factors.design[:, own], factors.offset
+        if len(held):
+            offset = offset + np.asarray(factors.design[:, held] @ theta[held])
+        rows = np.flatnonzero(np.asarray(abs(design).sum(axis=1)).ravel())  # the others do not see the block
+        self.design, self.offset = design[rows], offset[rows]
+        self.families = plain_families(factors.sites, rows)
+        refuse_others(self.families, allowed, step)
+        self.step, self._root = step, None
+        probit = [columns for family, columns in self.families if isinstance(family, Probit)]
+        self.probit = np.concatenate(probit) if probit else np.empty(0, dtype=int)
+        self.probit_design = self.design[self.probit]
+        if all(isinstance(family, CONSTANT_WEIGHTS) for family, _ in self.families):
+            weights, _ = self.latents(np.zeros((1, len(own))), np.random.default_rng(0))
+            self._root = self._factored(weights)[0]
+
+    def latents(self, theta: Array, rng: Any) -> tuple[Array, Array]:
+        """Draw w and v of all sites, each ``(k, n)``, given the block at ``theta`` ``(k, dim)``."""
+        s = np.asarray((self.design @ theta.T).T) + self.offset
+        weights, values = np.empty_like(s), np.empty_like(s)
+        for family, columns in self.families:
+            weights[:, columns], values[:, columns] = AUGMENTED[type(family)](family, rng, s[:, columns])
+        return weights, values
+
+    def root(self, weights: Array) -> Array:
+        """Return R with R Rᵀ = P⁻¹, ``(dim, dim)`` where it is the same for all weights, else ``(k, dim, dim)``."""
+        return self._factored(weights) if self._root is None else self._root
+
+    def _factored(self, weights: Array) -> Array:
+        """Return the transposed inverses of the Cholesky factors of P ``(k, dim, dim)``."""
+        if sparse.issparse(self.design):
+            dim = self.design.shape[1]
+            products = sparse.csr_matrix(_products_of_columns(self.design))
+            gram = np.asarray((products.T @ weights.T).T).reshape(-1, dim, dim)
+        else:
+            gram = (self.design.T * weights[:, None, :]) @ self.design
+        try:
+            factor = np.linalg.cholesky(gram + self.precision)
+        except np.linalg.LinAlgError:
+            raise ModelError(
+                f"{self.step}: the coefficients given the latent variables have no proper law; give them a proper prior"
+            ) from None
+        return np.swapaxes(np.linalg.inv(factor), -1, -2)
+
+
+def _products_of_columns(design: Any) -> Any:
+    """Return the rows aᵢ aᵢᵀ ``(n, dim²)`` of a sparse design."""
+    design = sparse.csr_matrix(design)
+    count = np.diff(design.indptr)
+    row = np.repeat(np.arange(len(count)), count)
+    pairs = count[row]  # every element goes with all those of its row
+    first = np.repeat(np.arange(design.nnz), pairs)
+    start = np.repeat(design.indptr[row], pairs)
+    second = start + np.arange(len(first)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    columns = design.indices[first].astype(np.int64) * design.shape[1] + design.indices[second]
+    shape = (design.shape[0], design.shape[1] ** 2)
+    return sparse.csr_matrix((design.data[first] * design.data[second], (row[first], columns)), shape=shape)
+
+
+class AugmentedDensity:
+    """A target for the kernel, by its factors.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        Of the block that moves.
+    allowed : tuple of type
+        Families of sites that may occur.
+    step : str
+        What messages call the step.
+    """
+
+    def __init__(self, target: BaseTarget, allowed: tuple[type[SiteFamily], ...], step: str) -> None:
+        self.target, self.dim, self._allowed, self._step = target, target.dim, allowed, step
+        full = target.full
+        if full.factors is None:
+            raise ModelError(f"{step}: {full.label} has no known factors; use steps.HMC or pm.NUTS")
+        self._factors = full.factors
+        self._coordinates = np.asarray(self._factors.coordinates)
+        if len(self._coordinates) + len(self._factors.hyper_coordinates) != full.dim:
+            raise ModelError(f"{step}: factors of rectangles have more coordinates than the model; use pm.NUTS")
+        given = np.setdiff1d(target.free, self._coordinates)
+        if len(given):
+            names = ", ".join(dict.fromkeys(full.names[j].partition("[")[0] for j in self._coordinates))
+            raise ModelError(
+                f"{step}: no Gaussian law of '{full.names[given[0]]}' given the rest; "
+                f"name the coefficients in vars, among {names}"
+            )
+        self._own = np.searchsorted(self._coordinates, target.free)
+        self._latest: tuple[Array, Regression] | None = None
+        self.regression()
+
+    def regression(self) -> Regression:
+        """Return the factors of the block where the other coordinates are now."""
+        point = self.target.point[self.target.others]
+        if self._latest is None or not np.array_equal(self._latest[0], point):
+            full = self.target.point
+            factors = self._factors.at(full[self._factors.hyper_coordinates])
+            theta = full[self._coordinates]
+            self._latest = point.copy(), Regression(factors, self._own, theta, self._allowed, self._step)
+        return self._latest[1]
+
+    def __call__(self, x: Array, rng: Any) -> Population:
+        """Return the points: nothing is kept beside them."""
+        return Population(x)
+
+    def initial_point(self, rng: np.random.Generator) -> None:
+        """Leave it to the target."""
+
+    def parameters(self) -> KernelParameters:
+        """Return none that count: there is nothing to tune."""
+        return KernelParameters(Gaussian(0.0, np.ones(1)), 1.0)
+
+    def start(self, x: Array, rng: Any) -> Population:
+        """Return the points, if they are finite."""
+        if not np.isfinite(x).all():
+            raise ModelError(f"{self.target.label}: the starting point is not finite")
+        return Population(x)
+
+    def refresh(self, population: Population, rng: Any) -> Population:
+        """Return the same points: latent variables are drawn anew at every step."""
+        return population
+
+
+class Augmentation(Kernel):
+    """Latent variables given θ, a common factor of those of probit sites, and θ given them.
+
+    Parameters
+    ----------
+    scale_move : bool
+        Whether the latent variables of probit sites are scaled.
+    """
+
+    name = "augmentation"
+    stats = MappingProxyType({})
+
+    def __init__(self, scale_move: bool = True) -> None:
+        super().__init__(balanced=False)
+        self.scale_move = scale_move
+
+    def step(self, rng: Any, population: Any, density: Any, parameters: Any) -> tuple[Any, KernelInfo]:
+        regression: Regression = density.regression()
+        n = len(population.x)
+        weights, values = regression.latents(population.x, rng)
+        root = regression.root(weights)
+        linear = regression.linear + (values - weights * regression.offset) @ regression.design
+        if self.scale_move and len(regression.probit) > 1:
+            linear = self._scaled(rng, regression, root, values, linear)
+        noise = rng.standard_normal(population.x.shape)
+        x = _product(root, _product(np.swapaxes(root, -1, -2), linear) + noise)
+        ones = np.ones(n)
+        return Population(x), KernelInfo(ones, ones > 0, ((x - population.x) ** 2).sum(axis=1), ones, 0.0 * ones)
+
+    def _scaled(self, rng: Any, regression: Regression, root: Array, values: Array, linear: Array) -> Array:
+        """Return h with z multiplied by g; h = c + g Aᵀz, R = z'z − (Aᵀz)'P⁻¹(Aᵀz) and L = z'b + (Aᵀz)'P⁻¹c."""
+        z = values[:, regression.probit]
+        u = z @ regression.probit_design
+        rest = linear - u
+        back = np.swapaxes(root, -1, -2)
+        whitened, rest_whitened = _product(back, u), _product(back, rest)
+        quadratic = (z * z).sum(axis=1) - (whitened * whitened).sum(axis=1)
+        slope = z @ regression.offset[regression.probit] + (whitened * rest_whitened).sum(axis=1)
+        return rest + scale_factor(rng, z.shape[1], quadratic, slope)[:, None] * u
+
+    def statistics(self, before: Any, after: Any, parameters: Any, info: KernelInfo) -> dict[str, Any]:
+        return {}
+
+
+def scale_factor(rng: Any, n: int, quadratic: Array, linear: Array) -> Array:
+    """Draw g > 0 with density ∝ g^(n−1) exp(−½ R g² + L g) by rejection, ``(k,)``.
+
+    About the mode g* the log density is (n − 1)(log r − r + 1) − ½R(g − g*)², r = g/g*. Each term is at most zero: without
+    the first it is a normal density, without the second a gamma one. The narrower of the two proposes; where both are near a
+    normal density, at least 0.7 of what it proposes is taken.
+    """
+    # of two forms of the positive root the one that cancels nothing
+    root = np.sqrt(linear**2 + 4.0 * quadratic * (n - 1))
+    mode = np.where(linear > 0, 0.5 * (linear + root) / quadratic, 2.0 * (n - 1) / (root - linear))
+    curvature = quadratic * mode**2  # of the first term; that of the second is n − 1
+    normal, found = curvature >= n - 1, np.zeros(len(mode))
+    while (wanted := found == 0).any():
+        u = 1.0 - rng.random(found.shape)
+        ratio = 1.0 + rng.standard_normal(found.shape) / np.sqrt(curvature)
+        if not normal.all():
+            ratio = np.where(normal, ratio, rng.standard_gamma(n, found.shape) / (n - 1))
+        ratio = np.maximum(ratio, 1e-300)
+        short = np.where(normal, (n - 1) * (np.log(ratio) - ratio + 1.0), -0.5 * curvature * (ratio - 1.0) ** 2)
+        found = np.where(wanted & (np.log(u) < short), ratio, found)
+    return np.asarray(found * mode)
+
+
+def _product(matrix: Array, rows: Array) -> Array:
+    """Return M x for rows x ``(k, d)``, with one matrix for all or one for each."""
+    return rows @ matrix.T if matrix.ndim == 2 else (matrix @ rows[..., None])[..., 0]
+
+
+class DataAugmentation(Algorithm):
+    """The kernel on a target, or on a block of one.
+
+    Parameters
+    ----------
+    target : BaseTarget
+        Its factors are to be known.
+    allowed : tuple of type
+        Families of sites that may occur.
+    name : str
+        Of the sampler.
+    scale_move : bool
+    """
+
+    def __init__(
+        self, target: BaseTarget, *, allowed: tuple[type[SiteFamily], ...], name: str, scale_move: bool = True
+    ) -> None:
+        super().__init__(Augmentation(scale_move), AugmentedDensity(target, allowed, name))
+        self.name = name
