@@ -5,9 +5,9 @@ Given its hyper-parameters a posterior is N(θ; m₀, Q₀⁻¹) ∏ tᵢ(aᵢ�
 
 .. math:: θ \sim N(P^{-1} h, P^{-1}), \quad P = Q_0 + A^T W A, \quad h = Q_0 m_0 + A^T (v - W b).
 
-Between the two the latent z of probit sites are multiplied by one g > 0, drawn from the law that Liu and Wu (1999) find with θ
-integrated out: p(g) ∝ g^(n−1) exp(−½ R g² + L g). It leaves the posterior invariant and takes the chain along the direction
-in which z and θ hold each other back.
+Between the two the latent z of probit sites are multiplied by one g > 0, drawn from the law that Liu and Wu (1999) find with
+θ integrated out: p(g) ∝ g^(n−1) exp(−½ R g² + L g). It leaves the posterior invariant and takes the chain along the
+direction in which z and θ hold each other back.
 
 For a block of θ, or with hyper-parameters that other steps move, everything is taken given the other coordinates.
 """
@@ -15,7 +15,7 @@ For a block of θ, or with hyper-parameters that other steps move, everything is
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import sparse

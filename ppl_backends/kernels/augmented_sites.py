@@ -18,7 +18,7 @@ Albert and Chib (1993) for probit sites and the Student's, Polson, Scott and Win
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri, ndtri_exp
@@ -147,7 +147,7 @@ def plain_families(sites: SiteFamily, rows: Index) -> list[tuple[SiteFamily, Ind
     if isinstance(sites, StackedSites):
         found = []
         for family, columns, local in sites.pieces(rows):
-            found += [(plain, columns[inner]) for plain, inner in plain_families(family, local)]
+            found += [(plain, columns[inner]) for plain, inner in plain_families(family, cast(Index, local))]
         return found
     if isinstance(sites, ScaledSites):
         return plain_families(sites.family, rows)
