@@ -6,6 +6,7 @@
 ``copula``         a joint distribution with these marginals
 ``latent``         latent variables given hyper-parameters, by sparse matrices
 ``integrated``     integration over hyper-parameters
+``named``          hyper-parameters that the user names
 ``result``         what users get
 ``fit``            ``fit_inla``, what users call
 =================  ====================================================================================

@@ -38,8 +38,13 @@ class ConditionalModes(NamedTuple):
     iterations: int
 
 
-def conditional_modes(target: BaseTarget, x: Array, held: NDArray[np.integer]) -> ConditionalModes:
-    """Climb from points ``x`` ``(m, d)`` to the modes given their coordinates ``held`` ``(m,)``, all at once."""
+def conditional_modes(
+    target: BaseTarget, x: Array, held: NDArray[np.integer], largest_gain: float = GAIN
+) -> ConditionalModes:
+    """Climb from points ``x`` ``(m, d)`` to the modes given their coordinates ``held`` ``(m,)``, all at once.
+
+    Where ``held`` is −1 no coordinate is, and the integral is over all of them.
+    """
     x = x.copy()
     log_integral = np.full(len(x), -np.inf)
     value, gradient = target.log_density_and_gradient(x)
@@ -48,8 +53,8 @@ def conditional_modes(target: BaseTarget, x: Array, held: NDArray[np.integer]) -
     while len(active) and iterations < ITERATIONS:
         iterations += 1
         step, log_determinant, gain, definite = _steps(-target.hessian(x[active]), gradient[active], held[active])
-        constant = 0.5 * (target.dim - 1) * LOG_2PI
-        settled = definite & (gain < GAIN)
+        constant = 0.5 * (target.dim - (held[active] >= 0)) * LOG_2PI
+        settled = definite & (gain < largest_gain)
         # What the last step would gain is added, and the step not taken.
         log_integral[active] = np.where(settled, value[active] + gain + constant - 0.5 * log_determinant, -np.inf)
         moved = _move(target, x, value, gradient, active[~settled], step[~settled])

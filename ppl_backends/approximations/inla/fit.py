@@ -13,18 +13,19 @@ from scipy.stats import norm
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.inla.conditional import FINE, improved_marginals
-from ppl_backends.approximations.inla.integrated import IntegratedLaplace, integrate
+from ppl_backends.approximations.inla.integrated import IntegratedLaplace, SparseLatent, integrate
+from ppl_backends.approximations.inla.named import NamedHyperParameters
 from ppl_backends.approximations.inla.result import INLAApproximation
 from ppl_backends.approximations.laplace import NEGLIGIBLE_SHARE, gaussian_at_mode, share_of_another_mode
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
-from ppl_backends.options import array, checked, choice, instance, integer, none
+from ppl_backends.options import array, checked, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import BaseTarget
+from ppl_backends.targets.protocol import BaseTarget, named_point
 
 LARGEST_FAILED_SHARE = 0.05  # of grid points without a conditional mode
 GAUSSIAN_RANGE = 7.0  # standard deviations on the grid of a coordinate that keeps its Gaussian
@@ -32,7 +33,6 @@ GAUSSIAN_RANGE = 7.0  # standard deviations on the grid of a coordinate that kee
 
 @checked(
     initvals=none | instance(Mapping, "a dict of values by name") | array("an array (dim,)"),
-    hyper=choice("auto", None),
     points=integer(9),
 )
 def fit_inla(
@@ -40,7 +40,7 @@ def fit_inla(
     *,
     data: Any = None,
     coordinates: Any = None,
-    hyper: str | None = "auto",
+    hyper: Any = "auto",
     points: int = 25,
     initvals: Any = None,
     power: float = 1.0,
@@ -63,10 +63,11 @@ def fit_inla(
     coordinates : sequence of int or str, optional
         Of which unconstrained coordinates; all by default. The others keep the Gaussian at the mode. The cost of one is
         ``points`` Newton climbs in all the others, whose steps cost a Hessian and its Cholesky factor each.
-    hyper : {"auto"} or None
-        Hyper-parameters are those without which the model is a Gaussian times sites of one linear predictor each, found as
-        by :func:`~ppl_backends.fit_ep`, or those of a :class:`~ppl_backends.LatentGaussian`. They are integrated over. None:
-        there are none.
+    hyper : "auto", sequence of int or str, or None
+        Which unconstrained coordinates are hyper-parameters, one to six, to be integrated over: every other coordinate of
+        any model is then latent. ``"auto"``: those without which the model is a Gaussian times sites of one linear predictor
+        each, found as by :func:`~ppl_backends.fit_ep`, or those of a :class:`~ppl_backends.LatentGaussian`. None: there are
+        none.
     points : int
         Values of every coordinate, six standard deviations to both sides of the mode; more are added where the density
         has not fallen by 14 nats there. Between them its log is a cubic spline.
@@ -123,7 +124,7 @@ def fit_inla(
     if target.dim > MAX_DENSE_DIM and target.latent_gaussian is None:
         raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians are for {MAX_DENSE_DIM} at most")
     index = chosen(coordinates, target.names)
-    described = _described(target, hyper)
+    described = _described(target, hyper, initvals, points)
     result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
         if described is not None:
@@ -139,15 +140,27 @@ def fit_inla(
     return result
 
 
-def _described(target: BaseTarget, hyper: str | None) -> Any:
-    """Return the latent Gaussian model that a target is given hyper-parameters; None where it is none, or has none."""
-    if hyper is None or target.latent_gaussian is not None:
-        return target.latent_gaussian
+def _described(target: BaseTarget, hyper: Any, initvals: Any, points: int) -> Any:
+    """Return the latent posterior that a target is given hyper-parameters; None where it has none."""
+    if hyper is not None and not (isinstance(hyper, str) and hyper == "auto"):
+        index, named = chosen(hyper, target.names), isinstance(initvals, Mapping)
+        start = (
+            named_point(target, initvals, "initvals")
+            if named
+            else np.zeros(target.dim)
+            if initvals is None
+            else initvals
+        )
+        return NamedHyperParameters(target, index, np.array(start, dtype=np.float64).reshape(-1)[: target.dim], points)
+    if target.latent_gaussian is not None:
+        return SparseLatent(target.latent_gaussian)
+    if hyper is None:
+        return None
     try:
         factors = target.factors
     except (ModelError, LinAlgError):
         return None
-    return None if factors is None or not len(factors.hyper_names) else factors
+    return None if factors is None or not len(factors.hyper_names) else SparseLatent(factors)
 
 
 def improve(target: BaseTarget, q: GaussianApproximation, index: NDArray[np.integer], points: int) -> INLAApproximation:

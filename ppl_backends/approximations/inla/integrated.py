@@ -43,6 +43,26 @@ class Node(NamedTuple):
     fit: LatentFit
 
 
+class SparseLatent:
+    """A latent Gaussian model or factors with hyper-parameters, fitted given these by sparse matrices."""
+
+    def __init__(self, described: Any) -> None:
+        self._described = described
+        self.hyper_names, self.start = tuple(described.hyper_names), np.asarray(described.start, dtype=np.float64)
+        self.hyper_coordinates, self.coordinates = described.hyper_coordinates, described.coordinates
+        self.log_hyper_prior = described.log_hyper_prior
+
+    def fit(self, phi: Array, start: LatentFit | None) -> LatentFit:
+        """Return the latent posterior given φ, from a neighbour's mode."""
+        found = self._described.at(phi)
+        given = found if isinstance(found, LatentFactors) else LatentFactors.of_factors(found)
+        return fit_latent(given, None if start is None else start.mode)
+
+    def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
+        """Return the fit: its terms of second order are in it."""
+        return fit
+
+
 class _Posterior:
     """Log posterior of φ; None where there is no proper approximation."""
 
@@ -50,17 +70,13 @@ class _Posterior:
         self._described = described
         self.runs = 0
 
-    def factors(self, phi: Array) -> LatentFactors:
-        found = self._described.at(phi)
-        return found if isinstance(found, LatentFactors) else LatentFactors.of_factors(found)
-
     def node(self, phi: Array, start: LatentFit | None = None) -> Node | None:
         """Fit the latent posterior at ``phi``, from a neighbour's mode."""
         self.runs += 1
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                fit = fit_latent(self.factors(phi), None if start is None else start.mode)
+                fit = self._described.fit(phi, start)
         except (ModelError, LinAlgError, FloatingPointError):
             return None
         value = fit.log_evidence + self._described.log_hyper_prior(phi)
@@ -139,12 +155,10 @@ class IntegratedLaplace(WithMarginals):
         x = np.empty((n, self.dim))
         noise = self._spread * rng.standard_normal((n, len(centre))) @ root.T
         x[:, self._described.hyper_coordinates] = centre + np.sqrt(1 - self._spread**2) * apart[which] + noise
-        posterior = _Posterior(self._described)
         for k in np.unique(which):
             at = np.flatnonzero(which == k)
-            fit = fit_latent(posterior.factors(points[k]), self._fits[k].mode)
-            assert fit.precision is not None
-            x[np.ix_(at, self._described.coordinates)] = fit.mean + fit.precision.sample(len(at), rng)
+            apart_from_mean = self._described.fit(points[k], self._fits[k]).precision.sample(len(at), rng)
+            x[np.ix_(at, self._described.coordinates)] = self._fits[k].mean + apart_from_mean
         return x
 
     def log_density(self, x: Array) -> Array:
@@ -171,21 +185,28 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     design, kind = design_around(posterior, mode)
     log_weights = design.log_weights - logsumexp(design.log_weights)
     kept = np.flatnonzero(log_weights > np.log(SMALLEST_SHARE))
-    nodes = [design.nodes[k] for k in kept]
-    weights = np.exp(log_weights[kept])
+    nodes = [_improved(described, design.nodes[k]) for k in kept]
+    log_weights = log_weights[kept] + [
+        n.log_posterior - design.nodes[k].log_posterior for n, k in zip(nodes, kept, strict=True)
+    ]
+    log_evidence = design.log_evidence + logsumexp(log_weights)
+    weights = np.exp(log_weights - logsumexp(log_weights))
     effective = float(1 / (weights @ weights))
     names = tuple(described.hyper_names)
     points = np.stack([node.phi for node in nodes])
-    if kind == "lattice":
-        marginals = _interpolated(names, design.nodes, mode)
-    else:
-        marginals = _kernels(names, points, weights / weights.sum(), design.spread)
+    marginals = _interpolated(names, nodes) if kind == "lattice" else _kernels(names, points, weights, design.spread)
     what = f"INLA over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
     order = np.array([node.log_posterior for node in nodes])
-    hyper = HyperParameters(names, mode.phi, points, weights / weights.sum(), order, what)
+    hyper = HyperParameters(names, mode.phi, points, weights, order, what)
     figures = {"fits": float(posterior.runs), "design_points": float(len(nodes)), "effective_points": effective}
     trouble = "" if kind == "lattice" or effective > 10 else f"only {effective:.1f} points of φ have weight"
-    return _result(described, target, nodes, hyper, marginals, design.log_evidence, figures, trouble, design.spread)
+    return _result(described, target, nodes, hyper, marginals, log_evidence, figures, trouble, design.spread)
+
+
+def _improved(described: Any, node: Node) -> Node:
+    """Return a node with moments beyond the Gaussian at its mode."""
+    fit = described.improved(node.phi, node.fit)
+    return Node(node.phi, node.log_posterior + fit.log_evidence - node.fit.log_evidence, fit)
 
 
 def _without_hyper_parameters(described: Any, target: BaseTarget, posterior: _Posterior) -> IntegratedLaplace:
@@ -260,10 +281,11 @@ def _skew_normal(x: Array, mean: Array, sd: Array, skewness: Array) -> Array:
     return 2 / scale * np.exp(-0.5 * z**2 - 0.5 * LOG_2PI + log_ndtr(delta / np.sqrt(1 - delta**2) * z))
 
 
-def _interpolated(names: tuple[str, ...], nodes: list[Node], mode: Node) -> Marginals:
+def _interpolated(names: tuple[str, ...], nodes: list[Node]) -> Marginals:
     """Return the marginals of one or two φ from their log posterior at the points of a lattice."""
     points = np.stack([node.phi for node in nodes])
-    values = np.array([node.log_posterior for node in nodes]) - mode.log_posterior
+    values = np.array([node.log_posterior for node in nodes])
+    values -= values.max()
     low, high = points.min(axis=0), points.max(axis=0)
     t = np.linspace(0, 1, GRID)
     if len(names) == 1:

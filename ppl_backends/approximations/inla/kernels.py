@@ -14,7 +14,7 @@ jit = numba.njit(cache=True, nogil=True)
 def newton_steps(precision, gradient, held):
     """Return steps ``(m, d)``, log determinants ``(m,)``, gains ½ gᵀH⁻¹g ``(m,)``, and whether H is positive definite.
 
-    ``precision`` ``(m, d, d)`` is −∇² log p and ``gradient`` ``(m, d)``; H lacks row and column ``held`` ``(m,)``.
+    ``precision`` ``(m, d, d)`` is −∇² log p, ``gradient`` ``(m, d)``. H lacks row and column ``held`` ``(m,)``, none if −1.
     The Cholesky factor overwrites the lower half of ``precision``.
     """
     m, d = gradient.shape
@@ -22,10 +22,11 @@ def newton_steps(precision, gradient, held):
     definite = np.ones(m, dtype=np.bool_)
     for k in range(m):
         h, j = precision[k], held[k]
-        for c in range(d):
-            h[j, c] = 0.0
-            h[c, j] = 0.0
-        h[j, j] = 1.0
+        if j >= 0:
+            for c in range(d):
+                h[j, c] = 0.0
+                h[c, j] = 0.0
+            h[j, j] = 1.0
         for r in range(d):
             for c in range(r + 1):
                 total = h[r, c]

@@ -6,8 +6,8 @@ With the Gaussian N(θ̂, H⁻¹) at the mode, H = Q + AᵀWA and s = Aθ + b:
   nearest in Kullback–Leibler divergence (van Niekerk & Rue 2024);
 * precisions are Q + AᵀW₂A − AᵀMA, with W₂ = −E[∂² log t] there and Mᵢₖ = ½ κᵢκₖ cov(sᵢ, sₖ)², κ = E[∂³ log t];
 * third moments are Σᵢ κᵢ cov(θⱼ, sᵢ)³;
-* the evidence is Laplace's with its terms of second order, ⅛ Σ ∂⁴ v² + Σᵢₖ κᵢκₖ (⅛ vᵢ vᵢₖ vₖ + vᵢₖ³/12)
-  (Shun & McCullagh 1995), v being the covariance of s.
+* the evidence is Laplace's times E[tᵢ/t̃ᵢ] of every site over its quadratic t̃ᵢ at the mode, and pairs of sites add
+  Σᵢ≠ₖ κᵢκₖ (⅛ vᵢ vᵢₖ vₖ + vᵢₖ³/12) to its log (Shun & McCullagh 1995), v being the covariance of s.
 
 Up to 500 coordinates all covariances are known. Above, those in the pattern of the sparse factor are, and the sums over pairs
 of sites keep i = k only, but for the first term of the evidence, which takes one solution.
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.linalg import LinAlgError
 from scipy import sparse
+from scipy.special import logsumexp
 
 from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in_pattern
@@ -29,8 +30,9 @@ from ppl_backends.targets.protocol import Array
 GAIN = 1e-10  # nats that a step may promise at the mode
 ITERATIONS, HALVINGS, MEAN_STEPS = 60, 25, 30
 DENSE = 500  # coordinates, and twice as many sites, up to which all covariances are computed
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
+THIRD_STEP = 0.3  # standard deviations, for third derivatives at the mode
 
 
 class Precision:
@@ -97,7 +99,7 @@ class LatentFit(NamedTuple):
     mean: Array
     sd: Array
     skewness: Array
-    precision: Precision | None
+    precision: Any  # that draws come from; None where it is not kept
     log_evidence: float
     figures: dict[str, float]
 
@@ -200,17 +202,22 @@ def _means(given: LatentFactors, top: _Mode, v: Array) -> Array:
 
 
 def _evidence_terms(given: LatentFactors, s: Array, known: Covariances, precision: Precision) -> float:
-    """Return the terms of second order of the log evidence, with derivatives averaged over the Gaussian."""
+    """Return what sites beyond their quadratics add to the log evidence: each by itself, and in pairs to second order."""
     v = known.site_variance
-    second = given.sites.derivatives(_spread(s, v))[1]
-    third = WEIGHTS * NODES @ second / np.sqrt(v)
-    fourth = WEIGHTS * (NODES**2 - 1) @ second / v
-    total = float(fourth @ v**2) / 8
+    first, second = (part[0] for part in given.sites.derivatives(s[None]))
+    step = NODES[:, None] * np.sqrt(v)
+    beyond = given.sites.log_site(s + step) - given.sites.log_site(s[None]) - step * (first + 0.5 * step * second)
+    total = float(logsumexp(beyond, axis=0, b=WEIGHTS[:, None]).sum())
+    width = THIRD_STEP * np.sqrt(v)
+    third = (given.sites.derivatives((s + width)[None])[1] - given.sites.derivatives((s - width)[None])[1])[0] / (
+        2 * width
+    )
+    own = float(third**2 @ v**3)
     if known.of_sites.ndim == 2:
-        pairs = known.of_sites
-        return total + float((third * v) @ pairs @ (third * v)) / 8 + float(third @ pairs**3 @ third) / 12
+        pairs, pull = known.of_sites, third * v
+        return total + (float(pull @ pairs @ pull) - own) / 8 + (float(third @ pairs**3 @ third) - own) / 12
     pull = given.design.T @ (third * v)
-    return total + float(pull @ precision.solve(pull)) / 8 + float(third**2 @ v**3) / 12
+    return total + (float(pull @ precision.solve(pull)) - own) / 8
 
 
 def _second_order_precision(

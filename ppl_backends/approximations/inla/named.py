@@ -1,0 +1,85 @@
+"""Hyper-parameters that the user names: given them, all other coordinates of any target with a Hessian are latent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.linalg import LinAlgError
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.inla.conditional import conditional_modes, improved_marginals
+from ppl_backends.approximations.inla.copula import GaussianCopula
+from ppl_backends.approximations.inla.latent import LatentFit
+from ppl_backends.approximations.verdict import evidence_seen
+from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.targets.conditional import ConditionalTarget
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+GAIN = 1e-10  # nats that a step may promise at the mode given φ
+
+
+class Centred:
+    """The Gaussian at a mode, about zero."""
+
+    def __init__(self, gaussian: Gaussian) -> None:
+        self.gaussian = gaussian
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """Return ``n`` draws ``(n, d)``."""
+        return self.gaussian.colour(rng.standard_normal((n, self.gaussian.dim)))
+
+
+class NamedHyperParameters:
+    """A target whose coordinates ``index`` are hyper-parameters φ, and all others latent."""
+
+    def __init__(self, target: BaseTarget, index: Any, point: Array, points: int) -> None:
+        self.hyper_coordinates = np.asarray(index, dtype=np.intp)
+        self.coordinates = np.setdiff1d(np.arange(target.dim), self.hyper_coordinates)
+        if not len(self.coordinates):
+            raise ModelError(f"{target.label}: hyper= names all {target.dim} coordinates; some have to be latent")
+        self.hyper_names = tuple(target.names[j] for j in self.hyper_coordinates)
+        self._target, self._point, self._points = target, point, points
+        self.start = point[self.hyper_coordinates]
+
+    def log_hyper_prior(self, phi: Array) -> float:
+        """Return zero: the target's density holds the prior."""
+        return 0.0
+
+    def fit(self, phi: Array, start: LatentFit | None) -> LatentFit:
+        """Return the Laplace approximation given φ."""
+        given = self._given(phi)
+        theta = self._point[self.coordinates] if start is None else start.mode
+        found = conditional_modes(given, theta[None], np.array([-1]), GAIN)
+        if not np.isfinite(found.log_integral[0]):
+            raise LinAlgError("no mode given the hyper-parameters")
+        mode = found.x[0]
+        cov = np.linalg.inv(-given.hessian(mode[None])[0])
+        q = Gaussian.from_covariance(mode, 0.5 * (cov + cov.T))
+        log_evidence = float(found.log_integral[0])
+        figures = {"newton_gain": 0.0, "laplace_log_evidence": log_evidence}
+        return LatentFit(mode, mode, q.sd, np.zeros(len(mode)), Centred(q), log_evidence, figures)
+
+    def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
+        """Return the moments of improved Laplace marginals given φ, and the evidence of 256 weighted points."""
+        given = self._given(phi)
+        gaussian = self.fit(phi, fit).precision.gaussian
+        q = GaussianApproximation(gaussian.mean, cholesky=gaussian.factor, names=given.names)
+        with np.errstate(all="ignore"):
+            marginals = improved_marginals(given, q, given.names, np.arange(given.dim), self._points).marginals
+        copula = GaussianCopula(q, marginals)
+        log_evidence = evidence_seen(copula.in_scores(given), copula.scores)
+        figures = fit.figures | {
+            "evidence_correction": log_evidence - fit.log_evidence,
+            "mean_shift": float(np.abs((marginals.mean - q.mean) / marginals.sd).max()),
+            "sd_ratio": float(max(marginals.sd / q.sd, key=lambda ratio: abs(np.log(ratio)))),
+        }
+        return LatentFit(
+            fit.mode, marginals.mean, marginals.sd, marginals.skewness, fit.precision, log_evidence, figures
+        )
+
+    def _given(self, phi: Array) -> ConditionalTarget:
+        point = self._point.copy()
+        point[self.hyper_coordinates] = phi
+        return ConditionalTarget(self._target, self.coordinates, point)
