@@ -32,6 +32,8 @@ from scipy.stats import f as f_distribution
 from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
+# Share of the draws on either side at which coordinates are cut before they are squared.
+_OUTER = 0.005
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
 # A spread that rounding explains: squared, of log evidences.
@@ -179,6 +181,29 @@ def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
 
     Lineages within runs tell, and the spread between them: a run that has lost a mode looks well by itself.
     """
+    total = np.concatenate([x for x, _ in samples]).var(axis=0)
+    ess: Array = total / _variance_of_means(samples)
+    return np.where(total > 0, ess, np.inf)
+
+
+def precision_of_sds(samples: Sequence[tuple[Array, Index]]) -> Array:
+    """Return (sd / standard error of the sd)² of each coordinate over all runs ``(dim,)``.
+
+    It compares with `ess_of_means`, which is the same figure of a mean, but is smaller by far where a small mode at a
+    distance makes most of the sd. Coordinates are cut at their outer half per cents: with heavy tails the figure exists too.
+    """
+    pooled = np.concatenate([x for x, _ in samples])
+    low, high = np.quantile(pooled, [_OUTER, 1 - _OUTER], axis=0)
+    centre = np.clip(pooled, low, high).mean(axis=0)
+    squares = [((np.clip(x, low, high) - centre) ** 2, ancestor) for x, ancestor in samples]
+    variance = np.concatenate([square for square, _ in squares]).mean(axis=0)
+    # d sd / sd = d variance / (2 variance)
+    precision: Array = 4 * variance**2 / _variance_of_means(squares)
+    return np.where(variance > 0, precision, np.inf)
+
+
+def _variance_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
+    """Return the variance ``(dim,)`` of the mean over all runs, from lineages within runs and the spread between them."""
     means, variance, df = [], [], []
     for x, ancestor in samples:
         by_lineage = sums_by_lineage(x - x.mean(axis=0), ancestor)
@@ -186,6 +211,5 @@ def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
         variance.append((by_lineage**2).sum(axis=0) / len(x) ** 2)
         df.append(_df(by_lineage))
     pooled, _, _ = _pooled(np.stack(means), np.stack(variance), np.stack(df))
-    total = np.concatenate([x for x, _ in samples]).var(axis=0)
-    ess: Array = len(samples) * total / np.maximum(pooled, 1e-300)
-    return np.where(total > 0, ess, np.inf)
+    found: Array = np.maximum(pooled / len(samples), 1e-300)
+    return found

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
-from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, sums_by_lineage
+from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, precision_of_sds, sums_by_lineage
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
@@ -33,9 +33,11 @@ _FEW_LINEAGES = 20
 # and the lineages have its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
-# Independent draws that a mean is worth, below which it is not known to a seventh of a standard deviation; or a fiftieth of
+# Independent draws that a mean is worth, below which neither it nor the sd is known to a seventh of the sd; or a fiftieth of
 # the draws, where these are few.
 _FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
+# The multiple of these below which finished runs are made again on a finer ladder.
+_COARSE = 4.0
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
 # Nats; a ladder that lost more than that leaves last particles that are not to be believed either.
@@ -69,9 +71,9 @@ class LostMode(NamedTuple):
 class Figures(NamedTuple):
     """Runs, and what tells whether they can be trusted.
 
-    ``ess`` is how many independent draws the mean of the worst coordinate is worth, ``apart`` chains in different
-    places, ``disagreement`` what speaks against the evidence, ``divergent`` the share of the last trajectories that
-    diverged. ``short_steps`` and ``lost`` are what trials after the runs found.
+    ``ess`` is how many independent draws the mean or the standard deviation of the worst coordinate is worth, ``apart``
+    chains in different places, ``disagreement`` what speaks against the evidence, ``divergent`` the share of the last
+    trajectories that diverged. ``short_steps`` and ``lost`` are what trials after the runs found.
     """
 
     runs: Sequence[SMCResult]
@@ -90,7 +92,7 @@ def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures
     return Figures(
         runs,
         evidence,
-        float(ess_of_means(samples).min()),
+        float(min(ess_of_means(samples).min(), precision_of_sds(samples).min())),
         chains_apart(*zip(*samples, strict=True)),
         _disagreement_with_path_sampling(runs),
         float(np.mean([run.stages[-1].moves.divergent for run in in_one_mode(runs)] or [0.0])),
@@ -110,7 +112,9 @@ def is_too_coarse(figures: Figures) -> bool:
     runs = figures.runs
     if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
         return False
-    return figures.evidence.runs_disagree or bool(_few_independent_draws(figures, 2.0)) or bool(figures.disagreement)
+    return (
+        figures.evidence.runs_disagree or bool(_few_independent_draws(figures, _COARSE)) or bool(figures.disagreement)
+    )
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
@@ -210,13 +214,16 @@ def _name(coordinate: int, names: Sequence[str]) -> str:
 
 
 def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
-    """Return what there is to say of means that rest on few lineages, or differ between runs; ``enough`` asks for more."""
+    """Return what there is to say of means and sds that rest on few lineages, or that differ between runs.
+
+    ``enough`` asks for a multiple of what is asked for else.
+    """
     ess, n = figures.ess, sum(len(run.x) for run in figures.runs)
     if ess >= enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * n):
         return []
     return [
-        f"a posterior mean is worth only {ess:.0f} independent draws, as where few particles decided the shares of separated "
-        "modes; raise draws"
+        f"a posterior mean or sd is known only to {100 / ess**0.5:.0f} % of the sd, as where few particles decided the "
+        "shares of separated modes; raise draws"
     ]
 
 

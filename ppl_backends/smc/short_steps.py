@@ -27,7 +27,9 @@ from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array
 
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
-_SHORTER, _MOVES = 0.25, 8
+_SHORTER = 0.25
+# Half of the moves are enough where none diverges and particles do not go further in by more standard errors than that.
+_FIRST_MOVES, _MOVES, _CLEAR = 4, 8, 1.0
 _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains together
 _COST = 0.5  # of the evaluations that the runs made
 _BLOCKS = 100  # groups of siblings, at most
@@ -47,27 +49,48 @@ def move_with_short_steps(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> ShortSteps:
     """Move some of the last particles of every run with a quarter of its step."""
-    points = _affordable(runs)
-    before, after, errors, divergent = [], [], [], []
+    points, walks, errors = _affordable(runs), [], []
     for run in runs:
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
-        metric = cross_fitted_metric(x, path.reference)
-
-        def evaluate(points: Array, rng: np.random.Generator) -> PathState:
-            return path.evaluate(points, 1.0, True)
-
-        state = evaluate(x, rng)
-        _, tried = kernel.step(rng, state, evaluate, KernelParameters(metric, run.scale))
-        errors.append(np.abs(np.nan_to_num(tried.log_ratio, posinf=0.0, neginf=-np.inf)))
-        for _ in range(_MOVES):
-            state, info = kernel.step(rng, state, evaluate, KernelParameters(metric, _SHORTER * run.scale))
-            divergent.append(share_of_divergent(info))
-        before.append(x)
-        after.append(state.x)
-    coordinate, upwards = _where(np.concatenate(before), np.concatenate(errors))
+        walk = _Walk(path, kernel, x, KernelParameters(cross_fitted_metric(x, path.reference), run.scale), rng)
+        errors.append(walk.energy_errors())
+        walks.append(walk)
+    coordinate, upwards = _where(np.concatenate([walk.start for walk in walks]), np.concatenate(errors))
     sign = 1.0 if upwards else -1.0
-    shift = _shift([sign * x[:, coordinate] for x in before], [sign * x[:, coordinate] for x in after])
-    return ShortSteps(float(np.mean(divergent)), shift, coordinate, upwards)
+    for _ in range(_MOVES // _FIRST_MOVES):
+        divergent = float(np.mean([walk.move(_FIRST_MOVES) for walk in walks]))
+        columns = [(sign * walk.start[:, coordinate], sign * walk.state.x[:, coordinate]) for walk in walks]
+        found = ShortSteps(divergent, _shift(*zip(*columns, strict=True)), coordinate, upwards)
+        if found.divergent == 0.0 and found.shift < _CLEAR:
+            break
+    return found
+
+
+class _Walk:
+    """Particles of one run, moved with a quarter of the step of ``parameters``."""
+
+    def __init__(
+        self, path: TemperingPath, kernel: Kernel, x: Array, parameters: KernelParameters, rng: np.random.Generator
+    ) -> None:
+        self.path, self.kernel, self.start, self.parameters, self.rng = path, kernel, x, parameters, rng
+        self.state = self._evaluate(x, rng)
+        self.divergent: list[float] = []
+
+    def _evaluate(self, points: Array, rng: np.random.Generator) -> PathState:
+        return self.path.evaluate(points, 1.0, True)
+
+    def energy_errors(self) -> Array:
+        """Return the size of the energy error of a trajectory of the whole step from every particle."""
+        _, tried = self.kernel.step(self.rng, self.state, self._evaluate, self.parameters)
+        return np.abs(np.nan_to_num(tried.log_ratio, posinf=0.0, neginf=-np.inf))
+
+    def move(self, times: int) -> float:
+        """Move the particles so often; return the share of trajectories that diverged so far."""
+        short = self.parameters._replace(scale=_SHORTER * self.parameters.scale)
+        for _ in range(times):
+            self.state, info = self.kernel.step(self.rng, self.state, self._evaluate, short)
+            self.divergent.append(share_of_divergent(info))
+        return float(np.mean(self.divergent))
 
 
 def _affordable(runs: Sequence[SMCResult]) -> int:

@@ -5,7 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.kernels.hmc import Hmc
-from ppl_backends.smc.evidence import LineageVariance, combine_evidence, ess_of_means
+from ppl_backends.smc.evidence import LineageVariance, combine_evidence, ess_of_means, precision_of_sds
 from ppl_backends.smc.results import prior_normalizer
 from ppl_backends.smc.sampler import SampledPriorPath, run_tempering
 
@@ -102,3 +102,18 @@ def test_runs_of_which_one_has_lost_a_mode_are_worth_few_draws():
     samples = [(x, np.arange(1000)) for x in both]
     assert ess_of_means(samples)[0] > 500
     assert ess_of_means([*samples, (lost, np.arange(1000))])[0] < 30
+
+
+def test_an_sd_that_a_small_mode_makes_is_known_less_well_than_the_mean():
+    rng = np.random.default_rng(2)
+
+    def sample(n):
+        return np.where(rng.random((n, 1)) < 0.05, 8.0, 0.0) + rng.standard_normal((n, 1)), np.arange(n)
+
+    sds = np.array([np.concatenate([sample(100)[0] for _ in range(4)]).std() for _ in range(2000)])
+    truth = (1 + 0.05 * 0.95 * 64) ** 0.5
+    precision = [precision_of_sds([sample(100) for _ in range(4)])[0] for _ in range(200)]
+    assert np.median(precision) == pytest.approx((truth / sds.std()) ** 2, rel=0.15)
+    gaussian = [(rng.standard_normal((1000, 200)), np.arange(1000)) for _ in range(4)]
+    assert np.median(precision_of_sds(gaussian)) == pytest.approx(2 * 4000, rel=0.15)
+    assert np.min(precision_of_sds([(rng.standard_cauchy((1000, 50)), np.arange(1000)) for _ in range(4)])) > 300
