@@ -123,8 +123,8 @@ def sample_smc(
     ess_threshold : float or "auto"
         Share of the particles that the ESS of every reweighting keeps; it sets the ladder. ``"auto"`` keeps a half where the
         weights are light-tailed and the chains mix, up to 0.97 elsewhere; with ``schedule="cess"`` it is 0.9. And where in
-        the end a mean or sd is worth few independent draws, or chains contradict each other, all chains run again with 0.9 and
-        four times as many waste-free chains; not if ``len_chain``, ``max_time`` or ``unbiased`` is given.
+        the end a mean or sd is worth few independent draws, or chains contradict each other, all run again with 0.9 and four
+        times as many waste-free chains; not if ``len_chain``, ``max_time`` or ``unbiased`` is given.
     min_moves, max_moves : int
         Floor and cap of the number of moves per temperature, which is otherwise automatic.
     len_chain : int, "auto" or None
