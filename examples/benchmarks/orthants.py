@@ -1,13 +1,16 @@
 """Rectangle probabilities against exact values: error, reported standard error, CPU seconds, and error² × CPU.
 
-    python examples/benchmarks/orthants.py table | scipy | ridgway | draws | coverage [--runs 10] [--rows "AR 200,Cauchy 180"]
+    python examples/benchmarks/orthants.py table | scipy | ridgway | draws | coverage | thesis
+        [--runs 10] [--rows "AR 200,Cauchy 180"]
 
 ``table``: every method by name on instances whose probability is known, or known to far more digits than the error;
 one line an instance and method, over runs with different seeds. ``scipy`` adds SciPy's ``multivariate_normal.cdf``, and
 OpenTURNS' where it is installed. ``ridgway`` compares SMC with and without a tilt, and GHK, at Ridgway's instances.
 ``draws`` gives the acceptance and time of exact draws, and the effective sample size of particles. ``coverage`` counts the
 95 % intervals that contain the truth, where tilting alone is too sure of itself and on the Pima probit as an orthant of 532
-variables.
+variables. ``thesis`` has the comparisons of Ridgway (2015, chapter 3): his SMC against GHK given the same time, on Cauchy
+covariances, of Student vectors and on panel probits; and truncated Student draws against Gibbs sampling given 100 times the
+time.
 
 Instances: exchangeable orthants (log P = −log(d + 1)); autoregressions in a box [0, 15]^T, ρ = 0.7; two factors; rankings of
 equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the same law (Ridgway 2015, section 3.6).
@@ -16,12 +19,14 @@ equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the
 import argparse
 import time
 
+import numba
 import numpy as np
 from scipy import stats
 from scipy.special import gammaln
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
+from ppl_backends.math import panel_cholesky
 
 INF = np.inf
 METHODS = ("auto", "low_rank", "tilting", "tilted_smc", "particle_filter", "ghk", "ridgway", "ep")
@@ -208,12 +213,115 @@ def coverage(rows, runs):
         )
 
 
+def panel(periods, alternatives):
+    """Covariance and upper bounds of utilities less that of the choice, of one person, with random parameters."""
+    g = np.random.default_rng(100 * periods + alternatives)
+    factor = panel_cholesky(
+        g.uniform(0.3, 1, alternatives), g.uniform(0.2, 0.8, alternatives), np.ones(alternatives), periods
+    )
+    residuals = factor.eval()
+    mean = g.normal(size=periods * alternatives)
+    utility = (mean + residuals @ g.standard_normal(len(mean))).reshape(periods, alternatives)
+    rows = [
+        np.eye(len(mean))[t * alternatives + j] - np.eye(len(mean))[t * alternatives + utility[t].argmax()]
+        for t in range(periods)
+        for j in range(alternatives)
+        if j != utility[t].argmax()
+    ]
+    differences = np.array(rows)
+    root = differences @ residuals
+    return root @ root.T, -INF, -differences @ mean
+
+
+def equal_time(name, cov, lower, upper, runs, particles, df=None, methods=("tilted_smc",)):
+    """Ridgway's SMC, GHK with points for the same time, and others with as many particles."""
+    best = pb.rectangle_probability(cov, lower, upper, df=df, random_seed=12345, n_points=16384)
+    given = {"df": df, "replicates": 2}
+
+    def seconds(method, points):
+        clock = time.process_time()
+        by_method(cov, lower, upper, method, n_points=points, **given)(0)
+        return time.process_time() - clock
+
+    seconds("ridgway", 64)
+    seconds("ghk", 64)
+    share = seconds("ridgway", particles) / seconds("ghk", 4096)
+    points = int(min(2 ** np.round(12 + np.log2(share)), 2**18))
+    print(f"{name}: log P {best.log_p:.4f} ± {best.log_p_se:.4f} by {best.method}; points of GHK {points}")
+    for method, n in [("ridgway", particles), ("ghk", points), *((other, particles) for other in methods)]:
+        measure(name, f"{method} {n}", runs, by_method(cov, lower, upper, method, n_points=n, **given), best.log_p)
+
+
+@numba.njit(cache=True)
+def student_gibbs(precision, lower, df, x, sweeps, rng):
+    """Gibbs sampling of a Student vector above bounds: its radius, then one variable after the other (Robert 1995)."""
+    dim, total = len(x), np.zeros(len(x))
+    for _ in range(sweeps):
+        scale = rng.standard_gamma(0.5 * (df + dim)) / (0.5 * (df + x @ precision @ x))
+        for i in range(dim):
+            sd = 1 / np.sqrt(scale * precision[i, i])
+            mean = x[i] - precision[i] @ x / precision[i, i]
+            at = (lower[i] - mean) / sd
+            if at > 0.5:  # from an exponential shifted to the bound
+                rate = 0.5 * (at + np.sqrt(at * at + 4))
+                z = at - np.log(1 - rng.random()) / rate
+                while rng.random() > np.exp(-0.5 * (z - rate) ** 2):
+                    z = at - np.log(1 - rng.random()) / rate
+            else:
+                z = rng.standard_normal()
+                while z < at:
+                    z = rng.standard_normal()
+            x[i] = mean + sd * z
+        total += x
+    return total / sweeps
+
+
+def student_means(dim, runs, df=3.0):
+    """Errors of the means of all variables by a thousand draws, and by Gibbs sampling with 100 times their time."""
+    cov, lower = cauchy(dim)
+    precision = np.linalg.inv(cov)
+
+    def draw(seed, draws=1000):
+        return pb.sample_truncated(cov, lower, df=df, draws=draws, random_seed=seed)
+
+    def chain(seed, sweeps):
+        return student_gibbs(precision, lower, df, start.copy(), sweeps, np.random.default_rng(seed))
+
+    long = np.concatenate([draw(1000 + i, 4000).draws for i in range(3)])
+    start = long[0]
+    chain(0, 10)
+    clock = time.process_time()
+    ours = [draw(seed) for seed in range(runs)]
+    seconds = (time.process_time() - clock) / runs
+    clock = time.process_time()
+    chain(0, 2000)
+    sweeps = int(100 * seconds / (time.process_time() - clock) * 2000)
+    print(f"draws {seconds:.2f} CPU s, exact: {ours[0].exact}; sweeps of Gibbs {sweeps}", flush=True)
+    means = {"draws": [run.draws.mean(axis=0) for run in ours], "Gibbs": [chain(seed, sweeps) for seed in range(runs)]}
+    for name, found in means.items():
+        error = np.sqrt(np.mean((np.array(found) - long.mean(axis=0)) ** 2, axis=0)) / long.std(axis=0)
+        print(f"Student {dim} {name:6s} rmse of means in sds: median {np.median(error):.4f} largest {error.max():.4f}")
+
+
+def thesis(rows, runs):
+    """Figures of chapter 3."""
+    equal_time("Cauchy 40", *cauchy(40), INF, runs, 4096)
+    for dim in (130, 180):
+        equal_time(f"Cauchy {dim}", *cauchy(dim), INF, runs, 4096)
+    equal_time("Cauchy 40, Student 3", *cauchy(40), INF, runs, 1024, df=3.0)
+    for size in ((5, 4), (10, 6)):
+        equal_time(f"panel {size[0]} × {size[1]}", *panel(*size), runs, 1024, methods=("tilted_smc", "tilting"))
+    for dim in (50, 100):
+        student_means(dim, runs)
+
+
 COMPARISONS = {
     "table": table,
     "scipy": against_scipy,
     "ridgway": against_ridgway,
     "draws": draws,
     "coverage": coverage,
+    "thesis": thesis,
 }
 
 

@@ -20,6 +20,7 @@ UNBOUNDED = 1e4  # in standard deviations, for bounds that are infinite
 NARROW = 1e-5  # half width, times the distance from zero: below it the density is flat
 LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
 TOLERANCE, STEPS = 1e-10, 30
+LARGEST_ENTRY = 1e70  # of a factor
 
 
 def _log_scaled_tail(s):
@@ -324,12 +325,12 @@ def _same_factor(cholesky, i, j):
 
 @numba.njit(cache=True)
 def _is_factor(cholesky, i):
-    """Return whether a lower triangle is finite, with a diagonal above zero."""
+    """Return whether a lower triangle has a diagonal above zero and no entry whose square or ratio is out of range."""
     for k in range(cholesky.shape[1]):
         for m in range(k + 1):
-            if not math.isfinite(cholesky[i, k, m]):
+            if not abs(cholesky[i, k, m]) < LARGEST_ENTRY:
                 return False
-        if cholesky[i, k, k] <= 0.0:
+        if cholesky[i, k, k] <= 1 / LARGEST_ENTRY:
             return False
     return True
 

@@ -117,15 +117,18 @@ def test_expectation_propagation_of_an_orthant_is_that_of_its_model():
     assert abs(ar.log_p + 12.129288 + 0.225) < 0.001
 
 
-def probit_orthant(name):
-    """A probit regression as an orthant: loadings of its predictors times their outcomes, with N(0, 20²), N(0, 5²) priors."""
+def probit_orthant(name, intercept=20.0, slope=5.0):
+    """A probit regression as an orthant: loadings of its predictors times their outcomes, under Gaussian priors."""
     data = load_binary_regression(name)
-    return np.where(data.y, 1.0, -1.0)[:, None] * data.X * np.where(np.arange(data.X.shape[1]), 5.0, 20.0)
+    return np.where(data.y, 1.0, -1.0)[:, None] * data.X * np.where(np.arange(data.X.shape[1]), slope, intercept)
 
 
-@pytest.mark.parametrize(("name", "value"), [("pima", -263.7222), ("heart", -134.8905)])
-def test_evidences_of_probit_regressions(name, value):
-    loadings = probit_orthant(name)
+@pytest.mark.parametrize(
+    ("name", "prior", "value"),
+    [("pima", (20, 5), -263.7222), ("heart", (20, 5), -134.8905), ("german_credit", (1, 1), -541.7938)],
+)
+def test_evidences_of_probit_regressions(name, prior, value):
+    loadings = probit_orthant(name, *prior)
     n, k = loadings.shape
     result = pb.rectangle_probability(loadings=loadings, diagonal=np.ones(n), lower=0, random_seed=1)
     assert result.method == "low_rank"

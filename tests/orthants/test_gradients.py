@@ -9,7 +9,7 @@ from scipy.special import log_ndtr, ndtr
 from ppl_backends.errors import ModelError
 from ppl_backends.math import log_rectangle
 from ppl_backends.orthants import rectangle_gradient
-from ppl_backends.orthants.batch import best_log_rectangles, log_rectangles
+from ppl_backends.orthants.batch import best_log_rectangles, fixed_points, log_rectangles
 from ppl_backends.orthants.closed import bivariate
 from ppl_backends.orthants.solvers import scramble
 from ppl_backends.orthants.vector_kernels import LANES, exp_all, phi_all
@@ -225,7 +225,7 @@ def test_orthants_of_three_against_their_closed_form():
 def test_orthants_of_three_against_quadrature():
     """P = ∫ φ(x) Φ2(the others | x) dx from the lower bound on."""
     nodes, weights = np.polynomial.legendre.leggauss(60)
-    for cov, lower in zip(correlations(40), np.random.default_rng(5).normal(0, 1.3, (40, 3)), strict=True):
+    for cov, lower in zip(correlations(8), np.random.default_rng(5).normal(0, 1.3, (8, 3)), strict=True):
         factor = np.linalg.cholesky(cov)[None]
         arguments = [np.zeros((1, 3)), factor, lower[None], np.full((1, 3), INF)]
         found = best_log_rectangles(*arguments, np.full((1, 3), 0.5)).log_p[0]
@@ -237,6 +237,24 @@ def test_orthants_of_three_against_quadrature():
         inside = [np.exp(bivariate(rest, lower[1:] - cov[1:, 0] * at, np.full(2, INF))) for at in x]
         truth = half * (weights * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)) @ inside
         assert abs(np.exp(found) - truth) < 1e-8
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4])
+@pytest.mark.parametrize("scale", [1e-300, 1e-165, 1e-75, 1e-60, 1e60, 1e160, 1e300])
+def test_scales_out_of_range_raise_nothing(dim, scale):
+    """Optimisers come there: a probability or zero, and no derivative that is not a number."""
+    factor = scale * (np.eye(dim) + np.tril(np.full((dim, dim), 0.3), -1))
+    for mean in (0.0, -1.0, 1e200):
+        for upper in (2.0, INF):
+            found = best_log_rectangles(
+                np.full((1, dim), mean),
+                factor[None],
+                np.zeros((1, dim)),
+                np.full((1, dim), upper),
+                fixed_points(128, 0),
+            )
+            assert found.log_p[0] <= 1e-9
+            assert all(np.isfinite(part).all() for part in found[1:])
 
 
 def test_exponentials_and_probabilities_of_many():
