@@ -1,5 +1,8 @@
 """Coefficients of PyMC models: the same search as that of the design, and what is refused."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -90,3 +93,17 @@ def test_what_cannot_be_switched_is_refused_by_name():
         pm.Bernoulli("y", logit_p=X[:, :2] @ beta, observed=Y)
         with pytest.raises(ModelError, match="are correlated a priori"):
             select(select={"beta": True})
+
+
+@pytest.mark.slow
+@pytest.mark.stan
+def test_a_stan_program_is_searched_as_its_design_is():
+    pytest.importorskip("httpstan", reason="needs stanc, from the stan extra")
+    folder = Path(__file__).parents[2] / "stan_models"
+    data = json.loads((folder / "logit_gaussian.data.json").read_text())
+    options = {"random_seed": 1, "progressbar": False}
+    mask = np.arange(data["P"]) > 0
+    found = pb.select_variables(folder / "logit_gaussian.stan", data=data, select={"beta": mask}, **options)
+    design = pb.select_variables(X=np.array(data["X"]), y=np.array(data["y"]), prior=data["prior_scale"], **options)
+    np.testing.assert_allclose(found.selection["inclusion"], design.selection["inclusion"], atol=1e-6)
+    assert found.posterior.attrs["log_evidence"] == pytest.approx(design.posterior.attrs["log_evidence"], abs=1e-6)
