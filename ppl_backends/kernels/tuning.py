@@ -38,7 +38,6 @@ from ppl_backends.targets.protocol import Array, Index
 # Change of log scale per unit of acceptance above target: about the inverse slope of a walk's acceptance curve. Where a
 # trajectory becomes unstable in one direction the curve is several times as steep.
 _GAIN, _LEAST_GAIN = 1.5, 0.3
-_FEW_REJECTED = 0.3  # of the rejections asked for, below which the target has become an easier one
 _JITTER = 0.015  # standard deviation of ε's jitter, in whitened units
 _FIRST_LENGTH = 25  # L* to begin with
 _LENGTH_STEP = 5
@@ -122,7 +121,7 @@ def with_metric(parameters: Parameters, metric: AnyMetric, n: int, rng: np.rando
 @dataclass(frozen=True)
 class AcceptanceTuning:
     """One step for all, following the acceptance rate; the gain falls with every crossing of its target (Kesten 1958),
-    and is whole again after a rate below half of it, or after few rejections.
+    and is whole again after a rate below half of it.
 
     Attributes
     ----------
@@ -153,8 +152,8 @@ class AcceptanceTuning:
         """Follow the acceptance rate of a move."""
         excess = float(info.acceptance.mean()) - self.target
         crossings = self.crossings + (self.above is not None and self.above != (excess > 0))
-        if excess < -0.5 * self.target or excess > (1 - _FEW_REJECTED) * (1 - self.target):
-            crossings = 0  # the metric has become a worse one, or the target an easier one
+        if excess < -0.5 * self.target:  # the metric has become a worse one
+            crossings = 0
         gain = max(_LEAST_GAIN, _GAIN / (1 + crossings))
         scale = min(self.largest, self.scale * float(np.exp(gain * excess)))
         return replace(self, scale=scale, above=excess > 0, crossings=crossings)
