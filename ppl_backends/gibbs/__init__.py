@@ -28,6 +28,7 @@ _LAZY = {
     "PairLoss": "losses",
     "Quantile": "losses",
     "GibbsVI": "gaussian_vi",
+    "SpikeSlab": "priors",
     "Squared": "losses",
     "TuningRecord": "posterior",
     "ZeroOne": "losses",
@@ -40,6 +41,7 @@ _LAZY = {
     "fit_gibbs_vi_path": "fit",
     "fit_pair_ep": "pair_ep",
     "gibbs_potential": "expression",
+    "inclusion_probabilities": "pair_ep",
 }
 
 __all__ = [*_LAZY]

@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.ep import FileShard, fit_ep_sharded
+from ppl_backends.approximations.ep import ArrayShard, FileShard, fit_ep_sharded
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import Loss, PairLoss
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
+from ppl_backends.gibbs.priors import GaussianPriorTarget, SpikeSlab
 from ppl_backends.options import checked
 from ppl_backends.targets.factors.design import Design
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import Index
 
 SHARD_PAIRS = 2**20
+WIDEST = 0.1  # spike at which the path of a spike-and-slab prior begins, over the slab
 EQUAL = 1e-13  # least variance of a difference, relative to those of its rows
 
 
@@ -95,7 +97,7 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a pair loss and a Gaussian prior.
+        With a pair loss and a Gaussian or :class:`SpikeSlab` prior.
     executor : concurrent.futures.Executor, optional
         Where the pieces are worked on; one after the other in this process by default.
     **options
@@ -114,25 +116,57 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     >>> fit_pair_ep(GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=40.0)).converged
     True
     """
-    risk, prior = posterior._linear("fit_pair_ep"), posterior.gaussian_prior
-    if prior is None or not isinstance(risk.loss, PairLoss):
-        raise ModelError("fit_pair_ep: expected a pair loss and a Gaussian prior; use fit_ep or sample_smc")
+    risk, prior = posterior._linear("fit_pair_ep"), posterior.prior
+    if not isinstance(prior, GaussianPriorTarget | SpikeSlab) or not isinstance(risk.loss, PairLoss):
+        raise ModelError(
+            "fit_pair_ep: expected a pair loss and a Gaussian or SpikeSlab prior; use fit_ep or sample_smc"
+        )
     above, below = risk.above, risk.below
     step = max(1, SHARD_PAIRS // len(below))
-    shards = [
+    shards: list[Any] = [
         FileShard(
             _PairRows(risk.X, risk.offset, above[k : k + step], below, risk.loss.inner, posterior.site_weight),
             len(above[k : k + step]) * len(below),
         )
         for k in range(0, len(above), step)
     ]
-    found = fit_ep_sharded(
-        shards,
-        prior.gaussian.mean,
-        prior.gaussian.precision,
-        dim=prior.dim,
-        executor=executor,
-        names=prior.names,
-        **options,
-    )
+    options |= {"dim": prior.dim, "executor": executor, "names": prior.names}
+    if isinstance(prior, GaussianPriorTarget):
+        found = fit_ep_sharded(shards, prior.gaussian.mean, prior.gaussian.precision, **options)
+    else:
+        found = _along_widths(shards, prior, options)
     return found.replaced(target=posterior)
+
+
+def _along_widths(shards: list[Any], prior: SpikeSlab, options: dict[str, Any]) -> Any:
+    """Return the fit with a spike-and-slab prior, by way of wider spikes: each fit starts from the one before.
+
+    The loss does not see the length of θ. Narrow spikes at once leave EP where all coefficients are in theirs.
+    """
+    widths = WIDEST * prior.slab * 0.1 ** np.arange(np.ceil(np.log10(WIDEST * prior.slab / prior.spike)))
+    found, design, offset = None, np.eye(prior.dim), np.zeros(prior.dim)
+    for width in (*widths, prior.spike):
+        spikes = ArrayShard(design, offset, prior.with_spike(float(width)).sites)
+        found = fit_ep_sharded([*shards, spikes], 0.0, 0.0, initial=found, **options)
+    return found
+
+
+def inclusion_probabilities(fit: Any) -> Array:
+    """Return the probabilities of the slabs ``(dim,)`` of a fit by :func:`fit_pair_ep` with a :class:`SpikeSlab` prior.
+
+    They are as approximate as EP is: of two columns that can stand for each other it tends to be sure of one.
+
+    Parameters
+    ----------
+    fit : EPApproximation
+
+    Raises
+    ------
+    ModelError
+        If the prior of the fit is another one.
+    """
+    prior = getattr(fit.target, "prior", None)
+    if not isinstance(prior, SpikeSlab):
+        raise ModelError("inclusion_probabilities: expected a fit by fit_pair_ep with a SpikeSlab prior")
+    mean, variance = fit.sites.cavity_mean[-prior.dim :], fit.sites.cavity_variance[-prior.dim :]
+    return prior.sites.shares(mean, variance)[:, 1]

@@ -162,6 +162,7 @@ def fit_ep_sharded(
     tolerance: float = 1e-6,
     max_sweeps: int = 200,
     names: Sequence[str] | None = None,
+    initial: EPApproximation | None = None,
 ) -> EPApproximation:
     """Run EP for data that do not fit in memory: a sweep is a map over shards that are read where they are worked on.
 
@@ -173,7 +174,7 @@ def fit_ep_sharded(
         Columns of the design.
     executor : concurrent.futures.Executor, optional
         Processes, or Dask's executor; one shard at a time in this process by default.
-    log_constant, fraction, damping, tolerance, max_sweeps, names
+    log_constant, fraction, damping, tolerance, max_sweeps, names, initial
         As for :func:`fit_ep` and :class:`Factors`.
 
     Returns
@@ -184,7 +185,7 @@ def fit_ep_sharded(
     options = Options(fraction, damping, tolerance, max_sweeps)
     prior = GaussianPrior(prior_mean, prior_precision, dim)
     sites = Sites(shards, prior, executor)
-    run = run_parallel(sites, options)
+    run = run_parallel(sites, options, None if initial is None else _state_of(initial, sites.n_sites))
     labels = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(dim))
     q = Gaussian.from_covariance(prior.mean + run.q.mean, run.q.cov)
     result = _assemble(run, sites, options, q, log_constant, names=labels)

@@ -14,6 +14,7 @@ from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
+from ppl_backends.targets.factors.families import NormalMixture
 from ppl_backends.targets.factors.sites import Array
 
 
@@ -85,6 +86,27 @@ class EPApproximation(GaussianApproximation):
         It is of second order: good where it is small. At 10 % and more higher orders matter, and the truth can be twice that.
         """
         return sd_errors(self, self.sites, self._needed_factors("the error of standard deviations"))
+
+    def component_shares(self) -> Array:
+        """Return the probability of every component of the sites that are mixtures of normals ``(n_mixtures, k)``.
+
+        Of a spike and a slab along a coefficient they are the probabilities of exclusion and of inclusion. They come from the
+        tilted distributions, and are as approximate as EP is: where predictors are correlated they are too near 0 and 1,
+        and :func:`fit_ep` warns that sites with several modes act on each other.
+
+        Raises
+        ------
+        ModelError
+            If there are no such sites, or their numbers of components differ.
+        """
+        found = []
+        for family, columns, own in self._needed_factors("shares of components").sites.pieces(None):
+            if isinstance(family, NormalMixture):
+                mean, variance = self.sites.cavity_mean[columns], self.sites.cavity_variance[columns]
+                found.append(family.shares(mean, variance, own))
+        if len({share.shape[1] for share in found}) != 1:
+            raise ModelError("shares of components: needs NormalMixture sites, all with as many components")
+        return np.concatenate(found)
 
     def _needed_factors(self, what: str) -> Factors:
         if self.factors is None:

@@ -1,0 +1,67 @@
+"""EP of a pair loss with spikes and slabs: inclusion probabilities against those of all models."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ppl_backends.errors import ModelError
+from ppl_backends.gibbs import GibbsPosterior, SpikeSlab, fit_pair_ep, inclusion_probabilities
+from ppl_backends.numerics.differences import central_differences
+
+
+def posterior(seed, prior):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(60, 3))
+    y = np.sign(X @ [1.0, 0.3, -0.5] + 0.8 * rng.normal(size=60))
+    return GibbsPosterior(prior, "auc", X, y, learning_rate=60.0)
+
+
+def exact_inclusion(given):
+    """Of Dirac spikes, by the evidences of all models but the empty one, which orders nothing."""
+    rng = np.random.default_rng(0)
+    models = np.array(list(itertools.product([0, 1], repeat=3))[1:])
+    evidence = [np.exp(-given.learning_rate * given.risk(rng.normal(size=(4000, 3)) * on)).mean() for on in models]
+    return np.array(evidence) @ models / np.sum(evidence)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_inclusion_probabilities_are_near_those_of_all_models(seed):
+    given = posterior(seed, SpikeSlab(3))
+    fit = fit_pair_ep(given)
+    assert fit.converged
+    exact = exact_inclusion(given)  # by Monte Carlo, to about 0.02
+    assert np.ptp(exact) > 0.3
+    np.testing.assert_allclose(inclusion_probabilities(fit), exact, atol=0.1)
+
+
+def test_widths_of_narrow_spikes_do_not_matter():
+    found = [inclusion_probabilities(fit_pair_ep(posterior(1, SpikeSlab(3, spike=width)))) for width in (1e-4, 1e-6)]
+    np.testing.assert_allclose(*found, atol=1e-3)
+
+
+def test_prior_is_a_density_with_its_gradient_and_draws():
+    prior, rng = SpikeSlab(2, inclusion=0.3, slab=2.0, spike=0.1), np.random.default_rng(1)
+    grid = np.linspace(-20.0, 20.0, 100_001)
+    one = SpikeSlab(1, inclusion=0.3, slab=2.0, spike=0.1)
+    assert np.exp(one.log_density(grid[:, None])).sum() * (grid[1] - grid[0]) == pytest.approx(1.0, abs=1e-6)
+    x = rng.normal(size=(4, 2))
+    differences = np.stack([central_differences(prior.log_density, row[None])[0].ravel() for row in x])
+    np.testing.assert_allclose(prior.log_density_and_gradient(x)[1], differences, rtol=1e-4, atol=1e-4)
+    drawn = prior.sample_prior(20_000, rng)
+    second, fourth = 0.3 * 4.0 + 0.7 * 0.01, 3 * (0.3 * 16.0 + 0.7 * 1e-4)
+    error = np.sqrt((fourth - second**2) / drawn.size)
+    assert abs((drawn**2).mean() - second) < 4.5 * error
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SpikeSlab(2, spike=2.0), "must be below slab"),
+        (lambda: SpikeSlab(2, inclusion=1.0), "inclusion=1.0"),
+        (lambda: inclusion_probabilities(fit_pair_ep(posterior(1, (0.0, 1.0)))), "with a SpikeSlab prior"),
+    ],
+)
+def test_wrong_use(make, message):
+    with pytest.raises(ModelError, match=message):
+        make()
