@@ -165,7 +165,7 @@ def inclusion_probabilities(fit: Any) -> Array:
     ModelError
         If the prior of the fit is another one.
     """
-    prior = getattr(fit.target, "prior", None)
+    prior = fit.target.prior if isinstance(fit.target, GibbsPosterior) else None
     if not isinstance(prior, SpikeSlab):
         raise ModelError("inclusion_probabilities: expected a fit by fit_pair_ep with a SpikeSlab prior")
     mean, variance = fit.sites.cavity_mean[-prior.dim :], fit.sites.cavity_variance[-prior.dim :]
