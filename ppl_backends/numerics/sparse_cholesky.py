@@ -1,6 +1,7 @@
 """Sparse symmetric positive definite matrices: factor, determinant, solutions, draws and the needed part of the inverse.
 
-SciPy's SuperLU factors P A Pᵀ = L D Lᵀ with a minimum-degree ordering and no pivoting, so that U = D Lᵀ. The elements of the
+SciPy's SuperLU factors P A Pᵀ = L D Lᵀ with a minimum-degree ordering and no pivoting, so that U = D Lᵀ; dense columns come
+last. The elements of the
 inverse in the pattern of L, variances among them, come from Takahashi's recursion, whose cost is that of the factor.
 
 Rue, H., Martino, S. (2007). Approximate Bayesian inference for hierarchical Gaussian Markov random field models. *Journal of
@@ -20,6 +21,9 @@ from scipy.sparse.linalg import splu
 
 from ppl_backends.numerics.arrays import Array
 
+# A column is dense with more elements than the first, and than the second times √d.
+_FEW, _DENSE = 16, 10.0
+
 jit = numba.njit(cache=True, nogil=True)
 
 
@@ -38,28 +42,33 @@ class SparseCholesky:
 
     def __init__(self, matrix: Any) -> None:
         matrix = sparse.csc_matrix(matrix)
-        options = {"SymmetricMode": True}
+        first = _dense_last(matrix)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", sparse.SparseEfficiencyWarning)
-                self._lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+            if first is None:
+                self._lu = _factor(matrix, "MMD_AT_PLUS_A")
+            else:
+                self._lu = _factor(matrix[first][:, first], "NATURAL")
         except RuntimeError as error:  # SuperLU's word for a singular matrix
             raise LinAlgError(f"a sparse matrix is singular: {error}") from None
+        self._first = np.arange(matrix.shape[0]) if first is None else first
         self._pivots = self._lu.U.diagonal()
         if not (np.array_equal(self._lu.perm_r, self._lu.perm_c) and np.all(self._pivots > 0)):
             raise LinAlgError("a sparse matrix is not positive definite")
+        self._place = self._lu.perm_c[np.argsort(self._first)]  # of a coordinate in L
         self.log_determinant = float(np.log(self._pivots).sum())
 
     def solve(self, right: Array) -> Array:
         """Return A⁻¹ times ``right``, ``(d,)`` or ``(d, k)``."""
-        return self._lu.solve(right)
+        solved = np.empty(np.shape(right))
+        solved[self._first] = self._lu.solve(right[self._first])
+        return solved
 
     def colour(self, z: Array) -> Array:
         """Return draws ``(n, d)`` of N(0, A⁻¹) from standard normal rows."""
         lower = self._lower()
         scaled = np.ascontiguousarray((z / np.sqrt(self._pivots)).T)
         solve_transposed(lower.indptr, lower.indices, lower.data, scaled)
-        return scaled[self._lu.perm_c].T
+        return scaled[self._place].T
 
     def inverse_in_pattern(self) -> sparse.csr_matrix:
         """Return the elements of A⁻¹ where L, or its transpose, has one, as a symmetric sparse matrix."""
@@ -67,13 +76,33 @@ class SparseCholesky:
         data = takahashi(lower.indptr, lower.indices, lower.data, self._pivots)
         half = sparse.csc_matrix((data, lower.indices, lower.indptr), shape=lower.shape)
         whole = sparse.csr_matrix(half + sparse.tril(half, -1).T)
-        return whole[self._lu.perm_c][:, self._lu.perm_c]
+        return whole[self._place][:, self._place]
 
     def _lower(self) -> sparse.csc_matrix:
         """Return L with sorted rows, the unit diagonal first."""
         lower = sparse.csc_matrix(self._lu.L)
         lower.sort_indices()
         return lower
+
+
+def _factor(matrix: sparse.csc_matrix, ordering: str) -> Any:
+    """Return SuperLU's factor without pivoting; RuntimeError where the matrix is singular."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sparse.SparseEfficiencyWarning)
+        return splu(matrix, permc_spec=ordering, diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+
+
+def _dense_last(matrix: sparse.csc_matrix) -> Array | None:
+    """Return an ordering in which dense columns, such as that of an intercept, come last; None where there are none.
+
+    A minimum-degree ordering of d columns of which one is dense takes d² operations (Davis 2006, section 7.1).
+    """
+    dense = np.diff(matrix.indptr) > max(_FEW, _DENSE * np.sqrt(matrix.shape[0]))
+    if not dense.any() or dense.all():
+        return None
+    others = np.flatnonzero(~dense)
+    order = others[np.argsort(_factor(matrix[others][:, others], "MMD_AT_PLUS_A").perm_c)]
+    return np.concatenate([order, np.flatnonzero(dense)])
 
 
 @jit
