@@ -135,7 +135,8 @@ def test_every_member_is_declared(target):
 
 def test_wrapped_targets_delegate_every_member_but_those_that_follow_from_others():
     follow = {"log_density", "log_density_and_gradient", "full", "free", "others", "point", "set_others", "embed"}
-    assert public(BaseTarget) - set(vars(WrappedTarget)) == follow
+    absent = {"latent_gaussian"}  # no wrapper has a sparse form of what it changes
+    assert public(BaseTarget) - set(vars(WrappedTarget)) == follow | absent
 
 
 def test_parts_and_gradients_are_those_of_the_density(target, x):

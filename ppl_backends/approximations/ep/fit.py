@@ -148,6 +148,7 @@ def fit_ep(
     damping=number(above=0, at_most=1),
     tolerance=number(above=0),
     max_sweeps=integer(1),
+    initial=none | instance(EPApproximation, "the EPApproximation that fit_ep_sharded returned"),
 )
 def fit_ep_sharded(
     shards: Sequence[Any],
