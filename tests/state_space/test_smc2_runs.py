@@ -57,7 +57,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, whole):
     same(smc2(checkpoint=path), whole)
 
 
-@pytest.mark.parametrize("moves", ["auto", "gibbs"])
+@pytest.mark.parametrize("moves", ["auto", pytest.param("gibbs", marks=pytest.mark.slow)])
 def test_every_block_can_be_gone_on_from(tmp_path, moves):
     """A run that is out of time after each block, taken up again and again."""
     complete = [False]
@@ -104,7 +104,7 @@ def test_a_run_that_is_out_of_time_keeps_the_rows_that_it_let_in(recwarn):
     assert scores.shape[1] < group(rest, "prequential").sizes["observation"] == len(Y)
 
 
-@pytest.mark.parametrize("moves", ["auto", "gibbs"])
+@pytest.mark.parametrize("moves", ["auto", pytest.param("gibbs", marks=pytest.mark.slow)])
 def test_rows_are_let_in_by_a_result_that_was_on_disk(tmp_path, moves):
     longer = series(len(Y) + 6)
     before = smc2(longer[: len(Y)], moves=moves)
