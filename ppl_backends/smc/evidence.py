@@ -33,7 +33,7 @@ from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
 # Share of the draws on either side at which coordinates are cut before they are squared.
-_OUTER = 0.005
+_OUTER = 0.01
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
 # A spread that rounding explains: squared, of log evidences.
@@ -190,7 +190,7 @@ def precision_of_sds(samples: Sequence[tuple[Array, Index]]) -> Array:
     """Return (sd / standard error of the sd)² of each coordinate over all runs ``(dim,)``.
 
     It compares with `ess_of_means`, which is the same figure of a mean, but is smaller by far where a small mode at a
-    distance makes most of the sd. Coordinates are cut at their outer half per cents: with heavy tails the figure exists too.
+    distance makes most of the sd. Coordinates are cut at their outer per cent: with heavy tails the figure exists too.
     """
     pooled = np.concatenate([x for x, _ in samples])
     low, high = np.quantile(pooled, [_OUTER, 1 - _OUTER], axis=0)
