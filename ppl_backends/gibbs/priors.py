@@ -15,12 +15,26 @@ from ppl_backends.targets.factors import GaussianPrior, NormalMixture
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points
 
 
-class GaussianPriorTarget(BaseTarget):
-    """N(mean, cov) of a vector ``theta`` as a target without data; ``labels`` are those of its coefficients."""
+class _CoefficientPrior(BaseTarget):
+    """A proper prior of a vector ``theta`` as a target without data."""
 
     has_split = is_prior = True
-    label = "Gaussian prior"
     log_prior_normalizer = 0.0
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        return self.sample_prior(n, rng)
+
+    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
+        return {"theta": as_points(x, self.dim)}
+
+    def unconstrain(self, values: Any) -> Array:
+        return as_points(values["theta"], self.dim)
+
+
+class GaussianPriorTarget(_CoefficientPrior):
+    """N(mean, cov) of a vector ``theta`` as a target without data; ``labels`` are those of its coefficients."""
+
+    label = "Gaussian prior"
 
     def __init__(self, mean: Any, cov: Any, dim: int, labels: Sequence[str] | None = None) -> None:
         cov = np.asarray(cov, dtype=np.float64)
@@ -63,17 +77,8 @@ class GaussianPriorTarget(BaseTarget):
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         return self.gaussian.sample(n, rng)
 
-    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        return self.sample_prior(n, rng)
 
-    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        return {"theta": as_points(x, self.dim)}
-
-    def unconstrain(self, values: Any) -> Array:
-        return as_points(values["theta"], self.dim)
-
-
-class SpikeSlab(BaseTarget):
+class SpikeSlab(_CoefficientPrior):
     """Independent spikes and slabs as a prior: every coefficient is N(0, slab²) with some probability, else N(0, spike²).
 
     Parameters
@@ -101,9 +106,7 @@ class SpikeSlab(BaseTarget):
     array([1. , 0.3, 0.9])
     """
 
-    has_split = is_prior = True
     label = "spike-and-slab prior"
-    log_prior_normalizer = 0.0
 
     @checked(dim=integer(1), inclusion=number(above=0, below=1), slab=number(above=0), spike=number(above=0))
     def __init__(self, dim: int, inclusion: float = 0.5, slab: float = 1.0, spike: float = 1e-6) -> None:
@@ -129,15 +132,6 @@ class SpikeSlab(BaseTarget):
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         sd = np.where(rng.random((n, self.dim)) < self.inclusion, self.slab, self.spike)
         return sd * rng.standard_normal((n, self.dim))
-
-    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        return self.sample_prior(n, rng)
-
-    def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        return {"theta": as_points(x, self.dim)}
-
-    def unconstrain(self, values: Any) -> Array:
-        return as_points(values["theta"], self.dim)
 
 
 def resolve_prior(prior: Any, p: int | None, data: Any, labels: Sequence[str] | None, options: Any) -> BaseTarget:

@@ -21,7 +21,8 @@ fast = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"
 
 
 @fast
-def _product(a, b):
+def product(a, b):
+    """Return the inner product, with sums in any order."""
     total = 0.0
     for i in range(len(a)):
         total += a[i] * b[i]
@@ -85,8 +86,8 @@ def cholesky(matrix, k):
     total = 0.0
     for a in range(k):
         for b in range(a):
-            matrix[a, b] = (matrix[a, b] - _product(matrix[a, :b], matrix[b, :b])) / matrix[b, b]
-        pivot = matrix[a, a] - _product(matrix[a, :a], matrix[a, :a])
+            matrix[a, b] = (matrix[a, b] - product(matrix[a, :b], matrix[b, :b])) / matrix[b, b]
+        pivot = matrix[a, a] - product(matrix[a, :a], matrix[a, :a])
         if not pivot > 0.0:
             return np.nan
         matrix[a, a] = math.sqrt(pivot)
@@ -98,7 +99,7 @@ def cholesky(matrix, k):
 def solve(factor, right, k):
     """Replace ``right`` by (LL')⁻¹ of it."""
     for a in range(k):
-        right[a] = (right[a] - _product(factor[a, :a], right[:a])) / factor[a, a]
+        right[a] = (right[a] - product(factor[a, :a], right[:a])) / factor[a, a]
     for a in range(k - 1, -1, -1):
         total = right[a]
         for b in range(a + 1, k):
@@ -141,9 +142,9 @@ def _expand(design, offset, y, extra, family, prior, columns, theta, work, gradi
         row = design[columns[a]]
         for i in range(len(s)):
             weighted[i] = curvature[i] * row[i]
-        gradient[a] = _product(slope, row)
+        gradient[a] = product(slope, row)
         for b in range(a + 1):
-            hessian[a, b] = _product(weighted, design[columns[b]])
+            hessian[a, b] = product(weighted, design[columns[b]])
     for a in range(k):
         value, pull, _, bound = _prior(prior[columns[a]], theta[a])
         total += value
@@ -181,7 +182,7 @@ def fit(design, offset, y, extra, family, prior, columns, gram, right, theta, fa
             return np.nan
         trial[:] = gradient
         solve(factor, trial, k)
-        gain = _product(gradient, trial)
+        gain = product(gradient, trial)
         if gain < SETTLED:
             break
         step, old = 1.0, value
@@ -209,7 +210,7 @@ def _exact_determinant(prior, columns, theta, factor):
     hessian = np.zeros((k, k))
     for a in range(k):
         for b in range(a + 1):
-            hessian[a, b] = _product(factor[a, : b + 1], factor[b, : b + 1])
+            hessian[a, b] = product(factor[a, : b + 1], factor[b, : b + 1])
         _, _, curvature, bound = _prior(prior[columns[a]], theta[a])
         hessian[a, a] += curvature - bound
     found = cholesky(hessian, k)
@@ -245,7 +246,7 @@ def estimate(design, offset, y, extra, family, prior, columns, mean, factor, nor
             for b in range(a + 1, k):
                 total -= factor[b, a] * theta[b]
             theta[a] = total / factor[a, a]
-        log_q = half - 0.5 * k * math.log(2 * math.pi) - 0.5 * _product(z, z)
+        log_q = half - 0.5 * k * math.log(2 * math.pi) - 0.5 * product(z, z)
         for a in range(k):
             theta[a] += mean[a]
         log_weights[m] = log_joint(design, offset, y, extra, family, prior, columns, theta, work) - log_q

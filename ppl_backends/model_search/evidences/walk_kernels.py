@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from ppl_backends.model_search.evidences.laplace_kernels import fast, product
 from ppl_backends.model_search.evidences.linear_kernels import SINGULAR, log_bayes_factor
 from ppl_backends.targets.protocol import Array
 
 ROUNDING, LARGE = 2e-16, 1e-4  # of a sweep whose pivot is one; relative to a pivot, from which the table is made afresh
 
 jit = numba.njit(cache=True, nogil=True)
-fast = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"})
 
 
 class Form(NamedTuple):
@@ -67,24 +67,16 @@ def log_evidences(form, on):
         for a in range(len(columns)):
             row = columns[a]
             for b in range(a):
-                factor[a, b] = (form.gram[row, columns[b]] - _product(factor[a, :b], factor[b, :b])) / factor[b, b]
-            pivot = form.gram[row, row] - _product(factor[a, :a], factor[a, :a])
+                factor[a, b] = (form.gram[row, columns[b]] - product(factor[a, :b], factor[b, :b])) / factor[b, b]
+            pivot = form.gram[row, row] - product(factor[a, :a], factor[a, :a])
             if not pivot > 0.0:
                 total = np.nan
                 break
             factor[a, a] = math.sqrt(pivot)
-            half[a] = (form.right[row] - _product(factor[a, :a], half[:a])) / factor[a, a]
+            half[a] = (form.right[row] - product(factor[a, :a], half[:a])) / factor[a, a]
             total += 0.5 * half[a] ** 2 + form.constants[row] - form.determinant * math.log(pivot)
         out[i] = total
     return out
-
-
-@fast
-def _product(a, b):
-    total = 0.0
-    for i in range(len(a)):
-        total += a[i] * b[i]
-    return total
 
 
 @fast
