@@ -14,7 +14,7 @@ VALUE, BAR, ELAPSED = 7, 8, 8  # columns that a figure, the shortest bar and the
 
 
 class ChainProgress:
-    """Progress of several chains; a context manager, which draws nothing unless ``enabled``.
+    """Progress of several chains; a context manager, which draws nothing unless ``enabled``, on a terminal or in a notebook.
 
     ``fields`` are names of figures beside the bar, in order; a narrow terminal leaves out those in the middle.
     """
@@ -32,7 +32,8 @@ class ChainProgress:
             ),
             TimeElapsedColumn(table_column=Column("Elapsed")),
         ]
-        self._progress = Progress(*columns, console=console, disable=not enabled, transient=False)
+        shows = enabled and (console.is_terminal or console.is_jupyter)
+        self._progress = Progress(*columns, console=console, disable=not shows, transient=False)
         self._tasks: list = []
 
     def __enter__(self) -> ChainProgress:

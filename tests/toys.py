@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
+from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.targets import FunctionTarget
 
 LOG_2PI = np.log(2 * np.pi)
@@ -109,6 +110,18 @@ def funnel(dim):
         return value, np.concatenate([slope_v[:, None], -x * np.exp(-v)[:, None]], axis=1)
 
     return FunctionTarget(dim + 1, density)
+
+
+def turned_funnel(dim):
+    """The same in turned coordinates, where none scales the others, and a Gaussian start for it."""
+    straight, turn = funnel(dim), stats.ortho_group.rvs(dim + 1, random_state=np.random.default_rng(0))
+
+    def density(points):
+        value, slope = straight.log_density_and_gradient(points @ turn)
+        return value, slope @ turn.T
+
+    cov = turn @ np.diag(np.r_[9.0, np.full(dim, 4.0)]) @ turn.T
+    return FunctionTarget(dim + 1, density), GaussianApproximation(np.zeros(dim + 1), cov)
 
 
 def wide_regression(n=100, dim=5, prior_sd=10.0):

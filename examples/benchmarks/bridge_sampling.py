@@ -33,8 +33,7 @@ from buchholz_chapter5 import gaussian
 from smc_kernels import skewed
 
 from tests.smc.test_bridge_sampling import wide_regression
-from tests.smc.test_calibration import funnel
-from tests.toys import bimodal, conjugate_gaussian
+from tests.toys import bimodal, conjugate_gaussian, funnel
 
 PROBLEMS = ("gaussian-2", "gaussian-10", "gap-10", "skewed-2", "skewed-10", "t-5", "wide-5", "modes-6", "funnel-5")
 

@@ -165,6 +165,7 @@ class StudentMixture:
         self._ends = np.cumsum(self.shares)
         self.dim = len(approximation.mean)
         self.n_uniforms = self.dim + 1
+        self.mean: Array = self.students[0].gaussian.mean
         self._gaussian = self.students[0].gaussian
         factor = self._gaussian.cholesky
         self._root = 1.0 / factor if factor.ndim == 1 else solve_triangular(factor, np.eye(self.dim), lower=True)

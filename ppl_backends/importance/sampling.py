@@ -28,7 +28,9 @@ from ppl_backends.numerics.weights import (
     LARGEST_PARETO_K,
     ImportanceEvidence,
     effective_sample_size,
+    ess_of_moments,
     estimate_evidence,
+    few_independent,
     heavy_tail,
     normalised_weights,
     pareto_k,
@@ -155,7 +157,8 @@ def sample_importance(
     -----
     SamplerWarning
         If the efficiency factor is below 0.1, or Pareto k above 0.7 with more than 2 % of the weight in that tail, or if
-        draws of the prior show more than 2 % of the posterior's mass where the proposal has no points, or if the search
+        draws of the prior show more than 2 % of the posterior's mass where the proposal has no points, or if the mean or sd
+        of a variable is worth fewer than 50 independent draws (2 % of the points, if that is less), or if the search
         for modes was still finding new ones when it ended: neither the evidence nor its error can be trusted.
 
     References
@@ -190,8 +193,9 @@ def sample_importance(
             progress.update(len(results), 1.0, **figures)
             results.append(chain)
     evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)
-    weights = _figures(target, source, results, evidence.log_evidence, prior_rng)
-    trouble = _distrust(weights, approximation.diagnostics)
+    points = _weighted_points(target, results, result_rng)
+    weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
+    trouble = _distrust(weights, points["log_weight"][1].size, approximation.diagnostics)
     if trouble:
         text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
@@ -213,7 +217,7 @@ def sample_importance(
             "draw_order": "order of the points, siblings adjacent; not a time series",
         },
         sample_stats=_sample_stats(results),
-        extra_groups={"proposal": _weighted_points(target, results, result_rng)},
+        extra_groups={"proposal": points},
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
@@ -256,6 +260,22 @@ def _figures(
         "missed_share": _missed_share(target, proposal, chains, log_evidence, rng),
         "undefined_share": float(np.mean([chain.undefined for chain in chains])),
     }
+
+
+def _poorest_moment(chains: list[_Chain], points: Mapping[str, tuple[Any, Array]]) -> dict[str, Any]:
+    """Return how many independent draws the mean or the sd of the worst variable is worth, and that variable's name.
+
+    ``points`` are the weighted points in model space, of which users see means and sds.
+    """
+    weights = np.concatenate([normalised_weights(chain.log_weights)[0] for chain in chains]) / len(chains)
+    n = len(chains[0].x)
+    ancestor = np.concatenate([i * n + chain.ancestor for i, chain in enumerate(chains)])
+    smallest, of = float("inf"), ""
+    for name, (_, value) in points.items():
+        x = value.reshape(len(weights), -1)
+        if name != "log_weight" and x.size and np.issubdtype(x.dtype, np.number):
+            smallest, of = min((smallest, of), (float(ess_of_moments(x, weights, x[ancestor]).min()), name))
+    return {"smallest_ess": smallest, "smallest_ess_of": of}
 
 
 def _weigh(
@@ -333,15 +353,19 @@ def _missed_share(
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
-def _distrust(weights: Mapping[str, Any], figures: Mapping[str, float]) -> str:
+def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float]) -> str:
     """Return what is wrong with the weights, with the figure; empty where nothing is. ``figures`` are the approximation's."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
-    undefined = weights["undefined_share"]
+    ess, undefined = weights["smallest_ess"], weights["undefined_share"]
     reasons = []
     if efficiency < SMALLEST_EFFICIENCY:
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
     if heavy_tail(k, weights["tail_share"]):
         reasons.append(f"Pareto k {k:.2f} > {LARGEST_PARETO_K}")
+    if few_independent(ess, n_points):
+        reasons.append(
+            f"the mean or sd of {weights['smallest_ess_of']} is known only to {100 / ess**0.5:.0f} % of the sd"
+        )
     if missed is not None and missed > LARGEST_MISSED_SHARE:
         reasons.append(
             f"draws of the prior find {missed:.2g} times this evidence where no point is, as of another mode"

@@ -19,7 +19,8 @@ from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import ARVIZ_MAJOR, build_inference_data
+from ppl_backends.results.convergence import LARGEST_RHAT, rank_rhat
+from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.steps.calibrated import HMC
 from ppl_backends.steps.specification import Step, is_bound
 from ppl_backends.targets.convert import as_target
@@ -280,18 +281,7 @@ def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:
     return [run for run in runs if run.x.shape[1] >= length], length
 
 
-LARGEST_RHAT = 1.05
 _FEWEST_DRAWS = 20
-
-
-def rank_rhat(draws: Array) -> Array:
-    """Return the rank-normalised R̂ ``(dim,)``, by ArviZ, of draws ``(chain, draw, dim)``; NaN where all draws are equal."""
-    import arviz as az
-
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if ARVIZ_MAJOR == 0:
-            return np.atleast_1d(np.asarray(az.rhat(az.convert_to_dataset({"x": draws}))["x"]))
-        return np.atleast_1d(np.asarray(az.rhat(draws, chain_axis=0, draw_axis=1)))
 
 
 def why_not_converged(draws: Array, names: Sequence[str]) -> str:

@@ -29,45 +29,73 @@ class BridgeEstimate(NamedTuple):
     df: float
 
 
+class OptimalBridge(NamedTuple):
+    """The bridge between points of γ/Z that are ``worth`` so many independent ones and ``n_proposed`` points of q."""
+
+    log_evidence: float
+    worth: float
+    n_proposed: int
+
+    def at_points(self, log_ratio: Array) -> Array:
+        """Return logs of Zq / (s₁γ + s₂Zq), Z in common left out, from log γ − log q at points of any number."""
+        return -np.logaddexp(self._log_share(self.worth) + log_ratio, self._log_rest)
+
+    def at_proposed(self, log_ratio: Array) -> Array:
+        """Return logs of γ / (s₁γ + s₂Zq) from log γ − log q."""
+        return log_ratio - np.logaddexp(self._log_share(self.worth) + log_ratio, self._log_rest)
+
+    @property
+    def _log_rest(self) -> float:
+        return self._log_share(self.n_proposed) + self.log_evidence
+
+    def _log_share(self, n: float) -> float:
+        return float(np.log(n / (self.worth + self.n_proposed)))
+
+
+def optimal_bridge(
+    log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float | None = None
+) -> OptimalBridge:
+    """Solve for the integral from log γ − log q at points of γ/Z and at points of q, from ``log_z`` on."""
+    log_z = float(np.median(log_ratio)) if log_z is None else log_z
+    found = OptimalBridge(log_z, worth, len(log_ratio_proposed))
+    size = np.log(len(log_ratio)) - np.log(len(log_ratio_proposed))
+    for _ in range(_ITERATIONS):
+        at_points, at_proposed = found.at_points(log_ratio), found.at_proposed(log_ratio_proposed)
+        before = found.log_evidence
+        found = found._replace(log_evidence=float(logsumexp(at_proposed) - logsumexp(at_points) + size))
+        if not abs(found.log_evidence - before) > _EXACT:
+            break
+    return found
+
+
+def centred_shares(logs: Array) -> Array:
+    """Return what each of the terms ``(n,)``, given their logs, adds to the relative error of their mean."""
+    shares: Array = np.exp(logs - logsumexp(logs)) - 1.0 / logs.size
+    return shares
+
+
 def bridge(log_ratio: Array, log_ratio_proposed: Array, ancestor: Index) -> BridgeEstimate:
     """Estimate by bridge sampling between points of γ/Z and independent points of a normalised q, from log γ − log q at both.
 
     Points of γ/Z with different ``ancestor``, a label below n, are independent.
     """
     n = float(len(log_ratio))
-    log_z = _solve(log_ratio, log_ratio_proposed, n, float(np.median(log_ratio)))
+    found = optimal_bridge(log_ratio, log_ratio_proposed, n)
     # That weights the points as if they were independent; once more with what they are worth.
-    drawn, _ = _terms(log_ratio, log_ratio_proposed, n, log_z)
+    drawn = centred_shares(found.at_points(log_ratio))
     square, grouped = (drawn**2).sum(), (np.bincount(ancestor, drawn) ** 2).sum()
     worth = n * float(np.clip(square / grouped, 1.0 / n, 1.0)) if grouped > 0 else n
-    log_z = _solve(log_ratio, log_ratio_proposed, worth, log_z)
-    drawn, proposed = _terms(log_ratio, log_ratio_proposed, worth, log_z)
-    terms = np.concatenate([2.0**0.5 * np.bincount(ancestor, drawn), proposed])
-    square, fourth = float((terms**2).sum()), float((terms**4).sum())
-    return BridgeEstimate(log_z, square, 3.0 * square**2 / fourth if fourth > 0 else 1.0)
+    found = optimal_bridge(log_ratio, log_ratio_proposed, worth, found.log_evidence)
+    drawn = centred_shares(found.at_points(log_ratio))
+    terms = np.concatenate(
+        [2.0**0.5 * np.bincount(ancestor, drawn), centred_shares(found.at_proposed(log_ratio_proposed))]
+    )
+    variance = float((terms**2).sum())
+    return BridgeEstimate(found.log_evidence, variance, float(degrees_of_freedom(terms)))
 
 
-def _summands(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> tuple[Array, Array]:
-    """Return logs of Zq / (s₁γ + s₂Zq) at the points and of γ / (s₁γ + s₂Zq) at those of q, Z in common left out."""
-    total = worth + len(log_ratio_proposed)
-    log_share, log_rest = np.log(worth / total), np.log(len(log_ratio_proposed) / total)
-    at_points = -np.logaddexp(log_share + log_ratio, log_rest + log_z)
-    return at_points, log_ratio_proposed - np.logaddexp(log_share + log_ratio_proposed, log_rest + log_z)
-
-
-def _solve(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> float:
-    """Return the fixed point, from ``log_z`` on."""
-    size = np.log(len(log_ratio)) - np.log(len(log_ratio_proposed))
-    for _ in range(_ITERATIONS):
-        at_points, at_proposed = _summands(log_ratio, log_ratio_proposed, worth, log_z)
-        before, log_z = log_z, float(logsumexp(at_proposed) - logsumexp(at_points) + size)
-        if not abs(log_z - before) > _EXACT:
-            break
-    return log_z
-
-
-def _terms(log_ratio: Array, log_ratio_proposed: Array, worth: float, log_z: float) -> tuple[Array, Array]:
-    """Return what every point, and every point of q, adds to the error of log Z."""
-    at_points, at_proposed = _summands(log_ratio, log_ratio_proposed, worth, log_z)
-    one, other = (np.exp(logs - logsumexp(logs)) - 1.0 / len(logs) for logs in (at_points, at_proposed))
-    return one, other
+def degrees_of_freedom(terms: Array) -> Array:
+    """Return 3(Σt²)²/Σt⁴ over the first axis: the number of terms that are equal and Gaussian, 1 where all are zero."""
+    fourth = (terms**4).sum(axis=0)
+    df: Array = np.where(fourth == 0, 1.0, 3.0 * (terms**2).sum(axis=0) ** 2 / np.where(fourth == 0, 1.0, fourth))
+    return df

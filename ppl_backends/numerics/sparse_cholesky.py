@@ -19,7 +19,7 @@ from numpy.linalg import LinAlgError
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
-from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.arrays import Array, Index
 
 # A column is dense with more elements than the first, and than the second times √d.
 _FEW, _DENSE = 16, 10.0
@@ -30,9 +30,16 @@ jit = numba.njit(cache=True, nogil=True)
 class SparseCholesky:
     """The factor of a sparse symmetric positive definite matrix ``(d, d)``.
 
+    Parameters
+    ----------
+    matrix : sparse matrix
+    order : ndarray (d,), optional
+        In which coordinates are eliminated, of another matrix of that pattern; it is sought without one.
+
     Attributes
     ----------
     log_determinant : float
+    order : ndarray (d,)
 
     Raises
     ------
@@ -40,9 +47,9 @@ class SparseCholesky:
         If the matrix is not positive definite.
     """
 
-    def __init__(self, matrix: Any) -> None:
+    def __init__(self, matrix: Any, order: Index | None = None) -> None:
         matrix = sparse.csc_matrix(matrix)
-        first = _dense_last(matrix)
+        first = _dense_last(matrix) if order is None else order
         try:
             if first is None:
                 self._lu = _factor(matrix, "MMD_AT_PLUS_A")
@@ -55,6 +62,7 @@ class SparseCholesky:
         if not (np.array_equal(self._lu.perm_r, self._lu.perm_c) and np.all(self._pivots > 0)):
             raise LinAlgError("a sparse matrix is not positive definite")
         self._place = self._lu.perm_c[np.argsort(self._first)]  # of a coordinate in L
+        self.order: Index = np.argsort(self._place)
         self.log_determinant = float(np.log(self._pivots).sum())
 
     def solve(self, right: Array) -> Array:
@@ -92,7 +100,7 @@ def _factor(matrix: sparse.csc_matrix, ordering: str) -> Any:
         return splu(matrix, permc_spec=ordering, diag_pivot_thresh=0.0, options={"SymmetricMode": True})
 
 
-def _dense_last(matrix: sparse.csc_matrix) -> Array | None:
+def _dense_last(matrix: sparse.csc_matrix) -> Index | None:
     """Return an ordering in which dense columns, such as that of an intercept, come last; None where there are none.
 
     A minimum-degree ordering of d columns of which one is dense takes d² operations (Davis 2006, section 7.1).

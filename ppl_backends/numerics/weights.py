@@ -16,6 +16,11 @@ from ppl_backends.numerics.arrays import Array
 
 LARGEST_PARETO_K = 0.7
 NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
+# Independent draws that a mean is worth, below which neither it nor the sd is known to a seventh of the sd; or a fiftieth of
+# the draws, where these are few.
+_FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
+# Share of the draws on either side at which coordinates are cut before they are squared.
+OUTER = 0.01
 
 
 def normalised_weights(log_weights: Array) -> tuple[Array, float]:
@@ -30,6 +35,39 @@ def effective_sample_size(log_weights: Array) -> float:
     if not np.isfinite(total):
         return 0.0
     return float(np.exp(2 * total - logsumexp(2 * log_weights)))
+
+
+def ess_of_moments(x: Array, weights: Array, draws: Array) -> Array:
+    """Return how many independent draws the mean and the sd of each coordinate are worth, the smaller one ``(dim,)``.
+
+    With normalised weights W, the variance of a weighted mean m is ΣW²(x − m)². An sd is worth (sd / standard error)², from
+    coordinates that are cut at their outer per cent: with heavy tails the figure exists too.
+
+    Parameters
+    ----------
+    x : ndarray (n, dim)
+        Weighted points.
+    weights : ndarray (n,)
+        Their weights, which sum to one.
+    draws : ndarray (m, dim)
+        Draws resampled from them, which tell where the outer per cent begins.
+    """
+    squared = weights**2
+    low, high = np.quantile(draws, [OUTER, 1 - OUTER], axis=0)
+    cut = np.clip(x, low, high)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # coordinates that are constant or not finite
+        away = (x - weights @ x) ** 2
+        square = (cut - weights @ cut) ** 2
+        variance = weights @ square
+        of_mean = weights @ away / (squared @ away)
+        of_sd = 4 * variance**2 / (squared @ (square - variance) ** 2)
+    ess: Array = np.fmin(np.nan_to_num(of_mean, nan=np.inf), np.nan_to_num(of_sd, nan=np.inf))
+    return ess
+
+
+def few_independent(ess: float, draws: int, enough: float = 1.0) -> bool:
+    """Return whether moments worth ``ess`` independent draws, of ``draws``, are too poor, by ``enough`` times the bound."""
+    return ess < enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * draws)
 
 
 def systematic_resampling(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -203,8 +203,8 @@ def gaussian_of_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str,
 
     Dense where there are more than two draws a coordinate, else diagonal.
     """
-    names, x = _unconstrained_draws(idata, target)
-    n, dim = x.shape
+    names, draws = unconstrained_draws(idata, target)
+    n, dim = (x := draws.reshape(-1, draws.shape[-1])).shape
     sd = x.std(axis=0, ddof=1) if n > 1 else np.zeros(dim)
     if not (np.isfinite(sd) & (sd > 0)).all():
         stuck = names[int(np.argmin(np.where(np.isfinite(sd), sd, -1.0)))]
@@ -217,19 +217,19 @@ def gaussian_of_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str,
         raise ModelError(f"the covariance of the {n} draws is not positive definite") from None
 
 
-def _unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str, ...], Array]:
-    """Return names and draws ``(n, dim)`` on the unconstrained space."""
+def unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str, ...], Array]:
+    """Return names and draws ``(chain, draw, dim)`` on the unconstrained space."""
     try:
         stored = group(idata, "unconstrained_posterior")
     except KeyError:
         stored = None
     if stored is not None and "x" in stored:
-        values = stored["x"].values
-        names = tuple(str(name) for name in stored["unconstrained_parameter"].values)
-        return names, values.reshape(-1, values.shape[-1])
+        return tuple(str(name) for name in stored["unconstrained_parameter"].values), stored["x"].values
     if target is None:
         raise ModelError("the draws are in model space: give model=, which takes them to the unconstrained space")
-    return target.names, np.asarray(target.unconstrain(flat_draws(idata)), dtype=np.float64)
+    sizes = group(idata, "posterior").sizes
+    x = np.asarray(target.unconstrain(flat_draws(idata)), dtype=np.float64)
+    return target.names, x.reshape(sizes["chain"], sizes["draw"], -1)
 
 
 def flat_draws(idata: Any, names: Sequence[str] | None = None) -> dict[str, Array]:

@@ -26,6 +26,7 @@ from ppl_backends.approximations.variational.fit import VariationalApproximation
 from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
 from ppl_backends.kernels.metric import SplitMetric
+from ppl_backends.kernels.noncentring import NonCentring
 from ppl_backends.kernels.particle.regeneration import KeptPaths
 from ppl_backends.kernels.tuning import (
     AcceptanceTuning,
@@ -38,6 +39,7 @@ from ppl_backends.kernels.tuning import (
 )
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.codec import DamagedError, pack, unpack
+from ppl_backends.smc.coordinates import Coordinates
 from ppl_backends.smc.core import SMCState
 from ppl_backends.smc.evidence import LineageVariance, PathSampling
 from ppl_backends.smc.filters import FilterParticles, FilterSizes, WithoutExchanges
@@ -64,7 +66,18 @@ _STARTS: dict[type, tuple[str, ...]] = {
 }
 _TYPES: tuple[type, ...] = (
     *(SMCState, StartFigures, PathState, Power, LineageVariance, PathSampling, Stage, MoveSummary),
-    *(Ladder, StageParticles, WeightedPoints, Visited, Plan, PlannedMoves, Gaussian, SplitMetric),
+    *(
+        Ladder,
+        StageParticles,
+        WeightedPoints,
+        Visited,
+        Plan,
+        PlannedMoves,
+        Coordinates,
+        NonCentring,
+        Gaussian,
+        SplitMetric,
+    ),
     *(StepParameters, CycleParameters, Uneven, Schedule, MoveSettings),
     *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning),
     *(RowState, Rows, Block, Prequential, FilterParticles, FilterState, FilterSizes, WithoutExchanges),
@@ -75,17 +88,21 @@ _TYPES: tuple[type, ...] = (
 
 @dataclass(frozen=True)
 class ChainStore:
-    """The file of one chain; ``run`` is the checksum of the file of the call that it belongs to."""
+    """The file of one chain; ``run`` is the checksum of the file of the call that it belongs to.
+
+    ``types`` may occur in it beside those that all runs have.
+    """
 
     path: Path
     run: str
     chain: int
+    types: tuple[type, ...] = ()
 
     def load(self) -> SMCState | None:
         """Return the chain as last saved, None where it never was; refuse a damaged file, or one of another chain or call."""
         if not self.path.exists():
             return None
-        content = _read(self.path, "chain", "its chain then begins anew")
+        content = _read(self.path, "chain", "its chain then begins anew", self.types)
         if content["run"] != self.run:
             raise ModelError(f"checkpoint {str(self.path)!r} belongs to another run; remove it, or give another file")
         if content["chain"] != self.chain:
@@ -99,7 +116,7 @@ class ChainStore:
         """Replace the file."""
         content = {"format": _FORMAT, "kind": "chain", "run": self.run, "chain": self.chain, "progress": progress}
         try:
-            write_atomically(self.path, pack(content, _TYPES))
+            write_atomically(self.path, pack(content, _TYPES + self.types))
         except OSError as error:
             kept = progress.stages[-2].beta if len(progress.stages) > 1 else 0.0
             raise CheckpointError(
@@ -114,6 +131,7 @@ class Checkpoint:
 
     ``seed`` is the entropy of all generators, ``initial`` what the path starts from, as given (``named`` by a name) or
     fitted, and ``start`` tells one start from another: the digest of what was given, and the shares of Student t's.
+    ``types`` are those of a family of models, which its chains hold beside what all have.
     """
 
     path: Path
@@ -123,10 +141,17 @@ class Checkpoint:
     named: bool
     start: tuple[str, ...] = ()
     run: str = ""
+    types: tuple[type, ...] = ()
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike, target: BaseTarget, settings: Mapping[str, Any], initial: Any, random_seed: Any
+        cls,
+        path: str | os.PathLike,
+        target: BaseTarget,
+        settings: Mapping[str, Any],
+        initial: Any,
+        random_seed: Any,
+        types: tuple[type, ...] = (),
     ) -> Checkpoint:
         """Return the checkpoint of that name, or a new one; one of another model or other ``settings`` is refused.
 
@@ -136,7 +161,7 @@ class Checkpoint:
         settings = {**settings, "initial": initial if named else "approximation"}
         settings |= {"names of the parameters": tuple(target.names), **target.digests()}
         if not path.exists():
-            new = cls(path, settings, _entropy(random_seed), initial, named)
+            new = cls(path, settings, _entropy(random_seed), initial, named, types=types)
             new._check_free(settings["chains"])
             return new
         content = _read(path, "call", "the run then begins anew")
@@ -149,7 +174,7 @@ class Checkpoint:
         fitted = content["approximation"]
         if fitted is not None:
             initial = fitted.replaced(target=target)
-        found = cls(path, settings, content["seed"], initial, named, content["start"], _checksum_of(path))
+        found = cls(path, settings, content["seed"], initial, named, content["start"], _checksum_of(path), types)
         for chain in range(settings["chains"]):
             found.chain(chain).load()  # before hours are spent on the chains before it
         return found
@@ -183,7 +208,7 @@ class Checkpoint:
 
     def chain(self, index: int) -> ChainStore:
         """Return the store of one chain."""
-        return ChainStore(self.path.with_name(f"{self.path.name}.chain{index}"), self.run, index)
+        return ChainStore(self.path.with_name(f"{self.path.name}.chain{index}"), self.run, index, self.types)
 
     def _check_free(self, chains: int) -> None:
         """Refuse to begin where nothing can be written, or where chains of another run are in the way."""
@@ -197,14 +222,14 @@ class Checkpoint:
                 raise ModelError(f"checkpoint {str(left)!r} is left of another run; remove it, or give another file")
 
 
-def _read(path: Path, kind: str, removed: str) -> dict[str, Any]:
+def _read(path: Path, kind: str, removed: str, types: tuple[type, ...] = ()) -> dict[str, Any]:
     """Return the content of a file; ``removed`` says what happens without it."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"checkpoint {str(path)!r} could not be read ({reason_of(error)})") from None
     try:
-        found = unpack(content, _TYPES)
+        found = unpack(content, _TYPES + types)
         if found["format"] != _FORMAT or found["kind"] != kind:
             raise ValueError(f"format {found['format']}, file of a {found['kind']}")
         return found

@@ -29,11 +29,10 @@ from scipy import sparse
 from scipy.special import logsumexp
 from scipy.stats import f as f_distribution
 
-from ppl_backends.numerics.weights import normalised_weights
+from ppl_backends.numerics.bridge import degrees_of_freedom
+from ppl_backends.numerics.weights import OUTER, normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
-# Share of the draws on either side at which coordinates are cut before they are squared.
-_OUTER = 0.01
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
 _MAX_SINGLE_RUN_DF = 10.0
 # A spread that rounding explains: squared, of log evidences.
@@ -80,16 +79,7 @@ class LineageVariance:
     @property
     def df(self) -> float:
         """Degrees of freedom of :attr:`variance`: 3(ΣU²)²/ΣU⁴, which is their number for n equal Gaussian terms."""
-        return float(_df(self.contribution))
-
-
-def _df(contribution: Array) -> Array:
-    """Return 3(ΣU²)²/ΣU⁴ over the first axis."""
-    fourth = (contribution**4).sum(axis=0)
-    df: Array = np.where(
-        fourth == 0, 1.0, 3.0 * (contribution**2).sum(axis=0) ** 2 / np.where(fourth == 0, 1.0, fourth)
-    )
-    return df
+        return float(degrees_of_freedom(self.contribution))
 
 
 @dataclass(frozen=True)
@@ -193,7 +183,7 @@ def precision_of_sds(samples: Sequence[tuple[Array, Index]]) -> Array:
     distance makes most of the sd. Coordinates are cut at their outer per cent: with heavy tails the figure exists too.
     """
     pooled = np.concatenate([x for x, _ in samples])
-    low, high = np.quantile(pooled, [_OUTER, 1 - _OUTER], axis=0)
+    low, high = np.quantile(pooled, [OUTER, 1 - OUTER], axis=0)
     centre = np.clip(pooled, low, high).mean(axis=0)
     squares = [((np.clip(x, low, high) - centre) ** 2, ancestor) for x, ancestor in samples]
     variance = np.concatenate([square for square, _ in squares]).mean(axis=0)
@@ -209,7 +199,7 @@ def _variance_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
         by_lineage = sums_by_lineage(x - x.mean(axis=0), ancestor)
         means.append(x.mean(axis=0))
         variance.append((by_lineage**2).sum(axis=0) / len(x) ** 2)
-        df.append(_df(by_lineage))
+        df.append(degrees_of_freedom(by_lineage))
     pooled, _, _ = _pooled(np.stack(means), np.stack(variance), np.stack(df))
     found: Array = np.maximum(pooled / len(samples), 1e-300)
     return found

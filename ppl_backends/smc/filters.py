@@ -22,7 +22,7 @@ from scipy.special import logsumexp
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import grid
-from ppl_backends.kernels.particle.regeneration import KeptPaths, around, no_paths, paths_out_of
+from ppl_backends.kernels.particle.regeneration import Filters, KeptPaths, around, no_paths, paths_out_of
 from ppl_backends.kernels.protocol import Density, Kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.core import Moved, Resampled, SMCState, Start, Step
@@ -120,7 +120,7 @@ class FilterPath(RowsPath):
         self, target: BaseTarget, prior: PriorPath, particle_filter: Any, growth: Growth, regenerates: str = ""
     ) -> None:
         TemperingPath.__init__(self, target)
-        self.regenerates = regenerates
+        self.regenerates, self.filters = regenerates, Filters.of(particle_filter, regenerates == "gibbs")
         self.rest, self.prior, self.filter, self.growth = target.rest, prior, particle_filter, growth
         self.n, self.parameters_at = particle_filter.n_rows, target.state_space.parameters_at
         self.attributes = {
@@ -281,6 +281,7 @@ class FilterPath(RowsPath):
         own = ("chain", "draw", "row", "state")[: paths.ndim]
         return {
             "path": (own, paths),
+            "path_log_g": (own[:3], np.stack([each.kept.log_g for each in populations])),
             "path_rows": (own[:2], np.stack([each.kept.rows for each in populations])),
             "path_seed": (own[:2], np.stack([each.kept.seeds.view(np.int64) for each in populations])),
         }
@@ -292,13 +293,8 @@ class FilterPath(RowsPath):
         seeds, estimates = found["filter_seed"].view(np.uint64).copy(), found["filter_log_likelihood"].copy()
         kept = None
         if self.regenerates:
-            kept = KeptPaths(
-                np.ascontiguousarray(found["path"]), found["path_rows"], found["path_seed"].view(np.uint64)
-            )
-            if kept.x.shape[1] < self.n:  # rows that are new
-                longer = np.zeros((len(x), self.n, *kept.x.shape[2:]))
-                longer[:, : kept.x.shape[1]] = kept.x
-                kept = replace(kept, x=longer)
+            path, log_g = self._longer(found["path"]), self._longer(found["path_log_g"])
+            kept = KeptPaths(path, log_g, found["path_rows"], found["path_seed"].view(np.uint64))
         # Replayed on the rows that there are now, the first few tell whether these are the rows that the result has seen.
         few = slice(0, _REPLAYED)
         estimates[few] = self._replayed(x[few], rows, size, seeds[few], kept and kept.take(few))
@@ -313,6 +309,12 @@ class FilterPath(RowsPath):
         population = FilterParticles(x, nothing, nothing, None, None, 1.0, rows, rows, *more)
         return self.with_parts(population, self.all_of(rows), filters.log_likelihood)
 
+    def _longer(self, paths: Array) -> Array:
+        """Values of paths with zeros for rows that are new."""
+        longer = np.zeros((len(paths), self.n, *paths.shape[2:]))
+        longer[:, : paths.shape[1]] = paths
+        return longer
+
     def _replayed(self, x: Array, rows: int, size: int, seeds: Seeds, kept: KeptPaths | None) -> Array:
         """Log likelihoods of the rows by filters that are computed again."""
         found = self._filters(x, rows, size, seeds).log_likelihood.copy()
@@ -321,15 +323,15 @@ class FilterPath(RowsPath):
         for first in np.unique(kept.rows[kept.rows > 0]):
             place = np.flatnonzero(kept.rows == first)
             values, own = self.parameters_at(x[place]), kept.take(place)
-            filters, _ = around(self.filter, values, own, int(first), size, seeds[place])
+            filters, _ = around(self.filters, values, own, int(first), size, seeds[place])
             found[place] = self.filter.advance(values, filters, int(first), rows - int(first))[0].log_likelihood
         return found
 
-    def paths_of(self, population: FilterParticles, rng: np.random.Generator) -> Array:
-        """Return a path ``(n, n_rows of the data[, d])`` out of the filter of each particle."""
+    def paths_of(self, population: FilterParticles, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return a path ``(n, n_rows of the data[, d])`` out of the filter of each particle, and its logs of weights."""
         n, values = len(population.x), self.parameters_at(population.x)
         kept = no_paths(self.filter, values, n) if population.kept is None else population.kept
-        return paths_out_of(self.filter, values, population.filter, kept, population.stop, draw_seeds(rng, n))
+        return paths_out_of(self.filters, values, population.filter, kept, population.stop, draw_seeds(rng, n))
 
     def reasons(self, runs: Sequence[SMCState]) -> list[str]:
         """Return what there is to say of filters that were exchanged where their estimates were noisy."""
@@ -344,31 +346,28 @@ class FilterPath(RowsPath):
             return []
         variance, old, row = max(found)
         most = max(run.records["filters"].n_particles[-1] for run in runs)
-        model = self.filter.model
-        other = (
-            ""
-            if None in (model.log_transition, model.log_initial)
-            else " or filter='bootstrap', which grows around paths"
-        )
         return [
             f"filters of {old} particles were exchanged for larger ones after row {row}, where the log of their estimates "
-            f"had variance {variance:.1f}: most draws lose their weight in that; take n_particles={most} or more{other}"
+            f"had variance {variance:.1f}: most draws lose their weight in that; take moves='auto', where filters grow "
+            f"around paths, or n_particles={most} or more"
         ]
 
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
         """Return paths of states out of the filters of all runs ``(chain, draw, n_rows[, d])``, NaN behind the rows seen."""
         found = []
         for run in runs:
-            found.append(self.paths_of(run.population, rng))
+            found.append(self.paths_of(run.population, rng)[0])
             found[-1][:, run.population.stop :] = np.nan
         return np.stack(found)
 
-    def regenerated(self, population: FilterParticles, paths: Array, rng: np.random.Generator) -> FilterParticles:
+    def regenerated(
+        self, population: FilterParticles, paths: tuple[Array, Array], rng: np.random.Generator
+    ) -> FilterParticles:
         """Return the particles, all rows of whose block are in, with filters of the size wanted around paths."""
         n, stop, size = len(population.x), population.stop, population.wanted
-        kept = KeptPaths(paths, np.full(n, stop), draw_seeds(rng, n))
+        kept = KeptPaths(*paths, np.full(n, stop), draw_seeds(rng, n))
         values, seeds = self.parameters_at(population.x), draw_seeds(rng, n)
-        filters, increments = around(self.filter, values, kept, stop, size, seeds)
+        filters, increments = around(self.filters, values, kept, stop, size, seeds)
         changed = replace(population, filter=filters, n_particles=size, kept=kept)
         stage = Rows(population.first, stop, 1.0, 0.0, self.n)
         return self.with_parts(changed, stage, increments[:, : population.first].sum(axis=1))
@@ -395,12 +394,6 @@ def _path_again(
     kind: type[FilterPath], target: BaseTarget, prior: PriorPath, method: str, growth: Growth, regenerates: str
 ) -> FilterPath:
     return kind(target, prior, filter_of(target, method), growth, regenerates)
-
-
-def can_grow_around_paths(particle_filter: Any) -> bool:
-    """Return whether larger filters are drawn around paths by default: conditional filters draw from the transition too."""
-    model = particle_filter.model
-    return particle_filter.method != "guided" and None not in (model.log_transition, model.log_initial)
 
 
 def is_exchange(stage: Rows) -> bool:

@@ -12,6 +12,7 @@ from scipy.stats import chi2
 
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
+from ppl_backends.numerics.weights import few_independent
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, precision_of_sds, sums_by_lineage
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.moves import MoveSummary
@@ -33,10 +34,7 @@ _FEW_LINEAGES = 20
 # and the lineages have its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
-# Independent draws that a mean is worth, below which neither it nor the sd is known to a seventh of the sd; or a fiftieth of
-# the draws, where these are few.
-_FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
-# The multiple of these below which finished runs are made again on a finer ladder.
+# The multiple of the fewest independent draws that are trusted, below which finished runs are made again on a finer ladder.
 _COARSE = 4.0
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # standard error of a bridge that has something to say
@@ -219,7 +217,7 @@ def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
     ``enough`` asks for a multiple of what is asked for else.
     """
     ess, n = figures.ess, sum(len(run.x) for run in figures.runs)
-    if ess >= enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * n):
+    if not few_independent(ess, n, enough):
         return []
     return [
         f"a posterior mean or sd is known only to {100 / ess**0.5:.0f} % of the sd, as where few particles decided the "
@@ -293,6 +291,18 @@ class Verdict(NamedTuple):
         return "; ".join([self.replaced, *self.reasons] if self.replaced else self.reasons)
 
 
+def _with_memory(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEstimate:
+    """Return the evidence of the bridges with an error for what particles remember of the path.
+
+    Where tempering is off by more than its noise, particles were not where they should be. Of that the last moves leave the
+    correlation with the particles before them, and the bridges rest on these.
+    """
+    moved = [run.stages[-1].moves.correlation for run in figures.runs if run.stages[-1].moves is not None]
+    tempering = figures.evidence
+    beyond = max(0.0, abs(tempering.log_evidence - bridge.log_evidence) - tempering.standard_error)
+    return bridge._replace(standard_error=float(np.hypot(bridge.standard_error, np.mean(moved or [0.0]) * beyond)))
+
+
 def judge(
     figures: Figures,
     bridge: EvidenceEstimate | None,
@@ -322,6 +332,7 @@ def judge(
     near = abs(difference) <= _LARGEST_REPAIR
     if not (replaceable and wanted and near and draws_are_healthy(figures)):
         return Verdict(evidence, "tempering", reasons)
+    bridge = _with_memory(bridge, figures)
     if not reasons:
         return Verdict(bridge, "bridge sampling", reasons)
     replaced = (

@@ -21,12 +21,10 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.outside import OutsidePoints
-from ppl_backends.kernels.metric import AnyMetric, SplitMetric, cross_fitted_metric, metric_from_points
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
-from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven, move_once
-from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven
 from ppl_backends.numerics.population import concatenate
-from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.smc.coordinates import Coordinates, coordinates_of, coordinates_of_chains, planned_coordinates
 from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath
@@ -62,7 +60,8 @@ class MoveSummary:
 
     ``scale`` is the (median) step of the last move, ``squared_jump`` per coordinate and move in units of the variance,
     ``gradients`` evaluations per particle, ``correlation`` what is left of weights and coordinates before the moves,
-    within ``n_modes`` modes, ``noise`` two standard errors of it, ``divergent`` the share of energy errors above 20.
+    within ``n_modes`` modes, ``noise`` two standard errors of it, ``divergent`` the share of energy errors above 20, and
+    ``non_centred`` the number of coordinates that were standardised by others.
     """
 
     n_moves: int
@@ -76,13 +75,14 @@ class MoveSummary:
     n_modes: int = 1
     divergent: float = 0.0
     undefined: float = 0.0
+    non_centred: int = 0
 
 
 @dataclass(frozen=True)
 class PlannedMoves:
-    """The moves of one temperature, decided beforehand: a metric, and the parameters of every move."""
+    """The moves of one temperature, decided beforehand: what they move in, and the parameters of every move."""
 
-    metric: AnyMetric
+    coordinates: Coordinates
     scales: tuple[Parameters, ...]
 
 
@@ -95,7 +95,8 @@ class UntilMixed:
 
     def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
         """Move the particles, all of which were resampled."""
-        walk = _Walk(drawn, path, self.kernel, cross_fitted_metric(drawn.particles.x, path.reference), tuning, rng)
+        drawn = drawn._replace(particles=path.with_gradients(drawn.particles, drawn.stage, rng))
+        walk = _Walk(drawn, path, self.kernel, coordinates_of(drawn.particles, path), tuning, rng)
         walk.prepare()
         while len(walk.scales) < self.settings.maximum:
             walk.move()
@@ -118,7 +119,8 @@ class WasteFree:
 
     def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
         """Move the particles, one for every chain."""
-        walk = _Walk(drawn, path, self.kernel, chain_metric(drawn, self.length, path.reference, rng), tuning, rng)
+        coordinates = coordinates_of_chains(drawn, self.length, path, rng)
+        walk = _Walk(drawn, path, self.kernel, coordinates, tuning, rng)
         walk.prepare()
         stride = -(-self.settings.minimum // (self.length - 1))
         states = [walk.state]
@@ -141,10 +143,8 @@ class Pilot:
 
     def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
         """Move the particles."""
-        moved, n = self.moves(drawn, path, tuning, rng), len(drawn.weights)
-        few = len(drawn.parents) < n
-        x = drawn.before.x[systematic_resampling(drawn.weights, n, rng)] if few else drawn.particles.x
-        return moved._replace(decided=PlannedMoves(metric_from_points(x, path.reference), moved.decided))
+        moved = self.moves(drawn, path, tuning, rng)
+        return moved._replace(decided=PlannedMoves(planned_coordinates(drawn, path, rng), moved.decided))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Planned:
         """Move the particles."""
         planned = self.plan[drawn.stage.beta]
         assert planned is not None
-        walk = _Walk(drawn, path, self.kernel, planned.metric, tuning, rng)
+        walk = _Walk(drawn, path, self.kernel, planned.coordinates, tuning, rng)
         stride, states = len(planned.scales) // max(1, self.length - 1), [walk.state]
         for done, scale in enumerate(_shuffled(planned.scales, rng), 1):
             walk.move(scale)
@@ -181,23 +181,6 @@ def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple
     return tuple(pairs.take(order) if isinstance(pairs, StepParameters) else pairs for pairs in scales)
 
 
-def chain_metric(drawn: Resampled, length: int, reference: Gaussian | None, rng: np.random.Generator) -> SplitMetric:
-    """Return the metric of waste-free chains: of all weighted particles, since few of them begin a chain.
-
-    The halves part between two of the last chains. A point whose own chain is in its metric would be moved by a metric
-    that it stretches; in as many dimensions as there are points it then stays where it is, for good.
-    """
-    x = drawn.before.x
-    chosen = systematic_resampling(drawn.weights, len(x), rng)
-    edges = np.arange(0, len(x), length)
-    halves = np.searchsorted(chosen, edges)
-    nearest = int(np.argmin(np.abs(halves - len(x) // 2)))
-    if not 0.25 < halves[nearest] / len(x) < 0.75:
-        return cross_fitted_metric(x[chosen], reference)
-    n_first = np.searchsorted(drawn.parents, edges[nearest])
-    return cross_fitted_metric(x[chosen], reference, int(halves[nearest]), int(n_first))
-
-
 def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> float:
     """Return the share of trajectories that went astray; those that left the support are no sign of too long a step."""
     return float(np.mean(info.divergent(energy_error)))
@@ -211,11 +194,11 @@ class _Walk:
         drawn: Resampled,
         path: TemperingPath,
         kernel: Kernel,
-        metric: AnyMetric,
+        coordinates: Coordinates,
         tuning: KernelTuning,
         rng: np.random.Generator,
     ) -> None:
-        self.drawn, self.path, self.kernel, self.metric, self.rng = drawn, path, kernel, metric, rng
+        self.drawn, self.path, self.kernel, self.coordinates, self.rng = drawn, path, kernel, coordinates, rng
         self.state = path.with_gradients(drawn.particles, drawn.stage, rng)
         self.tuning, self.density = tuning, path.density(drawn.stage)
         self.start = self.state.x
@@ -235,7 +218,7 @@ class _Walk:
         return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:
-        moved, info = move_once(self.kernel, self.rng, self.state, self._evaluate, parameters, self.metric)
+        moved, info = self.coordinates.move(self.kernel, self.rng, self.state, self._evaluate, parameters)
         self.gradients += float(info.evaluations.mean())
         return moved, info
 
@@ -298,4 +281,5 @@ class _Walk:
             int(self.modes.max()) + 1,
             float(np.mean(self.divergent or [0.0])),
             min(1.0, self.outside.n_undefined(self.path.target) / (len(self.scales) * len(self.state.x))),
+            self.coordinates.n_non_centred,
         )

@@ -75,7 +75,7 @@ class RegeneratingMoves:
         """Sweep until the particles have mixed, or the cap is met, and regenerate the filters."""
         particles, stage, tuning = drawn.particles, drawn.stage, both.gibbs
         density = PathDensity(path.target, path.filter, _SWEEPS_WITH, n_rows=stage.stop)
-        points = density.with_path(particles.x, path.paths_of(particles, rng))
+        points = density.with_path(particles.x, path.paths_of(particles, rng)[0])
         metric, labels = cross_fitted_metric(points.x, path.reference), modes(points.x)
         left, infos = np.ones(points.x.shape[1]), list[Any]()
         while len(infos) < self.settings.maximum:
@@ -97,5 +97,5 @@ class RegeneratingMoves:
         )
         moved = replace(particles, x=points.x)
         moved = moved if path.is_last(stage) else path.measured(moved, rng)
-        new = path.regenerated(moved, points.path, rng)
+        new = path.regenerated(moved, (points.path, np.zeros(points.path.shape[:2])), rng)
         return Moved(new, drawn.parents, replace(both, gibbs=tuning), summary)

@@ -114,6 +114,7 @@ _STAGE_FIGURES: dict[str, Callable[[Stage], float]] = {
     "divergent": lambda stage: stage.moves.divergent if stage.moves else np.nan,
     "undefined": lambda stage: stage.moves.undefined if stage.moves else np.nan,
     "n_modes": lambda stage: stage.moves.n_modes if stage.moves else 1,
+    "n_non_centred": lambda stage: stage.moves.non_centred if stage.moves else 0,
     "n_evaluations": lambda stage: stage.moves.gradients if stage.moves else 0,
 }
 

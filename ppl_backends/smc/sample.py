@@ -285,8 +285,8 @@ class _Call(NamedTuple):
         """Return the verdict on the runs, and the evidences of both methods as attributes."""
         path, runs = self.path, figures.runs
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
-        bridge = _bridge(path, runs, bridge_rng)
-        figures = figures._replace(short_steps=try_short_steps(path, self.kernel, figures, check_rng))
+        bridge, moved_along = _bridge(path, runs, bridge_rng), path.with_gradient(self.kernel.uses_gradient)
+        figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
         rows = -(-self.draws // (settings.len_chain or 1))
         figures = figures._replace(lost=find_lost_mode(path, figures, rows, check_rng))
         prior = prior_normalizer(path, runs) if path.integral else None
@@ -306,7 +306,16 @@ def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Gener
     """Return the evidence from the last particles alone, where these were moved at β = 1 and can be evaluated again."""
     if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
         return None
-    samples = [Sample(run.x, run.log_density, run.lineage.ancestor) for run in runs]
+    non_centred = any(run.stages[-1].moves is not None and run.stages[-1].moves.non_centred for run in runs)
+    samples = [
+        Sample(
+            run.x,
+            run.log_density,
+            run.lineage.ancestor,
+            path.evaluate(run.x, 1.0, True).gradient if non_centred else None,
+        )
+        for run in runs
+    ]
     return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
 
 

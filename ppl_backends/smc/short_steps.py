@@ -18,8 +18,8 @@ import numpy as np
 from scipy import stats
 
 from ppl_backends.kernels.hmc import Hmc
-from ppl_backends.kernels.metric import cross_fitted_metric
-from ppl_backends.kernels.protocol import Kernel, KernelParameters
+from ppl_backends.kernels.protocol import Kernel, KernelInfo
+from ppl_backends.smc.coordinates import coordinates_of
 from ppl_backends.smc.health import Figures, ShortSteps, in_one_mode
 from ppl_backends.smc.moves import share_of_divergent
 from ppl_backends.smc.path import PathState, TemperingPath
@@ -52,7 +52,7 @@ def move_with_short_steps(
     points, walks, errors = _affordable(runs), [], []
     for run in runs:
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
-        walk = _Walk(path, kernel, x, KernelParameters(cross_fitted_metric(x, path.reference), run.scale), rng)
+        walk = _Walk(path, kernel, x, run.scale, rng)
         errors.append(walk.energy_errors())
         walks.append(walk)
     coordinate, upwards = _where(np.concatenate([walk.start for walk in walks]), np.concatenate(errors))
@@ -67,28 +67,29 @@ def move_with_short_steps(
 
 
 class _Walk:
-    """Particles of one run, moved with a quarter of the step of ``parameters``."""
+    """Particles of one run, moved with a quarter of its step."""
 
-    def __init__(
-        self, path: TemperingPath, kernel: Kernel, x: Array, parameters: KernelParameters, rng: np.random.Generator
-    ) -> None:
-        self.path, self.kernel, self.start, self.parameters, self.rng = path, kernel, x, parameters, rng
+    def __init__(self, path: TemperingPath, kernel: Kernel, x: Array, scale: float, rng: np.random.Generator) -> None:
+        self.path, self.kernel, self.start, self.scale, self.rng = path, kernel, x, scale, rng
         self.state = self._evaluate(x, rng)
+        self.coordinates = coordinates_of(self.state, self.path)
         self.divergent: list[float] = []
 
     def _evaluate(self, points: Array, rng: np.random.Generator) -> PathState:
         return self.path.evaluate(points, 1.0, True)
 
+    def _step(self, scale: float) -> tuple[PathState, KernelInfo]:
+        return self.coordinates.move(self.kernel, self.rng, self.state, self._evaluate, scale)
+
     def energy_errors(self) -> Array:
         """Return the size of the energy error of a trajectory of the whole step from every particle."""
-        _, tried = self.kernel.step(self.rng, self.state, self._evaluate, self.parameters)
+        _, tried = self._step(self.scale)
         return np.abs(np.nan_to_num(tried.log_ratio, posinf=0.0, neginf=-np.inf))
 
     def move(self, times: int) -> float:
         """Move the particles so often; return the share of trajectories that diverged so far."""
-        short = self.parameters._replace(scale=_SHORTER * self.parameters.scale)
         for _ in range(times):
-            self.state, info = self.kernel.step(self.rng, self.state, self._evaluate, short)
+            self.state, info = self._step(_SHORTER * self.scale)
             self.divergent.append(share_of_divergent(info))
         return float(np.mean(self.divergent))
 

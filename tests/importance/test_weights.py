@@ -6,7 +6,9 @@ import scipy.stats
 
 from ppl_backends.numerics.weights import (
     effective_sample_size,
+    ess_of_moments,
     estimate_evidence,
+    few_independent,
     normalised_weights,
     pareto_k,
     systematic_resampling,
@@ -73,3 +75,34 @@ def test_scrambles_that_agree_on_a_jump_are_not_taken_for_exact():
     estimate = estimate_evidence(np.where(np.stack(nets) > cut, 0.0, -np.inf), scrambled=True)
     assert abs(estimate.log_evidence - np.log(1 - cut)) < 4 * estimate.standard_error
     assert estimate.standard_error < 1e-3
+
+
+def test_ess_of_moments_is_what_replicates_scatter_by():
+    rng = np.random.default_rng(5)
+
+    def estimate():
+        x = 1.5 * rng.standard_normal((2000, 1))
+        weights, _ = normalised_weights(-0.5 * (x[:, 0] ** 2) * (1 - 1 / 1.5**2))
+        draws = x[systematic_resampling(weights, 2000, rng)]
+        mean = weights @ x[:, 0]
+        return mean, (weights @ (x[:, 0] - mean) ** 2) ** 0.5, ess_of_moments(x, weights, draws)[0]
+
+    means, sds, ess = np.array([estimate() for _ in range(400)]).T
+    # Each empirical variance of 400 replicates is known to 7 %; cutting at the outer per cent adds to the figure of an sd
+    assert np.median(ess) == pytest.approx(min(1 / means.var(), 1 / sds.var()), rel=0.25)
+
+
+def test_one_heavy_point_far_out_leaves_few_independent_draws_and_heavy_tails_do_not():
+    rng = np.random.default_rng(6)
+    x, weights = rng.standard_normal((4000, 3)), np.full(4000, 1 / 4000)
+    assert not few_independent(ess_of_moments(x, weights, x).min(), 4000)
+    x[0, 1], weights[0] = 6.0, 0.03
+    weights /= weights.sum()
+    draws = x[systematic_resampling(weights, 4000, rng)]
+    ess = ess_of_moments(x, weights, draws)
+    assert few_independent(ess[1], 4000)
+    assert not few_independent(ess[[0, 2]].min(), 4000)
+    cauchy = rng.standard_cauchy((4000, 20))
+    assert ess_of_moments(cauchy, np.full(4000, 1 / 4000), cauchy).min() > 300
+    constant = np.ones((10, 1))
+    assert not few_independent(ess_of_moments(constant, np.full(10, 0.1), constant)[0], 10)

@@ -38,6 +38,21 @@ def test_determinant_solutions_draws_and_elements_of_the_inverse(seed, sides):
     np.testing.assert_allclose(found.toarray(), (design @ dense) * (design.toarray() != 0), atol=1e-12)
 
 
+@pytest.mark.parametrize("sides", [(7, 9), (30, 31)])
+def test_an_order_serves_other_matrices_of_its_pattern(sides):
+    (_, first), (_, second) = (lattice_with_intercept(*sides, seed) for seed in (3, 4))
+    own, given = SparseCholesky(second), SparseCholesky(second, SparseCholesky(first).order)
+    np.testing.assert_array_equal(np.sort(given.order), np.arange(second.shape[0]))
+    assert given.log_determinant == pytest.approx(own.log_determinant, rel=1e-13)
+    right = np.random.default_rng(0).normal(size=second.shape[0])
+    np.testing.assert_allclose(given.solve(right), own.solve(right), atol=1e-12)
+    difference = given.inverse_in_pattern() - own.inverse_in_pattern()
+    assert abs(difference[second.nonzero()]).max() < 1e-12
+    root = given.colour(np.eye(second.shape[0]))
+    np.testing.assert_allclose(second @ (root.T @ root), np.eye(second.shape[0]), atol=1e-9)
+    assert given._lower().nnz == own._lower().nnz
+
+
 @pytest.mark.parametrize("values", [[1.0, 2.0, 1.0], [1.0, -0.5, 1.0], [0.0, 1.0, 1.0]])
 def test_indefinite_matrices_are_refused(values):
     matrix = sparse.csc_matrix([[values[0], values[1]], [values[1], values[2]]])

@@ -17,7 +17,7 @@ from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.results import evidence_of
 from ppl_backends.smc.sampler import run_tempering
-from tests.toys import bimodal, conjugate_gaussian, funnel, gamma_poisson, wide_regression
+from tests.toys import bimodal, conjugate_gaussian, gamma_poisson, turned_funnel, wide_regression
 
 
 def test_errors_of_a_bridge_between_independent_points_are_honest():
@@ -115,9 +115,9 @@ def sampled(target, **options):
 
 
 def test_an_evidence_lost_on_the_way_is_replaced_and_said_to_be():
-    target, truth = wide_regression(prior_sd=30.0)
+    target, truth = wide_regression(prior_sd=15.0)
     attrs, said = sampled(target, draws=1000, chains=3, ess_threshold=0.5)
-    assert attrs["log_evidence_tempering"] < truth - 0.3
+    assert attrs["log_evidence_tempering"] < truth - 0.1
     assert attrs["log_evidence_method"] == "bridge sampling"
     assert "reported is by bridge sampling" in said
     assert attrs["log_evidence"] == attrs["log_evidence_bridge"]
@@ -127,7 +127,7 @@ def test_an_evidence_lost_on_the_way_is_replaced_and_said_to_be():
 
 
 def test_an_unbiased_evidence_is_never_replaced():
-    target, _ = wide_regression()
+    target, _ = wide_regression(prior_sd=30.0)
     attrs, said = sampled(target, draws=500, chains=2, unbiased=True)
     assert attrs["log_evidence_method"] == "tempering"
     assert attrs["log_evidence_trusted"] == 0
@@ -145,10 +145,14 @@ def test_a_healthy_run_has_both_and_reports_the_more_precise():
     assert abs(attrs["log_evidence_bridge"] - known.log_evidence) < 5 * attrs["log_evidence_bridge_se"]
 
 
+@pytest.mark.slow
 def test_particles_that_did_not_mix_at_the_end_replace_nothing():
-    """In a funnel the last particles are no better than those on the way, and bridges between them are off as well."""
-    start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
-    attrs, said = sampled(funnel(5), initial=start, draws=400, chains=2, max_moves=30)
+    """In a funnel the last particles are no better than those on the way, and bridges between them are off as well.
+
+    It is turned, so that no coordinate scales others and no change of variables is found.
+    """
+    target, start = turned_funnel(5)
+    attrs, said = sampled(target, initial=start, draws=2000, chains=3)
     assert attrs["log_evidence_method"] == "tempering"
     assert attrs["log_evidence_trusted"] == 0
     assert "do not trust" in said

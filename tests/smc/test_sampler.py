@@ -9,9 +9,10 @@ from ppl_backends.errors import ModelError
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.population import Population
 from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.smc.coordinates import coordinates_of_chains
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.evidence import combine_evidence
-from ppl_backends.smc.moves import MoveSettings, chain_metric
+from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath
 from ppl_backends.smc.results import lineage_ess
 from ppl_backends.smc.sampler import run_tempering
@@ -162,7 +163,8 @@ def test_no_chain_is_in_the_metric_that_moves_its_descendants():
     x = np.repeat(np.arange(chains), length)[:, None] + 1e-3 * rng.standard_normal((chains * length, 2))
     weights = np.full(len(x), 1.0 / len(x))
     parents = systematic_resampling(weights, 2 * chains + 1, rng)
-    metric = chain_metric(Resampled(Population(x), weights, parents, Population(x[parents]), None), length, None, rng)
+    drawn = Resampled(Population(x), weights, parents, Population(x[parents]), None)
+    metric = coordinates_of_chains(drawn, length, PriorPath(KNOWN["gaussian"].target), rng).metric
     before = parents[: metric.n_first] // length
     after = parents[metric.n_first :] // length
     assert before.max() < after.min() == 15

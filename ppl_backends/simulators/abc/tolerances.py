@@ -176,6 +176,7 @@ class TolerancePath:
     """
 
     reference = None
+    gradient = False
     description = "prior"
 
     def __init__(self, problem: AbcProblem, source: Source, m: int, target: float, qmc: bool) -> None:

@@ -1,0 +1,47 @@
+"""What chains of draws say of themselves, by ArviZ: R̂ and effective numbers of draws."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppl_backends.numerics.arrays import Array, Index
+from ppl_backends.results.inference_data import ARVIZ_MAJOR
+
+LARGEST_RHAT = 1.05
+_BLOCKS = 20  # of a chain, whose means show which coordinates move slowly
+
+
+def rank_rhat(draws: Array) -> Array:
+    """Return the rank-normalised R̂ ``(dim,)``, by ArviZ, of draws ``(chain, draw, dim)``; NaN where all draws are equal."""
+    import arviz as az
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if ARVIZ_MAJOR == 0:
+            return np.atleast_1d(np.asarray(az.rhat(az.convert_to_dataset({"x": draws}))["x"]))
+        return np.atleast_1d(np.asarray(az.rhat(draws, chain_axis=0, draw_axis=1)))
+
+
+def effective_draws(draws: Array, method: str = "bulk") -> Array:
+    """Return effective numbers of draws ``(dim,)``, by ArviZ, of draws ``(chain, draw, dim)``.
+
+    ``method`` is ``"bulk"``, for quantiles in the middle, or ``"mean"``. Draws that are all equal count as many.
+    """
+    import arviz as az
+
+    chains, n, _ = draws.shape
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if ARVIZ_MAJOR == 0:
+            found = np.asarray(az.ess(az.convert_to_dataset({"x": draws}), method=method)["x"])
+        else:
+            found = np.asarray(az.ess(draws, chain_axis=0, draw_axis=1, method=method))
+    return np.where(np.isnan(found), float(chains * n), np.atleast_1d(found))
+
+
+def slowest(draws: Array, n: int) -> Index:
+    """Return the ``n`` coordinates of draws ``(chain, draw, dim)`` whose means over twentieths of a chain vary most."""
+    chains, length, dim = draws.shape
+    block = max(1, length // _BLOCKS)
+    means = draws[:, : block * (length // block)].reshape(chains, -1, block, dim).mean(axis=2)
+    variance = draws.var(axis=(0, 1))
+    ratio = means.var(axis=(0, 1)) / np.where(variance > 0, variance, 1.0)
+    return np.sort(np.argsort(-ratio, kind="stable")[:n])

@@ -1,0 +1,165 @@
+"""Non-centring: the change of variables, what it finds in hierarchies, and kernels that move in it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ppl_backends.kernels.hmc import Hmc
+from ppl_backends.kernels.metric import metric_from_points
+from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
+from ppl_backends.kernels.protocol import KernelParameters
+from ppl_backends.numerics.population import Population
+
+N_EFFECTS, SD, PRIOR_SD = 6, 3.0, 4.0
+
+
+@dataclass(frozen=True)
+class Points(Population):
+    """Points with their log density and its gradient."""
+
+    log_density: np.ndarray
+    gradient: np.ndarray
+
+
+def funnel_at(x, rng=None):
+    return Points(x, *funnel(x))
+
+
+def funnel(x):
+    """Neal's: v ~ N(0, 9), and effects of variance exp(v)."""
+    v, effects = x[:, 0], x[:, 1:]
+    squares = effects**2 * np.exp(-v)[:, None]
+    value = -0.5 * (v / SD) ** 2 - 0.5 * effects.shape[1] * v - 0.5 * squares.sum(axis=1)
+    slope = -v / SD**2 - 0.5 * effects.shape[1] + 0.5 * squares.sum(axis=1)
+    return value, np.column_stack([slope, -effects * np.exp(-v)[:, None]])
+
+
+def draw_funnel(n, rng):
+    v = SD * rng.standard_normal(n)
+    return np.column_stack([v, np.exp(0.5 * v)[:, None] * rng.standard_normal((n, N_EFFECTS))])
+
+
+def hierarchy(x):
+    """mu ~ N(0, 16), t = log tau ~ N(0, 1), effects ~ N(mu, tau²)."""
+    mu, t, effects = x[:, 0], x[:, 1], x[:, 2:]
+    away = (effects - mu[:, None]) * np.exp(-2 * t)[:, None]
+    squares = (away * (effects - mu[:, None])).sum(axis=1)
+    value = -0.5 * (mu / PRIOR_SD) ** 2 - 0.5 * t**2 - effects.shape[1] * t - 0.5 * squares
+    slopes = [-mu / PRIOR_SD**2 + away.sum(axis=1), -t - effects.shape[1] + squares]
+    return value, np.column_stack([*slopes, -away])
+
+
+def draw_hierarchy(n, rng):
+    mu, t = PRIOR_SD * rng.standard_normal(n), rng.standard_normal(n)
+    effects = mu[:, None] + np.exp(t)[:, None] * rng.standard_normal((n, N_EFFECTS))
+    return np.column_stack([mu, t, effects])
+
+
+@pytest.fixture(scope="module")
+def change():
+    """A change with all of its terms."""
+    rng = np.random.default_rng(0)
+    return NonCentring(
+        effects=np.array([1, 3]),
+        others=np.array([0, 2, 4]),
+        centre=rng.standard_normal(3),
+        log_scale=0.5 * rng.standard_normal((4, 2)),
+        log_precision=rng.standard_normal(2),
+        mean=rng.standard_normal((5, 2)),
+    )
+
+
+def test_there_and_back_again(change):
+    x = np.random.default_rng(1).standard_normal((50, 5))
+    back, _ = change.to_x(change.to_z(x))
+    np.testing.assert_allclose(back, x, atol=1e-12)
+
+
+def test_the_determinant_and_the_gradient_are_those_of_differences(change):
+    z = np.random.default_rng(2).standard_normal((8, 5))
+
+    def log_density(z):
+        x, log_determinant = change.to_x(z)
+        return -0.5 * (x**2).sum(axis=1) + log_determinant
+
+    step = 1e-6 * np.eye(5)
+    jacobian = np.stack([(change.to_x(z + e)[0] - change.to_x(z - e)[0]) / 2e-6 for e in step], axis=2)
+    np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], change.to_x(z)[1], atol=1e-7)
+    slope = np.column_stack([(log_density(z + e) - log_density(z - e)) / 2e-6 for e in step])
+    np.testing.assert_allclose(change.gradient(z, -change.to_x(z)[0]), slope, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [100, 1000])
+def test_a_funnel_is_straightened(n):
+    x = draw_funnel(n, np.random.default_rng(3))
+    found = find_noncentring(x, funnel(x)[1])
+    assert list(found.effects) == list(range(1, 1 + N_EFFECTS))
+    # Slopes of log |g| have a residual sd of 1.11; the likelihood of the slopes knows the coefficients better
+    np.testing.assert_allclose(found.log_scale[1], 0.5, atol=4 * 1.11 / SD / n**0.5)
+    z = found.to_z(x)
+    np.testing.assert_allclose(z[:, 1:].std(axis=0), 1.0, atol=5 / (2 * n) ** 0.5)
+
+
+def test_the_mean_of_a_hierarchy_is_left_and_its_effects_are_standardised_by_mean_and_scale():
+    x = draw_hierarchy(2000, np.random.default_rng(4))
+    found = find_noncentring(x, hierarchy(x)[1])
+    assert list(found.effects) == list(range(2, 2 + N_EFFECTS))
+    np.testing.assert_allclose(found.mean[2], 1.0, atol=0.01)  # of mu: pinned down by the narrowest
+    np.testing.assert_allclose(found.log_scale[2], 1.0, atol=4 * 1.11 / 2000**0.5)
+    np.testing.assert_allclose(found.log_scale[1], 0.0, atol=1e-12)  # scales do not depend on mu
+
+
+def test_nothing_is_found_in_gaussians_and_logistic_regressions():
+    rng = np.random.default_rng(5)
+    found = 0
+    for dim in (2, 8, 20):
+        factor = rng.standard_normal((dim, dim)) + 2 * np.eye(dim)
+        for _ in range(30):
+            x = rng.standard_normal((500, dim)) @ factor.T
+            found += find_noncentring(x, -x @ np.linalg.inv(factor @ factor.T)) is not None
+    assert not found
+    design = rng.standard_normal((60, 4))
+    beta = rng.standard_normal((500, 4))
+    fitted = 1 / (1 + np.exp(-beta @ design.T))
+    assert find_noncentring(beta, (0.5 - fitted) @ design - beta) is None
+
+
+def test_too_little_to_go_by_finds_nothing():
+    x = draw_funnel(40, np.random.default_rng(6))
+    assert find_noncentring(x, funnel(x)[1]) is None
+    x = draw_funnel(500, np.random.default_rng(6))
+    gradient = funnel(x)[1]
+    gradient[:480] = np.nan
+    assert find_noncentring(x, gradient) is None
+
+
+def moved(x, broken):
+    """The points after trajectories in the new variables; broken ones forget the determinant."""
+    found = find_noncentring(x, funnel(x)[1])
+    rng = np.random.default_rng(7)
+    metric = metric_from_points(found.to_z(x))
+    for _ in range(15):
+        points, at = non_centred(found, funnel_at(x), funnel_at)
+        if broken:
+            points, at = without_determinant(points), lambda z, rng, at=at: without_determinant(at(z, rng))
+        after, info = Hmc().step(rng, points, at, KernelParameters(metric, 0.5))
+        x = after.here.x
+    return x, info
+
+
+def without_determinant(points):
+    return replace(points, log_determinant=np.zeros(len(points.x)))
+
+
+def test_a_kernel_in_the_new_variables_leaves_the_density_invariant_and_goes_everywhere():
+    start = draw_funnel(2000, np.random.default_rng(8))
+    x, info = moved(start, broken=False)
+    assert stats.kstest(x[:, 0], stats.norm(0, SD).cdf).pvalue > 1e-3
+    z = x[:, 1:] * np.exp(-0.5 * x[:, :1])
+    assert stats.kstest(z.ravel(), stats.norm.cdf).pvalue > 1e-3
+    assert info.acceptance.mean() > 0.9
+    assert abs(np.corrcoef(start[:, 0], x[:, 0])[0, 1]) < 0.1
+    broken, _ = moved(start, broken=True)
+    assert stats.kstest(broken[:, 0], stats.norm(0, SD).cdf).pvalue < 1e-6

@@ -1,0 +1,103 @@
+"""Funnels: tempering finds the change of variables by itself, and its evidence is right."""
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.integrate import trapezoid
+
+import ppl_backends as pb
+from ppl_backends.results.inference_data import group
+from ppl_backends.targets import FunctionTarget
+from tests.kernels.test_noncentring import SD, funnel
+
+QUIET = {"progressbar": False}
+EFFECTS, ERRORS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+
+def run(model, seed, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pb.sample_smc(model, draws=1000, chains=4, random_seed=seed, **QUIET, **options)
+
+
+@pytest.fixture(scope="module")
+def schools():
+    """Eight schools, centred."""
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
+        theta = pm.Normal("theta", mu, tau, shape=8)
+        pm.Normal("y", theta, ERRORS, observed=EFFECTS)
+    return pb.as_target(model)
+
+
+def exact_schools():
+    """Log evidence, and means and sds of mu and log tau: theta and mu integrated out, log tau on a grid."""
+    t = np.linspace(-14, 9, 4001)
+    variance = np.exp(2 * t)[:, None] + ERRORS**2
+    weight = 1 / variance
+    precision = weight.sum(axis=1) + 1 / 25
+    mean = (weight * EFFECTS).sum(axis=1) / precision
+    quadratic = (weight * EFFECTS**2).sum(axis=1) - precision * mean**2
+    log_likelihood = -0.5 * (np.log(2 * np.pi * variance).sum(axis=1) + np.log(25 * precision) + quadratic)
+    density = np.exp(log_likelihood) * 2 / (np.pi * 5 * (1 + (np.exp(t) / 5) ** 2)) * np.exp(t)
+    total = trapezoid(density, t)
+    p = density / density.sum()
+    mu = p @ mean
+    log_tau = p @ t
+    return (
+        np.log(total),
+        {
+            "mu": (mu, np.sqrt(p @ (1 / precision + mean**2) - mu**2)),
+            "log_tau": (log_tau, np.sqrt(p @ t**2 - log_tau**2)),
+        },
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_centred_eight_schools_are_right_and_trusted(schools, seed):
+    log_evidence, moments = exact_schools()
+    idata = run(schools, seed, initial="prior")
+    posterior, stats = group(idata, "posterior"), group(idata, "sample_stats")
+    attrs = posterior.attrs
+    assert attrs["log_evidence_trusted"], attrs["warnings"]
+    assert attrs["log_evidence"] == pytest.approx(log_evidence, abs=4 * attrs["log_evidence_se"])
+    assert attrs["log_evidence_se"] < 0.03
+    assert int(stats["n_non_centred"].max()) >= 7
+    for name, x in (("mu", posterior["mu"].values), ("log_tau", np.log(posterior["tau"].values))):
+        mean, sd = moments[name]
+        assert x.mean() == pytest.approx(mean, abs=5 * sd / 400**0.5)  # worth 400 draws at least
+        assert x.std() == pytest.approx(sd, rel=5 / 800**0.5)
+
+
+def test_without_gradients_nothing_is_changed(schools):
+    idata = run(schools, 1, initial="prior", kernel="random_walk")
+    assert not group(idata, "sample_stats")["n_non_centred"].max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_neals_funnel_from_a_gaussian_at_its_mode(seed):
+    """Three coordinates; log evidence known, and tempering by itself is 0.1 low."""
+
+    def log_density_and_gradient(x):
+        value, slope = funnel(x)
+        return value - np.log(SD) - 1.5 * np.log(2 * np.pi), slope
+
+    target = FunctionTarget(3, log_density_and_gradient)
+    idata = run(target, seed, initial="laplace")
+    attrs = group(idata, "posterior").attrs
+    assert attrs["log_evidence_trusted"], attrs["warnings"]
+    assert attrs["log_evidence"] == pytest.approx(0.0, abs=max(0.02, 4 * attrs["log_evidence_se"]))
+    assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
+
+
+def test_an_unbiased_run_and_a_checkpoint_keep_the_change(schools, tmp_path):
+    log_evidence, _ = exact_schools()
+    idata = run(schools, 1, initial="prior", unbiased=True, checkpoint=tmp_path / "run")
+    again = run(schools, 1, initial="prior", unbiased=True, checkpoint=tmp_path / "run")
+    attrs = group(idata, "posterior").attrs
+    assert group(idata, "sample_stats")["n_non_centred"].max() >= 7
+    assert attrs["log_evidence"] == pytest.approx(log_evidence, abs=5 * attrs["log_evidence_se"])
+    np.testing.assert_array_equal(group(again, "posterior")["mu"], group(idata, "posterior")["mu"])
