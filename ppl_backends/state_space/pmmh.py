@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.particle.filters import filter_of
+from ppl_backends.kernels.particle.metropolis import grid
 from ppl_backends.kernels.particle.paths import replayed_paths
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, choice, flag, integer, none, number
+from ppl_backends.results.convergence import effective_draws
 from ppl_backends.results.inference_data import flat_draws, group, with_states
 from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
 from ppl_backends.targets.convert import as_target
-from ppl_backends.targets.protocol import BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+_FEW = 400  # effective draws: means to a twentieth of their sd
+_LONG_STAY = 50  # draws
 
 
 @checked(
@@ -93,7 +99,8 @@ def sample_pmmh(
     Warns
     -----
     SamplerWarning
-        If the likelihood estimates are too noisy, or R̂ of a coordinate is above 1.05.
+        If the likelihood estimates are too noisy, R̂ of a coordinate is above 1.05, or chains stay at estimates that came
+        out too large for so long that draws are worth less than 400; it says how many draws, or particles, help.
 
     References
     ----------
@@ -116,7 +123,38 @@ def sample_pmmh(
         random_seed=random_seed,
         progressbar=progressbar,
     )
+    warn_of_stuck_chains(idata)
     return _with_states(target, idata, filter) if states else idata
+
+
+def warn_of_stuck_chains(idata: Any) -> None:
+    """Warn where estimates that came out too large hold the chains up, with the draws or the particles that help.
+
+    In a chain that stays for a share of its draws, no figure that it gives can be trusted before it is longer.
+    """
+    posterior, stats = group(idata, "posterior"), group(idata, "sample_stats")
+    draws, n = posterior.sizes["draw"], int(stats["n_particles"].values[0, -1])
+    stay, variance = _longest_stay(stats["estimate"].values), float(stats["estimate_variance"].values[0, -1])
+    if stay < max(_LONG_STAY, draws // 100):
+        return
+    x = np.concatenate([np.reshape(each.values, (len(each), draws, -1)) for each in posterior.values()], axis=2)
+    worth = float(effective_draws(x).min())
+    if not worth < _FEW:
+        return
+    more = int(np.ceil(draws * _FEW / worth))
+    warnings.warn(
+        f"particle Metropolis: draws are worth {worth:.0f} independent ones, as chains stay at estimates that came out too "
+        f"large, one for {stay} of {draws} draws (log estimates of {n} particles have variance {variance:.1f}); {_FEW} "
+        f"take about draws={more}, or n_particles={grid(2 * n)}",
+        SamplerWarning,
+        stacklevel=user_level(),
+    )
+
+
+def _longest_stay(estimate: Array) -> int:
+    """Return for how many draws ``(chain, draw)`` an estimate was kept at most."""
+    changes = np.diff(estimate, axis=1, prepend=np.nan, append=np.nan) != 0
+    return max(int(np.diff(np.flatnonzero(chain)).max()) for chain in changes)
 
 
 def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.options import checked, choice, flag, integer, number
-from ppl_backends.smc.filters import FilterPath, Growth, can_grow_around_paths
+from ppl_backends.smc.filters import FilterPath, Growth
 from ppl_backends.smc.ibis import RowsCall, row_settings
 from ppl_backends.targets.convert import as_target
 
@@ -21,7 +21,7 @@ _REGENERATING = ("gibbs", "partial")
     draws=integer(4),
     n_particles=choice("auto") | integer(1),
     filter=choice("auto", "bootstrap", "guided", "auxiliary"),
-    moves=choice("auto", "random_walk", "mixed", "independent", *_REGENERATING),
+    moves=choice("auto", "random_walk", "mixed", "independent", "exchange", *_REGENERATING),
     ess_threshold=number(above=0, below=1),
     min_moves=integer(1),
     max_moves=integer(1),
@@ -38,7 +38,7 @@ def sample_smc2(
     moves: str = "auto",
     ess_threshold: float = 0.5,
     min_moves: int = 3,
-    max_moves: int = 5,
+    max_moves: int = 10,
     states: bool = False,
     cores: int | None = None,
     executor: Executor | None = None,
@@ -67,15 +67,15 @@ def sample_smc2(
         Independent runs; their spread is part of the evidence's standard error.
     n_particles : int or "auto"
         Particles of a filter, N_x. ``"auto"`` begins with 32 and takes more where the log of the likelihood estimate varies
-        by more than 1.5 between fresh filters at the same parameters: around paths out of the old ones where the model has
-        ``log_transition`` and ``log_initial`` and the filter is not guided, else by an exchange with weights.
+        by more than 1.5 between fresh filters at the same parameters: around paths out of the old ones.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
-    moves : {"auto", "mixed", "random_walk", "independent", "gibbs", "partial"}
-        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn. ``"gibbs"``
-        moves parameters given paths of states, and paths by conditional filters; ``"partial"`` moves parameters as ``"auto"``
-        does. Both end with new filters around the paths, whose states are drawn from the transition; the model needs
-        ``log_transition`` and ``log_initial``.
+    moves : {"auto", "mixed", "random_walk", "independent", "exchange", "gibbs", "partial"}
+        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn. With
+        ``"exchange"`` larger filters come in the place of the old ones with weights instead. ``"partial"`` ends with new
+        filters around paths after every block of rows. ``"gibbs"`` moves parameters given paths of states, and paths by
+        conditional filters, and ends with new filters around them, whose states are drawn from the transition; the model
+        needs ``log_transition`` and ``log_initial``.
     ess_threshold : float
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
@@ -117,10 +117,10 @@ def sample_smc2(
     call = RowsCall(clock, settings, executor, progressbar, asked)
     filters, grow = filter_of(target, filter), isinstance(n_particles, str)
     growth = Growth() if isinstance(n_particles, str) else Growth(first=n_particles, above=float("inf"))
-    regenerates = moves if moves in _REGENERATING else "growth" if grow and can_grow_around_paths(filters) else ""
+    regenerates = moves if moves in _REGENERATING else "growth" if grow and moves != "exchange" else ""
     return call.sample(
         target,
-        make_kernel("mixed" if moves in ("auto", *_REGENERATING) else moves),
+        make_kernel("mixed" if moves in ("auto", "exchange", *_REGENERATING) else moves),
         lambda prior: FilterPath(target, prior, filters, growth, regenerates),
         (draws, chains),
         random_seed,

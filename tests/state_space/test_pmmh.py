@@ -1,8 +1,12 @@
 """Particle Metropolis: the exact posterior with filters of three particles, and a twin that is not."""
 
+import re
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 from pymc.sampling.parallel import ParallelSamplingError
 
 import ppl_backends as pb
@@ -13,7 +17,8 @@ from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import FilteredDensity, ParticleMetropolis, grid
 from ppl_backends.kernels.streams import Generators
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.results.inference_data import group
+from ppl_backends.results.inference_data import as_inference_data, group
+from ppl_backends.state_space.pmmh import warn_of_stuck_chains
 from ppl_backends.targets.state_space.compiled import normals_from
 from ppl_backends.targets.state_space.filter import Filter
 from tests.state_space.toys import MODEL, Y, posterior, target
@@ -119,6 +124,29 @@ def test_warnings_point_at_the_line_of_the_call():
     with pytest.warns(SamplerWarning, match="R-hat|never moved") as caught:
         pb.sample_pmmh(target(), n_particles=1, draws=30, tune=0, covariance=[[1e-6]], random_seed=1, progressbar=False)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+@pytest.mark.parametrize(("stay", "told"), [(300, True), (5, False)])
+def test_chains_that_stay_at_an_estimate_are_told_with_what_helps(stay, told):
+    """Chains of an autoregression; one of them stays at one estimate for a while, most of which is a warning's business."""
+    rng, draws = np.random.default_rng(1), 1000
+    z = rng.standard_normal((4, draws, 1))
+    for t in range(1, draws):
+        z[:, t] = 0.95 * z[:, t - 1] + 0.3 * z[:, t]
+    estimate = rng.standard_normal((4, draws))
+    z[0, 100 : 100 + stay], estimate[0, 100 : 100 + stay] = z[0, 100], estimate[0, 100]
+    at = ("chain", "draw")
+    stats = {"estimate": (at, estimate), "n_particles": (at, np.full((4, draws), 10))}
+    stats["estimate_variance"] = (at, np.full((4, draws), 5.0))
+    made = as_inference_data({"posterior": xr.Dataset({"x": ((*at, "k"), z)}), "sample_stats": xr.Dataset(stats)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_stuck_chains(made)
+    assert len(caught) == told
+    match = (
+        r"one for 300 of 1000 draws \(log estimates of 10 particles have variance 5\.0\); 400 take about draws=\d{4}, "
+    )
+    assert not told or re.search(match + r"or n_particles=24$", str(caught[0].message))
 
 
 def test_bad_input_is_refused_in_one_line():

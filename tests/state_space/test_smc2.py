@@ -14,10 +14,12 @@ from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.filters import FilterParticles, FilterPath, Growth, is_exchange
 from ppl_backends.smc.ibis import run_ibis
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.regeneration import RegeneratingMoves
 from ppl_backends.smc.sampler import Settings
 from ppl_backends.smc.schedule import make_schedule
 from tests.state_space.toys import LOG_2PI, MODEL, Y, log_evidence, log_likelihood, posterior, series, target
@@ -72,9 +74,10 @@ class StalePaths(FilterPath):
     """A path that takes paths out of filters as they were before the last row."""
 
     def paths_of(self, population, rng):
-        paths = super().paths_of(replace(population, stop=population.stop - 1), rng)
-        paths[:, population.stop - 1] = paths[:, population.stop - 2]
-        return paths
+        found = super().paths_of(replace(population, stop=population.stop - 1), rng)
+        for values in found:
+            values[:, population.stop - 1] = values[:, population.stop - 2]
+        return found
 
 
 def particles_of_rows(path, rows, y, size, n=4000):
@@ -104,6 +107,28 @@ def test_filters_around_paths_predict_without_bias_and_others_do_not():
     assert_mean_is(predictions(FilterPath), 1.0)
     with pytest.raises(AssertionError):
         assert_mean_is(predictions(StalePaths), 1.0)
+
+
+def after_a_sweep(path, n=4000):
+    """Weights of particles of three rows, and with these the moments of the parameter after a sweep of particle Gibbs."""
+    y, rng = Y[:5], np.random.default_rng(11)
+    mean, sd, _ = posterior(y[:3])
+    growth = Growth(8, above=np.inf)
+    made = path(target(y), PriorPath(target(y).rest), filter_of(target(y)), growth, "gibbs")
+    x, stage = rng.normal(mean, sd, (n, 1)), made.all_of(3)
+    population = made.density(stage)(x, rng)
+    weights = np.exp(population.filter.log_likelihood - log_likelihoods(x[:, 0], y[:3]))
+    drawn = Resampled(population, weights, np.arange(n), population, stage)
+    moved = RegeneratingMoves(None, MoveSettings(1, 1), "gibbs")(drawn, made, None, rng)
+    z = (moved.population.x[:, 0] - mean) / sd
+    return np.stack([weights, weights * z, weights * z**2], axis=1)
+
+
+@pytest.mark.slow
+def test_parameters_move_given_the_path_of_all_rows_and_not_a_stale_one():
+    assert_mean_is(after_a_sweep(FilterPath), [1.0, 0.0, 1.0])
+    with pytest.raises(AssertionError):
+        assert_mean_is(after_a_sweep(StalePaths), [1.0, 0.0, 1.0])
 
 
 def test_after_an_outlier_an_exchange_loses_the_particles():
@@ -154,7 +179,7 @@ def test_the_variance_of_filters_is_that_at_typical_parameters(monkeypatch):
 @pytest.mark.parametrize(
     ("outlier", "regenerates", "message"),
     [
-        (6.0, "", r"filters of 32 particles were exchanged .* row 5, .* variance \d+\.\d: .* take n_particles=64"),
+        (6.0, "", r"filters of 32 particles were exchanged .* row 5, .* variance \d+\.\d: .* or n_particles=64"),
         (6.0, "growth", ""),
         (0.0, "", ""),
     ],
@@ -214,6 +239,42 @@ def test_a_row_that_is_hard_is_let_in_by_degrees():
     rows = np.array(done.records["rows"].rows)
     assert ((rows > 0) & (rows < 1)).any()
     assert abs(done.log_evidence - log_evidence(y)) < 5 * done.lineage.variance**0.5 + 0.5
+
+
+class GrowsByAcceptance(FilterPath):
+    """A path that doubles its filters where fewer than a fifth of the moves are accepted."""
+
+    def moves(self, kernel, settings):
+        inner = super().moves(kernel, settings)
+
+        def moved(drawn, path, tuning, rng):
+            done = inner(drawn, path, tuning, rng)
+            size = done.population.n_particles
+            wanted = 2 * size if done.summary.acceptance < 0.2 else size
+            return done._replace(population=replace(done.population, wanted=min(wanted, path.growth.most)))
+
+        return moved
+
+
+class LongJumps(type(make_kernel("random_walk"))):
+    """Steps far too long, whatever was accepted."""
+
+    target_acceptance = 0.02
+
+    def initial_scale(self, dim):
+        return 30.0
+
+
+def test_filters_do_not_grow_where_proposals_are_bad():
+    """Few moves are accepted, and larger filters do not help; a rule that goes by that runs away."""
+    growth, sizes = Growth(first=32, most=512), {}
+    for path in (FilterPath, GrowsByAcceptance):
+        made = path(target(), PriorPath(target().rest), filter_of(target()), growth)
+        done = run_ibis(made, LongJumps(), 64, np.random.default_rng(1), None, SETTINGS)
+        assert np.mean([stage.moves.acceptance for stage in done.stages if stage.moves]) < 0.2
+        sizes[path] = done.records["filters"].n_particles[-1]
+    assert sizes[FilterPath] == 32
+    assert sizes[GrowsByAcceptance] >= 8 * 32
 
 
 def test_growth_asks_for_what_gives_the_variance_wanted():

@@ -1,9 +1,10 @@
 r"""Filters around a path: how SMC² renews the filters of its particles, in any size and without weights.
 
 A path drawn from a filter by its weights, through its ancestors, is one of the states given the parameters and the data.
-Around it the conditional filter draws all other particles afresh, with as many as one likes (Ridgway 2015, Algorithm 27).
-Rows that come later are taken in by the ordinary filter; so one filter has two stretches, each with a law of its own, and
-the estimate of the likelihood is unbiased all the same.
+Around it a conditional filter draws all other particles afresh, with as many as one likes (Ridgway 2015, Algorithm 27): the
+same filter, resampling as it does, given that the path is one of its particles. Fresh filters, which particle Metropolis
+proposes with, then have the law of those that there are, without which its steps were not exact. The path takes along what
+its weight was multiplied by in every row, so that no density of a transition is needed.
 
 What a filter keeps is its path and two seeds. Its particles in earlier rows are computed again when a path is drawn, a few
 filters at a time: memory grows with the number of rows plus that of the particles, not with their product.
@@ -14,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.kernels.particle.gibbs import conditional_history
-from ppl_backends.kernels.particle.paths import drawn_paths
 from ppl_backends.numerics.population import Population
 from ppl_backends.targets.jax_process import double_precision
 from ppl_backends.targets.protocol import Array, Index
@@ -28,94 +27,105 @@ from ppl_backends.targets.state_space.filter import Filter, FilterState, Seeds
 _ELEMENTS = 2**22  # particles of all rows that are computed together
 
 
+class Filters(NamedTuple):
+    """The filter of rows to come, and that of rows around a path."""
+
+    ahead: Filter
+    around: Filter
+
+    @classmethod
+    def of(cls, particle_filter: Filter, from_transition: bool) -> Filters:
+        """Return filters that are alike, or those whose states around a path are drawn ``from_transition``.
+
+        Where parameters moved since the path was drawn, what a proposal's weight was multiplied by is not known any more.
+        """
+        if not from_transition:
+            return cls(particle_filter, particle_filter)
+        f = particle_filter
+        return cls(f, Filter(f.model, f.y, f.covariates, "bootstrap", f.resample_below))
+
+
 @dataclass(frozen=True)
 class KeptPaths(Population):
     """Paths ``x`` ``(n, n_rows[, d])`` that filters were drawn around.
 
     Attributes
     ----------
+    log_g : ndarray (n, n_rows)
+        Logs of what the weight of the path was multiplied by.
     rows : ndarray of int (n,)
         So many rows of the path count; 0 for a filter that was drawn around none.
     seeds : ndarray of uint64 (n,)
         Of the particles around it.
     """
 
+    log_g: Array
     rows: Index
     seeds: Seeds
 
 
 def no_paths(particle_filter: Filter, values: Mapping[str, Array], n: int) -> KeptPaths:
     """Return the record of ``n`` filters that were drawn around no path."""
-    shape = particle_filter.state_shape(values)
-    return KeptPaths(np.zeros((n, particle_filter.n_rows, *shape)), np.zeros(n, np.intp), np.zeros(n, np.uint64))
+    rows, shape = particle_filter.n_rows, particle_filter.state_shape(values)
+    return KeptPaths(np.zeros((n, rows, *shape)), np.zeros((n, rows)), np.zeros(n, np.intp), np.zeros(n, np.uint64))
 
 
 def around(
-    particle_filter: Filter, values: Mapping[str, Array], kept: KeptPaths, n_rows: int, n_particles: int, seeds: Seeds
+    filters: Filters, values: Mapping[str, Array], kept: KeptPaths, n_rows: int, n_particles: int, seeds: Seeds
 ) -> tuple[FilterState, Array]:
     """Return filters of the first ``n_rows`` rows around paths, and the increments of their log likelihoods ``(n, n_rows)``.
 
     ``seeds`` are those of the rows to come.
     """
+    run, rows = _around(filters.around.rule("seeds"), n_particles), filters.around.rows
 
     def draw(index: Index) -> tuple[Array, ...]:
         some, given = kept.take(index), {name: value[index] for name, value in values.items()}
-        found = conditional_history(particle_filter, given, some.x, n_rows, n_particles, some.seeds)
-        return found.x[n_rows - 1], found.log_weights[n_rows - 1], found.increments[:n_rows].T
+        with double_precision():
+            found = run(given, some.seeds, rows, _by_row(some.x, rows), _by_row(some.log_g, rows), n_rows)
+            x, log_weights, increments = map(np.asarray, found)
+        return x, log_weights, increments[:n_rows].T
 
-    x, log_weights, increments = _in_blocks(draw, len(seeds), particle_filter.n_rows * n_particles)
+    x, log_weights, increments = _in_blocks(draw, len(seeds), filters.around.n_rows + n_particles)
     return FilterState(x, log_weights, increments.sum(axis=1), seeds), increments
 
 
 def paths_out_of(
-    particle_filter: Filter,
+    filters: Filters,
     values: Mapping[str, Array],
-    filters: FilterState,
+    states: FilterState,
     kept: KeptPaths,
     n_rows: int,
     seeds: Seeds,
-) -> Array:
-    """Return a path ``(n, n_rows of the data[, d])`` out of each filter that has seen ``n_rows`` rows, zero behind them."""
-    n_particles, path = filters.log_weights.shape[1], np.zeros_like(kept.x)
-    for rows in np.unique(kept.rows):
-        members = np.flatnonzero(kept.rows == rows)
+) -> tuple[Array, Array]:
+    """Return a path ``(n, n_rows of the data[, d])`` out of each filter that has seen ``n_rows`` rows, zero behind them.
 
-        def draw(index: Index, rows: int = int(rows), members: Index = members) -> tuple[Array, ...]:
+    And the logs of what its weight was multiplied by ``(n, n_rows of the data)``.
+    """
+    n_particles, data_rows = states.log_weights.shape[1], filters.ahead.n_rows
+    path, log_g = np.zeros_like(kept.x), np.zeros_like(kept.log_g)
+    trace = _traced(filters.ahead.rule("seeds"), filters.around.rule("seeds"), n_particles)
+    rows = filters.ahead.rows
+    for first in np.unique(kept.rows):
+        members = np.flatnonzero(kept.rows == first)
+
+        def draw(index: Index, first: int = int(first), members: Index = members) -> tuple[Array, ...]:
             place = members[index]
-            given = {name: value[place] for name, value in values.items()}
-            own = filters.take(place), kept.take(place), seeds[place]
-            return (_paths_of_some(particle_filter, given, *own, rows, n_rows),)
+            given, own = {name: value[place] for name, value in values.items()}, kept.take(place)
+            source = states.seeds[place], own.seeds, _by_row(own.x, rows), _by_row(own.log_g, rows)
+            with double_precision():
+                found = map(np.asarray, trace(given, rows, *source, first, n_rows, seeds[place]))
+            return tuple(np.moveaxis(part, 0, 1)[:, :data_rows] for part in found)
 
-        (path[members],) = _in_blocks(draw, len(members), particle_filter.n_rows * n_particles)
-    return path
+        path[members], log_g[members] = _in_blocks(draw, len(members), data_rows * n_particles)
+    return path, log_g
 
 
-def _paths_of_some(
-    particle_filter: Filter,
-    values: Mapping[str, Array],
-    filters: FilterState,
-    kept: KeptPaths,
-    seeds: Seeds,
-    first: int,
-    n_rows: int,
-) -> Array:
-    """Return paths out of filters whose first ``first`` rows were drawn around a path, and the others by the filter."""
-    n_particles = filters.log_weights.shape[1]
-    begun, history = particle_filter.start(values, n_particles, filters.seeds), None
-    if first:
-        history = conditional_history(particle_filter, values, kept.x, first, n_particles, kept.seeds)
-        begun = FilterState(history.x[first - 1], history.log_weights[first - 1], begun.log_likelihood, filters.seeds)
-    with double_precision():
-        trace = _traced(particle_filter.rule("seeds"))
-        arguments = dict(values), filters.seeds, particle_filter.rows, begun.x, begun.log_weights
-        later, place = map(np.asarray, trace(*arguments, first, n_rows, seeds))
-    path = np.moveaxis(later, 0, 1)[:, : particle_filter.n_rows].copy()
-    if history is not None:
-        log_weights = history.log_weights.copy()
-        log_weights[first - 1] = np.where(np.arange(n_particles) == place[:, None], 0.0, -np.inf)
-        before = drawn_paths(particle_filter, values, history._replace(log_weights=log_weights), ~seeds, first)
-        path[:, :first] = before[:, :first]
-    return path
+def _by_row(values: Array, rows: Mapping[str, Any]) -> Array:
+    """Return values of paths ``(n, n_rows, …)`` as ``(rows and their padding, n, …)``."""
+    by_row = np.zeros((len(rows["y"]), len(values), *values.shape[2:]))
+    by_row[: values.shape[1]] = np.moveaxis(values, 1, 0)
+    return by_row
 
 
 def _in_blocks(draw: Callable[[Index], tuple[Array, ...]], n: int, elements: int) -> list[Array]:
@@ -129,43 +139,110 @@ def _in_blocks(draw: Callable[[Index], tuple[Array, ...]], n: int, elements: int
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
+def _step_around(rule: Any) -> Callable[..., Any]:
+    """Return the step of a filter with a path as its particle 0, in the first row and in later ones."""
+    from jax import lax
+
+    from ppl_backends.targets.state_space.step import Kept, first_step, later_step
+    from ppl_backends.targets.state_space.streams import beside_a_path
+
+    def step(values: Any, source: Any, rows: Any, path: Any, log_g: Any, t: Any, carry: Any) -> Any:
+        kept = Kept(path[t], log_g[t], beside_a_path(source, t))
+        return lax.cond(
+            t == 0,
+            lambda: first_step(rule, values, source, rows, carry.log_weights.shape, kept),
+            lambda: later_step(rule, values, source, rows, t, carry, kept),
+        )
+
+    return step
+
+
+def _empty(path: Any, n_x: int) -> Any:
+    """Return filters before the first row."""
+    import jax.numpy as jnp
+
+    from ppl_backends.targets.state_space.step import Carry
+
+    n = path.shape[1]
+    return Carry(jnp.zeros((n, n_x, *path.shape[2:])), jnp.zeros((n, n_x)), jnp.zeros(n))
+
+
 @lru_cache(maxsize=16)
-def _traced(rule: Any) -> Any:
-    """Return the compiled filter from row ``start`` to ``stop`` and a path out of it, with its place in the row before."""
+def _around(rule: Any, n_x: int) -> Any:
+    """Return the compiled filter around paths: states and log weights of the last row, increments ``(n_rows, n_theta)``."""
     import jax
     import jax.numpy as jnp
     from jax import lax
 
-    from ppl_backends.targets.state_space.step import Carry, first_step, later_step
+    step = _step_around(rule)
+
+    def run(values, source, rows, path, log_g, upto):
+        def body(t, loop):
+            carry, increments = loop
+            found = step(values, source, rows, path, log_g, t, carry)
+            return found.carry, lax.dynamic_update_index_in_dim(increments, found.increment, t, 0)
+
+        carry, increments = lax.fori_loop(0, upto, body, (_empty(path, n_x), jnp.zeros(log_g.shape)))
+        return carry.x, carry.log_weights, increments
+
+    return jax.jit(run)
+
+
+@lru_cache(maxsize=16)
+def _traced(rule: Any, rule_around: Any, n_x: int) -> Any:
+    """Return the compiled filter, around a path in its first rows, and a path out of it with the logs of its weights."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    from ppl_backends.targets.state_space.step import first_step, later_step
     from ppl_backends.targets.state_space.streams import keys_of
+
+    step_around = _step_around(rule_around)
 
     def taken(values, place):
         return jnp.take_along_axis(values, place.reshape(-1, *(1,) * (values.ndim - 1)), axis=1)[:, 0]
 
-    def run(values, source, rows, x, log_weights, start, stop, seeds):
-        shape, length = log_weights.shape, rows["y"].shape[0]
+    def run(values, rows, source, source_around, path, log_g, first, stop, seeds):
+        begun = _empty(path, n_x)
+        shape, length = begun.log_weights.shape, len(path)
 
-        def forward(t, loop):
-            carry, all_x, all_ancestors = loop
-            step = lax.cond(
+        def forward(step):
+            def body(t, loop):
+                carry, kept = loop
+                found = step(t, carry)
+                new = found.carry.x, found.ancestors, found.log_g
+                kept = [lax.dynamic_update_index_in_dim(all_, one, t, 0) for all_, one in zip(kept, new, strict=True)]
+                return found.carry, kept
+
+            return body
+
+        def beside(t, carry):
+            return step_around(values, source_around, rows, path, log_g, t, carry)
+
+        def ahead(t, carry):
+            return lax.cond(
                 t == 0,
                 lambda: first_step(rule, values, source, rows, shape),
                 lambda: later_step(rule, values, source, rows, t, carry),
             )
-            all_x = lax.dynamic_update_index_in_dim(all_x, step.carry.x, t, 0)
-            return step.carry, all_x, lax.dynamic_update_index_in_dim(all_ancestors, step.ancestors, t, 0)
 
-        begun = Carry(x, log_weights, jnp.zeros(shape[0]))
-        kept = jnp.zeros((length, *x.shape)), jnp.zeros((length, *shape), jnp.int32)
-        carry, all_x, all_ancestors = lax.fori_loop(start, stop, forward, (begun, *kept))
+        kept = [
+            jnp.zeros((length, *begun.x.shape)),
+            jnp.zeros((length, *shape), jnp.int32),
+            jnp.zeros((length, *shape)),
+        ]
+        loop = lax.fori_loop(0, first, forward(beside), (begun, kept))
+        carry, (all_x, all_ancestors, all_log_g) = lax.fori_loop(first, stop, forward(ahead), loop)
         last = jax.vmap(jax.random.categorical)(keys_of(seeds, stop), carry.log_weights).astype(jnp.int32)
 
         def back(done, loop):
-            path, place = loop
+            (new, new_log_g), place = loop
             t = stop - 1 - done
-            path = lax.dynamic_update_index_in_dim(path, taken(all_x[t], place), t, 0)
-            return path, taken(all_ancestors[t], place)
+            new = lax.dynamic_update_index_in_dim(new, taken(all_x[t], place), t, 0)
+            new_log_g = lax.dynamic_update_index_in_dim(new_log_g, taken(all_log_g[t], place), t, 0)
+            return (new, new_log_g), taken(all_ancestors[t], place)
 
-        return lax.fori_loop(0, stop - start, back, (jnp.zeros((length, shape[0], *x.shape[2:])), last))
+        return lax.fori_loop(0, stop, back, ((jnp.zeros(path.shape), jnp.zeros(log_g.shape)), last))[0]
 
     return jax.jit(run)

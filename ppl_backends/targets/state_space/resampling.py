@@ -33,6 +33,32 @@ def systematic(weights: Any, offset: Any) -> Any:
     return _heaviest_at_most(jnp.cumsum(ends, axis=1)[:, :n], weights)
 
 
+def keeping_the_first(weights: Any, offset: Any, uniform: Any) -> Any:
+    """Return ancestors ``(n_theta, n_x)`` by systematic resampling given that particle 0 is the ancestor of the first.
+
+    Chopin & Singh (2015, Algorithm 4): the offset is drawn in proportion to how many points it gives particle 0, and the
+    points are turned by an even draw so that one of these comes first. On a circle they are those of :func:`systematic`.
+
+    Parameters
+    ----------
+    weights : array (n_theta, n_x)
+    offset : array (n_theta,)
+        Uniform on [0, 1).
+    uniform : array (n_theta, 2)
+        Uniform on [0, 1), independent of the offset.
+    """
+    n = weights.shape[1]
+    expected = jnp.maximum(weights[:, 0] * n, 1e-300)
+    whole = jnp.floor(expected)
+    rest = expected - whole
+    one_more = uniform[:, 0] * expected < rest * (whole + 1)
+    turned = systematic(weights, jnp.where(one_more, rest * offset, rest + (1 - rest) * offset))
+    own = jnp.sum(turned == 0, axis=1)
+    by = jnp.minimum(jnp.floor(uniform[:, 1] * own).astype(jnp.int32), jnp.maximum(own - 1, 0))
+    index = (jnp.arange(n, dtype=jnp.int32)[None] + by[:, None]) % n
+    return jnp.take_along_axis(turned, index, axis=1).at[:, 0].set(0)
+
+
 def _heaviest_at_most(ancestors: Any, weights: Any) -> Any:
     """Send points that rounding of the sum left behind the last particle to the last that has weight."""
     n = weights.shape[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
-from ppl_backends.targets.state_space.resampling import order_of, systematic
+from ppl_backends.targets.state_space.resampling import keeping_the_first, order_of, systematic
 from ppl_backends.targets.state_space.streams import given, pseudo_random, sobol
 
 _LOOKAHEAD_RANGE = 20.0  # a look ahead never rules a particle out
@@ -75,12 +76,33 @@ class Carry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step leaves: the filters, increments ``(n_theta,)``, ancestors ``(n_theta, n_x)``, who resampled."""
+    """What a step leaves: the filters, increments ``(n_theta,)``, ancestors ``(n_theta, n_x)``, who resampled.
+
+    ``log_g`` ``(n_theta, n_x)`` are the logs of what the weights were multiplied by.
+    """
 
     carry: Carry
     increment: Any
     ancestors: Any
     resampled: Any
+    log_g: Any
+
+
+class Kept(NamedTuple):
+    """One row of paths that filters are drawn around, as particle 0 of each.
+
+    Attributes
+    ----------
+    x : array (n_theta[, d])
+    log_g : array (n_theta,)
+        Log of what the weight of the path was multiplied by; read where states are drawn from a proposal.
+    uniform : array (n_theta, 2)
+        For resampling beside it.
+    """
+
+    x: Any
+    log_g: Any
+    uniform: Any
 
 
 def parameters_of(values: Mapping[str, Any], rows: Rows, t: Any, asked: set[str] | None = None) -> Parameters:
@@ -131,28 +153,42 @@ def from_proposal(model: StateSpaceModel, p: Parameters, t: Any, x: Any, y: Any,
     return new, before + jnp.broadcast_to(model.log_observation(p, t, new, y), z.shape[:2]) - log_q
 
 
-def first_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, shape: tuple[int, int]) -> Step:
-    """Draw the states of row 0 and weight them."""
+def first_step(
+    rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, shape: tuple[int, int], kept: Kept | None = None
+) -> Step:
+    """Draw the states of row 0 and weight them; where one is ``kept``, the others beside it."""
     n_theta, n_x = shape
     z, _ = rule.draw(source, 0, n_x)
     p = parameters_of(values, rows, 0)
     x, log_g = _moved(rule, p, 0, None, rows, z, rule.proposes and rule.model.log_initial is not None)
+    x, log_g = _with_kept(rule, p, 0, rows, x, log_g, kept)
     log_weights, increment = normalise(log_g - jnp.log(n_x * 1.0))
     ancestors = jnp.broadcast_to(jnp.arange(n_x, dtype=jnp.int32), shape)
-    return Step(Carry(x, log_weights, increment), increment, ancestors, jnp.zeros(n_theta, bool))
+    return Step(Carry(x, log_weights, increment), increment, ancestors, jnp.zeros(n_theta, bool), log_g)
 
 
-def later_step(rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, t: Any, carry: Carry) -> Step:
-    """Go from row ``t − 1`` to row ``t``."""
+def later_step(
+    rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, t: Any, carry: Carry, kept: Kept | None = None
+) -> Step:
+    """Go from row ``t − 1`` to row ``t``; where a state is ``kept``, beside it."""
     n_x = carry.log_weights.shape[1]
     z, offset = rule.draw(source, t, n_x)
     p = parameters_of(values, rows, t)
-    ancestors, base, resampled = _resample(rule, p, t, carry, offset, rows)
+    ancestors, base, resampled = _resample(rule, p, t, carry, offset, rows, kept)
     index = ancestors if carry.x.ndim == 2 else ancestors[..., None]
     x = jnp.take_along_axis(carry.x, index, axis=1)
     new, log_g = _moved(rule, p, t, x, rows, z, rule.proposes)
+    new, log_g = _with_kept(rule, p, t, rows, new, log_g, kept)
     log_weights, increment = normalise(base + log_g)
-    return Step(Carry(new, log_weights, carry.log_likelihood + increment), increment, ancestors, resampled)
+    return Step(Carry(new, log_weights, carry.log_likelihood + increment), increment, ancestors, resampled, log_g)
+
+
+def _with_kept(rule: Rule, p: Parameters, t: Any, rows: Rows, x: Any, log_g: Any, kept: Kept | None) -> tuple[Any, Any]:
+    """Put a kept state in the place of particle 0."""
+    if kept is None:
+        return x, log_g
+    own = kept.log_g if rule.proposes else observation(rule.model, p, t, kept.x[:, None], rows)[:, 0]
+    return x.at[:, 0].set(kept.x), log_g.at[:, 0].set(own)
 
 
 def _moved(rule: Rule, p: Parameters, t: Any, x: Any, rows: Rows, z: Any, guided: bool) -> tuple[Any, Any]:
@@ -172,7 +208,9 @@ def _moved(rule: Rule, p: Parameters, t: Any, x: Any, rows: Rows, z: Any, guided
     return jax.lax.cond(rows["missing"][t], by_model, by_proposal, z)
 
 
-def _resample(rule: Rule, p: Parameters, t: Any, carry: Carry, offset: Any, rows: Rows) -> tuple[Any, Any, Any]:
+def _resample(
+    rule: Rule, p: Parameters, t: Any, carry: Carry, offset: Any, rows: Rows, kept: Kept | None
+) -> tuple[Any, Any, Any]:
     """Return ancestors, the log weights that they start with ``(n_theta, n_x)``, and which filters resampled."""
     n_theta, n_x = carry.log_weights.shape
     ahead = _look_ahead(rule.model, p, t, carry.x, rows) if rule.method == "auxiliary" else None
@@ -189,7 +227,8 @@ def _resample(rule: Rule, p: Parameters, t: Any, carry: Carry, offset: Any, rows
     else:
         resampled = 1.0 / jnp.sum(weights**2, axis=1) < rule.resample_below * n_x
         resampled = resampled | (rule.resample_below >= 1.0)
-        drawn = jax.lax.cond(jnp.any(resampled), lambda: systematic(weights, offset), lambda: stay)
+        draw = systematic if kept is None else partial(keeping_the_first, uniform=kept.uniform)
+        drawn = jax.lax.cond(jnp.any(resampled), lambda: draw(weights, offset), lambda: stay)
         ancestors = jnp.where(resampled[:, None], drawn, stay)
     base = log_total[:, None] - jnp.log(n_x * 1.0)
     if ahead is not None:

@@ -42,6 +42,11 @@ def pseudo_random(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, An
     return _shaped(z, n_normals), offset
 
 
+def beside_a_path(seeds: Any, t: Any) -> Any:
+    """Return the uniforms ``(n_theta, 2)`` that resampling beside a kept state takes more in row ``t``."""
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 2), (2,)))(keys_of(seeds, t))
+
+
 def sobol(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
     """Return the same from one Sobol net under a digital shift that is drawn afresh for every filter and row.
 
