@@ -1,12 +1,14 @@
 """Rectangle probabilities against exact values: error, reported standard error, CPU seconds, and error² × CPU.
 
-    python examples/benchmarks/orthants.py table | scipy | ridgway | draws | coverage | thesis
-        [--runs 10] [--rows "AR 200,Cauchy 180"]
+    python examples/benchmarks/orthants.py table | scipy | ridgway | draws | margins | student | coverage | thesis
+        [--runs 10] [--rows "AR 200,Cauchy 180"] [--first 0]
 
 ``table``: every method by name on instances whose probability is known, or known to far more digits than the error;
 one line an instance and method, over runs with different seeds. ``scipy`` adds SciPy's ``multivariate_normal.cdf``, and
 OpenTURNS' where it is installed. ``ridgway`` compares SMC with and without a tilt, and GHK, at Ridgway's instances.
-``draws`` gives the acceptance and time of exact draws, and the effective sample size of particles. ``coverage`` counts the
+``draws`` gives the acceptance and time of exact draws, and the effective sample size of particles. ``margins``
+compares draws with margins by quadrature: p-values of Kolmogorov and Smirnov's test. ``student`` has t₃ vectors whose
+probability is known. ``coverage`` counts the
 95 % intervals that contain the truth, where tilting alone is too sure of itself and on the Pima probit as an orthant of 532
 variables. ``thesis`` has the comparisons of Ridgway (2015, chapter 3): his SMC against GHK given the same time, on Cauchy
 covariances, of Student vectors and on panel probits; and truncated Student draws against Gibbs sampling given 100 times the
@@ -21,7 +23,8 @@ import time
 
 import numba
 import numpy as np
-from scipy import stats
+from numpy.polynomial.legendre import leggauss
+from scipy import integrate, interpolate, special, stats
 from scipy.special import gammaln
 
 import ppl_backends as pb
@@ -184,6 +187,97 @@ def draws(rows, runs):
             print(f"{name:22s} {label:9s} ESS {found.ess:6.0f} acceptance {found.acceptance:8.2g} CPU {seconds:6.2f} s")
 
 
+def one_factor_margins(loadings, noise, lower, upper, df, at):
+    """Distribution functions ``(dim, len(at[0]))`` at points ``at`` of X = λ f + e inside bounds, by quadrature.
+
+    A Student vector is a Gaussian one over r / √df, r² ~ χ²: at a radius the bounds are multiplied by that scale.
+    """
+    nodes, weights = leggauss(160)
+    f, sd = 8.5 * nodes, np.sqrt(noise)
+    radii = (
+        [(1.0, 1.0)] if df is None else [(r / np.sqrt(df), w) for r, w in zip(6 * (nodes + 1), weights, strict=True)]
+    )
+    total, below = 0.0, np.zeros(np.shape(at))
+    for scale, weight in radii:
+        density = weight * (1.0 if df is None else stats.chi.pdf(scale * np.sqrt(df), df))
+        low, high = (stats.norm.cdf((scale * b - np.outer(f, loadings)) / sd) for b in (lower, upper))
+        inside = high - low
+        joint = density * weights * np.exp(-0.5 * f**2) * inside.prod(axis=1)
+        total += joint.sum()
+        for k in range(len(loadings)):
+            up_to = stats.norm.cdf((scale * at[k][:, None] - f * loadings[k]) / sd[k]) - low[:, k]
+            below[k] += (up_to * (joint / np.maximum(inside[:, k], 1e-300))).sum(axis=1)
+    return below / total
+
+
+def autoregression_margins(length, rho, upper, points=1500):
+    """The same of an autoregression above zero, by recursions over densities forwards and backwards."""
+    x = np.linspace(0, upper, points)
+    weights = np.full(points, x[1])
+    weights[[0, -1]] /= 2
+    kernel = np.exp(-0.5 * (x[:, None] - rho * x) ** 2 / (1 - rho**2)) * weights
+    forward = [np.exp(-0.5 * x**2)]
+    backward = [np.ones(points)]
+    for _ in range(length - 1):
+        forward.append(kernel @ forward[-1])
+        forward[-1] /= forward[-1].max()
+        backward.append((kernel.T / weights[:, None]) @ (weights * backward[-1]))
+        backward[-1] /= backward[-1].max()
+    density = np.array(forward) * np.array(backward[::-1])
+    below = integrate.cumulative_trapezoid(density, x, axis=1, initial=0)
+    return np.broadcast_to(x, density.shape), below / below[:, -1:]
+
+
+def margin_cases():
+    """Arguments of sample_truncated, and points and values of the distribution function of every variable, by name."""
+    g = np.random.default_rng(10)
+    loadings, noise = g.normal(size=10), g.uniform(0.3, 1, 10)
+    lower = g.uniform(-2, 0.5, 10)
+    upper = lower + g.uniform(1, 3, 10)
+    at = lower[:, None] + np.linspace(0, 1, 201) * (upper - lower)[:, None]
+    given = (np.outer(loadings, loadings) + np.diag(noise), lower, upper)
+    cases = {}
+    for df in (None, 3):
+        values = one_factor_margins(loadings, noise, lower, upper, df, at)
+        cases[f"one factor 10, {'Gaussian' if df is None else 'Student 3'}"] = (given, {"df": df}, at, values)
+    cases["AR 50"] = ((autoregression(50), 0, 15), {}, *autoregression_margins(50, 0.7, 8.0))
+    return cases
+
+
+def margins(rows, runs):
+    """p-values of every variable and seed, and of one variable a seed, which are independent."""
+    for name, (given, options, at, values) in margin_cases().items():
+        cdfs = [interpolate.PchipInterpolator(*pair) for pair in zip(at, values, strict=True)]
+        for method in ("exact", "smc"):
+            p, clock = [], time.process_time()
+            for seed in range(runs):
+                found = pb.sample_truncated(*given, **options, method=method, random_seed=seed).draws
+                p.append([stats.kstest(x, cdf).pvalue for x, cdf in zip(found.T, cdfs, strict=True)])
+            p = np.array(p)
+            single = p[np.arange(runs), np.arange(runs) % p.shape[1]]
+            uniform = stats.kstest(single, "uniform").pvalue
+            print(
+                f"{name:24s} {method:6s} below 0.01: {(p < 0.01).sum()} of {p.size}, {(single < 0.01).sum()} of {runs} "
+                f"single ones; smallest {p.min():.2g}, {single.min():.2g}; uniform p {uniform:.2f} "
+                f"CPU {(time.process_time() - clock) / runs:.2f} s",
+                flush=True,
+            )
+
+
+def students(rows, runs):
+    """Exchangeable t vectors of 3 degrees of freedom, log P by quadrature over factor and radius."""
+    nodes, weights = leggauss(400)
+    f, r = 9.0 * nodes, 15.0 * (nodes + 1)  # beyond r = 30 there is nothing of χ with 3 degrees of freedom
+    for dim, lower in [(10, 0.5), (50, -1.0), (100, -1.0)]:
+        gap = np.sqrt(0.5) * f[:, None] - lower * r / np.sqrt(3)
+        inside = dim * special.log_ndtr(gap / np.sqrt(0.5))
+        joint = np.log(9.0 * weights) - 0.5 * f**2 - 0.5 * np.log(2 * np.pi)
+        log_p = special.logsumexp(inside + joint[:, None] + np.log(15.0 * weights * stats.chi.pdf(r, 3)), axis=(0, 1))
+        for method in ("auto", "tilting", "tilted_smc"):
+            estimate = by_method(exchangeable(dim), lower, INF, method, df=3)
+            measure(f"t₃ d = {dim}, {lower:g}: {log_p:.6f}", method, runs, estimate, log_p)
+
+
 def probit_orthant(name):
     """The factor and the covariance of a probit regression as an orthant, under N(0, 20²) and N(0, 5²) priors."""
     data = load_binary_regression(name)
@@ -191,19 +285,20 @@ def probit_orthant(name):
     return loadings @ loadings.T + np.eye(len(loadings))
 
 
-def coverage(rows, runs):
-    """Share of 95 % intervals that contain log P, among runs that are trusted."""
+def coverage(rows, runs, first=0):
+    """Share of 95 % intervals that contain log P, among runs that are trusted; one line a run, then the counts."""
     cases = {name: (*rows[name], "auto") for name in ("AR 500", "Cauchy 180") if name in rows}
     pima = (probit_orthant("pima"), 0, INF, -263.7222)
     cases |= {"Pima, auto": (*pima, "auto"), "Pima, tilting": (*pima, "tilting")}
     for name, (cov, lower, upper, truth, method) in cases.items():
         inside, trusted, found, clock = 0, 0, [], time.process_time()
-        for seed in range(runs):
+        for seed in range(first, first + runs):
             result = pb.rectangle_probability(cov, lower, upper, method=method, random_seed=seed)
             half = stats.t.ppf(0.975, result.log_p_df) * result.log_p_se
             trusted += result.trusted
             inside += result.trusted and abs(result.log_p - truth) <= half
             found.append((result.log_p - truth, result.log_p_se))
+            print(f"{name:14s} seed {seed:4d} error {found[-1][0]:+.5f} half {half:.5f} {result.trusted}", flush=True)
         error, se = np.transpose(found)
         print(
             f"{name:14s} {result.method:16s} {inside} of {trusted} trusted intervals cover; runs {runs}  "
@@ -320,6 +415,8 @@ COMPARISONS = {
     "scipy": against_scipy,
     "ridgway": against_ridgway,
     "draws": draws,
+    "margins": margins,
+    "student": students,
     "coverage": coverage,
     "thesis": thesis,
 }
@@ -330,12 +427,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(COMPARISONS))
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--rows", default="")
     given = parser.parse_args()
     rows = instances()
     if given.rows:
         rows = {name: rows[name] for name in given.rows.split(",")}
-    COMPARISONS[given.what](rows, given.runs)
+    if given.what == "coverage":
+        coverage(rows, given.runs, given.first)
+    else:
+        COMPARISONS[given.what](rows, given.runs)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from pymc.distributions.shape_utils import rv_size_is_none
 from pymc.distributions.transforms import Transform
 
 from ppl_backends.errors import ModelError
@@ -15,6 +16,7 @@ from ppl_backends.orthants.op import log_rectangle
 from ppl_backends.orthants.truncated import sample_truncated
 
 N_POINTS = 128
+REJECTIONS = 50  # rounds for draws of many truncated vectors at once
 
 
 class _Distribution:
@@ -363,22 +365,55 @@ class TruncatedMvNormal(_Distribution):
         return pt.switch(inside, log_density - _log_rectangle_of(mean, factor, low, high), -np.inf)
 
     @staticmethod
-    def _random(mean: Any, cholesky: Any, lower: Any, upper: Any, rng: Any = None, size: Any = None) -> Any:
-        batch = np.shape(mean)[:-1] if size is None else tuple(np.atleast_1d(size))
-        first = [np.reshape(x, (-1, *np.shape(x)[-n:]))[0] for x, n in ((cholesky, 2), (lower, 1), (upper, 1))]
-        means = np.broadcast_to(mean, (*batch, np.shape(mean)[-1])).reshape(-1, np.shape(mean)[-1])
-        if (means == means[:1]).all():
-            found = sample_truncated(
-                cholesky=first[0], lower=first[1], upper=first[2], mean=means[0], draws=len(means), random_seed=rng
-            ).draws
+    def _support_point(rv: Any, size: Any, mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
+        """Return the mean, moved inside where it is outside or at a bound."""
+        sd = pt.sqrt((cholesky**2).sum(axis=-1))
+        margin = pt.switch(pt.isinf(lower) | pt.isinf(upper), sd, 0.1 * (upper - lower))
+        point = pt.minimum(pt.maximum(mean, lower + margin), upper - margin)
+        return point if rv_size_is_none(size) else pt.full(pt.concatenate([size, point.shape[-1:]]), point)
+
+    @classmethod
+    def _functions(cls) -> dict[str, Any]:
+        return {**super()._functions(), "support_point": cls._support_point}
+
+
+class _Inside:
+    """The ``random`` function of :class:`TruncatedMvNormal`; prior samplers ask it whether the density integrates to one."""
+
+    integrates_to_one = True
+
+    def __call__(
+        self, mean: Any, cholesky: Any, lower: Any, upper: Any, rng: np.random.Generator, size: Any = None
+    ) -> Any:
+        dim, given = np.shape(mean)[-1], np.broadcast_shapes(np.shape(mean)[:-1], np.shape(cholesky)[:-2])
+        batch = given if size is None else tuple(np.atleast_1d(size))
+        means = np.broadcast_to(mean, (*batch, dim)).reshape(-1, dim)
+        factors = np.broadcast_to(cholesky, (*batch, dim, dim)).reshape(-1, dim, dim)
+        low, high = (np.reshape(bound, (-1, dim))[0] for bound in (lower, upper))
+        if (means == means[:1]).all() and (factors == factors[:1]).all():
+            found = self._draw(means[0], factors[0], low, high, len(means), rng)
         else:
-            found = np.concatenate([
-                sample_truncated(
-                    cholesky=first[0], lower=first[1], upper=first[2], mean=row, draws=1, random_seed=rng
-                ).draws
-                for row in means
-            ])  # fmt: skip
-        return found.reshape((*batch, np.shape(mean)[-1]))
+            found = self._one_each(means, factors, low, high, rng)
+        return found.reshape((*batch, dim))
+
+    @staticmethod
+    def _draw(mean: Any, factor: Any, low: Any, high: Any, n: int, rng: np.random.Generator) -> Any:
+        return sample_truncated(cholesky=factor, lower=low, upper=high, mean=mean, draws=n, random_seed=rng).draws
+
+    def _one_each(self, means: Any, factors: Any, low: Any, high: Any, rng: np.random.Generator) -> Any:
+        """Return a draw of each distribution: by rejection of all at once, then one by one of those that rejects most."""
+        x, left = means.copy(), np.arange(len(means))
+        for _ in range(REJECTIONS):
+            x[left] = means[left] + np.einsum("nij,nj->ni", factors[left], rng.standard_normal(means[left].shape))
+            left = left[~((x[left] >= low) & (x[left] <= high)).all(axis=1)]
+            if not left.size:
+                break
+        for i in left:
+            x[i] = self._draw(means[i], factors[i], low, high, 1, rng)[0]
+        return x
+
+
+TruncatedMvNormal._random = _Inside()
 
 
 class Bounds(Transform):

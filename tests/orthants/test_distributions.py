@@ -3,7 +3,8 @@
 import numpy as np
 import pymc as pm
 import pytest
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, logsumexp
+from scipy.stats import halfnorm, ks_2samp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
@@ -36,6 +37,7 @@ DISTS = {
 N = 40_000
 
 
+@pytest.mark.slow  # 40,000 draws in compiled models
 @pytest.mark.parametrize("name", CASES)
 def test_log_probabilities_are_those_of_draws(name):
     """Frequencies of every value among draws against exp(logp): the two are written independently."""
@@ -99,6 +101,69 @@ def test_truncated_vector():
 
     weights = np.exp(target.log_density(x) - t(5, scale=1.5).logpdf(x).sum(axis=1))
     assert_mean_is(weights, 1.0)
+
+
+def test_truncated_vectors_start_inside():
+    """Means at a bound, outside, and a batch: PyMC's default, zeros, has no density under bounds at zero."""
+    low, high = np.array([0.0, -np.inf, -1.0]), np.array([np.inf, 0.0, 1.0])
+    with pm.Model() as model:
+        for name, mean in {"at": np.zeros(3), "outside": np.array([-4.0, 5.0, 2.0]), "inside": MEAN}.items():
+            pb.TruncatedMvNormal(name, mean, FACTOR, low, high)
+        pb.TruncatedMvNormal("batch", np.zeros(3), FACTOR, 0.0, shape=(4, 3))
+    start = model.initial_point()
+    assert np.isfinite(np.concatenate([value.ravel() for value in start.values()])).all()
+    assert np.isfinite(model.compile_logp()(start))
+    assert start["batch_bounds__"].shape == (4, 3)
+
+
+def scaled(upper, **options):
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 2.0)
+        pb.TruncatedMvNormal("x", np.zeros(3), scale * FACTOR, 0.0, upper, **options)
+    return model
+
+
+def test_draws_of_truncated_vectors_have_scales_of_their_own():
+    """x / scale does not depend on the scale; with the scale of the first draw for all it would."""
+    target = pb.as_target(scaled(np.inf))
+    values = target.constrain(target.sample_prior(2000, np.random.default_rng(1)))
+    ratio = values["x"] / values["scale"][:, None]
+    exactly = pb.sample_truncated(COV, 0.0, draws=2000, random_seed=2).draws
+    assert min(ks_2samp(a, b).pvalue for a, b in zip(ratio.T, exactly.T, strict=True)) > 1e-4 / 3
+    twin = values["x"] / values["scale"][0]
+    assert max(ks_2samp(a, b).pvalue for a, b in zip(twin.T, exactly.T, strict=True)) < 1e-4
+    rare = pb.TruncatedMvNormal.dist(np.array([[-8.0] * 3, [-7.0] * 3]), FACTOR, 0.0)  # one by one
+    assert (pm.draw(rare, 5, random_seed=1) > 0).all()
+
+
+def test_a_random_scale_against_quadrature():
+    """The probability of the box moves with the scale: log evidence and mean of the scale by EP and SMC."""
+    upper = np.array([3.0, 2.0, np.inf])
+    x = pb.sample_truncated(COV, 0.0, upper, draws=12, random_seed=3).draws
+    grid = np.linspace(0.05, 6, 120)
+    log_p = pb.rectangle_probability(grid[:, None, None] ** 2 * COV, 0.0, upper, random_seed=1).log_p
+    square = np.einsum("ni,ij,nj->", x, np.linalg.inv(COV), x)
+    log_joint = halfnorm(scale=2.0).logpdf(grid) - 12 * (3 * np.log(grid) + log_p) - 0.5 * square / grid**2
+    log_joint -= 6 * np.linalg.slogdet(2 * np.pi * COV)[1]
+    log_z = logsumexp(log_joint) + np.log(grid[1] - grid[0])
+    mean = grid @ np.exp(log_joint - logsumexp(log_joint))
+    model = scaled(upper, observed=x)
+    smc = pb.sample_smc(model, draws=1000, chains=2, random_seed=1, progressbar=False)
+    assert abs(smc.posterior.attrs["log_evidence"] - log_z) < 0.03
+    assert abs(float(smc.posterior["scale"].mean()) - mean) < 0.02 * mean
+    found = pb.fit_ep(model)
+    drawn = found.to_inference_data(draws=4000, random_seed=1).posterior["scale"]
+    assert abs(found.log_evidence - log_z) < 0.03
+    assert abs(float(drawn.mean()) - mean) < 0.02 * mean
+
+
+def test_ep_refuses_a_truncated_vector_among_the_parameters():
+    """EP would take it for hyper-parameters, whose few points and Gaussian kernels are not good enough for it."""
+    with pm.Model() as model:
+        x = pb.TruncatedMvNormal("x", np.zeros(3), pm.HalfNormal("scale") * FACTOR, 0.0)
+        pm.Normal("y", x, 0.5, observed=np.array([0.5, 1.5, 0.3]))
+    with pytest.raises(ModelError, match=r"coordinates of a truncated vector, .*; use fit_laplace or sample_smc"):
+        pb.fit_ep(model)
 
 
 def test_panel_covariance():
@@ -182,6 +247,7 @@ def test_ep_of_every_distribution(name):
     assert abs(np.log(w.mean()) + log_w.max() - found.log_evidence) < 0.1
 
 
+@pytest.mark.slow  # several compiled models
 def test_ep_refuses_what_it_cannot_do():
     y = pm.draw(DISTS["probit"](), random_seed=2)[:4]
     with pm.Model() as model:

@@ -100,6 +100,28 @@ def test_a_mean_shifts_the_bounds():
     assert log_p(COV, 0, 4, mean=mean) == pytest.approx(log_p(COV, -mean, 4 - mean), abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["ρ = 1", "duplicates", "rank two", "mean"])
+def test_broken_twins_of_degenerate_rectangles(name):
+    """A ridge that makes a singular covariance regular, and a mean that is left out, are far off what is returned."""
+    index, factor = [0, 1, 2, 0], np.array([[1.0, 0.2], [-0.4, 1.0], [0.7, 0.7], [0.6, -1.0]])
+    ridge = {"ρ = 1": 1e-2, "duplicates": 0.1, "rank two": 0.1, "mean": 0.0}[name]
+    given = {
+        "ρ = 1": (np.ones((4, 4)), 0, INF),
+        "duplicates": (COV[np.ix_(index, index)], [-1, -1, -1, 0], [1, 1, 1, 2]),
+        "rank two": (factor @ factor.T, 0, INF),
+        "mean": (COV, 0, 4),
+    }[name]
+    mean = np.array([1.0, 2.0, 3.0]) if name == "mean" else None
+    result = pb.rectangle_probability(*given, mean=mean, random_seed=1)
+    twin = pb.rectangle_probability(given[0] + ridge * np.eye(len(given[0])), *given[1:], random_seed=1)
+    x = np.random.default_rng(2).multivariate_normal(np.zeros(len(given[0])), given[0], 400_000, method="svd")
+    x += 0.0 if mean is None else mean
+    inside = ((x >= given[1]) & (x <= given[2])).all(axis=1)
+    share, error = inside.mean(), inside.std() / np.sqrt(len(x))
+    assert abs(np.exp(result.log_p) - share) < 5 * error
+    assert abs(np.exp(twin.log_p) - share) > 10 * error
+
+
 def test_ways_to_give_the_covariance():
     given = log_p(COV, 0)
     assert log_p(cholesky=np.linalg.cholesky(COV), lower=0) == pytest.approx(given, abs=1e-9)
