@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -17,9 +18,13 @@ import pandas as pd
 
 from ppl_backends.approximations.base import Approximation
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.marginal_likelihood import Evidence, evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, instance, none
+from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results.inference_data import group, is_inference_data, normalised_evidence_error
+from ppl_backends.smc.sample import sample_smc
+from ppl_backends.targets.convert import is_model
 from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -43,17 +48,26 @@ class _Entry(NamedTuple):
     prior_probabilities=none | instance(Mapping, "a dict from names to probabilities"),
 )
 def compare_evidence(
-    results: Mapping[str, Any], *, prior_probabilities: Mapping[str, float] | None = None
+    results: Mapping[str, Any],
+    *,
+    prior_probabilities: Mapping[str, float] | None = None,
+    executor: Executor | None = None,
+    random_seed: SeedLike = None,
 ) -> pd.DataFrame:
     """Compare evidences and posterior probabilities of models fitted to the same data.
 
     Parameters
     ----------
-    results : mapping of str to InferenceData or approximation
-        By model name: what ``sample_smc``, ``sample_importance``, ``fit_laplace``, ``fit_ep`` or ``fit_vi`` returned, or
-        any object with ``elbo`` or ``log_evidence``.
+    results : mapping of str to InferenceData, Evidence, approximation or model
+        By model name: what ``sample_smc``, ``sample_importance``, ``evidence``, ``fit_laplace``, ``fit_ep`` or ``fit_vi``
+        returned, or any object with ``elbo`` or ``log_evidence``. A pair (draws, model) goes to ``evidence``, and a
+        model alone to ``sample_smc``.
     prior_probabilities : mapping of str to float, optional
         Equal by default.
+    executor : concurrent.futures.Executor, optional
+        Runs the chains of ``sample_smc`` elsewhere.
+    random_seed : int or numpy.random.Generator, optional
+        For models and draws.
 
     Returns
     -------
@@ -102,6 +116,10 @@ def compare_evidence(
     """
     if not results:
         raise ModelError("results is empty: expected a result for each model, by name")
+    seeds = spawn_generators(random_seed, len(results))
+    results = {
+        name: _fitted(result, executor, seed) for (name, result), seed in zip(results.items(), seeds, strict=True)
+    }
     _refuse_other_tolerances(results)
     entries = {name: _entry(name, result) for name, result in results.items()}
     values = np.array([entry.value for entry in entries.values()])
@@ -125,6 +143,15 @@ def compare_evidence(
     for trouble in troubles:
         warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=3)
     return table
+
+
+def _fitted(result: Any, executor: Executor | None, seed: np.random.Generator) -> Any:
+    """Return a result as it is, the evidence of a pair (draws, model), or the run of a model."""
+    if isinstance(result, tuple) and len(result) == 2 and is_model(result[1]):
+        return evidence(*result, random_seed=seed)
+    if is_model(result):
+        return sample_smc(result, executor=executor, random_seed=seed, progressbar=False)
+    return result
 
 
 class _Given(NamedTuple):
@@ -161,6 +188,8 @@ def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
 
 def _entry(name: str, result: Any) -> _Entry:
     """Return the figure of one result, whatever it is."""
+    if isinstance(result, Evidence):
+        return _of_evidence(name, result)
     if isinstance(result, Approximation):
         return _of_approximation(name, result)
     if is_inference_data(result):
@@ -172,6 +201,18 @@ def _entry(name: str, result: Any) -> _Entry:
             f"model {name!r} is of type {type(result).__name__}: expected InferenceData or an approximation"
         )
     return _of_approximation(name, given if given.method else given._replace(method=type(result).__name__))
+
+
+def _of_evidence(name: str, result: Evidence) -> _Entry:
+    _refuse_improper(name, result.note)
+    return _Entry(
+        result.log_evidence - _normaliser(name, result.log_prior_normalizer),
+        float(np.hypot(result.log_evidence_se, result.log_prior_normalizer_se)),
+        result.log_evidence_df,
+        KINDS["exact"],
+        result.method,
+        result.trusted,
+    )
 
 
 def _of_approximation(name: str, result: Approximation | _Given) -> _Entry:

@@ -1,5 +1,7 @@
 """Model comparison: probabilities and their errors, labels, refusals, the picture."""
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -134,3 +136,18 @@ def test_picture():
     axes = pb.plot_evidence(table)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a", "c"]
     plt.close(axes.figure)
+
+
+def test_evidences_from_draws_models_and_pairs():
+    known = conjugate_gaussian(3)
+    factor = np.linalg.cholesky(np.linalg.inv(-known.target.hessian(known.mean[None])[0]))
+    drawn = {"x": known.mean + np.random.default_rng(0).standard_normal((4, 200, 3)) @ factor.T}
+    found = pb.evidence(drawn, known.target, random_seed=1)
+    table = pb.compare_evidence({"a": found, "b": (drawn, known.target), "c": known.target}, random_seed=2)
+    np.testing.assert_allclose(table["log_evidence"], known.log_evidence, atol=0.1)
+    assert (table["kind"] == "evidence").all()
+    assert table["trusted"].all()
+    assert table.loc["a", "method"] == found.method
+    assert table.loc["a", "se"] == found.log_evidence_se
+    with pytest.raises(ModelError, match="up to a constant"):
+        pb.compare_evidence({"a": replace(found, note="up to a constant: the prior is improper along x[0]")})

@@ -78,7 +78,7 @@ def as_target(
         raise ModelError(f"unknown option {next(iter(options))!r}; a target takes none")
     if isinstance(model, BaseTarget):
         return model
-    if _is_instance(model, "ppl_backends", "Factors"):
+    if is_instance(model, "ppl_backends", "Factors"):
         from ppl_backends.targets.factors import FactorsTarget
 
         return FactorsTarget(model)
@@ -90,6 +90,14 @@ def as_target(
     )
 
 
+def is_model(value: Any) -> bool:
+    """Return whether a value is a model of PyMC, Bambi or Stan, or a target of this package."""
+    if isinstance(value, BaseTarget | os.PathLike) or is_instance(value, "cmdstanpy", "CmdStanModel"):
+        return True
+    text = isinstance(value, str) and (Path(value).suffix == ".stan" or "{" in value)
+    return text or is_instance(value, "pymc", "Model") or is_instance(value, "bambi", "Model")
+
+
 def _is_stan(model: Any) -> bool:
     """Return whether it is a path, program text, or a compiled CmdStan model."""
     if isinstance(model, str | os.PathLike):
@@ -97,10 +105,10 @@ def _is_stan(model: Any) -> bool:
         if isinstance(text, str) and (Path(text).suffix in (".stan", ".so", ".dylib", ".dll") or "{" in text):
             return True
         raise ModelError(f"model={text!r} is neither a path that ends in .stan nor the text of a Stan program")
-    return _is_instance(model, "cmdstanpy", "CmdStanModel")
+    return is_instance(model, "cmdstanpy", "CmdStanModel")
 
 
-def _is_instance(model: Any, module: str, name: str) -> bool:
+def is_instance(model: Any, module: str, name: str) -> bool:
     """Return ``isinstance`` without an import: an object's library is loaded already."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
@@ -121,9 +129,9 @@ def pymc_model(model: Any = None) -> Any:
     """Return the pm.Model that ``model`` is, that a Bambi model wraps or, by default, on the context stack; else None."""
     if model is None:
         return _context_model()
-    if _is_instance(model, "pymc", "Model"):
+    if is_instance(model, "pymc", "Model"):
         return model
-    if _is_instance(model, "bambi", "Model"):
+    if is_instance(model, "bambi", "Model"):
         if not model.built:
             model.build()
         return model.backend.model

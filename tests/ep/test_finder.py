@@ -18,6 +18,7 @@ from ppl_backends.targets.factors import (
     Laplace,
     Logit,
     Normal,
+    NormalMixture,
     Poisson,
     Probit,
     SiteFamily,
@@ -58,6 +59,18 @@ def gaussian_process():
 def mixture_of_two():
     eta = X @ b()
     parts = [pm.Normal.dist(eta, 0.5), pm.StudentT.dist(nu=2, mu=eta, sigma=2.0)]
+    pm.Mixture("y", w=[0.8, 0.2], comp_dists=parts, observed=REAL)
+
+
+def narrow_spikes():
+    w = pm.Beta("w", 2, 3)
+    parts = [pm.Normal.dist(0.4, 1e-6), pm.Normal.dist([-1.0, 0.0, 1.0][:D], 2.0)]
+    bernoulli(pm.Mixture("b", w=pm.math.stack([1 - w, w]), comp_dists=parts, shape=D))
+
+
+def mixture_of_normals():
+    eta = X @ b()
+    parts = [pm.Normal.dist(eta, 0.5), pm.Normal.dist(2.0 * eta - 1.0, 3.0)]
     pm.Mixture("y", w=[0.8, 0.2], comp_dists=parts, observed=REAL)
 
 
@@ -146,9 +159,12 @@ MODELS = {
     "cauchy prior": (lambda: bernoulli(pm.Cauchy("b", 0, 1, shape=D)), [], N + D, [Logit, StudentT]),
     "laplace prior": (lambda: bernoulli(pm.Laplace("b", 0, 1, shape=D)), [], N + D, [Logit, Laplace]),
     "spike and slab": (
-        lambda: bernoulli(pm.NormalMixture("b", w=[0.5, 0.5], mu=[0, 0], sigma=[0.1, 2.0], shape=D)), [], N + D, [Logit, None]
+        lambda: bernoulli(pm.NormalMixture("b", w=[0.5, 0.5], mu=[0, 0], sigma=[0.1, 2.0], shape=D)),
+        [], N + D, [Logit, NormalMixture],
     ),
-    "spike and slab regression": (spike_and_slab_regression, [], D, [None]),
+    "narrow spikes": (narrow_spikes, ["w_logodds__"], N + D, [Logit, NormalMixture]),
+    "spike and slab regression": (spike_and_slab_regression, [], D, [NormalMixture]),
+    "mixture of normals": (mixture_of_normals, [], N, [NormalMixture]),
     "correlated prior": (
         lambda: bernoulli(pm.MvNormal("b", np.ones(D), cov=np.eye(D) + 0.5, shape=D)), [], N, [Logit]
     ),
@@ -219,6 +235,36 @@ def test_factors_are_the_density_of_the_model(name):
         x[:, found.hyper_coordinates] = phi
         value = factors.log_density(x[:, found.coordinates]) + found.log_hyper_prior(phi)
         np.testing.assert_allclose(value, log_density_as_written(target, x), rtol=1e-9)
+
+
+def test_a_mixture_has_the_components_of_the_model():
+    """Spikes that no grid of points would see, their weight a hyper-parameter."""
+    _, found = factors_of(narrow_spikes)
+    for phi in (-1.0, 0.5):
+        factors, share = found.at([phi]), 1 / (1 + np.exp(-phi))
+        family = getattr(factors.sites.families[1], "family", factors.sites.families[1])
+        np.testing.assert_allclose(np.exp(family.log_weights), [[1 - share, share]] * D, rtol=1e-8)
+        np.testing.assert_allclose(family.means, np.stack([np.full(D, 0.4), np.arange(D) - 1.0], axis=1), atol=1e-12)
+        np.testing.assert_allclose(family.sds, [[1e-6, 2.0]] * D, rtol=1e-9)
+        np.testing.assert_array_equal(factors.design[N:], np.eye(D))
+
+
+def test_a_mixture_of_other_components_is_none_of_normals():
+    _, found = factors_of(mixture_of_two)
+    assert isinstance(found.at().sites.families[0], FunctionSites)
+
+
+@pytest.mark.filterwarnings("ignore:.*several modes act on each other")
+def test_shares_of_components_of_a_model():
+    family = NormalMixture([0.5, 0.5], [0.0, 0.0], [0.1, 2.0], n=D)
+    own = fit_ep(Factors(np.eye(D), None, family, np.linalg.solve(X.T @ X, X.T @ REAL), X.T @ X))
+    found = fit_ep(build(spike_and_slab_regression))
+    np.testing.assert_allclose(found.component_shares(), own.component_shares(), rtol=1e-5)
+    mixed = fit_ep(build(narrow_spikes))
+    shares = mixed.component_shares()
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    given = np.stack([fit.component_shares() for fit in mixed._fits])
+    assert np.all((given.min(axis=0) <= shares) & (shares <= given.max(axis=0)))
 
 
 def test_a_clip_far_out_is_no_logit():

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import numpy as np, pymc as pm, jax
 from pytensor.link.jax.dispatch import jax_funcify
@@ -36,6 +38,7 @@ print("done")
 """
 
 
+@pytest.mark.slow  # a fresh process that compiles
 def test_the_translations_of_pytensor_s_own_operations_stay_as_they_are():
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert run.stdout.strip() == "done", run.stderr

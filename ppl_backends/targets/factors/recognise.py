@@ -93,13 +93,13 @@ def recognise(log_site: Callable[[Array], Array], n: int, like: Recognised | Non
     for propose in PROPOSALS if like is None else (like.propose,):
         with np.errstate(all="ignore"):
             proposal = propose(written)
-        if proposal is not None and _agrees(proposal, written.nodes, written.near):
+        if proposal is not None and agrees(proposal, written.nodes, written.near):
             far = FAR if like is None else np.random.default_rng(0).choice(FAR, size=(1, n))
-            return proposal if _agrees(proposal, far, written.at(far)) else None
+            return proposal if agrees(proposal, far, written.at(far)) else None
     return None
 
 
-def _agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
+def agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
     """Return whether the family has the values as written, wherever those are accurate."""
     with np.errstate(all="ignore"):
         argument = (nodes[:, None] if nodes.ndim == 1 else nodes) * proposal.scale + proposal.shift

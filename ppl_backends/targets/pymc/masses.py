@@ -60,6 +60,8 @@ def log_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable 
     """Return the log integral of the density of ``rv`` given its parents: a graph, a number, or None if unknown."""
     if isinstance(rv.owner.op, PartialObservedRV):  # its density is counted with the observed entries
         return 0.0
+    if is_truncated_vector(rv):
+        return 0.0
     constant = _missing_constant(rv, shape)
     if constant is not None:
         return constant if has_default_transform(model, rv) else None
@@ -69,6 +71,11 @@ def log_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable 
     if transform is None:
         return None if type(rv.owner.op) in _SINGULAR_OPS else 0.0
     return 0.0 if has_default_transform(model, rv) else _mass_inside(model, rv, shape)
+
+
+def is_truncated_vector(rv: Variable) -> bool:
+    """Return whether ``rv`` is a ``pb.TruncatedMvNormal``, normalised, with a transform that keeps its bounds."""
+    return bool(getattr(getattr(type(rv.owner.op), "_random_fn", None), "integrates_to_one", False))
 
 
 def has_default_transform(model: pm.Model, rv: Variable) -> bool:

@@ -24,6 +24,7 @@ from ppl_backends.targets.factors.utilities import with_utilities
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE, PointFunction, Term, TermGraph
+from ppl_backends.targets.pymc.factors.mixtures import normal_mixture
 from ppl_backends.targets.pymc.factors.structure import MAX_HYPER, Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, io_toposort, no_c_compiler
@@ -201,6 +202,9 @@ def term_error(term: SiteTerm, points: Array, rng: np.random.Generator, shuffles
 
 def _recognise(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
     """Return the known family of a term; where a sample of its rows was taken all have to be as those are."""
+    mixture = normal_mixture(term, x, geometry)
+    if mixture is not None:
+        return mixture
     like = None
     if term.sample is not None:
         like = _recognise(term.sample, x, term.sample.geometry(x))

@@ -39,6 +39,7 @@ from ppl_backends.targets.pymc.graph import (
     no_c_compiler,
     observed_variables,
 )
+from ppl_backends.targets.pymc.masses import is_truncated_vector
 from ppl_backends.targets.pymc.observations import fixed_parts, on_index
 
 # As written: no rewrites, no compilation.
@@ -82,6 +83,7 @@ class TermGraph:
         pieces = [graphs[k : k + 1] for k in range(len(graphs))]
         pieces = [_summands(p[0]) if rv in potentials else p for rv, p in zip(variables, pieces, strict=True)]
         priors = {rv: model.rvs_to_values[rv].name for rv in free}
+        self.truncated = frozenset(name for rv, name in priors.items() if is_truncated_vector(rv))
         self.terms = [
             Term(rv.name, priors.get(rv), piece) for rv, parts in zip(variables, pieces, strict=True) for piece in parts
         ]

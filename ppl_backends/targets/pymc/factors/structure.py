@@ -20,6 +20,7 @@ from ppl_backends.targets.factors.finder import Refusal, find_with_fewest_given
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.factors.terms import SiteTerm
+from ppl_backends.targets.pymc.matching import sums_of_exponentials
 
 MAX_HYPER = 6
 MAX_CUTS = 6  # of one term that are tried
@@ -80,6 +81,11 @@ def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> 
     )
     if found is None:
         raise ModelError(f"no factors with one linear predictor each: {refusals[0]}")
+    if held & graph.truncated:
+        raise ModelError(
+            f"EP would integrate over {', '.join(sorted(held & graph.truncated))}, coordinates of a truncated vector, "
+            "as over hyper-parameters, which is not accurate"
+        )
     if graph.size(held) > max_hyper:
         raise ModelError(
             f"factors would depend on {graph.size(held)} hyper-parameters ({', '.join(sorted(held))}), more than "
@@ -93,6 +99,7 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
     if held == frozenset(graph.values):
         return None
     labels, moving = label(graph, held, rng), graph.moving(held)
+    labels = labels._replace(quadratic=_without_mixtures(graph, labels.quadratic))
     structure = Structure(held, [], [], [], [])
     quadratic = [term for term, yes in zip(graph.terms, labels.quadratic, strict=True) if yes]
     # The likelihood first: that is where most models are refused.
@@ -110,6 +117,15 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
                     raise
                 structure.gaussian.append(term)
     return _with_gaussian_likelihood(structure, quadratic)
+
+
+def _without_mixtures(graph: TermGraph, quadratic: list[bool]) -> list[bool]:
+    """Return which terms are quadratic, those with sums of exponentials left out.
+
+    Of a mixture of normals whose spikes are narrow the points that were looked at show the slab alone.
+    """
+    sums = [any(True for _ in sums_of_exponentials(term.value)) for term in graph.terms]
+    return [yes and not sums_up for yes, sums_up in zip(quadratic, sums, strict=True)]
 
 
 def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> Structure:

@@ -20,6 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from ppl_backends.numerics.affine import AffineFunction
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import BatchedGraph, PointFunction, Term, TermGraph
+from ppl_backends.targets.pymc.matching import sums_of_exponentials
 
 PARALLEL = 1e-8
 TRIES = 8
@@ -101,6 +102,12 @@ class SiteTerm:
         return self.grouping is not None and self.grouping.one_to_one
 
     @cached_property
+    def log_sums(self) -> list[tuple[BatchedGraph, int]]:
+        """What is summed after exp and before log in the term, as functions of cut and given variables; and the axis."""
+        given = [self.graph.values[name] for name in self.held]
+        return [(BatchedGraph(self.inputs, given, [found]), axis) for found, axis in sums_of_exponentials(self.value)]
+
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of elements of every quantity of the cut."""
         return [int(np.prod(shape, dtype=int)) for shape in self.shapes]
@@ -134,7 +141,7 @@ class SiteTerm:
         if self.one_to_one:
             return Geometry(rows, offsets, np.ones(n), np.zeros(n), site, 1)
         member = np.flatnonzero(site >= 0)
-        length = _row_products(rows, rows)
+        length = row_products(rows, rows)
         order = member[np.lexsort((-length[member], site[member]))]
         first = order[np.searchsorted(site[order], np.arange(n))]
         slope, intercept = np.zeros(rows.shape[0]), offsets.copy()
@@ -143,7 +150,7 @@ class SiteTerm:
         leader = first[site[others]]
         norm = length[leader]
         with np.errstate(all="ignore"):
-            slope[others] = np.where(norm > 0, _row_products(rows[others], rows[leader]) / norm, 0.0)
+            slope[others] = np.where(norm > 0, row_products(rows[others], rows[leader]) / norm, 0.0)
         intercept[others] = offsets[others] - slope[others] * offsets[leader]
         apart = np.sqrt(np.maximum(_row_distances(rows[others], rows[leader], slope[others]), 0.0))
         bad = site[others][apart > PARALLEL * np.sqrt(norm)]
@@ -155,15 +162,18 @@ class SiteTerm:
         design = rows if len(first) == rows.shape[0] and np.array_equal(first, np.arange(n)) else rows[first]
         return Geometry(design, offsets[first], slope, intercept, first, max(rank, 2) if len(bad) else 1)
 
-    def element_log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
-        """Return the term's elements ``(k, n)``, as written, where the scalars of the sites are ``s`` ``(k, n_sites)``."""
+    def settings(self, s: Array, geometry: Geometry) -> list[Array]:
+        """Return the quantities of the cut where the scalars of the sites are ``s`` ``(k, n_sites)``."""
         assert self.grouping is not None
         site, u = self.grouping.site_of_cut, s
         if not self.one_to_one:
             u = np.where(site >= 0, s[:, site], 0.0) * geometry.slope + geometry.intercept
         pieces = np.split(u, np.cumsum(self.sizes)[:-1], axis=1)
-        settings = [piece.reshape(len(s), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-        return self._elements(settings, self.hyper(x))
+        return [piece.reshape(len(s), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def element_log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
+        """Return the term's elements ``(k, n)``, as written, where the scalars of the sites are ``s`` ``(k, n_sites)``."""
+        return self._elements(self.settings(s, geometry), self.hyper(x))
 
     def by_site(self, elements: Array) -> tuple[Array, Array]:
         """Return the sums over each site's elements ``(k, n_sites)``, and over the constant ones ``(k,)``."""
@@ -188,7 +198,7 @@ class SiteTerm:
         return float(self.by_site(self.element_log_site(geometry.offset[None], x, geometry))[1][0])
 
 
-def _row_products(left: Any, right: Any) -> Array:
+def row_products(left: Any, right: Any) -> Array:
     """Return the inner products of the rows of two matrices."""
     if sparse.issparse(left):
         return np.asarray(left.multiply(right).sum(axis=1), dtype=np.float64).ravel()
@@ -198,7 +208,7 @@ def _row_products(left: Any, right: Any) -> Array:
 def _row_distances(left: Any, right: Any, slope: Array) -> Array:
     """Return the squared lengths of the rows of ``left`` − slope · ``right``."""
     apart = left - (sparse.diags(slope) @ right if sparse.issparse(right) else slope[:, None] * right)
-    return _row_products(apart, apart)
+    return row_products(apart, apart)
 
 
 PERTURBATIONS = (np.nan, 0.7, -3.0, 11.0)

@@ -1,0 +1,185 @@
+"""Draws of whatever sampler as points on the unconstrained space, and what they say against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ppl_backends.errors import ModelError
+from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat, slowest
+from ppl_backends.results.inference_data import as_inference_data, group, is_inference_data, unconstrained_draws
+from ppl_backends.targets.convert import is_instance
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
+
+_FEWEST = 40  # draws a chain
+_FEWEST_EFFECTIVE = 100.0
+_LOOKED_AT = 50  # coordinates, the slowest, of which R̂ and effective numbers of draws are computed
+_LARGEST_DIVERGENT = 0.005  # of the draws
+_LARGEST_REPAIRED = 0.005  # of the draws
+_LARGEST_MISMATCH = 0.1  # nats; an evidence is off by half the square of it
+_LOG_DENSITIES = ("lp", "logp")  # what samplers call theirs
+
+
+class Draws(NamedTuple):
+    """Points ``(chain, draw, dim)`` with their log densities ``(chain, draw)``.
+
+    ``ancestor`` labels draws of SMC and importance sampling, which are independent where labels differ. ``repaired`` draws
+    had no finite density and are the draws before them. ``mismatch`` is the standard deviation of the sampler's own log
+    densities less the model's, NaN where it left none.
+    """
+
+    x: Array
+    log_density: Array
+    ancestor: Index | None
+    divergent: int
+    repaired: int
+    mismatch: float
+
+    @property
+    def n(self) -> int:
+        """Number of draws of all chains."""
+        return self.log_density.size
+
+
+def read_draws(source: Any, target: BaseTarget) -> Draws:
+    """Return draws of InferenceData, of a ``CmdStanMCMC``, or arrays ``(chain, draw, *shape)`` by name, as points."""
+    idata = _as_inference_data(source)
+    names, x = unconstrained_draws(idata, target)
+    if x.shape[2] != target.dim:
+        raise ModelError(f"the draws have {x.shape[2]} unconstrained coordinates, {target.label} has {target.dim}")
+    chains, length, _ = x.shape
+    if length < _FEWEST:
+        raise ModelError(f"idata has {length} draws a chain: expected at least {_FEWEST}")
+    with np.errstate(all="ignore"):
+        log_density = target.log_density(x.reshape(chains * length, -1)).reshape(chains, length)
+    good = np.isfinite(log_density) & np.isfinite(x).all(axis=2)
+    _refuse_most(target, x, good)
+    stuck = np.ptp(x, axis=1).max(axis=0) == 0
+    if stuck.any():
+        raise ModelError(f"the draws of {names[int(np.argmax(stuck))]} do not vary")
+    before = _last_good(good)
+    rows = np.arange(chains)[:, None]
+    log_density, stats = log_density[rows, before], _stats(idata)
+    return Draws(
+        x[rows, before],
+        log_density,
+        np.asarray(stats["ancestor"]) if "ancestor" in stats else None,
+        int(np.sum(stats["diverging"])) if "diverging" in stats else 0,
+        int((~good).sum()),
+        _mismatch(stats, log_density),
+    )
+
+
+def _as_inference_data(source: Any) -> Any:
+    """Return what was handed over as InferenceData."""
+    if is_inference_data(source):
+        try:
+            group(source, "posterior")
+        except KeyError:
+            raise ModelError("idata has no group posterior: expected draws of a sampler") from None
+        return source
+    if is_instance(source, "cmdstanpy", "CmdStanMCMC"):
+        import arviz as az
+
+        return az.from_cmdstanpy(posterior=source)
+    if not isinstance(source, Mapping) or not source:
+        raise ModelError(
+            f"idata is of type {type(source).__name__}: expected InferenceData, a CmdStanMCMC, or a dict of arrays "
+            "(chain, draw, *shape) by name"
+        )
+    arrays = {name: np.asarray(values) for name, values in source.items()}
+    shapes = {array.shape[:2] for array in arrays.values()}
+    if len(shapes) > 1 or any(array.ndim < 2 for array in arrays.values()):
+        raise ModelError(f"idata has arrays of {sorted(shapes)} chains and draws: expected (chain, draw, *shape)")
+    dims = {
+        name: ("chain", "draw", *(f"{name}_dim_{axis}" for axis in range(array.ndim - 2)))
+        for name, array in arrays.items()
+    }
+    return as_inference_data({"posterior": xr.Dataset({name: (dims[name], arrays[name]) for name in arrays})})
+
+
+def _stats(idata: Any) -> Any:
+    """Return the group ``sample_stats``, empty where there is none."""
+    try:
+        return group(idata, "sample_stats")
+    except KeyError:
+        return xr.Dataset()
+
+
+def _refuse_most(target: BaseTarget, x: Array, good: NDArray[np.bool_]) -> None:
+    """Refuse draws of which at most half have a finite density, saying what is in the way."""
+    if good.mean() > 0.5:
+        return
+    bad = x[~good]
+    infinite = ~np.isfinite(bad).all(axis=0)
+    if infinite.any():
+        said = f"{target.names[int(np.argmax(infinite))]} lies at or beyond the edge of its support"
+    else:
+        said = target.explain(bad[0]) or "are they of this model and these data?"
+    raise ModelError(f"{target.label}: the log density is not finite at {len(bad)} of {good.size} draws; {said}")
+
+
+def _last_good(good: NDArray[np.bool_]) -> Index:
+    """Return for each draw the last one up to it with a finite density ``(chain, draw)``; the first such at the start."""
+    at = np.where(good, np.arange(good.shape[1]), -1)
+    found = np.maximum.accumulate(at, axis=1)
+    return np.where(found < 0, np.argmax(good, axis=1)[:, None], found)
+
+
+def _mismatch(stats: Any, log_density: Array) -> float:
+    """Return the standard deviation of the sampler's log densities less the model's, robustly, NaN where it left none."""
+    for name in _LOG_DENSITIES:
+        if name in stats and stats[name].shape == log_density.shape:
+            difference = stats[name].values - log_density
+            low, high = np.nanquantile(difference, [0.158655, 0.841345])
+            return float(0.5 * (high - low))
+    return float("nan")
+
+
+class Convergence(NamedTuple):
+    """The largest R̂ and the fewest effective draws over the coordinates and the log density, each with what it is of."""
+
+    rhat: float
+    worst: str
+    effective: float
+    slowest: str
+
+
+def convergence_of(draws: Draws, names: tuple[str, ...]) -> Convergence:
+    """Return the figures of the slowest coordinates, and of the log density."""
+    looked_at = slowest(draws.x, _LOOKED_AT)
+    values = np.concatenate([draws.x[:, :, looked_at], draws.log_density[:, :, None]], axis=2)
+    labels = [*(names[j] for j in looked_at), "the log density"]
+    effective = effective_draws(values)
+    rhat = rank_rhat(values) if len(values) > 1 else np.ones(len(labels))
+    rhat = np.where(np.isnan(rhat), 1.0, rhat)
+    worst, fewest = int(np.argmax(rhat)), int(np.argmin(effective))
+    return Convergence(float(rhat[worst]), labels[worst], float(effective[fewest]), labels[fewest])
+
+
+def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
+    """Return reasons, each with its figure, not to believe what is estimated from the draws."""
+    reasons = []
+    if found.rhat > LARGEST_RHAT:
+        reasons.append(f"the chains disagree: R-hat of {found.worst} is {found.rhat:.2f}, above {LARGEST_RHAT}")
+    if found.effective < _FEWEST_EFFECTIVE:
+        reasons.append(
+            f"the draws of {found.slowest} are worth {found.effective:.0f} independent ones, fewer than "
+            f"{_FEWEST_EFFECTIVE:.0f}"
+        )
+    if draws.divergent > _LARGEST_DIVERGENT * draws.n:
+        reasons.append(
+            f"{draws.divergent} of {draws.n} draws end a divergent trajectory: a part of the posterior may be missing"
+        )
+    if draws.repaired > _LARGEST_REPAIRED * draws.n:
+        reasons.append(f"the log density is not finite at {draws.repaired} of {draws.n} draws")
+    if draws.mismatch > _LARGEST_MISMATCH:
+        reasons.append(
+            f"the log densities that the sampler stored differ from the model's by an sd of {draws.mismatch:.2g}: the draws "
+            "may be of another model or other data"
+        )
+    return reasons

@@ -1,0 +1,92 @@
+"""Densities that are fitted to draws, for bridges and for importance sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import ModelError
+from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
+from ppl_backends.kernels.metric import metric_from_points
+from ppl_backends.marginal_likelihood.hierarchical import fit_hierarchical
+from ppl_backends.smc.mixing import modes
+from ppl_backends.targets.protocol import Array
+
+_DRAWS_PER_SQUARE = 8  # a covariance from n points costs an overlap of about exp(−dim²/4n)
+
+
+def fit_gaussian(x: Array) -> GaussianApproximation:
+    """Return the Gaussian with the mean and covariance of points ``(n, dim)``; the latter shrunk where they are too few."""
+    if not _are_many(*x.shape):
+        metric = metric_from_points(x)
+        return GaussianApproximation(metric.mean, cholesky=metric.factor, method="draws")
+    return GaussianApproximation(x.mean(axis=0), np.atleast_2d(np.cov(x.T)), method="draws")
+
+
+def fit_student(x: Array) -> Any:
+    """Return a Gaussian mixed with Student t's of one and four degrees of freedom; without them where no tails show."""
+    middle = metric_from_points(x)  # from quantiles, which a Cauchy has too
+    gaussian = GaussianApproximation(middle.mean, cholesky=middle.factor, method="draws")
+    return fit_mixture(student_mixture(gaussian), x, np.full(len(x), 1.0 / len(x))) or fit_gaussian(x)
+
+
+def fit_modes(x: Array) -> Any:
+    """Return a mixture with one Gaussian for each separated mode."""
+    labels = modes(x)
+    parts = [x[labels == label] for label in range(labels.max() + 1)]
+    covs = [np.atleast_2d(np.cov(part.T)) for part in parts]
+    return MixtureApproximation(
+        [len(part) for part in parts], [part.mean(axis=0) for part in parts], covs, method="draws"
+    )
+
+
+FITS = {"gaussian": fit_gaussian, "student": fit_student, "mixture": fit_modes, "hierarchical": fit_hierarchical}
+SYMMETRIC = ("gaussian", "student")
+"""Those that are symmetric about their mean, as Warp-III has it."""
+WITH_TAILS = ("gaussian", "student", "mixture")
+"""Those to which importance sampling adds tails where they are needed."""
+
+
+def fit_start(x: Array) -> Any:
+    """Return what SMC and importance sampling start from: the Gaussian of the draws, or one for each separated mode."""
+    return fit_modes(x) if _has_modes(x) else fit_gaussian(x)
+
+
+def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
+    """Return which of the ``allowed`` densities is fitted to draws ``(chain, draw, dim)``: the one named, or the best.
+
+    Draws in separated modes get a mixture, and draws too few for a covariance a hierarchy. For all others the first half of
+    every chain is fitted, and the second half judges: what is clearly nearer to it than a Gaussian is taken.
+    """
+    if name != "auto":
+        if name not in allowed:
+            raise ModelError(f"proposal={name!r}: this method takes {' or '.join(map(repr, allowed))}")
+        return name
+    dim, half = x.shape[2], x.shape[1] // 2
+    if "hierarchical" in allowed and not _are_many(x.size // dim // 2, dim):
+        return "hierarchical"
+    if "mixture" in allowed and _has_modes(x.reshape(-1, dim)):
+        return "mixture"
+    first, second = x[:, :half].reshape(-1, dim), x[:, half:].reshape(-1, dim)
+    shares = np.full(len(second), 1.0 / len(second))
+    found, height = "gaussian", fit_gaussian(first).log_density(second)
+    for other in [other for other in ("student", "hierarchical") if other in allowed]:
+        density = FITS[other](first).log_density(second)
+        if is_nearer(density, height, shares):
+            found, height = other, density
+    return found
+
+
+def _has_modes(x: Array) -> bool:
+    """Return whether points are in several separated modes, and enough in each for a covariance."""
+    labels = modes(x)
+    return bool(labels.any()) and _are_many(int(np.bincount(labels).min()) // 2, x.shape[1])
+
+
+def _are_many(n: int, dim: int) -> bool:
+    """Return whether points are enough for a covariance."""
+    return n * _DRAWS_PER_SQUARE >= dim**2

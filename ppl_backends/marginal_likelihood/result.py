@@ -1,0 +1,93 @@
+"""What an evidence from draws comes back as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.stats import t as student_t
+
+
+@dataclass(frozen=True, repr=False)
+class Evidence:
+    """The log evidence of a model from draws of its posterior, with its error and a verdict.
+
+    Attributes
+    ----------
+    log_evidence : float
+        Log ∫ exp(log density), of the program as written.
+    log_evidence_se : float
+        Its standard error.
+    log_evidence_df : float
+        Degrees of freedom of that, for intervals by Student's t; infinite where there are many.
+    trusted : bool
+        Whether nothing is held against it.
+    method : str
+        ``"bridge"``, ``"warp3"``, ``"importance"`` or ``"smc"``.
+    reasons : tuple of str
+        Why it is not trusted, each with its figure; empty where it is.
+    choice : str
+        Why it is this method.
+    proposal : str
+        What was fitted to the draws: ``"gaussian"``, ``"student"``, ``"mixture"`` or ``"hierarchical"``.
+    log_prior_normalizer : float or None
+        Log integral of the prior as written, None where the target does not say; models are compared by
+        ``log_evidence - log_prior_normalizer``.
+    log_prior_normalizer_se : float
+    note : str or None
+        What has to be said of the integral, as that a prior is improper and the evidence known up to a constant only.
+    diagnostics : dict of str to float
+        ``rhat`` (the largest) and ``effective_draws`` (the fewest) over coordinates, ``n_divergent``, ``n_repaired`` (draws
+        without a finite density), ``log_density_mismatch`` (where the sampler left its log densities); ``bridge`` and
+        ``bridge_se``; ``pareto_k`` of the bridge's terms, ``blocks_apart`` (how many standard errors bridges from reshuffled
+        blocks are from their mean at most), ``efficiency`` and ``weights_pareto_k`` of importance weights at the proposal's
+        points.
+
+    References
+    ----------
+    Meng, X.-L. and Wong, W. H. (1996). Simulating ratios of normalizing constants via a simple identity. *Statistica
+    Sinica* 6, 831–860.
+    """
+
+    log_evidence: float
+    log_evidence_se: float
+    log_evidence_df: float
+    trusted: bool
+    method: str
+    reasons: tuple[str, ...]
+    choice: str = ""
+    proposal: str = ""
+    log_prior_normalizer: float | None = None
+    log_prior_normalizer_se: float = 0.0
+    note: str | None = None
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+    def interval(self, probability: float = 0.95) -> tuple[float, float]:
+        """Return the interval that holds the log evidence with a probability, by Student's t.
+
+        Parameters
+        ----------
+        probability : float
+
+        Returns
+        -------
+        tuple of float
+
+        Examples
+        --------
+        >>> low, high = Evidence(-10.0, 0.1, float("inf"), True, "bridge", ()).interval()
+        >>> round(low, 3), round(high, 3)
+        (-10.196, -9.804)
+        """
+        half = float(student_t.isf(0.5 * (1.0 - probability), self.log_evidence_df)) * self.log_evidence_se
+        return self.log_evidence - half, self.log_evidence + half
+
+    def __repr__(self) -> str:
+        digits = int(np.clip(1 - np.floor(np.log10(max(self.log_evidence_se, 1e-12))), 1, 6))
+        value = f"{self.log_evidence:.{digits}f} ± {self.log_evidence_se:.{digits}f}"
+        few = f" ({self.log_evidence_df:.0f} df)" if self.log_evidence_df < 30 else ""
+        said = [f"log evidence {value}{few} by {self.method}, {'trusted' if self.trusted else 'NOT trusted'}"]
+        said += [f"  because {reason}" for reason in self.reasons]
+        said += [f"  {text}" for text in (self.choice, self.note) if text]
+        return "\n".join(said)
