@@ -6,10 +6,13 @@ r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}: a loss in place of a likelihood.
 ``auc``             risks of pairs in O(n log n)
 ``expression``      risks as PyTensor expressions, and Gibbs posteriors inside a PyMC model
 ``pair_ep``         EP for losses of pairs, in pieces
+``scores``          Gaussian processes as scores, predicted at new rows
 ``gaussian_vi``     Gaussian variational approximations with exact expectations
-``annealing``       deterministic annealing along λ, for losses that are not convex
+``fit``             deterministic annealing along λ, for losses that are not convex; sampled pairs
 ``certificates``    PAC-Bayes bounds on the risk of an approximation
+``kl_inverse``      the kl-inverse bound, and what holds for pairs
 ``learning_rate``   choosing λ, and the scale of the prior
+``theory``          λ and priors that theory suggests
 ==================  =========================================================================================
 """
 
@@ -21,11 +24,13 @@ from typing import Any
 _LAZY = {
     "Certificate": "certificates",
     "FunctionLoss": "losses",
+    "GaussianProcess": "scores",
     "GibbsPosterior": "posterior",
     "Hinge": "losses",
     "Logistic": "losses",
     "Loss": "losses",
     "PairLoss": "losses",
+    "Scores": "scores",
     "Quantile": "losses",
     "GibbsVI": "gaussian_vi",
     "SpikeSlab": "priors",
@@ -40,6 +45,7 @@ _LAZY = {
     "fit_gibbs_vi": "fit",
     "fit_gibbs_vi_path": "fit",
     "fit_pair_ep": "pair_ep",
+    "fit_pair_ep_path": "pair_ep",
     "gibbs_potential": "expression",
     "inclusion_probabilities": "pair_ep",
 }

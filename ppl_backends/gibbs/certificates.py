@@ -12,7 +12,11 @@ so that ρ may be any approximation, good or bad, of the Gibbs posterior. The te
   f = λ²/(4n) − (d/2) log(1 − κ²λ²/(2n)) for λ < √(2n)/κ.
 
 The last one corrects Lemma 3 of the paper, in print with −½ in place of −d/2 and with a bound on single entries of x: the
-Gaussian integral in its proof is over d coordinates, and |⟨θ, x⟩| ≤ ‖θ‖·‖x‖.
+Gaussian integral in its proof is over d coordinates, and |⟨θ, x⟩| ≤ ‖θ‖·‖x‖. It is vacuous at every λ that learns from the
+data. What is to be certified of a fit by the hinge loss is its error rate, which the theorem covers like that of any
+other ρ: ``loss="zero_one"``.
+
+The kl-inverse bound (:mod:`~ppl_backends.gibbs.kl_inverse`) asks for nothing more, has no λ, and is smaller.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ from scipy.stats import t as student
 from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.gaussian_vi import GibbsVI, expected_risk
-from ppl_backends.gibbs.losses import Hinge
+from ppl_backends.gibbs.kl_inverse import kl_inverse, log_moment, tangent
+from ppl_backends.gibbs.losses import Hinge, PairLoss
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.options import approximation as approximation_option
-from ppl_backends.options import checked, flag, has_moments, integer, none, number
+from ppl_backends.options import checked, choice, flag, has_moments, integer, none, number
 from ppl_backends.results.inference_data import (
     flat_draws,
     group,
@@ -56,9 +61,10 @@ class Certificate(NamedTuple):
     kl : float
         KL(ρ, π).
     deviation : float
-        f(λ, n).
+        f(λ, n), or log ξ(m) of the kl-inverse bound; 0 for particles there.
     candidates : int
-        Size of the grid that λ and the prior were chosen from; log(candidates) is part of the bound.
+        Size of the grid that λ and the prior were chosen from, or the prior alone for the kl-inverse bound;
+        log(candidates) is part of the bound.
     learning_rate : float
     n : int
     about : str
@@ -68,6 +74,11 @@ class Certificate(NamedTuple):
         (the sign of the mean score), ``bound`` itself at the mean of ρ for a convex loss, else NaN.
     assumptions : tuple of str
         What has to be true; nothing here checks it.
+    inequality : {"linear", "kl"}
+    class_bound : float
+        For pairs and a Gaussian, with ``inequality="kl"``: upper bound on the mean risk of a pair of one row of either class,
+        which is 1 − AUC under the 0–1 loss. It is not 2n₊n₋/(n(n − 1)) times ``bound`` but a bound of its own, given the
+        numbers of either class. Else NaN.
     """
 
     bound: float
@@ -81,13 +92,17 @@ class Certificate(NamedTuple):
     about: str
     predictor_bound: float
     assumptions: tuple[str, ...]
+    inequality: str = "linear"
+    class_bound: float = float("nan")
 
     def __str__(self) -> str:
+        name = {"linear": "f", "kl": "log ξ"}[self.inequality]
         lines = [
             f"With probability at least {1 - self.epsilon:g} over the data, the mean risk of {self.about} is at most "
             f"{self.bound:.4f}",
-            f"(empirical {self.expected_risk:.4f}, KL {self.kl:.4g} nats, f {self.deviation:.4g}, "
+            f"(empirical {self.expected_risk:.4f}, KL {self.kl:.4g} nats, {name} {self.deviation:.4g}, "
             f"log(candidates/ε) {np.log(self.candidates / self.epsilon):.4g}, λ {self.learning_rate:.6g}, n {self.n}).",
+            *([f"Pairs of the two classes: at most {self.class_bound:.4f}."] if np.isfinite(self.class_bound) else []),
             "Assumed:",
             *(f"* {assumption}" for assumption in self.assumptions),
         ]
@@ -97,6 +112,7 @@ class Certificate(NamedTuple):
 @checked(
     posterior=POSTERIOR,
     approximation=approximation_option() | inference_data("posterior"),
+    inequality=choice("linear", "kl"),
     epsilon=number(above=0, below=1),
     sharp=flag,
     candidates=none | integer(1),
@@ -106,6 +122,8 @@ def certify(
     posterior: GibbsPosterior,
     approximation: Any,
     *,
+    inequality: str = "linear",
+    loss: Any = None,
     epsilon: float = 0.05,
     sharp: bool = False,
     candidates: int | None = None,
@@ -120,15 +138,24 @@ def certify(
     approximation : Gaussian approximation or result of :func:`~ppl_backends.sample_smc`
         A Gaussian with ``mean`` and ``cov`` (VI, EP, Laplace on the posterior, or anything else). For an SMC result ρ is the
         Gibbs posterior itself, for which the bound follows from the pseudo-evidence alone.
+    inequality : {"linear", "kl"}
+        ``"linear"`` is the theorem of Alquier, Ridgway & Chopin (2016), 1/λ times a penalty added to the empirical risk.
+        ``"kl"`` inverts the divergence of the empirical from the true risk (Seeger 2002; Maurer 2004): it is smaller
+        as a rule, and holds for any λ, chosen in any way; a choice of the prior is paid for in both. Of particles, whose KL
+        is known by way of λ only, it is Catoni's bound (2007) at that λ, which is smaller than the linear one as well.
+    loss : str or Loss, optional
+        What is certified, where it is not the loss of the posterior: ``"zero_one"`` for the error rate of a Gaussian that
+        was fitted by the hinge or the logistic loss, ``"auc"`` for the wrong order of pairs of one fitted by ``"auc_hinge"``.
     epsilon : float
         Probability with which the bound may fail.
     sharp : bool
-        Hoeffding's lemma with its own constant, a quarter of the published f or less.
+        Of the linear bound: Hoeffding's lemma with its own constant, a quarter of the published f or less.
     candidates : int, optional
-        Number of pairs (λ, prior), fixed before seeing the data, that this one was chosen from on the same data: the bound
-        then holds for all of them at once. By default what the functions of this package that chose them have recorded.
+        Number of pairs (λ, prior), or of priors for ``inequality="kl"``, fixed before seeing the data, that this one was
+        chosen from on the same data: the bound then holds for all of them at once. By default what the functions of this
+        package that chose them have recorded.
     feature_bound : float, optional
-        For the hinge loss: κ with √(xᵀSx) ≤ κ for all rows x that can occur, S the prior covariance.
+        For the hinge loss itself: κ with √(xᵀSx) ≤ κ for all rows x that can occur, S the prior covariance.
 
     Returns
     -------
@@ -140,6 +167,11 @@ def certify(
         If the theorem does not apply: an unbounded loss, a prior or λ tuned on the same data outside a fixed grid, or an
         approximation that has no exact KL.
 
+    References
+    ----------
+    Alquier, Ridgway & Chopin (2016), On the properties of variational approximations of Gibbs posteriors. JMLR 17.
+    Maurer (2004), A note on the PAC Bayesian theorem. Catoni (2007), PAC-Bayesian supervised classification.
+
     Examples
     --------
     >>> import numpy as np
@@ -148,33 +180,41 @@ def certify(
     >>> X = rng.normal(size=(500, 2))
     >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=500))
     >>> posterior = GibbsPosterior((0.0, 1.0), "zero_one", X, y, learning_rate=100.0)
-    >>> certificate = certify(posterior, fit_gibbs_vi(posterior))
-    >>> round(certificate.expected_risk, 2), round(certificate.bound, 2)
-    (0.06, 0.22)
+    >>> q = fit_gibbs_vi(posterior)
+    >>> linear, kl = (certify(posterior, q, inequality=kind) for kind in ("linear", "kl"))
+    >>> round(linear.expected_risk, 2), round(linear.bound, 2), round(kl.bound, 2)
+    (0.06, 0.22, 0.11)
     """
-    count = _candidates(posterior, candidates)
-    deviation, assumptions = _deviation(posterior, sharp, feature_bound)
-    if is_inference_data(approximation):
-        share = 1 - MONTE_CARLO_SHARE
+    if sharp and inequality == "kl":
+        raise ModelError("sharp=True is an option of inequality='linear'; the kl-inverse bound has no f")
+    particles = is_inference_data(approximation)
+    if loss is not None:
+        if particles:
+            raise ModelError("loss= is for Gaussians: particles have no KL but by the loss they were drawn with")
+        posterior = posterior.with_loss(loss)
+    free = inequality == "kl" and not particles  # whether the bound holds for all λ at once
+    count = _candidates(posterior, candidates, free)
+    assumptions: tuple[str, ...] = ()
+    if particles:
+        share, about = 1 - MONTE_CARLO_SHARE, "the Gibbs posterior (which the particles represent)"
         risk, kl, surplus = _from_smc(posterior, approximation, MONTE_CARLO_SHARE * epsilon)
-        assumptions += (
+        assumptions = (
             f"the estimate of the pseudo-evidence is normal or Student t about its value; {MONTE_CARLO_SHARE:.0%} of ε is "
             "kept for its error",
         )
-        about = "the Gibbs posterior (which the particles represent)"
     elif has_moments(approximation):
         share, surplus = 1.0, 0.0
-        risk, kl = _from_gaussian(posterior, approximation)
         about = f"the Gaussian ({as_approximation(approximation).method})"
+        risk, kl = _from_gaussian(posterior, approximation)
     else:
         kind = type(approximation).__name__
         raise ModelError(f"approximation={kind}: expected a Gaussian with mean and cov, or an SMC result")
-    rate = posterior.learning_rate
-    bound = risk + (deviation + kl + surplus + np.log(count / (share * epsilon))) / rate
-    if count > 1:
-        assumptions += (f"λ and the prior were chosen from {count} candidates that were fixed before seeing the data",)
+    nats = kl + surplus + float(np.log(count / (share * epsilon)))
+    if inequality == "kl":
+        bound, deviation, needed = _kl_bound(posterior, risk, nats, particles)
     else:
-        assumptions += ("λ and the prior were fixed before seeing the data, and so was every scaling of X",)
+        deviation, needed = _deviation(posterior, sharp, feature_bound)
+        bound = risk + (deviation + nats) / posterior.learning_rate
     return Certificate(
         float(bound),
         float(epsilon),
@@ -182,47 +222,92 @@ def certify(
         float(kl),
         float(deviation),
         count,
-        rate,
+        posterior.learning_rate,
         posterior.n,
         about,
         _of_predictor(posterior, float(bound)),
-        assumptions,
+        needed + assumptions + (_fixed(count, free),),
+        inequality,
+        _class_bound(posterior, risk, nats) if free and posterior.paired else float("nan"),
     )
 
 
-def _candidates(posterior: GibbsPosterior, given: int | None) -> int:
+def _fixed(count: int, free: bool) -> str:
+    """Return what must not depend on the data."""
+    what = "the prior was" if free else "λ and the prior were"
+    if count > 1:
+        return f"{what} chosen from {count} candidates that were fixed before seeing the data"
+    return f"{what} fixed before seeing the data, and so was every scaling of X"
+
+
+def _candidates(posterior: GibbsPosterior, given: int | None, free: bool) -> int:
     """Return the size of the grid to pay for; refuses choices that no grid covers."""
     recorded = 1
-    for choice in posterior.tuning:
-        if choice.candidates is None:
+    for made in posterior.tuning:
+        if free and made.what == "learning rate":
+            continue
+        if made.candidates is None:
             if given is None:
                 raise ModelError(
-                    f"the {choice.what} was chosen on the same data by {choice.how}, outside a grid fixed in advance: no "
+                    f"the {made.what} was chosen on the same data by {made.how}, outside a grid fixed in advance: no "
                     "certificate holds; choose from a grid, split the data, or fix it in advance"
                 )
             continue
-        recorded *= choice.candidates
+        recorded *= made.candidates
     if given is not None and given < recorded:
         raise ModelError(f"candidates={given}: the choices recorded were from {recorded}")
     return recorded if given is None else int(given)
 
 
-def _deviation(posterior: GibbsPosterior, sharp: bool, feature_bound: float | None) -> tuple[float, tuple[str, ...]]:
-    """Return f(λ, n) and its assumptions."""
-    loss, n, rate = posterior.loss, posterior.n, posterior.learning_rate
+def _kl_bound(
+    posterior: GibbsPosterior, risk: float, nats: float, particles: bool
+) -> tuple[float, float, tuple[str, ...]]:
+    """Return the kl-inverse bound, log ξ(m) and the assumptions; of particles its tangent at λ, by log Z = −λ r − KL."""
+    largest, assumptions = _bounded(posterior)
+    m = posterior.n // 2 if posterior.paired else posterior.n
+    if particles:
+        deviation, rate = 0.0, posterior.learning_rate * largest
+        bound = tangent(rate * risk / largest + nats, rate, m)
+    else:
+        deviation = log_moment(m)
+        bound = kl_inverse(risk / largest, (nats + deviation) / m)
+    return min(1.0, bound) * largest, deviation, assumptions
+
+
+def _class_bound(posterior: GibbsPosterior, risk: float, nats: float) -> float:
+    """Return the kl-inverse bound over pairs of the two classes, as many of them independent as the smaller has rows."""
+    linear, (largest, _) = posterior._linear("certify"), _bounded(posterior)
+    pairs, m = len(linear.above) * len(linear.below), min(len(linear.above), len(linear.below))
+    share = risk * posterior.n * (posterior.n - 1) / (2 * pairs * largest)
+    return largest * kl_inverse(share, (nats + log_moment(m)) / m)
+
+
+def _bounded(posterior: GibbsPosterior) -> tuple[float, tuple[str, ...]]:
+    """Return the largest loss, and what its bound assumes."""
+    loss = posterior.loss
     if loss is None:
         raise ModelError("no certificate: it is not known whether the loss of this posterior is bounded")
-    pairs = "independent and identically distributed rows"
     if loss.bound is None:
-        if isinstance(loss, Hinge) and feature_bound is not None:
-            return _hinge_deviation(posterior, float(feature_bound))
-        hint = "; give feature_bound=, a bound on √(xᵀSx) known in advance" if isinstance(loss, Hinge) else ""
+        inner = loss.inner if isinstance(loss, PairLoss) else loss
+        target = "auc" if posterior.paired else "zero_one"
+        hint = f"; loss={target!r} certifies the 0–1 risk of the same Gaussian" if inner.classification else ""
+        if isinstance(loss, Hinge):
+            hint += (
+                ", feature_bound=, a bound on √(xᵀSx) known in advance, the hinge loss itself with inequality='linear'"
+            )
         raise ModelError(f"no certificate: the {loss.name} loss is not bounded{hint}")
-    squared = (loss.bound * rate) ** 2
-    bounded = f"a loss between 0 and {loss.bound:g}"
+    return loss.bound, ("independent and identically distributed rows", f"a loss between 0 and {loss.bound:g}")
+
+
+def _deviation(posterior: GibbsPosterior, sharp: bool, feature_bound: float | None) -> tuple[float, tuple[str, ...]]:
+    """Return f(λ, n) and its assumptions."""
+    if isinstance(posterior.loss, Hinge) and feature_bound is not None:
+        return _hinge_deviation(posterior, float(feature_bound))
+    largest, assumptions = _bounded(posterior)
+    n, squared = posterior.n, (largest * posterior.learning_rate) ** 2
     if posterior.paired:
-        return (squared / (8 * (n // 2)) if sharp else squared / (n - 1)), (pairs, bounded)
-    return (squared / (8 * n) if sharp else squared / (2 * n)), (pairs, bounded)
+        return (squared / (8 * (n // 2)) if sharp else squared / (n - 1)), assumptions
+    return (squared / (8 * n) if sharp else squared / (2 * n)), assumptions
 
 
 def _hinge_deviation(posterior: GibbsPosterior, kappa: float) -> tuple[float, tuple[str, ...]]:

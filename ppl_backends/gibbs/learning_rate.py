@@ -4,6 +4,7 @@
 ``cross-validation``   risk of predictions on held-out folds: by refitting (VI), by removing the folds' sites from one
                        EP fit a λ, or by reweighting the particles of one SMC run from the prior to the largest λ
 ``bound``              the PAC-Bayes bound itself, with log(number of candidates) added: what is chosen is certified
+``annealing``          the same along increasing λ, each fit the start of the next, until the bound rises
 ``safe-bayes``         loss on every block of data, expected under the posterior given the blocks before it
 =====================  =============================================================================================
 
@@ -14,7 +15,7 @@ learning rates (it falls in λ whatever the data), but it compares priors at one
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from ppl_backends.options import array, checked, choice, increasing, integer, no
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, Index
 
-METHODS = ("cross-validation", "bound", "safe-bayes")
+METHODS = ("cross-validation", "bound", "annealing", "safe-bayes")
 FITS = ("vi", "ep", "smc")
 TOLERANCE = 1e-2  # nats, of the fits that are compared
 
@@ -48,7 +49,8 @@ class LearningRateChoice(NamedTuple):
     learning_rate : float
     grid : ndarray (k,)
     criterion : ndarray (k,)
-        Held-out risk, bound, or cumulative loss an observation; the smallest is chosen. Infinite where a fit failed.
+        Held-out risk, bound, or cumulative loss an observation; the smallest is chosen. Infinite where a fit failed, or
+        annealing did not get to.
     standard_error : ndarray (k,)
         Between folds or blocks; NaN for the bound.
     pareto_k : ndarray (k,)
@@ -116,7 +118,9 @@ def choose_learning_rate(
         Of linear scores; its own λ does not matter.
     grid : sequence of float, optional
         Increasing rates, to be fixed before seeing the data if a certificate is wanted; from n/16 to 8n by default.
-    method : {"cross-validation", "bound", "safe-bayes"}
+    method : {"cross-validation", "bound", "annealing", "safe-bayes"}
+        ``"annealing"`` stops at the first λ whose bound is above that of the one before (Alquier et al. 2016, Algorithm 3),
+        which spares the fits at larger ones; it pays for the whole grid.
     fit : {"vi", "ep", "smc"}
         ``"smc"`` for cross-validation only. VI and EP need a Gaussian prior.
     folds : int
@@ -128,7 +132,7 @@ def choose_learning_rate(
     draws : int
         Particles of SMC.
     **certificate
-        For ``method="bound"``: ``epsilon``, ``sharp``, ``feature_bound``.
+        For ``method="bound"`` and ``"annealing"``: ``inequality``, ``loss``, ``epsilon``, ``sharp``, ``feature_bound``.
 
     Returns
     -------
@@ -155,14 +159,15 @@ def choose_learning_rate(
     (TuningRecord(what='learning rate', how='cross-validation', candidates=2),)
     """
     rates = default_grid(posterior.n) if grid is None else np.asarray(grid, dtype=np.float64)
-    if certificate and method != "bound":
-        raise ModelError(f"{next(iter(certificate))!r} is an option of method='bound' only")
+    certified = method in ("bound", "annealing")
+    if certificate and not certified:
+        raise ModelError(f"{next(iter(certificate))!r} is an option of method='bound' and 'annealing' only")
     if fit == "smc" and method != "cross-validation":
         raise ModelError(f"method={method!r} takes fit='vi' or 'ep'; SMC gives cross-validation")
     fold_rng, smc_rng = spawn_generators(random_seed, 2)
     pareto_k = np.full(len(rates), np.nan)
-    if method == "bound":
-        criterion = _bounds(posterior, rates, fit, family, certificate)
+    if certified:
+        criterion = _bounds(posterior, rates, fit, family, certificate, stop=method == "annealing")
         error = np.full(len(rates), np.nan)
     else:
         pieces = _folds(posterior, folds, fold_rng)
@@ -277,6 +282,20 @@ def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
     return fit_ep(posterior)
 
 
+def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> Iterator[Any]:
+    """Yield a fit at every rate, each made when it is asked for; None where EP did not converge."""
+    last = None
+    for rate in rates:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ApproximationWarning)
+            at = posterior.with_learning_rate(rate)
+            if fit == "vi":
+                last = fit_gibbs_vi(at, family=family, initial=last, tolerance=TOLERANCE)
+            else:
+                last = _fit(at, fit, family)
+        yield last if last.converged or fit == "vi" else None
+
+
 def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> list[Any]:
     """Return a fit at every rate, the one before as its start; None where EP did not converge."""
     with warnings.catch_warnings():
@@ -349,14 +368,19 @@ def _by_reweighting(
     return table, pareto_k
 
 
-def _bounds(posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any]) -> Array:
-    """Return the bound at every rate, each paying for all."""
-    count = len(rates) * int(np.prod([choice.candidates or 1 for choice in posterior.tuning]))
-    bounds = []
-    for rate, q in zip(rates, _path(posterior, rates, fit, family), strict=True):
-        at = posterior.with_learning_rate(rate)
-        bounds.append(np.inf if q is None else certify(at, q, candidates=count, **options).bound)
-    return np.array(bounds)
+def _bounds(
+    posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any], stop: bool
+) -> Array:
+    """Return the bound at every rate, each paying for all, where rates are to be paid for; or up to the first that rises."""
+    choices = (*posterior.tuning, TuningRecord("learning rate", "bound", len(rates)))
+    bounds = np.full(len(rates), np.inf)
+    fits = (_annealed if stop else _path)(posterior, rates, fit, family)
+    for i, q in enumerate(fits):
+        if q is not None:
+            bounds[i] = certify(posterior.with_learning_rate(rates[i])._tuned(*choices), q, **options).bound
+        if stop and i and bounds[i] > bounds[i - 1]:
+            break
+    return bounds
 
 
 def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str) -> Array:

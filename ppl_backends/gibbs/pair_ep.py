@@ -6,6 +6,7 @@ rows and columns, so that a sweep costs n₊n₋ tilted moments and matrix produ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -116,38 +117,93 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     >>> fit_pair_ep(GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=40.0)).converged
     True
     """
-    risk, prior = posterior._linear("fit_pair_ep"), posterior.prior
-    if not isinstance(prior, GaussianPriorTarget | SpikeSlab) or not isinstance(risk.loss, PairLoss):
+    prior = posterior.prior
+    if isinstance(prior, SpikeSlab):
+        return _along_widths(posterior, prior, [*_wider(prior), prior.spike], executor, options)[-1]
+    if not isinstance(prior, GaussianPriorTarget):
         raise ModelError(
             "fit_pair_ep: expected a pair loss and a Gaussian or SpikeSlab prior; use fit_ep or sample_smc"
         )
+    options |= {"dim": prior.dim, "executor": executor, "names": prior.names}
+    gaussian = prior.gaussian
+    return fit_ep_sharded(_shards(posterior), gaussian.mean, gaussian.precision, **options).replaced(target=posterior)
+
+
+@checked(posterior=POSTERIOR)
+def fit_pair_ep_path(
+    posterior: GibbsPosterior, spikes: Sequence[float], *, executor: Executor | None = None, **options: Any
+) -> list[Any]:
+    """Fit once for each of several decreasing widths of the spikes, each started at the one before.
+
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        With a pair loss and a :class:`SpikeSlab` prior.
+    spikes : sequence of float
+        Standard deviations of the spikes, the first of a tenth of the slab or so.
+    executor, **options
+        As for :func:`fit_pair_ep`.
+
+    Returns
+    -------
+    list of EPApproximation
+        The prior of their ``target`` has the spike; :func:`inclusion_probabilities` takes each of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 3))
+    >>> y = np.sign(X @ [1.0, 0.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> path = fit_pair_ep_path(GibbsPosterior(SpikeSlab(3), "auc", X, y, learning_rate=60.0), [0.1, 0.01, 0.001])
+    >>> [inclusion_probabilities(q).round(1).tolist() for q in path[1:]]
+    [[1.0, 0.3, 0.9], [1.0, 0.3, 0.9]]
+    """
+    prior, widths = posterior.prior, np.asarray(spikes, dtype=np.float64)
+    if not isinstance(prior, SpikeSlab):
+        raise ModelError("fit_pair_ep_path: expected a SpikeSlab prior; fit_pair_ep takes others")
+    if widths.ndim != 1 or not len(widths) or np.any(np.diff(widths) >= 0) or not widths[-1] > 0:
+        raise ModelError(f"spikes={spikes!r}: expected decreasing numbers above 0")
+    return _along_widths(posterior, prior, widths.tolist(), executor, options)
+
+
+def _shards(posterior: GibbsPosterior) -> list[Any]:
+    """Return the pairs of a pair loss in pieces."""
+    risk = posterior._linear("fit_pair_ep")
+    if not isinstance(risk.loss, PairLoss):
+        raise ModelError("fit_pair_ep: expected a pair loss; use fit_ep or sample_smc")
     above, below = risk.above, risk.below
     step = max(1, SHARD_PAIRS // len(below))
-    shards: list[Any] = [
+    return [
         FileShard(
             _PairRows(risk.X, risk.offset, above[k : k + step], below, risk.loss.inner, posterior.site_weight),
             len(above[k : k + step]) * len(below),
         )
         for k in range(0, len(above), step)
     ]
-    options |= {"dim": prior.dim, "executor": executor, "names": prior.names}
-    if isinstance(prior, GaussianPriorTarget):
-        found = fit_ep_sharded(shards, prior.gaussian.mean, prior.gaussian.precision, **options)
-    else:
-        found = _along_widths(shards, prior, options)
-    return found.replaced(target=posterior)
 
 
-def _along_widths(shards: list[Any], prior: SpikeSlab, options: dict[str, Any]) -> Any:
-    """Return the fit with a spike-and-slab prior, by way of wider spikes: each fit starts from the one before.
+def _wider(prior: SpikeSlab) -> list[float]:
+    """Return widths of spikes on the way to those of a prior.
 
     The loss does not see the length of θ. Narrow spikes at once leave EP where all coefficients are in theirs.
     """
     widths = WIDEST * prior.slab * 0.1 ** np.arange(np.ceil(np.log10(WIDEST * prior.slab / prior.spike)))
-    found, design, offset = None, np.eye(prior.dim), np.zeros(prior.dim)
-    for width in (*widths, prior.spike):
-        spikes = ArrayShard(design, offset, prior.with_spike(float(width)).sites)
-        found = fit_ep_sharded([*shards, spikes], 0.0, 0.0, initial=found, **options)
+    return [float(width) for width in widths]
+
+
+def _along_widths(
+    posterior: GibbsPosterior, prior: SpikeSlab, widths: list[float], executor: Executor | None, options: dict[str, Any]
+) -> list[Any]:
+    """Return the fits with spikes of several widths, each started from the one before."""
+    shards, design, offset = _shards(posterior), np.eye(prior.dim), np.zeros(prior.dim)
+    options |= {"dim": prior.dim, "executor": executor, "names": prior.names}
+    found: list[Any] = []
+    for width in widths:
+        narrowed = prior.with_spike(width)
+        start = found[-1] if found else None
+        fit = fit_ep_sharded([*shards, ArrayShard(design, offset, narrowed.sites)], 0.0, 0.0, initial=start, **options)
+        found.append(fit.replaced(target=posterior if width == prior.spike else posterior.with_prior(narrowed)))
     return found
 
 

@@ -18,6 +18,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import FunctionLoss, Loss, PairLoss, resolve_loss
 from ppl_backends.gibbs.priors import GaussianPriorTarget, coefficient_columns, resolve_prior
 from ppl_backends.gibbs.risks import FunctionRisk, LinearRisk, LossObservations
+from ppl_backends.gibbs.theory import THEORY, theory_prior, theory_rate
 from ppl_backends.options import instance, number
 from ppl_backends.targets.factors import Factors, SiteFamily
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
@@ -50,9 +51,9 @@ class GibbsPosterior(WrappedTarget):
 
     Parameters
     ----------
-    prior : mean and covariance, pm.Model, Stan program, approximation, or target
+    prior : mean and covariance, "theory", pm.Model, Stan program, approximation, or target
         A Gaussian (numbers, vectors, or a covariance matrix), a model without likelihood, or a Stan program, of which the
-        prior is taken.
+        prior is taken. ``"theory"`` is N(0, I/d) with d columns of X, or N(0, I) for pairs.
     loss : str, Loss, function or PyTensor expression
         ``"zero_one"``, ``"hinge"``, ``"logistic"``, ``"squared"``, ``"absolute"``, ``"quantile"`` (a median;
         ``Quantile(0.9)`` for others), ``"auc"``, ``"auc_hinge"``, or an object of
@@ -62,8 +63,9 @@ class GibbsPosterior(WrappedTarget):
         or a pair.
     X, y : array (n, p) and (n,), optional
         Data of a linear score Xθ. There is no intercept but a column of ones.
-    learning_rate : float
-        λ, which multiplies the mean loss.
+    learning_rate : float or "theory"
+        λ, which multiplies the mean loss. ``"theory"`` is √(nd) for bounded losses of observations and √(d(n − 1)/2) for
+        pairs, which need no data: see :mod:`ppl_backends.gibbs.theory`.
     offset : float or array (n,)
         Added to the scores.
     coefficients : str or sequence of str, optional
@@ -135,7 +137,7 @@ class GibbsPosterior(WrappedTarget):
         X: Any = None,
         y: Any = None,
         *,
-        learning_rate: float,
+        learning_rate: float | str,
         offset: Any = 0.0,
         coefficients: str | Sequence[str] | None = None,
         n: int | None = None,
@@ -143,7 +145,6 @@ class GibbsPosterior(WrappedTarget):
         data: Any = None,
         **options: Any,
     ) -> None:
-        self.learning_rate = _checked_rate(learning_rate)
         self.tuning: tuple[TuningRecord, ...] = ()
         self.loss: Loss | None = None
         self.X = self.y = None
@@ -165,6 +166,8 @@ class GibbsPosterior(WrappedTarget):
                 labels = [str(column) for column in X.columns]
             self.loss = FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
             self.X, self.y, offset = _checked_data(self.loss, X, y, offset)
+            if isinstance(prior, str) and prior == THEORY:
+                prior = theory_prior(self.loss, self.X.shape[1])
             prior = resolve_prior(prior, self.X.shape[1], data, labels, options)
             if isinstance(prior, GaussianPriorTarget):
                 columns: Index = np.arange(prior.dim)
@@ -173,6 +176,7 @@ class GibbsPosterior(WrappedTarget):
             self._risk = LinearRisk(self.loss, self.X, self.y, offset, columns, prior.dim)
         super().__init__(prior)
         self._adopt_data()
+        self.learning_rate = self._checked_rate(learning_rate)
 
     @property
     def prior(self) -> BaseTarget:
@@ -230,12 +234,17 @@ class GibbsPosterior(WrappedTarget):
 
     # -- relatives -------------------------------------------------------------------------------------------------
 
-    def with_learning_rate(self, learning_rate: float) -> GibbsPosterior:
+    def with_learning_rate(self, learning_rate: float | str) -> GibbsPosterior:
         """Return the same posterior at another λ; nothing is compiled again."""
         other = copy.copy(self)
-        other.learning_rate = _checked_rate(learning_rate)
+        other.learning_rate = self._checked_rate(learning_rate)
         other._gaussian_factors = None
         return other
+
+    def _checked_rate(self, learning_rate: Any) -> float:
+        if isinstance(learning_rate, str) and learning_rate == THEORY:
+            return theory_rate(self.loss, self.n, 0 if self.X is None else self.X.shape[1])
+        return number(above=0).check("learning_rate", learning_rate)
 
     def tempered(self, power: float) -> GibbsPosterior:
         """Return exp{−λ r_n} to a power: the learning rate is multiplied."""
@@ -247,6 +256,16 @@ class GibbsPosterior(WrappedTarget):
         return GibbsPosterior(
             prior, risk.loss, self.X, self.y, learning_rate=self.learning_rate, offset=risk.offset, **options
         )._tuned(*self.tuning)
+
+    def with_loss(self, loss: Any) -> GibbsPosterior:
+        """Return the posterior of another loss of the same scores and outcomes, under the same prior and at the same λ."""
+        risk, other = self._linear("with_loss"), copy.copy(self)
+        other.loss = resolve_loss(loss)
+        other.X, other.y, offset = _checked_data(other.loss, risk.X, risk.y, risk.offset)
+        other._risk = LinearRisk(other.loss, other.X, other.y, offset, risk.columns, self.dim)
+        other._gaussian_factors = None
+        other._adopt_data()
+        return other
 
     def subset(self, rows: Any) -> GibbsPosterior:
         """Return the posterior given some observations only, with the same weight η of each."""
@@ -372,10 +391,6 @@ class GibbsPosterior(WrappedTarget):
             f"GibbsPosterior(loss={name!r}, dim={self.dim}, n={self.n}, learning_rate={self.learning_rate:.6g}, "
             f"eta={self.eta:.4g})"
         )
-
-
-def _checked_rate(learning_rate: Any) -> float:
-    return number(above=0).check("learning_rate", learning_rate)
 
 
 def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array, Array]:

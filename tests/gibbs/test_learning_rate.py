@@ -52,6 +52,36 @@ def test_pairs_are_left_out_with_their_observations(data):
     np.testing.assert_allclose(ep.criterion, vi.criterion, atol=0.02)
 
 
+def test_annealing_stops_where_the_bound_rises(data):
+    posterior = GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=1.0)
+    grid = [5.0, 20.0, 40.0, 80.0, 160.0, 320.0]
+    for options in ({}, {"sharp": True}, {"inequality": "kl"}):
+        whole = choose_learning_rate(posterior, grid, method="bound", **options).criterion
+        rises = np.flatnonzero(np.diff(whole) > 0)
+        last = rises[0] + 2 if len(rises) else len(grid)
+        found = choose_learning_rate(posterior, grid, method="annealing", **options)
+        np.testing.assert_allclose(found.criterion[:last], whole[:last], atol=2e-3)
+        assert np.isinf(found.criterion[last:]).all()
+        assert found.posterior.tuning[-1].candidates == len(grid)
+    assert choose_learning_rate(posterior, grid, method="annealing", fit="ep").learning_rate in grid
+
+
+def test_constants_of_the_theory(data):
+    X, y = data
+    single = GibbsPosterior("theory", "zero_one", X, y, learning_rate="theory")
+    assert single.learning_rate == pytest.approx(np.sqrt(200))
+    np.testing.assert_allclose(single.gaussian_prior.covariance, np.eye(2) / 2)
+    pairs = GibbsPosterior("theory", "auc", X, y, learning_rate="theory")
+    assert pairs.learning_rate == pytest.approx(np.sqrt(99))
+    np.testing.assert_allclose(pairs.gaussian_prior.covariance, np.eye(2))
+    assert single.with_learning_rate(3.0).with_learning_rate("theory").learning_rate == single.learning_rate
+    assert certify(single, fit_gibbs_vi(single)).candidates == 1
+    with pytest.raises(ModelError, match="learning_rate='theory': the hinge loss is not bounded"):
+        GibbsPosterior("theory", "hinge", X, y, learning_rate="theory")
+    with pytest.raises(ModelError, match="learning_rate='thery': expected a number above 0"):
+        GibbsPosterior("theory", "auc", X, y, learning_rate="thery")
+
+
 def test_the_bound_pays_for_the_grid(data):
     posterior = GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=1.0)
     choice = choose_learning_rate(posterior, GRID, method="bound", epsilon=0.1)

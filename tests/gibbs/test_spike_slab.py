@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs import GibbsPosterior, SpikeSlab, fit_pair_ep, inclusion_probabilities
+from ppl_backends.gibbs import GibbsPosterior, SpikeSlab, fit_pair_ep, fit_pair_ep_path, inclusion_probabilities
 from ppl_backends.numerics.differences import central_differences
 
 
@@ -40,6 +40,16 @@ def test_widths_of_narrow_spikes_do_not_matter():
     np.testing.assert_allclose(*found, atol=1e-3)
 
 
+def test_a_path_of_widths_ends_where_one_fit_does():
+    given = posterior(1, SpikeSlab(3))
+    path, alone = fit_pair_ep_path(given, [0.1, 0.01, 1e-3, 1e-4, 1e-6]), fit_pair_ep(given)
+    assert [fit.target.prior.spike for fit in path] == [0.1, 0.01, 1e-3, 1e-4, 1e-6]
+    shares = np.array([inclusion_probabilities(fit) for fit in path])
+    np.testing.assert_allclose(shares[-1], inclusion_probabilities(alone), atol=1e-4)
+    assert np.abs(shares[0] - shares[-1]).max() > 0.02
+    np.testing.assert_allclose(path[-1].mean, alone.mean, atol=1e-4)
+
+
 def test_prior_is_a_density_with_its_gradient_and_draws():
     prior, rng = SpikeSlab(2, inclusion=0.3, slab=2.0, spike=0.1), np.random.default_rng(1)
     grid = np.linspace(-20.0, 20.0, 100_001)
@@ -59,6 +69,8 @@ def test_prior_is_a_density_with_its_gradient_and_draws():
     [
         (lambda: SpikeSlab(2, spike=2.0), "must be below slab"),
         (lambda: SpikeSlab(2, inclusion=1.0), "inclusion=1.0"),
+        (lambda: fit_pair_ep_path(posterior(1, (0.0, 1.0)), [0.1]), "expected a SpikeSlab prior"),
+        (lambda: fit_pair_ep_path(posterior(1, SpikeSlab(3)), [0.1, 0.2]), "expected decreasing numbers"),
         (lambda: inclusion_probabilities(fit_pair_ep(posterior(1, (0.0, 1.0)))), "with a SpikeSlab prior"),
     ],
 )
