@@ -69,6 +69,7 @@ OPEN = {
         "initvals",
         "axes",
         "source",
+        "loss",
     ),
     *("x", "rows", "columns", "values", "shape", "shards", "prior_mean", "prior_precision", "names"),
 }

@@ -102,6 +102,10 @@ def report(name, run, runs, exact):
         seconds.append(time.process_time() - clock)
         inclusions.append(inclusion)
         logs.append(log_evidence)
+        apart = np.ptp(inclusions, axis=0).max()
+        print(
+            f"    {seed}: {log_evidence:.3f}, {seconds[-1]:.1f} CPU s, inclusions so far {apart:.3f} apart", flush=True
+        )
     inclusions, logs = np.array(inclusions), np.array(logs)
     print(
         f"{name}: {np.mean(seconds):.3f} CPU s a run, largest sd of an inclusion {inclusions.std(axis=0, ddof=1).max():.4f}, "

@@ -13,11 +13,13 @@
 ``moves``         proposals from afar and small steps
 ``sampler``       runs of SMC, and whether they agree
 ``results``       InferenceData
+``predictions``   the response at new rows, averaged over models
 ``indicators``    models with indicators written out
 ``chain``         a Markov chain over these and coefficients, for a step method
 ================  ==================================================================
 """
 
+from ppl_backends.model_search.predictions import Prediction, predict
 from ppl_backends.model_search.select import select_variables
 
-__all__ = ["select_variables"]
+__all__ = ["Prediction", "predict", "select_variables"]

@@ -12,6 +12,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.model_search.space import Bits, place
 from ppl_backends.model_search.switched import Switched, switched
 from ppl_backends.options import shown
+from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors, Logit, Poisson, Probit, SiteFamily, StackedSites, StudentT
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
@@ -44,6 +45,8 @@ class Form:
         None for the linear model with a g-prior, which is ``linear``: design, response and prior.
     extra : tuple of str
         Parameters beside the coefficients.
+    link : str or None
+        Of a design; None for a model, which knows it itself.
     """
 
     names: tuple[str, ...]
@@ -53,6 +56,7 @@ class Form:
     regression: Switched | None = None
     linear: tuple[Array, Array, str] | None = None
     extra: tuple[str, ...] = ()
+    link: str | None = None
 
 
 class Coefficients(BaseTarget):
@@ -60,12 +64,24 @@ class Coefficients(BaseTarget):
 
     label = "design"
 
-    def __init__(self, names: tuple[str, ...], own: Index, added: bool, extra: tuple[str, ...], y: Array) -> None:
-        self.names, self.dim = (*names, *extra), len(names) + len(extra)
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        own: Index,
+        added: bool,
+        extra: tuple[str, ...],
+        y: Array,
+        digests: Mapping[str, str],
+    ) -> None:
+        self.names, self.dim, self._digests = (*names, *extra), len(names) + len(extra), dict(digests)
         self._own, self._added, self._extra = own, added, extra
         self.coords = {"predictor": [names[j] for j in own], "obs": range(len(y))}
         self.dims = {"beta": ["predictor"], "gamma": ["predictor"], "y": ["obs"]}
         self.observed_data = {"y": y}
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the design, the response and what else was given."""
+        return dict(self._digests)
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
         found = {"beta": x[:, self._own]}
@@ -83,7 +99,7 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
     ModelError
         If shapes disagree, numbers are not finite, or the family, link or prior is not known.
     """
-    design, names = _design(X)
+    design, names = read_design(X)
     response = np.asarray(y)
     response = response.astype(np.float64) if response.dtype.kind in "biuf" else np.full(0, np.nan)
     if response.shape != (len(design),) or not np.isfinite(response).all():
@@ -101,20 +117,31 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
     kept = np.zeros(len(names), dtype=bool)
     kept[own] = _always(always, tuple(names[j] for j in own))
     kept[intercept] = True
+    given = prior if prior is None or isinstance(prior, str) else np.asarray(prior)
+    said = {"X": digest(design), "y": digest(response), "family": digest(family, link), "prior": digest(given)}
     if link is not None and LINKS[family] != link and (family, link) not in FAMILIES:
         raise ModelError(f"link={link!r} is not known for family={family!r}")
     if family == "gaussian":
         if prior not in (None, "g", "hyper-g"):
             raise ModelError(f"prior={shown(prior)}: with family='gaussian' expected 'g' or 'hyper-g'")
-        target = Coefficients(names, own, added, ("sigma",), response)
-        return Form(names, kept, {"beta": own}, target, linear=(design, response, prior or "g"), extra=("sigma",))
-    sites = FAMILIES[family, link or LINKS[family]](_response(response, family))
+        target = Coefficients(names, own, added, ("sigma",), response, said)
+        return Form(
+            names,
+            kept,
+            {"beta": own},
+            target,
+            linear=(design, response, prior or "g"),
+            extra=("sigma",),
+            link="identity",
+        )
+    link = link or LINKS[family]
+    sites = FAMILIES[family, link](_response(response, family))
     factors = _with_prior(design, sites, prior, intercept, added, names)
-    target = Coefficients(names, own, added, (), response)
-    return Form(names, kept, {"beta": own}, target, switched(factors, ~kept))
+    target = Coefficients(names, own, added, (), response, said)
+    return Form(names, kept, {"beta": own}, target, switched(factors, ~kept), link=link)
 
 
-def _design(X: Any) -> tuple[Array, tuple[str, ...]]:
+def read_design(X: Any) -> tuple[Array, tuple[str, ...]]:
     """Return a design ``(n, p)`` with names, those of a data frame or numbers."""
     columns: Any = getattr(X, "columns", None)  # of a data frame, of whatever library
     values = np.asarray(X)

@@ -18,8 +18,10 @@ from ppl_backends.targets.protocol import Array, Index
 _TOLERANCE = 1e-6  # of log densities, relative
 
 
-def selected_model(model: Any, indicators: Mapping[str, str], evidence: str, points: int) -> SelectedModel:
-    """Return what a chain needs of a PyMC model whose ``indicators`` multiply coefficients, name → name.
+def selected_model(
+    model: Any, indicators: Mapping[str, str], evidence: str, points: int
+) -> tuple[SelectedModel, dict[str, Any]]:
+    """Return what a chain needs of a PyMC model whose ``indicators`` multiply coefficients, name → name; and where it starts.
 
     Raises
     ------
@@ -55,7 +57,12 @@ def selected_model(model: Any, indicators: Mapping[str, str], evidence: str, poi
         _places(start, [fixed.rvs_to_values[rv].name for rv in fixed.free_RVs]),
     )
     _check(model, form, selected, start)
-    return selected
+    return selected, start
+
+
+def ravelled(start: Mapping[str, Any]) -> Array:
+    """Return the values of variables as one point ``(dim,)``."""
+    return np.concatenate([np.ravel(value).astype(np.float64) for value in start.values()])
 
 
 def _places(start: Mapping[str, Any], names: list[str]) -> Index:
@@ -75,7 +82,7 @@ def _prior_of(model: Any, names: list[str], start: Mapping[str, Any]) -> Any:
     """Return the log prior of indicators ``(m,)``."""
     compiled = model.compile_logp(vars=[model[name] for name in names])
     index = _places(start, names)
-    x = np.concatenate([np.ravel(value).astype(np.float64) for value in start.values()])
+    x = ravelled(start)
 
     def log_prior(bits: Any) -> float:
         here = x.copy()

@@ -12,12 +12,15 @@ import numpy as np
 from scipy.stats import f as f_distribution
 
 from ppl_backends.model_search.evidences.base import Evidence
+from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
+from ppl_backends.model_search.evidences.walk_kernels import Form
 from ppl_backends.model_search.moves import FORGOTTEN, SearchMoves
-from ppl_backends.model_search.path import ModelPath, SurrogatePath
+from ppl_backends.model_search.path import ModelPath, ModelState, SurrogatePath
 from ppl_backends.model_search.results import Listed, Searched
 from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.model_search.surrogate import find_surrogate
 from ppl_backends.smc.chains import Shows, run_chains
+from ppl_backends.smc.checkpoint import ChainStore, Checkpoint
 from ppl_backends.smc.core import Parts, SMCState, Step, begin, run_smc
 from ppl_backends.smc.evidence import EvidenceEstimate, PathSampling, combine_evidence, ess_of_means
 from ppl_backends.smc.records import SMCResult, Stage
@@ -41,29 +44,60 @@ def run_search(
     rng: np.random.Generator,
     *,
     report: Callable[[SMCState], None] | None = None,
-    store: Any = None,
+    store: ChainStore | None = None,
 ) -> SMCResult:
-    """Run ``n`` particles from the prior of models to their posterior, by way of a surrogate's where there is one."""
-    return search_by(find_surrogate(space, evidence, rng), space, evidence, n, rng, report)
+    """Run ``n`` particles from the prior of models to their posterior, by way of a surrogate's where there is one.
+
+    ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued.
+    """
+    run = store.load() if store else None
+    if run is None:
+        run = _begin(find_surrogate(space, evidence, rng), space, evidence, n, rng)
+    return _finish(run, space, evidence, n, Watcher(run, None, report, store))
 
 
 def search_by(
-    surrogate: Evidence | None,
-    space: ModelSpace,
-    evidence: Evidence,
-    n: int,
-    rng: np.random.Generator,
-    report: Callable[[SMCState], None] | None = None,
+    surrogate: Evidence | None, space: ModelSpace, evidence: Evidence, n: int, rng: np.random.Generator
 ) -> SMCResult:
     """Run ``n`` particles to the posterior of a surrogate evidence, and on to that of the evidence; with None, straight."""
+    run = _begin(surrogate, space, evidence, n, rng)
+    return _finish(run, space, evidence, n, Watcher(run, None))
+
+
+def _begin(
+    surrogate: Evidence | None, space: ModelSpace, evidence: Evidence, n: int, rng: np.random.Generator
+) -> SMCState:
+    """Return a run before its first stage."""
     path = ModelPath(space, evidence if surrogate is None else surrogate)
-    run = begin(path.start(n, rng), rng, records={"path_sampling": PathSampling(0.0, np.zeros(n))})
-    watch = Watcher(run, None, report)
-    run, ended = run_smc(run, path, _parts(n, surrogate is not None), watch)
-    if surrogate is not None and not ended:
-        path = SurrogatePath(space, evidence, surrogate)
-        run, ended = run_smc(path.continued(run), path, _parts(n, False), watch)
+    records: dict[str, Any] = {"path_sampling": PathSampling(0.0, np.zeros(n))}
+    if surrogate is not None:
+        records["surrogate"] = Surrogate(surrogate)
+    return begin(path.start(n, rng), rng, records=records)
+
+
+def _finish(run: SMCState, space: ModelSpace, evidence: Evidence, n: int, watch: Watcher) -> SMCResult:
+    """Take a run, wherever it is, to its end."""
+    if "surrogate" not in run.records:
+        run, ended = run_smc(run, ModelPath(space, evidence), _parts(n, False), watch)
+        return SMCResult.of(run, ended)
+    onward, ended = SurrogatePath(space, evidence, run.records["surrogate"].evidence), ""
+    if not run.stages or run.stages[-1].surrogate:
+        run, ended = run_smc(run, onward.below, _parts(n, True), watch)
+        run = run if ended else onward.continued(run)
+    if not ended:
+        run, ended = run_smc(run, onward, _parts(n, False), watch)
     return SMCResult.of(run, ended)
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The surrogate evidence of a run, the same at all stages."""
+
+    evidence: Evidence
+
+    def after(self, step: Step) -> Surrogate:
+        """Return it as it is."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -71,6 +105,10 @@ class ModelStage(Stage):
     """One temperature; ``surrogate`` says whether the evidences were those of the surrogate."""
 
     surrogate: bool = False
+
+
+# What a checkpoint of a chain holds beside what those of all SMC runs do.
+SAVED = (ModelState, ModelStage, Surrogate, GaussianEvidence, Form)
 
 
 def _parts(n: int, surrogate: bool) -> Parts:
@@ -115,10 +153,13 @@ def run_searches(
     generators: Sequence[np.random.Generator],
     executor: Executor | None,
     progressbar: bool,
+    checkpoint: Checkpoint | None = None,
 ) -> Runs:
     """Run independent chains and judge them together."""
     jobs = [partial(run_search, space, evidence, draws, rng) for rng in generators]
-    runs, interrupted = run_chains(jobs, shows=_SHOWS, executor=executor, progressbar=progressbar)
+    runs, interrupted = run_chains(
+        jobs, shows=_SHOWS, executor=executor, checkpoint=checkpoint, progressbar=progressbar
+    )
     estimate = combine_evidence(*np.array([(r.log_evidence, r.lineage.variance, r.lineage.df) for r in runs]).T)
     bits: Bits = np.stack([run.population.x for run in runs])
     share = np.stack([run.population.share for run in runs])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Mapping
@@ -16,15 +17,19 @@ from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
 from ppl_backends.model_search.forms import LINKS, Form, design_form
 from ppl_backends.model_search.model_form import model_form
+from ppl_backends.model_search.path import ModelPath
 from ppl_backends.model_search.results import Listed, Searched, search_inference_data
-from ppl_backends.model_search.sampler import Runs, run_searches, stage_stats
+from ppl_backends.model_search.sampler import SAVED, Runs, run_searches, stage_stats
 from ppl_backends.model_search.space import ModelSpace, make_space
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.options import checked, choice, function, integer
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
+from ppl_backends.smc.checkpoint import Checkpoint
+from ppl_backends.targets.digest import digest, digest_of_numbers
 
 MOST_ENUMERATED = 26  # candidates
+_COMPARED = 48  # models at which functions are compared that give their prior
 
 
 @checked(
@@ -56,6 +61,7 @@ def select_variables(
     draws: int = 2000,
     chains: int = 4,
     executor: Executor | None = None,
+    checkpoint: str | os.PathLike | None = None,
     random_seed: Any = None,
     progressbar: bool = True,
 ) -> Any:
@@ -106,6 +112,9 @@ def select_variables(
         Independent runs of SMC.
     executor : concurrent.futures.Executor, optional
         Runs the chains elsewhere.
+    checkpoint : path, optional
+        File in which a run of SMC is kept after every temperature (with one more per chain beside it). Called again with the
+        same file, an unfinished run goes on from there, with the result it would have had.
     random_seed : int or Generator, optional
     progressbar : bool
 
@@ -153,11 +162,21 @@ def select_variables(
     if enumerated and space.n_candidates > MOST_ENUMERATED:
         raise ModelError(f"method='enumerate': 2^{space.n_candidates} models are too many; use method='smc'")
     chosen = make_evidence(evidence, form, space.n_candidates, enumerated, points)
-    *generators, rng = spawn_generators(random_seed, chains + 1)
+    saved = None
+    if checkpoint is not None:
+        if enumerated:
+            raise ModelError(
+                f"checkpoint= is for runs of SMC, and these 2^{space.n_candidates} models are enumerated; "
+                "leave it out, or take method='smc'"
+            )
+        identity = {"draws": draws, "chains": chains, "points": points} | _identity(space, chosen.name, evidence)
+        saved = Checkpoint.open(checkpoint, form.target, identity, "model prior", random_seed, SAVED)
+    *generators, rng = spawn_generators(saved.seed if saved else random_seed, chains + 1)
     if enumerated:
         found, attrs, stats = _enumerate(space, chosen, chains, draws, rng, progressbar)
     else:
-        runs = run_searches(space, chosen, draws, generators, executor, progressbar)
+        saved = saved.begin(ModelPath(space, chosen)) if saved else None
+        runs = run_searches(space, chosen, draws, generators, executor, progressbar, saved)
         found, attrs, stats = runs.searched, _of_runs(runs), stage_stats(runs.runs)
         if attrs["warnings"]:
             warnings.warn(f"select_variables: {attrs['warnings']}; take more draws", SamplerWarning, stacklevel=3)
@@ -181,6 +200,20 @@ def _refuse_design(X: Any, y: Any, prior: Any, always: Any) -> None:
             raise ModelError(f"{name} goes with a design; with select= the model says it")
 
 
+def _identity(space: ModelSpace, name: str, asked: str) -> dict[str, Any]:
+    """Return what tells one search from another of the same regression, for a checkpoint."""
+    prior = space.prior
+    if callable(prior):  # a function is known by what it returns
+        prior = digest_of_numbers(space.log_prior(space.sample(_COMPARED, np.random.default_rng(_COMPARED))))
+    return {
+        "evidence": f"{name} {asked}",
+        "model_prior": prior,
+        "select or always": digest(space.always),
+        "groups": digest(space.members),
+        "heredity": digest(space.parents, space.strong),
+    }
+
+
 def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, Any]:
     """Return attributes that say what was searched, and how."""
     relative = "relative to the model with an intercept alone" if form.linear is not None else None
@@ -188,6 +221,7 @@ def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, A
         "evidence": evidence.name,
         "model_prior": "function" if callable(space.prior) else space.prior,
         "n_candidates": space.n_candidates,
+        "link": form.link,
         "log_evidence_note": relative,
     }
 

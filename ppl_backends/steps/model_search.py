@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice, instance, integer, none
 from ppl_backends.steps.specification import model_on_context
@@ -91,14 +89,13 @@ class ModelSearch:
     def pymc_step(self, model: Any) -> Any:
         """Return the step method on a ``pm.Model``."""
         from ppl_backends.model_search.chain import ModelChain
-        from ppl_backends.model_search.indicators import selected_model
+        from ppl_backends.model_search.indicators import ravelled, selected_model
         from ppl_backends.steps.adapter import PyMCStep
 
-        selected = selected_model(model, self.indicators, self.evidence, self.points)
-        start = {name: np.asarray(value) for name, value in model.initial_point(random_seed=0).items()}
+        selected, start = selected_model(model, self.indicators, self.evidence, self.points)
         by_name = {variable.name: variable for variable in model.value_vars}
         layout = {name: value.shape for name, value in start.items()}
-        x = np.concatenate([np.ravel(value).astype(np.float64) for value in start.values()])
+        x = ravelled(start)
         chain = ModelChain(selected, self.moves or len(selected.indicators))
         everything = BaseTarget()  # no variable is left to other steps
         everything.dim = len(x)

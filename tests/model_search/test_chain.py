@@ -73,6 +73,7 @@ def model():
     return make_model()
 
 
+@pytest.mark.slow  # chains of PyMC
 def test_the_step_draws_the_joint_posterior(model):
     idata = run(model, points=2)
     gamma, beta = (idata.posterior[name].values.astype(float) for name in ("gamma", "beta"))

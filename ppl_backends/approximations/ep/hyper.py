@@ -79,6 +79,11 @@ class EPMixture(MixtureApproximation):
         parts = [partial(fit.marginals, points=points) for fit in self._fits]
         return mixed_marginals(self, parts, self._latent, chosen(coordinates, self.names))
 
+    def component_shares(self) -> Array:
+        """Return the shares of the components of mixtures as EP has them given φ, averaged over φ ``(n_mixtures, k)``."""
+        shares = np.stack([fit.component_shares() for fit in self._fits])
+        return np.tensordot(self.weights, shares, axes=1)
+
 
 class _Posterior:
     """Log posterior of φ, an EP run a point; None where there is no proper approximation."""

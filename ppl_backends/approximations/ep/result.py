@@ -15,7 +15,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.families import NormalMixture
-from ppl_backends.targets.factors.sites import Array
+from ppl_backends.targets.factors.sites import Array, ScaledSites
 
 
 class LeaveOneOut(NamedTuple):
@@ -101,6 +101,7 @@ class EPApproximation(GaussianApproximation):
         """
         found = []
         for family, columns, own in self._needed_factors("shares of components").sites.pieces(None):
+            family = family.family if isinstance(family, ScaledSites) else family
             if isinstance(family, NormalMixture):
                 mean, variance = self.sites.cavity_mean[columns], self.sites.cavity_variance[columns]
                 found.append(family.shares(mean, variance, own))

@@ -56,7 +56,9 @@ class SparseLatent:
         """Return the latent posterior given φ, from a neighbour's mode."""
         found = self._described.at(phi)
         given = found if isinstance(found, LatentFactors) else LatentFactors.of_factors(found)
-        return fit_latent(given, None if start is None else start.mode)
+        if start is None:
+            return fit_latent(given)
+        return fit_latent(given, start.mode, None if start.precision is None else start.precision.factor.order)
 
     def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
         """Return the fit: its terms of second order are in it."""

@@ -25,7 +25,7 @@ from scipy.special import logsumexp
 from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in_pattern
 from ppl_backends.targets.latent_gaussian import LatentFactors
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 GAIN = 1e-10  # nats that a step may promise at the mode
 ITERATIONS, HALVINGS, MEAN_STEPS = 60, 25, 30
@@ -38,8 +38,8 @@ THIRD_STEP = 0.3  # standard deviations, for third derivatives at the mode
 class Precision:
     """A sparse precision on Cθ = 0: solutions, determinant, draws, and covariances of θ and of predictors."""
 
-    def __init__(self, matrix: Any, given: LatentFactors) -> None:
-        self.factor, self._design, self._c = SparseCholesky(matrix), given.design, given.constraints
+    def __init__(self, matrix: Any, given: LatentFactors, order: Index | None) -> None:
+        self.factor, self._design, self._c = SparseCholesky(matrix, order), given.design, given.constraints
         self.log_determinant = self.factor.log_determinant
         if self._c is not None:
             self._gain = self.factor.solve(np.ascontiguousarray(self._c.T))  # (d, k)
@@ -111,15 +111,15 @@ class _Mode(NamedTuple):
     gain: float
 
 
-def fit_latent(given: LatentFactors, start: Array | None = None) -> LatentFit:
-    """Fit the posterior of θ given φ, from a neighbour's mode where one is known.
+def fit_latent(given: LatentFactors, start: Array | None = None, order: Index | None = None) -> LatentFit:
+    """Fit the posterior of θ given φ, from a neighbour's mode, and by the order of its factor, where they are known.
 
     Raises
     ------
     LinAlgError
         If a precision is not positive definite.
     """
-    top = find_mode(given, given.mean if start is None else start)
+    top = find_mode(given, given.mean if start is None else start, order)
     known = top.precision.covariances()
     v = known.site_variance
     at_mode = given.design @ top.theta + given.offset
@@ -128,7 +128,8 @@ def fit_latent(given: LatentFactors, start: Array | None = None) -> LatentFit:
     s = _spread(given.design @ mean + given.offset, v)
     second = given.sites.derivatives(s)[1]
     third = WEIGHTS * NODES @ second / np.sqrt(v)
-    precision, covariances = _second_order_precision(given, known, -(WEIGHTS @ second), third)
+    order = top.precision.factor.order
+    precision, covariances = _second_order_precision(given, known, -(WEIGHTS @ second), third, order)
     sd = np.sqrt(covariances.variance)
     cubed = covariances.cross.power(3) if sparse.issparse(covariances.cross) else covariances.cross**3
     figures = {
@@ -142,13 +143,14 @@ def fit_latent(given: LatentFactors, start: Array | None = None) -> LatentFit:
     return LatentFit(top.theta, mean, sd, skewness, precision, top.log_evidence + second_order, figures)
 
 
-def find_mode(given: LatentFactors, start: Array) -> _Mode:
-    """Climb to the mode by Newton's method with halved steps."""
+def find_mode(given: LatentFactors, start: Array, order: Index | None = None) -> _Mode:
+    """Climb to the mode by Newton's method with halved steps; the pattern of its matrices, and so their order, stays."""
     theta, precision, gain = start, None, np.inf
     value = _objective(given, theta)
     for _ in range(ITERATIONS):
         first, second = (part[0] for part in given.sites.derivatives((given.design @ theta + given.offset)[None]))
-        precision = _curved(given, -second)
+        precision = _curved(given, -second, order)
+        order = precision.factor.order
         theta = precision.project(theta)
         value = _objective(given, theta)
         slope = given.design.T @ first - given.precision @ (theta - given.mean)
@@ -174,14 +176,14 @@ def _objective(given: LatentFactors, theta: Array) -> float:
     return given.log_likelihood(theta) + given.log_prior(theta) - given.log_constant
 
 
-def _curved(given: LatentFactors, weights: Array) -> Precision:
+def _curved(given: LatentFactors, weights: Array, order: Index | None) -> Precision:
     """Return Q + AᵀWA; with the negative weights of sites that are not log-concave left out where it is indefinite."""
     try:
-        return Precision(given.precision + given.design.T @ sparse.diags(weights) @ given.design, given)
+        return Precision(given.precision + given.design.T @ sparse.diags(weights) @ given.design, given, order)
     except LinAlgError:
         if np.all(weights >= 0):
             raise
-        return _curved(given, np.maximum(weights, 0.0))
+        return _curved(given, np.maximum(weights, 0.0), order)
 
 
 def _spread(s: Array, v: Array) -> Array:
@@ -221,7 +223,7 @@ def _evidence_terms(given: LatentFactors, s: Array, known: Covariances, precisio
 
 
 def _second_order_precision(
-    given: LatentFactors, known: Covariances, weights: Array, third: Array
+    given: LatentFactors, known: Covariances, weights: Array, third: Array, order: Index
 ) -> tuple[Precision, Covariances]:
     """Return the precision with its terms of second order, or without them where it is indefinite with them."""
     matrix = given.precision + given.design.T @ sparse.diags(weights) @ given.design
@@ -231,9 +233,9 @@ def _second_order_precision(
     else:
         taken = given.design.T @ sparse.diags(0.5 * (third * known.of_sites) ** 2) @ given.design
     try:
-        precision = Precision(matrix - taken, given)
+        precision = Precision(matrix - taken, given, order)
     except LinAlgError:
-        precision = _curved(given, weights)
+        precision = _curved(given, weights, order)
     return precision, precision.covariances()
 
 

@@ -14,9 +14,11 @@ from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.laplace_kernels import estimate, fit, log_evidences, mean_sites
 from ppl_backends.model_search.space import Bits
 from ppl_backends.model_search.switched import Compiled, Switched
+from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.targets.protocol import Array
 
 _NETS, _FEWEST_IN_NETS = 4, 64  # scrambles that the points of an estimate are cut into; points from which they are
+_FEWEST_DRAWN, _DRAWN = 64, 8  # points that coefficients of a model are resampled from, and for each of these
 
 
 class LaplaceEvidence(Evidence):
@@ -147,7 +149,15 @@ class ImportanceEvidence(Evidence):
         return float(logsumexp(out) - np.log(self.points) + self.proposal.log_constant), theta
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        return self.proposal.coefficients(columns, n, rng)
+        """Return draws of the proposal, resampled by their weights out of several times as many."""
+        drawn, k = np.zeros((n, len(columns))), int(columns.sum())
+        if k:
+            normals = rng.standard_normal((max(_FEWEST_DRAWN, _DRAWN * n), k))
+            out = self._log_weights(columns, normals)
+            chosen = normals[systematic_resampling(np.exp(out - logsumexp(out)), n, rng)]
+            mean, factor = self._fit(columns)
+            drawn[:, columns] = mean + solve_triangular(factor, chosen.T, lower=True, trans="T").T
+        return {"coefficients": drawn}
 
 
 def _least_squares(compiled: Compiled) -> tuple[Array, Array]:
