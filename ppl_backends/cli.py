@@ -75,7 +75,7 @@ def demo(
     ] = Path(),
     quiet: Quiet = False,
 ) -> None:
-    """Logistic regression on the Pima data in PyMC: posterior and evidence by three methods."""
+    """Run a logistic regression on the Pima data in PyMC: posterior and evidence by three methods."""
     from ppl_backends.demo import plot_posterior, run_demo
 
     with _one_line_errors():
@@ -121,7 +121,7 @@ def laplace(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Gaussian approximation at the mode of a Stan program's posterior."""
+    """Fit a Gaussian at the mode of a Stan program's posterior."""
     with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_laplace(target, progressbar=not quiet)
         finish(approximation.to_inference_data(draws=draws, random_seed=seed))
@@ -139,7 +139,7 @@ def ep(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Expectation propagation for a Stan program with a linear predictor and log_lik."""
+    """Run expectation propagation on a Stan program that has a linear predictor and log_lik."""
     with _on_program(model, data, output, predictor=predictor) as (pb, target, finish):
         approximation = pb.fit_ep(target, progressbar=not quiet)
         finish(approximation.to_inference_data(draws=draws, random_seed=seed))
@@ -155,7 +155,7 @@ def vi(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Gaussian variational approximation of a Stan program's posterior."""
+    """Fit the Gaussian of the highest evidence lower bound to a Stan program's posterior."""
     with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_vi(target, family=family, random_seed=seed, progressbar=not quiet)
         finish(approximation.to_inference_data(draws=draws, random_seed=seed))
@@ -172,7 +172,7 @@ def importance(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Importance sampling from a Gaussian approximation of a Stan program's posterior."""
+    """Run importance sampling from a Gaussian approximation of a Stan program's posterior."""
     options: dict[str, Any] = {"draws": draws, "chains": chains, "random_seed": seed, "progressbar": not quiet}
     with _on_program(model, data, output) as (pb, target, finish):
         finish(pb.sample_importance(target, approximation=approximation, **options))
@@ -189,7 +189,7 @@ def smc(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tempering sequential Monte Carlo on a Stan program's posterior."""
+    """Run tempering sequential Monte Carlo on a Stan program's posterior."""
     options: dict[str, Any] = {"draws": draws, "chains": chains, "random_seed": seed, "progressbar": not quiet}
     with _on_program(model, data, output) as (pb, target, finish):
         finish(pb.sample_smc(target, initial=initial, **options))
@@ -197,7 +197,7 @@ def smc(
 
 @contextmanager
 def _on_program(model: Path, data: Path | None, output: Path | None, **options: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Give the package, the program as a target, and what prints and writes a result of it."""
+    """Yield the package, the program as a target, and a function that prints and writes a result."""
     import ppl_backends as pb
 
     with _one_line_errors(output):

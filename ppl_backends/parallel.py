@@ -82,7 +82,7 @@ def _run_over(
 def _run_here(
     jobs: Sequence[Callable[[], Result]], is_partial: Callable[[Result], bool]
 ) -> tuple[list[Result | None], bool]:
-    """Go through the jobs in this process until one is interrupted."""
+    """Run the jobs in this process until one is interrupted."""
     results: list[Result | None] = [None] * len(jobs)
     try:
         for place, job in enumerate(jobs):
@@ -95,7 +95,7 @@ def _run_here(
 
 
 def _result_of(future: Future) -> Any:
-    """Return what a piece handed in, if it did."""
+    """Return the result of a piece, if there is one."""
     with contextlib.suppress(CancelledError, KeyboardInterrupt, Exception):
         return future.result(timeout=0)
     return None

@@ -82,32 +82,32 @@ class Approximation:
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """Return the number of coordinates."""
         return len(self.mean)
 
     @property
     def representation(self) -> str:
-        """``"dense"``, ``"diagonal"``, ``"low_rank"``, ``"mixture"`` or ``"given"``."""
+        """Return ``"dense"``, ``"diagonal"``, ``"low_rank"``, ``"mixture"`` or ``"given"``."""
         raise NotImplementedError
 
     @property
     def gaussian(self) -> Gaussian:
-        """The Gaussian with its mean and covariance."""
+        """Return the Gaussian with its mean and covariance."""
         return Gaussian.from_covariance(self.mean, self.cov)
 
     @property
     def cov(self) -> Array:
-        """Covariance ``(dim, dim)``."""
+        """Return the covariance ``(dim, dim)``."""
         raise NotImplementedError
 
     @property
     def sd(self) -> Array:
-        """Marginal standard deviations ``(dim,)``."""
+        """Return the marginal standard deviations ``(dim,)``."""
         return np.sqrt(np.diagonal(self.cov))
 
     @property
     def cholesky(self) -> Array:
-        """Lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` where diagonal."""
+        """Return the lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` where diagonal."""
         return self.gaussian.cholesky
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
@@ -127,7 +127,7 @@ class Approximation:
         raise NotImplementedError
 
     def _attributes(self) -> dict[str, Any]:
-        """Return what ``to_inference_data`` stores beside the common attributes."""
+        """Return the attributes that ``to_inference_data`` stores in addition to the common ones."""
         return {}
 
     @checked()

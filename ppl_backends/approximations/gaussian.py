@@ -72,7 +72,7 @@ class GaussianApproximation(Gaussian, Approximation):
 
     @property
     def gaussian(self) -> Gaussian:
-        """The approximation itself."""
+        """Return the approximation itself."""
         return self
 
     def whiten(self, x: Array) -> Array:

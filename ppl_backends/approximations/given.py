@@ -17,7 +17,7 @@ _MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
 
 
 def as_approximation(given: Any, target: BaseTarget | None = None) -> Approximation:
-    """Return what a caller handed over, with the members of every approximation.
+    """Return an object that a caller gave, with the members of every approximation.
 
     An object of another library counts as it is where it can be drawn from and evaluated, else by its mean and
     covariance.

@@ -126,7 +126,7 @@ def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
 
 
 def _advice(q: GaussianApproximation) -> str:
-    """Return what to use in place of a Gaussian at a mode that is not the posterior."""
+    """Return advice on methods for a posterior that the Gaussian at its mode does not describe."""
     if "other_mode_share" in q.diagnostics:
         return "; sample_importance and sample_smc start from all modes"
     return "; fit_vi finds a closer one, sample_smc the posterior itself" if np.isfinite(q.log_evidence) else ""

@@ -87,7 +87,7 @@ class MixtureApproximation(Approximation):
 
     @property
     def n_components(self) -> int:
-        """Number of Gaussians."""
+        """Return the number of Gaussians."""
         return len(self.weights)
 
     @property

@@ -136,7 +136,7 @@ def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
 
 
 def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
-    """Return what is wrong with a mode, and the Gaussian around it in either case."""
+    """Return the Gaussian around a mode, and the reason not to trust it, if any."""
     x, precision, decrement = modes.x[row], modes.precision[row], float(modes.decrement[row])
     log_density = float(modes.log_density[row])
     if precision.ndim == 2:
@@ -175,7 +175,7 @@ def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
 def _trouble_along_axes(
     target: BaseTarget, mode: Array, log_density: float, curvature: Array, axes: Array | None, figures: dict[str, float]
 ) -> str:
-    """Return what is wrong with the log density one standard deviation away along the axes; the drops go into ``figures``."""
+    """Return the fault of the log density one standard deviation away along the axes; store drops in ``figures``."""
     if axes is None:  # as many points as a dense check: the widest coordinates
         widest = np.argsort(curvature)[:LARGEST_NEWTON_DIM]
         steps = np.zeros((len(widest), target.dim))

@@ -40,7 +40,7 @@ def resolve_approximation(
 def resolve_start(
     target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
 ) -> Any:
-    """Return what points are first drawn from: as :func:`resolve_approximation`, with ``"auto"`` for several modes too.
+    """Return the distribution of the first points; as :func:`resolve_approximation`, but ``"auto"`` covers several modes.
 
     Where ``"auto"`` leads to Laplace, or EP leaves out a mode, climbs from draws of the prior look for all modes, and the
     approximation is a mixture of the Gaussians there. Of a poor one, the caller is to warn.
@@ -56,7 +56,7 @@ def resolve_start(
 
 
 def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead: str = "") -> None:
-    """Say of a start that it is bad, in the caller's words, and what is taken ``instead``."""
+    """Warn that a start is poor, and name what is taken ``instead``."""
     if is_poor_start(approximation):
         text = (
             f"{argument}: the Laplace approximation of {target.label} is a poor start: {approximation.trouble}{instead}"

@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
-    """Return what the log weights p/q ``(n,)`` at points of an approximation q say of it; at least one is finite.
+    """Return diagnostics of an approximation q from log weights p/q ``(n,)`` at its points; one at least is finite.
 
     ``outside`` is the share of points without density, and ``distance`` √(2 KL(q ‖ p) / dim): how many standard
     deviations the points are off, in root mean square over the coordinates.

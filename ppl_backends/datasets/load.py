@@ -71,7 +71,7 @@ _SCALINGS = ("gelman", "unit", "raw")
 
 
 def load_binary_regression(name: str, scaling: str | None = None, positive: str | None = None) -> BinaryRegression:
-    """A binary regression set, with an intercept as its first column.
+    """Return a binary regression data set with an intercept as its first column.
 
     Columns that do not vary are dropped, since the intercept already stands for them.
 
@@ -137,7 +137,7 @@ def load_binary_regression(name: str, scaling: str | None = None, positive: str 
 
 
 def load_finpines() -> NDArray[np.float64]:
-    """Positions ``(126, 2)`` of Finnish pine saplings, brought to the unit square; for log-Gaussian Cox processes.
+    """Return positions ``(126, 2)`` of Finnish pine saplings in the unit square, for log-Gaussian Cox processes.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def load_finpines() -> NDArray[np.float64]:
 
 
 def load_florentine() -> NDArray[np.int8]:
-    """Business ties among 16 Florentine families, a symmetric matrix of 0 and 1; for random graph models.
+    """Return business ties among 16 Florentine families, a symmetric matrix of 0 and 1, for random graph models.
 
     Families come in alphabetical order, from Acciaiuoli to Tornabuoni.
 
@@ -164,7 +164,7 @@ def load_florentine() -> NDArray[np.int8]:
 
 
 def load_tuberculosis() -> NDArray[np.int64]:
-    """Sizes of clusters of one genotype among 473 tuberculosis patients, and how many there are of each ``(10, 2)``.
+    """Return sizes of clusters of one genotype among 473 tuberculosis patients, and the number of each ``(10, 2)``.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def _scale(values: NDArray[np.float64], scaling: str) -> NDArray[np.float64]:
 
 
 def _read(name: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a compressed table of this package."""
+    """Return header and rows of a compressed table of this package."""
     packed = (files("ppl_backends.datasets") / "data" / f"{name}.csv.gz").read_bytes()
     header, *rows = csv.reader(gzip.decompress(packed).decode().splitlines())
     return header, rows

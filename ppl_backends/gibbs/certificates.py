@@ -233,7 +233,7 @@ def certify(
 
 
 def _fixed(count: int, free: bool) -> str:
-    """Return what must not depend on the data."""
+    """Return the part of a posterior that must not depend on the data."""
     what = "the prior was" if free else "λ and the prior were"
     if count > 1:
         return f"{what} chosen from {count} candidates that were fixed before seeing the data"

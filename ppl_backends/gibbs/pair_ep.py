@@ -42,7 +42,7 @@ class RowDifferences(Design):
 
     @property
     def T(self) -> _Transposed:
-        """What sums over pairs are taken with."""
+        """Return the transpose, with which sums over pairs are taken."""
         return _Transposed(self)
 
     def row_variances(self, factor: Array) -> Array:

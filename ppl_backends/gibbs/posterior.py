@@ -180,7 +180,7 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def prior(self) -> BaseTarget:
-        """The prior, whose coordinates, names and model space are the posterior's."""
+        """Return the prior; the posterior has its coordinates, names and model space."""
         return self.target
 
     def _adopt_data(self) -> None:
@@ -196,17 +196,17 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def eta(self) -> float:
-        """λ/n, the weight of one observation."""
+        """Return λ/n, the weight of one observation."""
         return self.learning_rate / self.n
 
     @property
     def paired(self) -> bool:
-        """Whether the loss is of pairs."""
+        """Return whether the loss is a loss of pairs."""
         return isinstance(self.loss, PairLoss)
 
     @property
     def pair_rate(self) -> float:
-        """λ · 2n₊n₋/(n(n − 1)); NaN for losses of single observations."""
+        """Return λ · 2n₊n₋/(n(n − 1)); NaN for losses of single observations."""
         if not self.paired or self.y is None:
             return float("nan")
         positive = int((self.y > 0).sum())
@@ -214,12 +214,12 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def site_weight(self) -> float:
-        """What one loss is multiplied by: λ/n, or 2λ/(n(n − 1)) a pair."""
+        """Return the factor of one loss: λ/n, or 2λ/(n(n − 1)) for a pair."""
         return 2 * self.learning_rate / (self.n * (self.n - 1)) if self.paired else self.eta
 
     @property
     def gaussian_prior(self) -> GaussianPriorTarget | None:
-        """The prior where it is a Gaussian on the coefficients, else None."""
+        """Return the prior where it is a Gaussian on the coefficients, else None."""
         return self.prior if isinstance(self.prior, GaussianPriorTarget) else None
 
     def risk(self, x: Any) -> Array:
@@ -338,7 +338,7 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def factors(self) -> Factors | None:
-        """A Gaussian prior times one site an observation or a pair, with closed-form moments for all but the logistic.
+        """Return a Gaussian prior times one site per observation or pair; all but the logistic have closed-form moments.
 
         Raises
         ------
@@ -370,7 +370,7 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def observations(self) -> LossObservations | None:  # type: ignore[override]
-        """−(λ/n) ℓᵢ row by row, for losses of single observations of a linear score."""
+        """Return −(λ/n) ℓᵢ row by row, for losses of single observations of a linear score."""
         if not isinstance(self._risk, LinearRisk) or self.paired:
             return None
         return LossObservations(self._risk, self.eta)

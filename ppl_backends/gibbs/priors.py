@@ -52,12 +52,12 @@ class GaussianPriorTarget(_CoefficientPrior):
 
     @property
     def covariance(self) -> Array:
-        """``(dim, dim)``."""
+        """Return the covariance ``(dim, dim)``."""
         return self.cov if self.cov.ndim == 2 else np.diag(np.broadcast_to(self.cov, (self.dim,)))
 
     @cached_property
     def normal(self) -> Gaussian:
-        """The distribution."""
+        """Return the normal distribution itself."""
         precision = self.gaussian.add_to(np.zeros((self.dim, self.dim)))
         return Gaussian.from_covariance(self.gaussian.mean, self.covariance, precision)
 

@@ -27,7 +27,7 @@ class OutsidePoints:
         self._n, self._kept = 0, list[Array]()
 
     def see(self, x: Array, log_density: Array) -> None:
-        """Note those of an evaluation at points ``(n, dim)``."""
+        """Record the undefined points of an evaluation at ``(n, dim)``."""
         zero = log_density == -np.inf
         if not zero.any():
             return
@@ -38,7 +38,7 @@ class OutsidePoints:
             self._kept.append(near[:: -(-len(near) // _KEPT)])
 
     def n_undefined(self, target: BaseTarget) -> float:
-        """Return how many of them have a density that is NaN or +inf, as far as a sample tells."""
+        """Return the number of points whose density is NaN or +inf, estimated from a sample."""
         return self._n * share_undefined(target, np.concatenate(self._kept)) if self._kept else 0.0
 
 

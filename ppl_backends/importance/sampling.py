@@ -251,7 +251,7 @@ def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.
 def _figures(
     target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Return what the weights of all chains say of the proposal."""
+    """Return diagnostics of the proposal from the weights of all chains."""
     log_weights = np.concatenate([chain.log_weights for chain in chains])
     return {
         "efficiency_factor": effective_sample_size(log_weights) / log_weights.size,
@@ -354,7 +354,7 @@ def _missed_share(
 
 
 def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float]) -> str:
-    """Return what is wrong with the weights, with the figure; empty where nothing is. ``figures`` are the approximation's."""
+    """Return the fault of the weights with its figure, or ""; ``figures`` are the approximation's."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
     ess, undefined = weights["smallest_ess"], weights["undefined_share"]
     reasons = []

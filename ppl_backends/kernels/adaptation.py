@@ -63,16 +63,16 @@ class DualAveraging(NamedTuple):
 
     @property
     def scale(self) -> Any:
-        """Of the next step while tuning."""
+        """Return the scale of the next step while tuning."""
         return np.minimum(np.exp(self.log_scale), self.largest)
 
     @property
     def average(self) -> Any:
-        """Of the steps after tuning."""
+        """Return the scale of the steps after tuning."""
         return np.minimum(np.exp(self.log_average), self.largest)
 
     def update(self, acceptance: Any) -> DualAveraging:
-        """Return what follows a step of that acceptance probability."""
+        """Return the state after a step of that acceptance probability."""
         count = self.steps + 1
         weight = 1.0 / (count + T0)
         error = (1 - weight) * self.error + weight * (self.target - acceptance)
@@ -120,7 +120,7 @@ class Windows(NamedTuple):
         return more._next() if n >= self.length else more
 
     def _next(self) -> Windows:
-        """Take the covariances of the chains that moved in every coordinate into use, and begin another window."""
+        """Use the covariances of the chains that moved in every coordinate, and begin another window."""
         share, covariance = self.n_points / (self.n_points + 5.0), self.scatter / (self.n_points - 1)
         dim = covariance.shape[1]
         if self.family == "diagonal":
@@ -194,7 +194,7 @@ class Adaptation(NamedTuple):
 
     @property
     def metric(self) -> AnyMetric:
-        """The shape in use."""
+        """Return the metric in use."""
         learnt = self.windows
         if learnt is None or learnt.factor is None:
             return self.reference
@@ -202,7 +202,7 @@ class Adaptation(NamedTuple):
 
     @property
     def average(self) -> Any:
-        """Of the scales after tuning.
+        """Return the average scales, for use after tuning.
 
         Raises
         ------
@@ -215,11 +215,11 @@ class Adaptation(NamedTuple):
 
     @property
     def parameters(self) -> KernelParameters:
-        """What a kernel moves with at first."""
+        """Return the kernel parameters of the first moves."""
         return KernelParameters(self.metric, self.step.scale, adaptation=self)
 
     def update(self, acceptance: Any, x: Array) -> Adaptation:
-        """Return what follows a step that ended at ``x`` ``(n, dim)``; a new metric starts the scale anew."""
+        """Return the state after a step that ended at ``x`` ``(n, dim)``; a new metric restarts the scale."""
         step = self.step.update(np.mean(acceptance) if self.pooled else acceptance)
         windows = self.windows
         if windows is not None:

@@ -41,7 +41,7 @@ class ChainDensity(Protocol):
         ...
 
     def parameters(self) -> Any:
-        """Return what the kernel moves with at first."""
+        """Return the parameters of the first moves."""
         ...
 
     def start(self, x: Array, rng: Any) -> Any:
@@ -73,7 +73,7 @@ class ChainState(NamedTuple):
 
     @property
     def x(self) -> Array:
-        """The points ``(n, dim)`` on the unconstrained space."""
+        """Return the points ``(n, dim)`` on the unconstrained space."""
         points: Array = self.population.x
         return points
 

@@ -160,7 +160,7 @@ class AugmentedDensity:
         return Population(x)
 
     def initial_point(self, rng: np.random.Generator) -> None:
-        """Leave it to the target."""
+        """Return None: the target chooses."""
 
     def parameters(self) -> KernelParameters:
         """Return none that count: there is nothing to tune."""

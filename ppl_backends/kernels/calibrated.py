@@ -143,7 +143,7 @@ class Proposals:
 
     @property
     def _proposal(self) -> Any:
-        """q, or q(a | b) given where b is now."""
+        """Return q, or q(a | b) at the current value of b."""
         return block_gaussian(self._target, self._q) if len(self._target.others) else self._q
 
     def sample(self, n: int, rng: Any) -> Array:

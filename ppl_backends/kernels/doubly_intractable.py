@@ -61,20 +61,20 @@ class DoublyIntractable:
             raise ModelError(f"{self._tractable.label} has no gradient: use Exchange or NoisyExchange")
 
     def log_prior(self, x: Array) -> Array:
-        """Log density ``(n,)`` of all tractable terms at points ``(n, dim)``."""
+        """Return the log density ``(n,)`` of all tractable terms at points ``(n, dim)``."""
         return self._tractable.log_density(self._target.embed(x))
 
     def log_prior_and_gradient(self, x: Array) -> tuple[float, Array]:
-        """The same at one point, with its gradient ``(dim,)``."""
+        """Return the log prior at one point and its gradient ``(dim,)``."""
         value, gradient = self._tractable.log_density_and_gradient(self._full(x)[None])
         return float(value[0]), self._mine(gradient[0])
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """``n`` data sets at ``x``."""
+        """Draw ``n`` data sets at ``x``."""
         return self._likelihood.simulate(self._full(x), n, rng)
 
     def log_likelihood_ratio(self, x: Array, t: Array, draws: NDArray) -> float:
-        """Log of f(y|t)/f(y|x) · Z(x)/Z(t), its second factor the mean of f(u|x)/f(u|t) over draws u at ``t``."""
+        """Return log f(y|t)/f(y|x) · Z(x)/Z(t), with the mean of f(u|x)/f(u|t) over u from ``t`` for the second factor."""
         data = np.concatenate([self._likelihood.observed, draws])
         with np.errstate(invalid="ignore"):
             log_f = self._likelihood.log_unnormalized
@@ -82,9 +82,9 @@ class DoublyIntractable:
         return float(gain[0] + np.logaddexp.reduce(-gain[1:]) - np.log(len(draws)))
 
     def observed_score(self, x: Array) -> Array:
-        """∇ log f(y | x) ``(dim,)``."""
+        """Return ∇ log f(y | x) ``(dim,)``."""
         return self._mine(self._likelihood.gradient(self._full(x), self._likelihood.observed)[0])
 
     def mean_score(self, x: Array, draws: NDArray) -> Array:
-        """Mean of ∇ log f(u | x) over the draws, an estimate of ∇ log Z(x): ``(dim,)``."""
+        """Return the mean of ∇ log f(u | x) over the draws, an estimate of ∇ log Z(x): ``(dim,)``."""
         return self._mine(self._likelihood.gradient(self._full(x), draws).mean(axis=0))

@@ -123,7 +123,7 @@ class AuxiliaryDensity:
         return replace(proposal, draws=np.stack([self.model.simulate(x, self.n_reference, rng) for x in proposal.x]))
 
     def initial_point(self, rng: np.random.Generator) -> None:
-        """Leave it to the target."""
+        """Return None: the target chooses."""
         return
 
     def parameters(self) -> KernelParameters:
@@ -236,7 +236,7 @@ class AuxiliaryVariableMethod(Algorithm):
         return abs(reference - accept)
 
     def _warn(self, state: ChainState, errors: list[float]) -> None:
-        """Say once that the run is approximate, and how far that goes."""
+        """Warn once that the run is approximate, with the estimated error."""
         self._warned = True
         reasons = self._reasons([*state.checks, *errors])
         warnings.warn(f"{self.name} is approximate: {'; '.join(reasons)}", SamplerWarning, stacklevel=2)

@@ -19,7 +19,7 @@ _WINSOR = 3.0
 
 
 def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
-    """Robust covariance of equally weighted points ``(n, dim)``: quantile scales, winsorised and shrunken correlations.
+    """Return a robust covariance of points ``(n, dim)``: quantile scales, winsorised and shrunken correlations.
 
     In coordinates that a ``reference`` near to it whitens, there is little left to estimate, and shrinkage is towards the
     correlations of the reference: of hundreds of coordinates as many points tell little by themselves.
@@ -80,29 +80,29 @@ class SplitMetric:
     """Points of the first kind; half of them by default."""
 
     def take(self, rows: Index, n: int) -> SplitMetric:
-        """The metric of some of ``n`` points, whose numbers ``rows`` increase."""
+        """Return the metric of some of ``n`` points, given by increasing indices ``rows``."""
         return replace(self, n_first=int(np.searchsorted(rows, self._boundary(n))))
 
     def _boundary(self, n: int) -> int:
         return n // 2 if self.n_first is None else self.n_first
 
     def colour(self, z: Array) -> Array:
-        """``L z`` with each part's own factor."""
+        """Return ``L z`` with each part's own factor."""
         at = self._boundary(len(z))
         return np.concatenate([self.first.colour(z[:at]), self.second.colour(z[at:])])
 
     def whiten_gradient(self, gradient: Array) -> Array:
-        """``Lᵀ g`` with each part's own factor."""
+        """Return ``Lᵀ g`` with each part's own factor."""
         at = self._boundary(len(gradient))
         return np.concatenate([self.first.whiten_gradient(gradient[:at]), self.second.whiten_gradient(gradient[at:])])
 
     def place(self, y: Array) -> Array:
-        """Points with whitened coordinates ``y``, each about its part's centre."""
+        """Return points with whitened coordinates ``y``, each about its part's centre."""
         at = self._boundary(len(y))
         return np.concatenate([self.first.place(y[:at]), self.second.place(y[at:])])
 
     def whiten(self, x: Array) -> Array:
-        """Whitened coordinates, each part's own."""
+        """Return whitened coordinates, each part's own."""
         at = self._boundary(len(x))
         return np.concatenate([self.first.whiten(x[:at]), self.second.whiten(x[at:])])
 
@@ -110,7 +110,7 @@ class SplitMetric:
 def cross_fitted_metric(
     x: Array, reference: Gaussian | None = None, half: int | None = None, n_first: int | None = None
 ) -> SplitMetric:
-    """The metric of the second half of the points for the first half, and the other way round.
+    """Return the metric of each half of the points, fitted to the other half.
 
     The halves part at ``half``, by default in the middle. Where other points are moved, ``n_first`` of these are in the first
     half; by default half of them.

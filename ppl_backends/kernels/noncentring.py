@@ -141,7 +141,7 @@ class NonCentredPoints(Population):
 
     @property
     def log_density(self) -> Array:
-        """Of z ``(n,)``."""
+        """Return the log density of z ``(n,)``."""
         density: Array = self.here.log_density + self.log_determinant
         return density
 
@@ -273,7 +273,7 @@ def _standardised(x: Array) -> tuple[Array, Array]:
 
 
 def _copies(x: Array) -> float:
-    """Return how often a point comes up, on average."""
+    """Return the mean number of copies of a point."""
     return len(x) / len(np.unique(x[:, 0]))
 
 

@@ -67,11 +67,11 @@ class LikelihoodEstimator:
         self._visible = _following(target) if len(target.others) else None
 
     def normals(self, n: int, rng: np.random.Generator) -> Array | None:
-        """Fresh numbers ``(n, n_normals)``, or None where the estimator draws its own."""
+        """Return fresh normals ``(n, n_normals)``, or None where the estimator draws its own."""
         return None if self.n_normals is None else rng.standard_normal((n, self.n_normals))
 
     def __call__(self, x: Array, n: int, noise: Any) -> float:
-        """Log of the mean of ``n`` estimates at ``x`` ``(dim,)``; ``noise`` is a generator or ``(n, n_normals)``."""
+        """Return the log mean of ``n`` estimates at ``x`` ``(dim,)``; ``noise`` is a generator or ``(n, n_normals)``."""
         with np.errstate(divide="ignore", under="ignore"):  # an estimate may be zero
             if self._function is None:
                 logs = self._own(np.repeat(x[None], n, axis=0), noise)
@@ -85,14 +85,14 @@ class LikelihoodEstimator:
         return float(np.logaddexp.reduce(logs) - np.log(n))
 
     def _values(self, x: Array, n: int) -> _Values:
-        """The variables at ``n`` copies of the point."""
+        """Return the variables at ``n`` copies of the point."""
         found = self._target.constrain(x[None])
         names = found if self._visible is None else self._visible
         return _Values({name: np.repeat(found[name], n, axis=0) for name in names})
 
 
 def _following(block: BaseTarget) -> tuple[str, ...]:
-    """Names of the variables whose values stay the same wherever the other coordinates are."""
+    """Return names of the variables whose values do not depend on the other coordinates."""
     rng, points = np.random.default_rng(0), np.tile(block.point, (8, 1))
     points[1:, block.others] += rng.standard_normal((7, len(block.others)))
     return tuple(
@@ -125,7 +125,7 @@ class EstimatedPoints(Population):
 
     @property
     def log_density(self) -> Array:
-        """Log of the joint density with the estimate in the likelihood's place ``(n,)``."""
+        """Return the log joint density ``(n,)``, with the estimate in place of the likelihood."""
         return self.log_rest + self.estimate
 
     gradient = None
@@ -187,7 +187,7 @@ class EstimatedDensity:
         return self.correlation * noise + np.sqrt(1 - self.correlation**2) * fresh
 
     def initial_point(self, rng: np.random.Generator) -> Array | None:
-        """Leave it to the target."""
+        """Return None: the target chooses."""
         return None
 
     def parameters(self) -> KernelParameters:
@@ -318,7 +318,7 @@ class EstimatedMetropolis(Algorithm):
         return state._replace(population=self.density.fresh(points, rng))
 
     def _alarm(self, points: EstimatedPoints) -> None:
-        """Say once that the estimates are too noisy."""
+        """Warn once that the estimates are too noisy."""
         if self._warned or points.variance <= ALARM:
             return
         self._warned = True

@@ -60,7 +60,7 @@ class StepParameters(NamedTuple):
     n_steps: Index
 
     def take(self, index: Index) -> StepParameters:
-        """The pairs ``index``."""
+        """Return the pairs ``index``."""
         return StepParameters(self.scale[index], self.n_steps[index])
 
 
@@ -108,7 +108,7 @@ def move_once(
 
 
 def with_metric(parameters: Parameters, metric: AnyMetric, n: int, rng: np.random.Generator) -> KernelParameters:
-    """Return what a kernel moves ``n`` particles with, from what a tuning says of the next move."""
+    """Return the parameters with which a kernel moves ``n`` particles, from the tuning's next parameters."""
     if isinstance(parameters, Uneven):
         return KernelParameters(metric, parameters.draw(n, rng))
     if isinstance(parameters, CycleParameters):
@@ -141,15 +141,15 @@ class AcceptanceTuning:
     crossings: int = 0
 
     def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> AcceptanceTuning:
-        """Nothing is tried."""
+        """Do nothing: this tuning makes no trial moves."""
         return self
 
     def parameters(self) -> Parameters:
-        """Of the next move."""
+        """Return the parameters of the next move."""
         return self.scale
 
     def learn(self, info: KernelInfo, first: bool) -> AcceptanceTuning:
-        """Follow the acceptance rate of a move."""
+        """Adapt to the acceptance rate of a move."""
         excess = float(info.acceptance.mean()) - self.target
         crossings = self.crossings + (self.above is not None and self.above != (excess > 0))
         if excess < -0.5 * self.target:  # the metric has become a worse one
@@ -178,22 +178,22 @@ class CycleTuning:
 
     @property
     def share(self) -> float:
-        """Of the moves that the second kind makes."""
+        """Return the share of the moves that the second kernel makes."""
         total = sum(self.jump)
         share = self.jump[1] / total if total > 0 else 0.5
         return min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
 
     def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> CycleTuning:
-        """Nothing is tried."""
+        """Do nothing: this tuning makes no trial moves."""
         return self
 
     def parameters(self) -> CycleParameters:
-        """Of the next move."""
+        """Return the parameters of the next move."""
         part = int(self.due + self.share >= 1.0)
         return CycleParameters(part, self.parts[part].scale)
 
     def learn(self, info: KernelInfo, first: bool) -> CycleTuning:
-        """Follow the acceptance rate and the jumps of a move."""
+        """Adapt to the acceptance rate and the jumps of a move."""
         part = self.parameters().part
         parts, jump = list(self.parts), list(self.jump)
         parts[part] = parts[part].learn(info, first)
@@ -227,11 +227,11 @@ class FearnheadTaylor:
         return replace(self, pairs=StepParameters(scale, n_steps), performance=np.ones(n))
 
     def parameters(self) -> Parameters:
-        """Of the next move."""
+        """Return the parameters of the next move."""
         return self.pairs
 
     def learn(self, info: KernelInfo, first: bool) -> FearnheadTaylor:
-        """The first move of a temperature tells what the pairs achieve."""
+        """Record what the pairs achieved, from the first move of a temperature."""
         return replace(self, performance=_performance(info, self.pairs.n_steps)) if first else self
 
 
@@ -271,11 +271,11 @@ class BuchholzPretuning:
         return int(np.clip(self.longest + change, _LENGTH_STEP, _LONGEST))
 
     def parameters(self) -> Parameters:
-        """Of the next move."""
+        """Return the parameters of the next move."""
         return self.pairs
 
     def learn(self, info: KernelInfo, first: bool) -> BuchholzPretuning:
-        """The trial has told."""
+        """Do nothing: the trial moves decided."""
         return self
 
 
@@ -283,7 +283,7 @@ KernelTuning = AcceptanceTuning | CycleTuning | FearnheadTaylor | BuchholzPretun
 
 
 def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTuning | CycleTuning:
-    """By acceptance rates, from ``scale``; the parts of a mixed kernel begin at their own."""
+    """Return tuning by acceptance rates from ``scale``; each part of a mixed kernel begins at its own scale."""
     if kernel.parts:
         walk, independent = (acceptance_tuning(part, part.initial_scale(dim), dim) for part in kernel.parts)
         return CycleTuning((walk, independent))  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTunin
 
 
 def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> KernelTuning:
-    """The tuning of that name, for ``n`` particles to be moved.
+    """Return the tuning of that name, for moves of ``n`` particles.
 
     Raises
     ------
@@ -310,19 +310,19 @@ def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Gene
 
 
 def _performance(info: KernelInfo, n_steps: Any) -> Array:
-    """Λ: expected squared jump per gradient."""
+    """Return Λ, the expected squared jump per gradient."""
     return np.nan_to_num(info.acceptance * info.squared_jump / n_steps, posinf=0.0)
 
 
 def _proportional(performance: Array, n: int, rng: np.random.Generator) -> Index:
-    """``n`` indices in proportion to performance; all alike where nothing has any."""
+    """Draw ``n`` indices in proportion to performance; uniformly where all performances are zero."""
     total = performance.sum()
     share = performance / total if total > 0 else np.full(len(performance), 1.0 / len(performance))
     return rng.choice(len(performance), size=n, p=share)
 
 
 def _largest_step(scale: Array, energy_error: Array, wanted: float, before: float) -> float:
-    """ε* of the median regression |ΔE| = a ε²: a is the median of |ΔE|/ε², weighted by ε²; changed at most by
+    """Return ε* of the median regression |ΔE| = a ε²: a is the median of |ΔE|/ε², weighted by ε²; changed at most by
     a factor of two upwards and four downwards.
 
     Where no error is finite the step is halved.

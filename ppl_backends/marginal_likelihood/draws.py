@@ -41,7 +41,7 @@ class Draws(NamedTuple):
 
     @property
     def n(self) -> int:
-        """Number of draws of all chains."""
+        """Return the number of draws of all chains."""
         return self.log_density.size
 
 
@@ -75,7 +75,7 @@ def read_draws(source: Any, target: BaseTarget) -> Draws:
 
 
 def _as_inference_data(source: Any) -> Any:
-    """Return what was handed over as InferenceData."""
+    """Return the given draws as InferenceData."""
     if is_inference_data(source):
         try:
             group(source, "posterior")

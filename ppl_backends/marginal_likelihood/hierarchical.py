@@ -112,7 +112,7 @@ class HierarchicalApproximation(Approximation):
 
     @property
     def cov(self) -> Array:
-        """Covariance ``(dim, dim)`` of the points that it was fitted to."""
+        """Return the covariance ``(dim, dim)`` of the points that the proposal was fitted to."""
         return np.atleast_2d(np.cov(self._points.T))
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:

@@ -52,7 +52,7 @@ WITH_TAILS = ("gaussian", "student", "mixture")
 
 
 def fit_start(x: Array) -> Any:
-    """Return what SMC and importance sampling start from: the Gaussian of the draws, or one for each separated mode."""
+    """Return the start of SMC and importance sampling: a Gaussian for each separated mode of the draws."""
     return fit_modes(x) if _has_modes(x) else fit_gaussian(x)
 
 

@@ -70,7 +70,7 @@ def best_of(
 
 
 def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
-    """Say by how much the bound still rose when sweeps ran out."""
+    """Warn that sweeps ran out, with the last rise of the bound."""
     if not run.converged:
         rise = float(run.trace[-1] - run.trace[-2]) if len(run.trace) > 1 else float("nan")
         warnings.warn(

@@ -313,12 +313,12 @@ class _State:
 
     @property
     def inverse_scale(self) -> Array:
-        """E[1/γ_k] ``(K,)``."""
+        """Return E[1/γ_k] ``(K,)``."""
         return self.scale_shape / self.scale_rate
 
     @property
     def noise_precision(self) -> float:
-        """E[β]."""
+        """Return E[β]."""
         return self.noise_shape / self.noise_rate
 
     def sweep(self) -> float:
@@ -350,7 +350,7 @@ class _State:
         v.gram = rotation.T @ v.gram @ rotation  # sums over U's moments
 
     def _prune(self) -> None:
-        """Leave out components with means of nothing: their scales would go on creeping towards the prior's for ever."""
+        """Remove components whose means are zero; their scales would otherwise approach the prior's without end."""
         kept = self.shares() > VANISHED
         if kept.all() or not kept.any():
             return

@@ -89,12 +89,12 @@ class _Mixture:
 
     @property
     def weights(self) -> Array:
-        """Posterior means of the mixture weights ``(K,)``."""
+        """Return the posterior means of the mixture weights ``(K,)``."""
         return self.concentrations / self.concentrations.sum()
 
     @property
     def n_used(self) -> int:
-        """Components with at least one observation's worth of labels."""
+        """Return the number of components with at least one observation's worth of labels."""
         return int((self.concentrations - self._weight_prior >= 1).sum())
 
     def responsibilities(self, x: Any) -> Array:
@@ -187,7 +187,7 @@ class GaussianMixture(_Mixture):
 
     @property
     def covariances(self) -> Array:
-        """Inverses of the expected precisions ``(K, d, d)``."""
+        """Return the inverses of the expected precisions ``(K, d, d)``."""
         return self._scatter / self._dofs[:, None, None]
 
 
@@ -235,7 +235,7 @@ class CategoricalMixture(_Mixture):
 
     @property
     def probabilities(self) -> list[Array]:
-        """Posterior means of the level probabilities of each variable ``(K, levels)``."""
+        """Return the posterior means of the level probabilities of each variable ``(K, levels)``."""
         return [counts / counts.sum(axis=1, keepdims=True) for counts in self._counts]
 
 

@@ -32,7 +32,7 @@ class Models(Population):
 
     @property
     def gradient(self) -> None:
-        """None: models are not moved along one."""
+        """Return None: models have no gradient."""
 
 
 @dataclass(frozen=True)

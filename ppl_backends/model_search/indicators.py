@@ -21,7 +21,7 @@ _TOLERANCE = 1e-6  # of log densities, relative
 def selected_model(
     model: Any, indicators: Mapping[str, str], evidence: str, points: int
 ) -> tuple[SelectedModel, dict[str, Any]]:
-    """Return what a chain needs of a PyMC model whose ``indicators`` multiply coefficients, name → name; and where it starts.
+    """Return what a chain needs of a PyMC model whose ``indicators`` multiply coefficients, and its start.
 
     Raises
     ------

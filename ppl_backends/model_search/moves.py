@@ -138,7 +138,7 @@ def is_compiled(path: ModelPath) -> bool:
 
 
 def _n_steps(path: ModelPath, share: float) -> int:
-    """Return how many small steps there are in a round, of which a ``share`` is needed: the more, the less they cost."""
+    """Return the number of small steps in a round, of which a ``share`` is needed; cheap steps are many."""
     per_bit = _COMPILED if is_compiled(path) else _CHEAP if path.evidence.walks else _COSTLY
     return max(1, round(share * per_bit * path.space.n_candidates))
 

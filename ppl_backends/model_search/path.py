@@ -48,7 +48,7 @@ class ModelPath(TemperingPath):
 
     @property
     def below(self) -> ModelPath | None:
-        """The path that leads to the start of this one; None where that is drawn."""
+        """Return the path that leads to the start of this one; None where that is drawn."""
         return None
 
     def density(self, stage: Any) -> Density[PathState]:
@@ -67,7 +67,7 @@ class SurrogatePath(ModelPath):
 
     @property
     def below(self) -> ModelPath:
-        """The path to the posterior under the surrogate."""
+        """Return the path to the posterior under the surrogate."""
         return self._below
 
     def at(self, bits: Bits, beta: float, rng: np.random.Generator) -> ModelState:

@@ -76,7 +76,7 @@ def _begin(
 
 
 def _finish(run: SMCState, space: ModelSpace, evidence: Evidence, n: int, watch: Watcher) -> SMCResult:
-    """Take a run, wherever it is, to its end."""
+    """Run to the end from the current stage."""
     if "surrogate" not in run.records:
         run, ended = run_smc(run, ModelPath(space, evidence), _parts(n, False), watch)
         return SMCResult.of(run, ended)
@@ -182,7 +182,7 @@ def _errors(samples: Sequence[tuple[Array, Any]], inclusion: Array) -> Array:
 
 
 def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimate: EvidenceEstimate) -> list[str]:
-    """Return what speaks against the runs; a single one is judged by its moves alone."""
+    """Return reasons not to trust the runs; a single run is judged by its moves alone."""
     reasons = []
     last = [run.stages[-1].moves for run in runs if run.stages]
     left = float(np.mean([moves.correlation for moves in last if moves is not None] or [0.0]))

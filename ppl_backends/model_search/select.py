@@ -201,7 +201,7 @@ def _refuse_design(X: Any, y: Any, prior: Any, always: Any) -> None:
 
 
 def _identity(space: ModelSpace, name: str, asked: str) -> dict[str, Any]:
-    """Return what tells one search from another of the same regression, for a checkpoint."""
+    """Return the identity of a search, by which a checkpoint is recognised."""
     prior = space.prior
     if callable(prior):  # a function is known by what it returns
         prior = digest_of_numbers(space.log_prior(space.sample(_COMPARED, np.random.default_rng(_COMPARED))))
@@ -243,7 +243,7 @@ def _of_runs(runs: Runs) -> dict[str, Any]:
 def _enumerate(
     space: ModelSpace, evidence: Evidence, chains: int, draws: int, rng: np.random.Generator, progressbar: bool
 ) -> tuple[Searched, dict[str, Any], dict[str, Any]]:
-    """Return what all models say, and draws of them."""
+    """Return the evidences of all models, and draws from them."""
     with ChainProgress("models", 1, (), enabled=progressbar) as progress:
         every: Enumerated = enumerate_models(space, evidence, rng, lambda done: progress.update(0, done))
     drawn = systematic_resampling(every.probability, chains * draws, rng)

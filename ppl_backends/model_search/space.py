@@ -55,17 +55,17 @@ class ModelSpace:
 
     @property
     def n_candidates(self) -> int:
-        """How many there are."""
+        """Return the number of candidates."""
         return len(self.names)
 
     @property
     def is_plain(self) -> bool:
-        """Whether each candidate is one column and nothing but the size of a model tells its prior probability."""
+        """Return whether each candidate is one column and a model's prior probability depends on its size alone."""
         return not callable(self.prior) and not self.parents.any() and bool((self.members.sum(axis=1) == 1).all())
 
     @property
     def log_prior_by_size(self) -> Array:
-        """Log prior probability of a model with k of all candidates on, k = 0, …, m, in a space without heredity."""
+        """Return log prior probabilities of a model with k candidates on, k = 0, …, m, in a space without heredity."""
         return self._by_size(np.arange(self.n_candidates + 1), self.n_candidates)
 
     def columns(self, bits: Bits) -> Bits:

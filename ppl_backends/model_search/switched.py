@@ -74,7 +74,7 @@ class Switched:
 
     @cached_property
     def compiled(self) -> Compiled | None:
-        """The regression as compiled functions take it; None where there are none for its family or its priors."""
+        """Return the regression as compiled functions take it; None where its family or priors have none."""
         likelihood = self.factors.likelihood()
         family = likelihood.sites.compiled()
         if family is None:
@@ -103,7 +103,7 @@ class Switched:
 
     @cached_property
     def log_constant(self) -> float:
-        """What compiled functions leave out of the log density, the same in all models."""
+        """Return the constant that compiled functions leave out of the log density; it is the same in all models."""
         from ppl_backends.targets.factors.compiled import site
 
         compiled, full = self.compiled, self.factors

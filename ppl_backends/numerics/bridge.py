@@ -69,7 +69,7 @@ def optimal_bridge(
 
 
 def centred_shares(logs: Array) -> Array:
-    """Return what each of the terms ``(n,)``, given their logs, adds to the relative error of their mean."""
+    """Return each term's contribution ``(n,)`` to the relative error of the mean, from the terms' logs."""
     shares: Array = np.exp(logs - logsumexp(logs)) - 1.0 / logs.size
     return shares
 

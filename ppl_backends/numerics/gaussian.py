@@ -76,22 +76,22 @@ class Gaussian:
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """Return the number of coordinates."""
         return len(self.factor)
 
     @property
     def representation(self) -> str:
-        """``"dense"``, ``"diagonal"`` or ``"low_rank"``."""
+        """Return ``"dense"``, ``"diagonal"`` or ``"low_rank"``."""
         return "dense" if self.factor.ndim == 2 else "diagonal" if self.directions is None else "low_rank"
 
     @property
     def cholesky(self) -> Array:
-        """Lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` where diagonal."""
+        """Return the lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` where diagonal."""
         return cholesky(self.cov, lower=True) if self.upper or self.directions is not None else self.factor
 
     @property
     def cov(self) -> Array:
-        """Covariance ``(dim, dim)``."""
+        """Return the covariance ``(dim, dim)``."""
         if self.representation == "diagonal":
             return np.diag(self.factor**2)
         if self.dim > MAX_DENSE_DIM:
@@ -101,7 +101,7 @@ class Gaussian:
 
     @cached_property
     def precision(self) -> Array:
-        """Inverse covariance ``(dim, dim)``."""
+        """Return the inverse covariance ``(dim, dim)``."""
         if self.representation == "diagonal":
             return np.diag(self.factor**-2.0)
         lower = self.directions is None and not self.upper
@@ -109,14 +109,14 @@ class Gaussian:
 
     @property
     def sd(self) -> Array:
-        """Marginal standard deviations ``(dim,)``."""
+        """Return the marginal standard deviations ``(dim,)``."""
         if self.factor.ndim == 2:
             return np.sqrt((self.factor**2).sum(axis=1))
         return self.factor.copy() if self.directions is None else self.factor * _widened_norms(self.directions)
 
     @cached_property
     def log_determinant(self) -> float:
-        """Log determinant of the covariance."""
+        """Return the log determinant of the covariance."""
         value = float(np.log(np.diagonal(self.factor) if self.factor.ndim == 2 else self.factor).sum())
         if self.directions is not None:
             c = self.directions
@@ -184,7 +184,7 @@ class Gaussian:
 
     @property
     def log_normaliser(self) -> float:
-        """Log ∫ exp(rᵀx − ½xᵀQx) dx = (dim/2) log 2π − ½ log det Q + ½ rᵀQ⁻¹r of the natural parameters."""
+        """Return log ∫ exp(rᵀx − ½xᵀQx) dx = (dim/2) log 2π − ½ log det Q + ½ rᵀQ⁻¹r of the natural parameters."""
         return -float(self.log_density(np.zeros((1, self.dim)))[0])
 
     def marginal(self, indices: Any) -> Gaussian:

@@ -38,7 +38,7 @@ def effective_sample_size(log_weights: Array) -> float:
 
 
 def ess_of_moments(x: Array, weights: Array, draws: Array) -> Array:
-    """Return how many independent draws the mean and the sd of each coordinate are worth, the smaller one ``(dim,)``.
+    """Return the effective number of draws ``(dim,)``, the smaller of those of mean and sd.
 
     With normalised weights W, the variance of a weighted mean m is ΣW²(x − m)². An sd is worth (sd / standard error)², from
     coordinates that are cut at their outer per cent: with heavy tails the figure exists too.

@@ -42,7 +42,7 @@ def _ratio(coefficients, x):
 
 @numba.njit(cache=True)
 def _normal_quantile(p):
-    """Quantile of the standard normal at 0 < p < 1."""
+    """Return the quantile of the standard normal at 0 < p < 1."""
     q = p - 0.5
     if abs(q) <= 0.425:
         return q * _ratio(CENTRE, 0.180625 - q * q)
@@ -81,7 +81,7 @@ def truncated_normal(rng, a, b):
 
 @numba.njit(cache=True, fastmath=FASTMATH)
 def _bounds(column, y, z, lower, upper, first, low, high):
-    """Interval of one coordinate of a block of particles, given the others."""
+    """Return the interval of one coordinate of a block of particles, given the others."""
     low[:] = -np.inf
     high[:] = np.inf
     for j in range(first, column.size):
@@ -127,7 +127,7 @@ def gibbs(rng, z, rows, lower, upper, mean, first, sweeps):
 
 @numba.njit(cache=True)
 def _first_wall(f, v, distance, last):
-    """Time and index of the first wall hit by f cos t + v sin t + distance = 0; a wall just left is not hit at once."""
+    """Return time and index of the first wall that f cos t + v sin t + distance = 0 hits; a wall just left does not count."""
     soonest, wall = np.inf, -1
     for j in range(f.size):
         radius = math.hypot(f[j], v[j])

@@ -132,7 +132,7 @@ def _in_numba(op: _LogRectangle, **_: Any) -> Any:
 
 
 def _register_jax(jax_funcify: Any) -> None:
-    """Tell PyTensor's translation to JAX."""
+    """Register the operation with PyTensor's translation to JAX."""
     from ppl_backends.orthants.jax_rows import in_jax
 
     jax_funcify.register(_LogRectangle, lambda op, **_: in_jax(fixed_points(op.n_points, op.seed)))

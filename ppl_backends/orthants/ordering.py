@@ -42,12 +42,12 @@ class Rectangle:
 
     @property
     def rank(self) -> int:
-        """Number of coordinates."""
+        """Return the number of coordinates."""
         return self.rows.shape[1]
 
     @cached_property
     def extra(self) -> dict[int, list[int]]:
-        """Rows beyond the first of each lead."""
+        """Return the number of rows beyond the first of each lead."""
         found: dict[int, list[int]] = {}
         for row in range(self.rank, len(self.rows)):
             found.setdefault(int(self.lead[row]), []).append(row)

@@ -150,7 +150,7 @@ def lay_paths(row, cholesky, work):
 
 @numba.njit(cache=True)
 def _put_pair(pair, h, k, work, at):
-    """Put down the exponents of Φ2's path from ``at`` on, and return where they end."""
+    """Store the exponents of Φ2's path from ``at`` on, and return where they end."""
     squares, product, path, size = 0.5 * (h * h + k * k), h * k, PAIRS + 3 * MOST * pair, int(work[NODES + pair])
     for i in range(size):
         work[at + i] = (work[path + i] * product - squares) * work[path + MOST + i]
@@ -168,7 +168,7 @@ def _sum_pair(pair, work, at):
 
 @numba.njit(cache=True)
 def _put_side(side, x, y, z, sign, work):
-    """Put down one half of the path of Φ3: of the first variable and another, and of the third given both."""
+    """Store one half of the path of Φ3: of the first variable and another, and of the third given both."""
     path, size, squares = TRIPLE + 6 * MOST * side, int(work[NODES + 4]), 0.5 * (x * x + y * y)
     to, points, product = EXPONENTS + side * size, POINTS + side * size, x * y
     x, y, z = sign * x, sign * y, sign * z
@@ -181,7 +181,7 @@ def _put_side(side, x, y, z, sign, work):
 
 @numba.njit(cache=True)
 def _put_three(work):
-    """Put down all that is to be exponentiated, and the points of all normal probabilities; return how many."""
+    """Store all exponents and the points of all normal probabilities; return their numbers."""
     a, b, c = int(work[ORDER]), int(work[ORDER + 1]), int(work[ORDER + 2])
     x_a, x_b, x_c = work[BOUNDS + a], work[BOUNDS + b], work[BOUNDS + c]
     _put_side(0, x_a, x_b, x_c, work[BOUNDS + 3 + c], work)
@@ -250,7 +250,7 @@ def _two(work):
 
 @numba.njit(cache=True)
 def _corner(row, corner, mean, lower, upper, work):
-    """Put down the orthant at a corner, above upper bounds where bits are set; return its sign, 0 where there is none."""
+    """Store the orthant at a corner, above upper bounds where bits are set; return its sign, or 0 for none."""
     weight = 1.0
     for i in range(mean.shape[1]):
         below, above = lower[row, i], upper[row, i]

@@ -61,7 +61,7 @@ class WhenUneven:
         return systematic_resampling(weights, len(weights), rng)
 
     def uneven(self, weights: Array) -> bool:
-        """Whether the ESS of weights, normalised or not, is too small."""
+        """Return whether the ESS of weights, normalised or not, is too small."""
         return bool(weights.sum() ** 2 < self.below * len(weights) * (weights @ weights))
 
 
@@ -110,7 +110,7 @@ class CoordinatePath:
         return draw
 
     def is_last(self, stage: int | None) -> bool:
-        """Whether every coordinate is drawn."""
+        """Return whether every coordinate is drawn."""
         return stage == self.rectangle.rank
 
     def extend(self, population: Coordinates, stage: int, rng: np.random.Generator) -> Coordinates:
@@ -190,7 +190,7 @@ class _Nobody:
         return ""
 
     def see(self, run: SMCState) -> None:
-        """Take no note."""
+        """Do nothing."""
 
 
 _NOBODY = _Nobody()

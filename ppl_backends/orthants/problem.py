@@ -52,12 +52,12 @@ class Problem:
 
     @property
     def dim(self) -> int:
-        """Number of variables."""
+        """Return the number of variables."""
         return len(self.lower)
 
     @cached_property
     def cov(self) -> Array:
-        """Σ, in full."""
+        """Return the full matrix Σ."""
         if self.given is not None:
             return self.given
         assert self.loadings is not None
@@ -66,7 +66,7 @@ class Problem:
 
     @cached_property
     def variance(self) -> Array:
-        """The diagonal of Σ."""
+        """Return the diagonal of Σ."""
         if self.given is not None:
             return np.diag(self.given).copy()
         assert self.loadings is not None

@@ -337,7 +337,7 @@ def _is_factor(cholesky, i):
 
 @numba.njit(cache=True, nogil=True)
 def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
-    """Fill the same without sampling where a row has two or three bounded variables; from points ``(n, >= dim)`` else.
+    """Fill the results exactly for rows with two or three bounded variables, else from points ``(n, >= dim)``.
 
     Rows whose parameters make no sense have log P = −∞ and no derivatives.
     """

@@ -137,12 +137,12 @@ class Net:
 
     @property
     def name(self) -> str:
-        """``"tilting"`` or ``"ghk"``."""
+        """Return ``"tilting"`` or ``"ghk"``."""
         return "tilting" if self.tilted else "ghk"
 
     @cached_property
     def tilt(self) -> Tilt:
-        """The tilt for the bounds as they are."""
+        """Return the tilt for the bounds as they are."""
         return saddle_point(self.rectangle)
 
     def _tilt(self, radius: float) -> Tilt:

@@ -93,7 +93,7 @@ class RectangleTarget(WrappedTarget):
 
     @property
     def rest(self) -> BaseTarget:
-        """All terms but those of the rectangles."""
+        """Return all terms but those of the rectangles."""
         return self.target
 
     def _at(self, x: Array) -> Rectangles:

@@ -45,7 +45,7 @@ class Equilibration:
 
     @property
     def gap(self) -> Array:
-        """Largest difference between two starts' means, in pooled standard deviations: ``(m, lengths, k)``.
+        """Return the largest difference between two starts' means, in pooled standard deviations: ``(m, lengths, k)``.
 
         The pooled deviation includes the spread between the starts, so that two phases which no chain leaves have a gap of
         about 2, however narrow each of them is.
@@ -56,12 +56,12 @@ class Equilibration:
 
     @property
     def noise(self) -> float:
-        """Standard error of a gap between two starts that agree."""
+        """Return the standard error of a gap between two starts that agree."""
         return float(np.sqrt(2.0 / self.replicates))
 
     @property
     def equilibrated(self) -> bool:
-        """Whether at the burn-in in use no gap is above 0.1 and above four standard errors, at any θ."""
+        """Return whether no gap at this burn-in, at any θ, is above 0.1 and above four standard errors."""
         at = int(np.searchsorted(self.burn_in, self.in_use))
         at = min(at, len(self.burn_in) - 1)
         return bool((self.gap[:, at] < max(NEGLIGIBLE, LEVEL * self.noise)).all())

@@ -181,7 +181,7 @@ class ERGM(ExponentialFamily):
 
     @cached_property
     def _enumerated(self) -> Array:
-        """Statistics of every graph, in the order of their codes."""
+        """Return statistics of every graph, in the order of their codes."""
         codes = np.arange(2**self.n_dyads)
         return np.concatenate([self._count(_graphs(part, self.n_nodes)) for part in np.array_split(codes, 64)])
 

@@ -52,7 +52,7 @@ class ExponentialFamily:
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters, and of statistics."""
+        """Return the number of parameters, which is that of the statistics."""
         return len(self.statistic_names)
 
     def statistics(self, data: Any) -> Array:

@@ -29,7 +29,7 @@ class Coordinates:
 
     @property
     def n_non_centred(self) -> int:
-        """How many coordinates are standardised by others."""
+        """Return the number of coordinates that are standardised by others."""
         return 0 if self.change is None else len(self.change.effects)
 
     def move(

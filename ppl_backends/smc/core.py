@@ -32,7 +32,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 
 def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
-    """Go on to the last stage, or to where ``watch`` or Ctrl-C ends it; and say which ended it, "" for the first."""
+    """Run to the last stage, or until ``watch`` or Ctrl-C ends the run; return what ended it, "" for the last stage."""
     while not path.is_last(run.stage):
         if reason := watch.stops(run):
             return run, reason
@@ -203,7 +203,7 @@ class Watch(Protocol):
         ...
 
     def see(self, run: SMCState) -> None:
-        """Take note of a stage that is done."""
+        """Record a finished stage."""
         ...
 
 

@@ -68,17 +68,17 @@ class LineageVariance:
 
     @property
     def n_lineages(self) -> int:
-        """Initial particles that still have descendants."""
+        """Return the number of initial particles that still have descendants."""
         return len(np.unique(self.ancestor))
 
     @property
     def variance(self) -> float:
-        """Estimated variance of log Ẑ."""
+        """Return the estimated variance of log Ẑ."""
         return float((self.contribution**2).sum() / self.n**2)
 
     @property
     def df(self) -> float:
-        """Degrees of freedom of :attr:`variance`: 3(ΣU²)²/ΣU⁴, which is their number for n equal Gaussian terms."""
+        """Return the degrees of freedom of :attr:`variance`: 3(ΣU²)²/ΣU⁴, which is n for n equal Gaussian terms."""
         return float(degrees_of_freedom(self.contribution))
 
 
@@ -109,7 +109,7 @@ class PathSampling:
 
     @property
     def variance_of_difference(self) -> float:
-        """Estimated variance of log Ẑ less this log evidence."""
+        """Return the estimated variance of log Ẑ less this log evidence."""
         return float((self.difference**2).sum() / len(self.difference) ** 2)
 
 
@@ -167,7 +167,7 @@ def sums_by_lineage(values: Array, ancestor: Index) -> Array:
 
 
 def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
-    """Return how many independent draws the mean of each coordinate over all runs is worth ``(dim,)``.
+    """Return the effective number of draws ``(dim,)`` of each coordinate's mean over all runs.
 
     Lineages within runs tell, and the spread between them: a run that has lost a mode looks well by itself.
     """

@@ -140,11 +140,11 @@ class FilterPath(RowsPath):
         return drawn._replace(population=self._with_filters(drawn.population, self.all_of(0), rng))
 
     def all_of(self, rows: int) -> Any:
-        """The stage at which so many rows are in."""
+        """Return the stage that has this many rows."""
         return Rows(rows, rows, 1.0, 0.0, self.n, None, self.growth.first)
 
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
-        """Let in the next rows, or more of one that is let in by degrees; or exchange the filters."""
+        """Add the next rows, or a further fraction of a row that is tempered; or exchange the filters."""
         if population.beta == 1.0 and population.wanted != population.n_particles:
             return self._exchange(population)
         stage, log_weights = super().next(population, weights, schedule)
@@ -172,7 +172,7 @@ class FilterPath(RowsPath):
         return Block(stop, increment, np.array(scores), log_others)
 
     def _exchange(self, population: FilterParticles) -> tuple[Rows, Array]:
-        """The stage of larger filters, and the ratio of the likelihoods that they estimate to those carried."""
+        """Return the stage with larger filters, and the ratio of their likelihood estimates to the old ones."""
         rows, size = population.stop, population.wanted
         new = self._filters(population.x, rows, size, population.fresh).log_likelihood
         log_ratio = _difference(new, population.filter.log_likelihood)
@@ -196,7 +196,7 @@ class FilterPath(RowsPath):
         return lambda x, rng: self._with_filters(x, stage, rng)
 
     def _with_filters(self, x: Array, stage: Rows, rng: np.random.Generator) -> FilterParticles:
-        """The points with fresh filters."""
+        """Return the points with fresh filters."""
         n, nothing = len(x), np.zeros(len(x))
         filters = self._filters(x, stage.first, stage.n_particles, draw_seeds(rng, n))
         before = filters.log_likelihood
@@ -207,12 +207,12 @@ class FilterPath(RowsPath):
         return self.with_parts(FilterParticles(x, nothing, nothing, None, None, 1.0, *rows, kept), stage, before)
 
     def _filters(self, x: Array, rows: int, n_particles: int, seeds: Seeds) -> Any:
-        """Filters that have seen so many rows."""
+        """Return filters that have seen this many rows."""
         parameters = self.parameters_at(x)
         return self.filter.advance(parameters, self.filter.start(parameters, n_particles, seeds), 0, rows)[0]
 
     def with_parts(self, population: FilterParticles, stage: Rows, before: Array) -> FilterParticles:
-        """The particles at the stage, from their filters and the log likelihood of the rows ``before`` its block.
+        """Return the particles at the stage, from their filters and the log likelihood of the rows ``before`` its block.
 
         Before the first row other observed variables and Potentials count as part of the increment.
         """
@@ -227,7 +227,7 @@ class FilterPath(RowsPath):
         return replace(population, base=base, increment=increment, **rows)
 
     def _others(self, x: Array) -> Array:
-        """Log likelihood of what is observed beside the series ``(n,)``."""
+        """Return the log likelihood ``(n,)`` of everything observed beside the series."""
         parts = self.rest.evaluate(x)
         return parts.log_likelihood if isinstance(parts, Evaluation) else np.zeros(len(x))
 
@@ -237,7 +237,7 @@ class FilterPath(RowsPath):
         return RegeneratingMoves(metropolis, settings, self.regenerates) if self.regenerates else metropolis
 
     def records(self, log_evidence: float, n: int) -> dict[str, Any]:
-        """Return what is written down of a run beside its rows."""
+        """Return the records of a run other than its rows."""
         return {
             "path_sampling": WithoutExchanges(log_evidence, np.zeros(n)),
             "filters": FilterSizes((self.growth.first,), (np.nan,)),
@@ -310,13 +310,13 @@ class FilterPath(RowsPath):
         return self.with_parts(population, self.all_of(rows), filters.log_likelihood)
 
     def _longer(self, paths: Array) -> Array:
-        """Values of paths with zeros for rows that are new."""
+        """Return values of paths with zeros for the new rows."""
         longer = np.zeros((len(paths), self.n, *paths.shape[2:]))
         longer[:, : paths.shape[1]] = paths
         return longer
 
     def _replayed(self, x: Array, rows: int, size: int, seeds: Seeds, kept: KeptPaths | None) -> Array:
-        """Log likelihoods of the rows by filters that are computed again."""
+        """Return log likelihoods of the rows by filters that are computed again."""
         found = self._filters(x, rows, size, seeds).log_likelihood.copy()
         if kept is None:
             return found
@@ -334,7 +334,7 @@ class FilterPath(RowsPath):
         return paths_out_of(self.filters, values, population.filter, kept, population.stop, draw_seeds(rng, n))
 
     def reasons(self, runs: Sequence[SMCState]) -> list[str]:
-        """Return what there is to say of filters that were exchanged where their estimates were noisy."""
+        """Return a reason for distrust where filters with noisy estimates were exchanged."""
         if self.regenerates:
             return []
         found = []
@@ -412,7 +412,7 @@ def filter_path(target: BaseTarget, prior: PriorPath, idata: Any) -> FilterPath:
 
 
 def _difference(after: Array, before: Array) -> Array:
-    """``after − before``, −inf where either is."""
+    """Return ``after − before``, or −inf where either is −inf."""
     with np.errstate(invalid="ignore"):
         found: Array = after - before
     return np.where(np.isnan(found), -np.inf, found)

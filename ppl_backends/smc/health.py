@@ -141,7 +141,7 @@ def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] =
 
 
 def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
-    """Return what there is to say of moves after which particles still know where they were."""
+    """Return a reason if particles still correlate with their positions before the moves."""
     moves = _all_moves(runs)
     if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         return []
@@ -157,7 +157,7 @@ def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
 
 
 def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
-    """Return what there is to say of densities that are NaN or +inf where the posterior is."""
+    """Return a reason if the density is NaN or +inf near the posterior."""
     last = [(run, run.stages[-1].moves) for run in runs]
     share = float(np.mean([run.start.undefined if moves is None else moves.undefined for run, moves in last]))
     if share <= LARGEST_UNDEFINED:
@@ -169,7 +169,7 @@ def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
 
 
 def _few_particles(figures: Figures, in_all: bool = False) -> list[str]:
-    """Return what there is to say of particles with few parents, in a chain or ``in_all``, or of copies."""
+    """Return reasons if few initial particles have descendants, in a chain or ``in_all``, or many are copies."""
     runs, reasons = figures.runs, []
     n = len(runs[0].x)
     lineages = [run.stages[-1].n_lineages for run in runs]
@@ -184,7 +184,7 @@ def _few_particles(figures: Figures, in_all: bool = False) -> list[str]:
 
 
 def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
-    """Return what there is to say of chains that are in different places."""
+    """Return a reason if the chains disagree."""
     apart = figures.apart
     if apart is None:
         return []
@@ -195,7 +195,7 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
 
 
 def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
-    """Return what there is to say of a mode that all particles have left."""
+    """Return a reason if all particles have left a mode."""
     lost = figures.lost
     if lost is None:
         return []
@@ -212,9 +212,9 @@ def _name(coordinate: int, names: Sequence[str]) -> str:
 
 
 def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
-    """Return what there is to say of means and sds that rest on few lineages, or that differ between runs.
+    """Return a reason if means or sds rest on few lineages, or differ between runs.
 
-    ``enough`` asks for a multiple of what is asked for else.
+    ``enough`` multiplies the number that is required.
     """
     ess, n = figures.ess, sum(len(run.x) for run in figures.runs)
     if not few_independent(ess, n, enough):
@@ -226,7 +226,7 @@ def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
 
 
 def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
-    """Return what there is to say of path sampling, which sees half of the particles after their moves."""
+    """Return a reason if path sampling disagrees; it uses half of the particles after their moves."""
     differences = [run.log_evidence - run.path_sampling.log_evidence for run in runs]
     error = np.sqrt(np.mean([run.path_sampling.variance_of_difference for run in runs]) / len(runs))
     difference = float(np.mean(differences))
@@ -282,12 +282,12 @@ class Verdict(NamedTuple):
 
     @property
     def trusted(self) -> bool:
-        """Whether nothing speaks against the evidence reported."""
+        """Return whether no reason speaks against the reported evidence."""
         return bool(self.replaced) or not self.reasons
 
     @property
     def warnings(self) -> str:
-        """All there is to say."""
+        """Return all reasons, joined into one text."""
         return "; ".join([self.replaced, *self.reasons] if self.replaced else self.reasons)
 
 
@@ -365,7 +365,7 @@ def draws_are_healthy(figures: Figures) -> bool:
 
 
 def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = "") -> None:
-    """Warn once (:class:`SamplerWarning`) with all there is to say; ``replaced`` says what was reported instead."""
+    """Warn once (:class:`SamplerWarning`) with all reasons; ``replaced`` says what was reported instead."""
     said = [unfinished] if unfinished else []
     if reasons:
         said.append((replaced or "do not trust this evidence yet") + ": " + "; ".join(reasons))

@@ -161,7 +161,7 @@ def update_smc(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    r"""Let new observations into a posterior, without starting again.
+    r"""Update a posterior with new observations, without starting again.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ def update_smc(
 
 
 def row_settings(ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None) -> Settings:
-    """Return how a run over rows is made."""
+    """Return the settings of a run over rows."""
     schedule, moves = make_schedule("ess", ess_threshold), move_settings(min_moves, max_moves)
     return Settings(schedule=schedule, moves=moves, max_time=max_time)
 
@@ -242,7 +242,7 @@ def run_ibis(
     report: Callable[[SMCState], None] | None = None,
     store: ChainStore | None = None,
 ) -> SMCResult:
-    """Let in the rows that a run has not seen; where time or Ctrl-C ends it, it ends with a whole block.
+    """Add the rows that a run has not seen; a run that time or Ctrl-C ends stops after a whole block.
 
     A ``store`` saves the run after every block, and one found there is continued.
     """
@@ -294,7 +294,7 @@ class RowsCall(NamedTuple):
         checkpoint: str | os.PathLike | None,
         **identity: Any,
     ) -> Any:
-        """Return what ``size``, particles and chains, leave that begin with the prior; ``identity`` tells calls apart."""
+        """Run chains of particles from the prior; ``size`` has their numbers, and ``identity`` identifies the call."""
         draws, chains = size
         check_memory(draws, chains, target.dim)
         identity |= {"draws": draws, "chains": chains, "kernel": kernel.name, **self.settings._asdict()}
@@ -313,7 +313,7 @@ class RowsCall(NamedTuple):
         rng: np.random.Generator,
         checkpoint: Checkpoint | None = None,
     ) -> Any:
-        """Return what the chains leave as InferenceData."""
+        """Run the chains and return the result as InferenceData."""
         found, interrupted = run_chains(
             jobs,
             shows=Shows(("rows", "ESS", "acceptance", "moves", "log Z"), partial(_figures, path.n)),
@@ -326,7 +326,7 @@ class RowsCall(NamedTuple):
 
 
 def _figures(n: int, run: SMCState) -> tuple[float, dict[str, float | str]]:
-    """Return how far a run is, and what is shown of it."""
+    """Return the progress of a run, and the figures to show."""
     stage, rows = run.stages[-1], run.stage.rows
     shown: dict[str, float | str] = {
         "rows": f"{rows:.0f}",

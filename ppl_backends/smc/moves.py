@@ -169,7 +169,7 @@ class Planned:
 
 
 def stay(drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
-    """Leave particles where they are, as after one importance step."""
+    """Return the particles unmoved, as after one importance step."""
     return Moved(drawn.particles, drawn.parents, tuning)
 
 
@@ -253,7 +253,7 @@ class _Walk:
 
     @property
     def mixed(self) -> bool:
-        """Whether nothing ties the particles to where they were, as far as so many of them can tell."""
+        """Return whether a sample of the particles no longer correlates with its positions before the moves."""
         return self.left < max(CORRELATION_LEFT, self.weights.noise)
 
     def result(self, states: Sequence[PathState] | None = None) -> Moved:

@@ -36,12 +36,12 @@ class PathState(Population):
 
     @property
     def log_density(self) -> Array:
-        """Log γ_β ``(n,)``."""
+        """Return log γ_β ``(n,)``."""
         return self.base if self.beta == 0 else self.base + self.beta * self.increment
 
     @property
     def gradient(self) -> Array:
-        """∇ log γ_β ``(n, dim)``."""
+        """Return ∇ log γ_β ``(n, dim)``."""
         assert self.base_gradient is not None
         assert self.increment_gradient is not None
         return self.base_gradient + self.beta * self.increment_gradient
@@ -59,7 +59,7 @@ class Power(NamedTuple):
 
     @property
     def position(self) -> float:
-        """How far along the path, from 0 to 1."""
+        """Return the progress along the path, from 0 to 1."""
         return self.beta
 
 

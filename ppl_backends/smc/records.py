@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def moves(self) -> dict[float, PlannedMoves | None]:
-        """The moves by beta, in order."""
+        """Return the moves by beta, in order."""
         return dict(self.stages)
 
     def after(self, step: Step) -> Plan:
@@ -86,7 +86,7 @@ class WeightedPoints:
     points: tuple[Array, Array] | None = None
 
     def after(self, step: Step) -> WeightedPoints:
-        """Take the points before a step after which nothing moved."""
+        """Return the moments of the points before a step after which no particle moved."""
         return WeightedPoints((step.before.population.x, step.log_weights)) if step.moved.summary is None else self
 
 
@@ -119,44 +119,44 @@ class SMCResult(SMCState):
 
     @property
     def complete(self) -> bool:
-        """Whether the end of the path was reached."""
+        """Return whether the run reached the end of the path."""
         return not self.ended
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended it."""
+        """Return whether Ctrl-C ended the run."""
         return self.ended == "interrupted"
 
     @property
     def x(self) -> Array:
-        """The particles ``(n, dim)``."""
+        """Return the particles ``(n, dim)``."""
         x: Array = self.population.x
         return x
 
     @property
     def log_density(self) -> Array:
-        """Log γ of the particles at the last beta ``(n,)``."""
+        """Return log γ of the particles at the last beta ``(n,)``."""
         log_density: Array = self.population.log_density
         return log_density
 
     @property
     def path_sampling(self) -> PathSampling:
-        """The log evidence by path sampling."""
+        """Return the log evidence by path sampling."""
         return self.records["path_sampling"]
 
     @property
     def weighted(self) -> tuple[Array, Array] | None:
-        """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step."""
+        """Return points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step."""
         return self.records["weighted"].points if "weighted" in self.records else None
 
     @property
     def visited(self) -> Visited:
-        """Particles of all stages."""
+        """Return particles of all stages."""
         return self.records["visited"]
 
     @property
     def ladder(self) -> tuple[StageParticles, ...] | None:
-        """The particles at every beta, where they were kept."""
+        """Return the particles at every beta, where they were kept."""
         return self.records["ladder"].stages if "ladder" in self.records else None
 
     @property

@@ -71,12 +71,12 @@ class Rows(NamedTuple):
 
     @property
     def rows(self) -> float:
-        """How many are in; a fraction inside a block."""
+        """Return the number of rows that are in; a fraction inside a block."""
         return self.first + self.beta * (self.stop - self.first)
 
     @property
     def position(self) -> float:
-        """Share of all rows."""
+        """Return the share of all rows that are in."""
         return self.rows / max(self.n, 1)
 
 
@@ -105,7 +105,7 @@ class RowsPath(TemperingPath):
         return Rows(rows, rows, 1.0, 0.0, self.n)
 
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
-        """Let in the next rows, or more of those that are let in by degrees."""
+        """Add the next rows, or a further fraction of rows that are tempered."""
         first, stop, increment, block = population.first, population.stop, population.increment, None
         before = population.beta
         if before == 1.0:
@@ -140,11 +140,11 @@ class RowsPath(TemperingPath):
         return UntilMixed(kernel, settings)
 
     def records(self, log_evidence: float, n: int) -> dict[str, Any]:
-        """Return what is written down of a run beside its rows, before its first stage."""
+        """Return the records of a run other than its rows, before its first stage."""
         return {"path_sampling": PathSampling(log_evidence, np.zeros(n))}
 
     def stage_figures(self, runs: Sequence[SMCState]) -> dict[str, list[Sequence[float]]]:
-        """Return what results say of every stage beside what all paths do: name → figures of each run."""
+        """Return figures of every stage that only paths over rows have: name → figures of each run."""
         return {"n_observations": [run.records["rows"].rows for run in runs]}
 
     def kept(self, runs: Sequence[SMCState]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Prequential:
 
     @property
     def seen(self) -> int:
-        """How many rows have a score."""
+        """Return the number of rows that have a score."""
         return len(self.log_scores)
 
     def after(self, step: Step) -> Prequential:

@@ -167,7 +167,7 @@ class Watcher:
         self._most, self._report, self._store = max_time, report, store
 
     def restart(self) -> None:
-        """Begin with another run, in what is left of the time."""
+        """Begin another run in the remaining time."""
         self._already = 0
 
     def stops(self, run: SMCState) -> str:

@@ -85,7 +85,7 @@ def _conditional_ess(log_weights: Array, share: Array) -> float:
 
 
 def adaptation_bias(increment: Array, step: float) -> float:
-    """Return what N independent particles lose of the log evidence by a step that their own ESS chose, times N."""
+    """Return N times the bias of the log evidence of N independent particles whose own ESS chose the step."""
     once, twice = _tilted(increment, step), _tilted(increment, 2.0 * step)
     mean = float((once * increment).mean())
     slope = 2.0 * (float((twice * increment).mean()) - mean)  # −d log ESS/dΔ
@@ -133,14 +133,14 @@ class Schedule:
 
     @property
     def least_share(self) -> float:
-        """Of the particles, which a step keeps at least."""
+        """Return the share of particles that a step keeps at least."""
         if self.fraction is not None:
             return self.fraction
         return _CONDITIONAL_SHARE if self.kind == "cess" else _LEAST_SHARE
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the share is found from the particles."""
+        """Return whether the share is found from the particles."""
         return self.kind == "ess" and self.fraction is None
 
     def after(self, run: SMCState) -> Schedule:

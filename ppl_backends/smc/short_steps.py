@@ -39,7 +39,7 @@ _TAIL = 0.02
 def try_short_steps(
     path: TemperingPath, kernel: Kernel, figures: Figures, rng: np.random.Generator
 ) -> ShortSteps | None:
-    """Return what shorter steps do to the last particles, where some of the last trajectories diverged."""
+    """Return how shorter steps move the last particles, if some of the last trajectories diverged."""
     if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
         return None
     return move_with_short_steps(path, kernel, in_one_mode(figures.runs), rng)

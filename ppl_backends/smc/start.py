@@ -59,7 +59,7 @@ class IndependentCauchy:
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """Return the number of coordinates."""
         return len(self.location)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:

@@ -195,7 +195,7 @@ def _ess(weights: Array) -> Array:
 
 
 def _collapses(history: History, filters: Filter, name: str) -> list[str]:
-    """Return what to say where few particles carry all weight."""
+    """Return a warning text if few particles carry all weight."""
     ess = np.median(_ess(np.exp(history.log_weights)), axis=1)
     n_x = history.x.shape[2]
     t = int(ess.argmin())
@@ -209,7 +209,7 @@ def _collapses(history: History, filters: Filter, name: str) -> list[str]:
 
 
 def _few_ancestors(history: History) -> list[str]:
-    """Return what to say where all paths through ancestors begin in a few particles."""
+    """Return a warning text if all ancestral paths begin in a few particles."""
     n_rows, n_theta, n_x = history.log_weights.shape
     place = np.broadcast_to(np.arange(n_x), (n_theta, n_x))
     for t in range(n_rows - 1, 0, -1):

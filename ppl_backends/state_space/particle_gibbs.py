@@ -29,7 +29,7 @@ def sample_particle_gibbs(
     progressbar: bool = True,
     **target_options: Any,
 ) -> Any:
-    """Posterior draws of a state-space model by particle Gibbs with backward sampling. Exact.
+    """Draw from the posterior of a state-space model by particle Gibbs with backward sampling. Exact.
 
     All chains move as one batch, in which a chain more costs little.
 

@@ -50,7 +50,7 @@ def sample_pmmh(
     progressbar: bool = True,
     **target_options: Any,
 ) -> Any:
-    """Posterior draws of a state-space model by particle marginal Metropolis–Hastings. Exact for any number of particles.
+    """Draw from the posterior of a state-space model by particle marginal Metropolis–Hastings. Exact.
 
     All chains move as one batch and learn their proposals together: half of them of a random walk, half independent of where
     a chain is (where the covariance is learnt). Chains start at points of many, chosen by their

@@ -49,7 +49,7 @@ def sample_smc2(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    """Posterior and evidence of a state-space model by SMC², each row predicted before it is let in. Exact for any N_x.
+    """Draw from the posterior of a state-space model by SMC², and estimate its evidence. Exact for any N_x.
 
     Particles of the prior, each with a particle filter of its own, are weighted by what their filters say of as many rows as
     keep their effective sample size, resampled, and moved by particle Metropolis steps. When there are more rows,

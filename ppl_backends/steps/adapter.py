@@ -130,7 +130,7 @@ class PyMCStep(BlockedStep):
         self.set_rng(rng)
 
     def reset_tuning(self) -> None:
-        """Begin anew: what was adapted belongs to the state."""
+        """Restart the chain's state, which holds everything that was adapted."""
         self._state = None
 
     def step(self, point: Point) -> tuple[dict[str, NDArray], list[dict[str, Any]]]:

@@ -48,7 +48,7 @@ class Step:
         return forkable_target(model)
 
     def __repr__(self) -> str:
-        """Say what it is, for who hands it to PyMC."""
+        """Return the step's name and options, and how to use it in PyMC."""
         return f"{type(self).__name__} made outside of a model: for pm.sample make it inside of the context, or with model="
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -432,7 +432,7 @@ def _announced(algorithm: RowsAlgorithm, rng: np.random.Generator) -> RowsAlgori
 
 
 def _predicted(kernel: RowsKernel) -> str:
-    """Return what theory says of informed subsets."""
+    """Return the error that theory predicts for informed subsets."""
     if not isinstance(kernel, Informed):
         return ""
     error = kernel.attributes["hessian_error"]

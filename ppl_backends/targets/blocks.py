@@ -105,7 +105,7 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
 
 
 def threads_worth_having(operations: int) -> AbstractContextManager[Any]:
-    """Allow one BLAS thread where so many operations are few: threads that wait cost more than the work."""
+    """Limit BLAS to one thread for small operations, where waiting threads cost more than the work."""
     return nullcontext() if operations > _FEW_OPERATIONS else _blas().limit(limits=1, user_api="blas")
 
 

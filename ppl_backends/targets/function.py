@@ -91,7 +91,7 @@ class FunctionTarget(BaseTarget):
         return undefined(*(np.asarray(function(x)[0]) for function in functions))
 
     def _checked(self, name: str, found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
-        """Return what a function returned, if it is a value and a gradient for every point."""
+        """Return the output of a function after checking that it has a value and a gradient for every point."""
         shapes = tuple(np.shape(part) for part in found) if isinstance(found, (tuple, list)) else type(found).__name__
         if shapes != ((n,), (n, self.dim)):
             raise ModelError(

@@ -57,7 +57,7 @@ def product(parts: list[PriorIntegral]) -> PriorIntegral:
 
 
 def stated_integral(target: BaseTarget) -> PriorIntegral | None:
-    """Return what the target says of the integral of its prior; None where it says nothing."""
+    """Return the target's integral of its prior, or None where it is unknown."""
     if target.log_prior_normalizer is None:
         return None
     return PriorIntegral(

@@ -151,7 +151,7 @@ class LatentGaussian(BaseTarget):
 
     @property
     def latent_gaussian(self) -> LatentGaussian:
-        """The description itself."""
+        """Return the description itself."""
         return self
 
     def _matrix(self, phi: Array) -> sparse.csc_matrix:

@@ -31,7 +31,7 @@ class PowerTarget(WrappedTarget):
 
     @property
     def _keeps_potentials(self) -> bool:
-        """Whether there are Potentials that keep power one."""
+        """Return whether there are Potentials that keep power one."""
         return self.target.has_potentials and not self.power_potentials
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
@@ -59,26 +59,26 @@ class PowerTarget(WrappedTarget):
 
     @property
     def evidence_note(self) -> str:  # type: ignore[override]
-        """What the normalising constant of a tempered posterior is."""
+        """Return a note on the normalising constant of a tempered posterior."""
         return (
             f"pseudo-evidence: the normalising constant of the prior times the likelihood to the power {self.power:g}"
         )
 
     @property
     def observations(self) -> Observations | None:  # type: ignore[override]
-        """The rows of data, their log likelihoods times the power; None where Potentials keep power one."""
+        """Return the rows of data, their log likelihoods times the power; None where Potentials keep power one."""
         observations = self.target.observations
         return None if observations is None or self._keeps_potentials else PoweredObservations(observations, self)
 
     @property
     def likelihood_factors(self) -> Any:
-        """The observed sites to the power, under a flat prior."""
+        """Return the observed sites to the power, under a flat prior."""
         factors = self.target.likelihood_factors
         return None if factors is None or self._keeps_potentials else factors.tempered(self.power)
 
     @property
     def factors(self) -> Any:
-        """The factors of the target with the observed ones to the power, if these equal the tempered density."""
+        """Return the factors of the target with the observed ones to the power, if these equal the tempered density."""
         factors = self.target.factors
         if factors is None or self._keeps_potentials:
             return None
@@ -132,7 +132,7 @@ class PoweredObservations(Observations):
 
     @property
     def n(self) -> int:  # type: ignore[override]
-        """Number of observations."""
+        """Return the number of observations."""
         return self._observations.n
 
     def log_likelihood(self, x: Array, index: Any = None) -> Array:

@@ -97,7 +97,7 @@ def _straight_directions(target: BaseTarget, centre: Array) -> Array:
 
 
 def improper_note(target: BaseTarget) -> str | None:
-    """Return what has to be said of this target's evidence, or nothing.
+    """Return a note on an evidence under an improper prior, or "".
 
     That it is known up to a constant only, under an improper prior, and what the target itself says in ``evidence_note``:
     that there is a loss or a tempered likelihood where a probability of the data would be.

@@ -39,13 +39,13 @@ class Evaluation(NamedTuple):
 
     @property
     def log_density(self) -> Array:
-        """Joint log density ``(n,)``; ``-inf`` where either part is."""
+        """Return the joint log density ``(n,)``; ``-inf`` where either part is."""
         joint: Array = self.log_prior + self.log_likelihood
         return np.where(np.isnan(joint), -np.inf, joint)
 
     @property
     def gradient(self) -> Array | None:
-        """Gradient of the joint log density ``(n, dim)``, or None."""
+        """Return the gradient of the joint log density ``(n, dim)``, or None."""
         if self.log_prior_gradient is None or self.log_likelihood_gradient is None:
             return None
         return self.log_prior_gradient + self.log_likelihood_gradient
@@ -59,12 +59,12 @@ class JointEvaluation(NamedTuple):
 
     @property
     def log_prior(self) -> None:
-        """No split is known."""
+        """Return None: no split is known."""
         return None
 
     @property
     def log_likelihood(self) -> None:
-        """No split is known."""
+        """Return None: no split is known."""
         return None
 
 
@@ -98,7 +98,7 @@ def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) ->
 
 
 def prior_draws(target: BaseTarget, drawn: Any, n: int) -> Array:
-    """Return what a function of the user drew of the prior, once it is checked that these are ``n`` points."""
+    """Return draws of the prior by a user's function, after checking that they are ``n`` points."""
     draws = as_points(drawn, target.dim)
     if len(draws) != n:
         raise ModelError(f"sample_prior of {target.label} returned {len(draws)} draws where {n} were asked for")
@@ -161,7 +161,7 @@ class Observations:
         return (values if weights is None else values * weights).sum(axis=1)
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """Return what the log density holds beside the rows: ``(n_points,)``, and on request its gradient."""
+        """Return the log density less that of the rows ``(n_points,)``, with its gradient on request."""
         raise ModelError("the log density cannot be told apart from that of its observations")
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
@@ -259,26 +259,26 @@ class BaseTarget:
 
     @property
     def full(self) -> BaseTarget:
-        """The target whose coordinates these are all or some of: itself, or what a block was taken from."""
+        """Return the target whose coordinates these are all or some of: itself, or the target of a block."""
         return self
 
     @property
     def free(self) -> Index:
-        """Which coordinates of ``full`` these are ``(dim,)``."""
+        """Return which coordinates of ``full`` these are ``(dim,)``."""
         return np.arange(self.dim)
 
     @property
     def others(self) -> Index:
-        """Coordinates of ``full`` that are held while these move."""
+        """Return the coordinates of ``full`` that are held while these move."""
         return np.empty(0, dtype=np.intp)
 
     @property
     def point(self) -> Array:
-        """A point of ``full`` that has the other coordinates where they are held."""
+        """Return a point of ``full`` that has the held values of the other coordinates."""
         return np.zeros(self.dim)
 
     def set_others(self, point: Array) -> bool:
-        """Hold the other coordinates where a ``point`` of ``full`` has them; whether any of them moved."""
+        """Hold the other coordinates at their values in ``point`` of ``full``; return whether any changed."""
         return False
 
     def embed(self, x: Array) -> Array:
@@ -287,7 +287,7 @@ class BaseTarget:
 
     @property
     def split_problem(self) -> str | None:
-        """Why prior and likelihood are not known apart, and the way out; None where they are."""
+        """Return why prior and likelihood are not known apart, and what to do; None where they are."""
         return None if self.has_split else f"{self.label}: prior and likelihood are not known apart"
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:

@@ -67,7 +67,7 @@ class UnnormalizedTarget(WrappedTarget):
 
     @property
     def tractable(self) -> BaseTarget:
-        """All terms but the unnormalised likelihood."""
+        """Return all terms but the unnormalised likelihood."""
         return self.target
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
@@ -76,7 +76,7 @@ class UnnormalizedTarget(WrappedTarget):
 
     @property
     def factors(self) -> Any:
-        """Refused."""
+        """Refuse: an unnormalised likelihood has no factors."""
         raise ModelError(refusal(self.likelihood.name))
 
     def simulate(self, x: Array, rng: np.random.Generator) -> NDArray:
@@ -102,20 +102,20 @@ class CallableLikelihood(UnnormalizedLikelihood):
         self._log_unnormalized, self._simulate, self._gradient = log_unnormalized, simulate, gradient
 
     def log_unnormalized(self, x: Array, data: NDArray) -> Array:
-        """Return what the function returns, checked for its shape."""
+        """Return the function's value after checking its shape."""
         value = np.asarray(self._log_unnormalized(x, data), dtype=np.float64)
         if value.shape != (len(data),):
             raise ModelError(f"log_unnormalized returned shape {value.shape} for {len(data)} data sets; expected (n,)")
         return value
 
     def gradient(self, x: Array, data: NDArray) -> Array:
-        """Return what the function returns, else central differences."""
+        """Return the function's gradient, or central differences without one."""
         if self._gradient is None:
             return super().gradient(x, data)
         return np.broadcast_to(np.asarray(self._gradient(x, data), dtype=np.float64), (len(data), len(x)))
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """Return what the function returns, checked for its shape."""
+        """Return the function's value after checking its shape."""
         data = np.asarray(self._simulate(x, n, rng))
         return checked_draws(data, n, self.observed.shape[1:], self.name)
 

@@ -63,7 +63,7 @@ def second_order(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np
 
 
 def sd_errors(q: Gaussian, sites: EPSites, factors: Factors) -> Array:
-    """Return what EP's standard deviations are off by, to second order: exact over EP's, less one, ``(d,)``."""
+    """Return the relative errors of EP's standard deviations to second order, exact / EP − 1 ``(d,)``."""
     pairs = _pairs(q, sites, factors, None)
     if pairs is None:
         return np.zeros(q.dim)

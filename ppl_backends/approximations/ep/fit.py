@@ -332,7 +332,7 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
 
 
 def _interaction(given: EPApproximation, factors: Factors) -> float:
-    """Return how much sites with several modes act on each other: one Gaussian stands for all of them."""
+    """Return the interaction of sites with several modes, which one Gaussian represents."""
     pieces = factors.sites.pieces(None)
     rows = [np.arange(factors.n_sites)[columns] for family, columns, _ in pieces if not family.log_concave]
     if not rows:

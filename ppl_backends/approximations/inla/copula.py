@@ -125,7 +125,7 @@ class GaussianCopula(Approximation):
 
     @property
     def scores(self) -> GaussianApproximation:
-        """N(0, R), the distribution of the scores z."""
+        """Return N(0, R), the distribution of the scores z."""
         return self._scores
 
     def in_scores(self, target: BaseTarget) -> BaseTarget:

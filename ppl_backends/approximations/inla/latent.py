@@ -60,7 +60,7 @@ class Precision:
         return self.project(self.factor.colour(rng.standard_normal((n, self._design.shape[1]))).T).T
 
     def covariances(self) -> Covariances:
-        """Return what is known of the covariances."""
+        """Return the known covariances."""
         n, d = self._design.shape
         if d <= DENSE and n <= 2 * DENSE:
             cov = self.solve(np.eye(d))
@@ -88,7 +88,7 @@ class Covariances(NamedTuple):
 
     @property
     def site_variance(self) -> Array:
-        """Variances of the predictors ``(n,)``."""
+        """Return the variances of the predictors ``(n,)``."""
         return np.diagonal(self.of_sites).copy() if self.of_sites.ndim == 2 else self.of_sites
 
 
@@ -204,7 +204,7 @@ def _means(given: LatentFactors, top: _Mode, v: Array) -> Array:
 
 
 def _evidence_terms(given: LatentFactors, s: Array, known: Covariances, precision: Precision) -> float:
-    """Return what sites beyond their quadratics add to the log evidence: each by itself, and in pairs to second order."""
+    """Return the log evidence that sites add to their quadratics: singly, and in pairs to second order."""
     v = known.site_variance
     first, second = (part[0] for part in given.sites.derivatives(s[None]))
     step = NODES[:, None] * np.sqrt(v)

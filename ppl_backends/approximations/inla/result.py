@@ -19,7 +19,7 @@ class WithMarginals(Approximation):
 
     @property
     def std(self) -> Array:
-        """Marginal standard deviations ``(dim,)``, as ``sd``."""
+        """Return the marginal standard deviations ``(dim,)``, as ``sd``."""
         return self.sd
 
     def pdf(self, x: Any) -> Array:

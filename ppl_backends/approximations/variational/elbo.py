@@ -61,7 +61,7 @@ class VariationalFit(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The bound on the last sample, or its mean over the last phase."""
+        """Return the bound on the last sample, or its mean over the last phase."""
         return self.history[-1][1]
 
 

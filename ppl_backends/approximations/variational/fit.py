@@ -350,7 +350,7 @@ def _anneal(
 
 
 def _reporter(progress: ChainProgress, tolerance: float) -> Callable[[int, float, float], None]:
-    """Return what shows a sample's figures; the share done is guessed from the change."""
+    """Return a function that shows a sample's figures; it estimates the share done from the change."""
 
     def report(draws: int, bound: float, change: float) -> None:
         done = 0.5 + 0.5 * min(1.0, tolerance / max(change, 1e-12)) ** 0.5
@@ -403,7 +403,7 @@ def _contradicted(bound: BoundEstimate) -> str:
 
 
 def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str]:
-    """Return what has to be said of the fit, with figures."""
+    """Return the faults of the fit, with figures."""
     said = []
     if bound.outside > 0:
         said.append(
@@ -445,7 +445,7 @@ class VariationalApproximation(GaussianApproximation):
 
     @property
     def family(self) -> str:
-        """The family fitted, by the form of the covariance."""
+        """Return the family fitted, by the form of the covariance."""
         return self.representation
 
     def _attributes(self) -> dict[str, Any]:

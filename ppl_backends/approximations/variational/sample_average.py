@@ -54,7 +54,7 @@ class _Climb:
 
     @property
     def settled(self) -> bool:
-        """Whether next to nothing is to be gained, or ten steps gained next to nothing together."""
+        """Return whether less than the tolerance is left to gain, or ten steps together gained less."""
         if self.gain < self.tolerance and (not self.gains or self.gains[-1] < 10 * self.tolerance):
             return True
         return len(self.gains) == 10 and sum(self.gains) < self.tolerance

@@ -140,7 +140,7 @@ def _phase(
     rng: np.random.Generator,
     qmc: bool,
 ) -> tuple[Array, list[float], int]:
-    """Take ``length`` steps from the base: the average of the second half, the bounds seen, the last sample's size."""
+    """Take ``length`` steps; return the average of the second half, the bounds and the last sample size."""
     p, total, bounds, size = family.start(), np.zeros_like(family.start()), [], 0
     for iteration in range(length):
         size = 1 << (next(sizes).bit_length() - 1)

@@ -65,7 +65,7 @@ def fit_by_scores(
 def _step(
     target: BaseTarget, family: FullRank | Diagonal, z: Array, length: float
 ) -> tuple[FullRank | Diagonal, float, float]:
-    """Take one natural-gradient step, the bound at its start, and the standard error of that."""
+    """Take one natural-gradient step; return it, the bound at its start and the bound's standard error."""
     p = family.start()
     with np.errstate(all="ignore"):
         value = target.log_density(family.points(p, z))

@@ -44,7 +44,7 @@ class PointsWithPaths(Population):
 
     @property
     def log_density(self) -> Array:
-        """Log of the density of the points given their paths ``(n,)``."""
+        """Return the log density ``(n,)`` of the points given their paths."""
         return np.where(np.isnan(self.complete), -np.inf, self.log_rest + self.complete)
 
 
@@ -85,7 +85,7 @@ class PathDensity:
         raise NotImplementedError
 
     def initial_point(self, rng: np.random.Generator) -> None:
-        """Leave it to the target."""
+        """Return None: the target chooses."""
         return
 
     def parameters(self) -> KernelParameters:

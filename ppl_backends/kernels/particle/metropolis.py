@@ -62,7 +62,7 @@ class FilterEstimator:
         self.n_normals = 1 if correlated else None  # tells correlated estimates from others
 
     def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
-        """Return what the filters of ``n`` points are functions of: seeds ``(n,)``, or normal numbers ``(n, k)``."""
+        """Return the random inputs of the filters of ``n`` points: seeds ``(n,)``, or normals ``(n, k)``."""
         if not self.correlated:
             return seeds_from(rng, n)
         normals: Array = rng.standard_normal((n, self.filter.n_normals(n_particles)))

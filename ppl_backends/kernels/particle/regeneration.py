@@ -129,7 +129,7 @@ def _by_row(values: Array, rows: Mapping[str, Any]) -> Array:
 
 
 def _in_blocks(draw: Callable[[Index], tuple[Array, ...]], n: int, elements: int) -> list[Array]:
-    """Return what ``draw`` gives for all of ``n`` filters of so many elements each, a few at a time; all blocks are alike."""
+    """Return the output of ``draw`` for ``n`` filters, computed in equal blocks that fit in memory."""
     size = max(1, min(_ELEMENTS // elements, n))
     size = 1 << (size.bit_length() - 1) if size < n else 1 << (n - 1).bit_length()
     parts = []

@@ -30,13 +30,13 @@ class SameTypes:
         self._entry: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return what the function does."""
+        """Call the function."""
         if self._entry is None:
             self._entry = self._function.compile(tuple(numba.typeof(value) for value in arguments))
         return self._entry(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make it elsewhere, where types are looked at anew."""
+        """Return how to rebuild the function in another process."""
         return SameTypes, (self._function,)
 
 
@@ -106,7 +106,7 @@ def _quadratic(slope, hessian, delta):
 
 @jit
 def _times(matrix, z):
-    """Lower triangular matrix times a vector."""
+    """Multiply a lower triangular matrix by a vector."""
     out = np.zeros(len(z))
     for j in range(len(z)):
         for k in range(j + 1):
@@ -124,7 +124,7 @@ def _square(z):
 
 @jit
 def _propose(rng, factor, inverse, proposals, delta):
-    """A point about ``delta`` or of the Laplace approximation, and the log ratio of the proposals back and there."""
+    """Return a point about ``delta`` or of the Laplace approximation, and the log ratio of the two proposal densities."""
     z = np.empty(len(delta))
     for j in range(len(delta)):
         z[j] = rng.standard_normal()
@@ -136,7 +136,7 @@ def _propose(rng, factor, inverse, proposals, delta):
 
 @jit
 def control_variate_walk(rng, steps, rows, proposals, delta, subset, residuals):
-    """``steps`` steps from ``delta``; ``delta``, ``subset`` and ``residuals`` change in place.
+    """Take ``steps`` steps from ``delta``; ``delta``, ``subset`` and ``residuals`` change in place.
 
     Returns the mean acceptance probability, how many proposals were accepted, and value and variance of the last estimate.
     """
@@ -168,7 +168,7 @@ def control_variate_walk(rng, steps, rows, proposals, delta, subset, residuals):
 
 @jit
 def control_variate_slope(rows, delta, subset, residuals, gradient):
-    """Value and variance of the estimate at ``delta``; ``residuals`` and ``gradient`` are filled.
+    """Return value and variance of the estimate at ``delta``; fill ``residuals`` and ``gradient``.
 
     The gradient of ℓ̂ − σ̂²/2 is a sum of residual gradients with weights N/m − (N/m)²(rᵢ − r̄).
     """
@@ -196,7 +196,7 @@ def control_variate_slope(rows, delta, subset, residuals, gradient):
 
 @jit
 def scalable_walk(rng, steps, rows, proposals, limits, delta, z):
-    """``steps`` exact steps from ``delta``, with ``z`` its whitened form; both change in place.
+    """Take ``steps`` exact steps from ``delta``; ``delta`` and its whitened form ``z`` change in place.
 
     Returns the mean acceptance probability, moves, rows looked at, and the quadratic part of the log density at the end.
     """

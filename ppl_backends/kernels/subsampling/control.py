@@ -37,7 +37,7 @@ BLOCKS = 10
 
 
 def choose_subset_size(rows: Rows, rng: np.random.Generator, draws: int = 20, probe: int = 2000) -> tuple[int, float]:
-    """The subset size for σ̂² ≤ 1 at nine of ten draws of the Laplace approximation, and the variance for one row."""
+    """Return the subset size for σ̂² ≤ 1 at nine of ten draws of the Laplace approximation, and the variance of one row."""
     index = rng.integers(0, rows.n, size=min(probe, rows.n))
     single = [
         rows.n**2 * float(rows.residuals(rows.expansion_point.sample(1, rng)[0], index).var()) for _ in range(draws)

@@ -53,7 +53,7 @@ class RowSampler:
         self.total = float(self.ends[-1])
 
     def draw(self, n: int, rng: np.random.Generator) -> Index:
-        """``n`` rows."""
+        """Draw ``n`` rows."""
         return np.searchsorted(self.ends, rng.random(n) * self.total, side="right")
 
 

@@ -50,7 +50,7 @@ CURVATURE_DIRECTIONS = 8
 
 @numba.njit(cache=True, nogil=True)
 def swap(summaries, subset, member, seen, z, inverse, uniforms):
-    """Swaps of a row in ``subset`` for one outside, each accepted with min{1, exp(inverse (‖z‖² − ‖z'‖²)/2)}."""
+    """Swap rows of ``subset`` for rows outside; accept each swap with probability min{1, exp(inverse (‖z‖² − ‖z'‖²)/2)}."""
     n_rows, n = len(member), len(subset)
     moved, fresh = 0, 0
     norm = 0.0
@@ -77,7 +77,7 @@ def swap(summaries, subset, member, seen, z, inverse, uniforms):
 
 
 def whitened_scores(rows: Rows) -> NDArray[np.float32]:
-    """Zᵢ = N Lᵀ∇ℓᵢ(θ̂) less their mean ``(N, d)``."""
+    """Return Zᵢ = N Lᵀ∇ℓᵢ(θ̂) less their mean ``(N, d)``."""
     scores = rows.scores()
     out = np.empty(scores.shape, dtype=np.float32)
     centre = scores.mean(axis=0)
@@ -87,7 +87,7 @@ def whitened_scores(rows: Rows) -> NDArray[np.float32]:
 
 
 def curvature_variance(rows: Rows, rng: np.random.Generator) -> float:
-    """Variance v over rows of −N ∂²ℓᵢ at the mode, along directions of one posterior sd: subsets of n err by √(v/n)."""
+    """Return the variance v over rows of −N ∂²ℓᵢ at the mode in whitened directions: subsets of n err by √(v/n)."""
     index = rng.choice(rows.n, size=min(rows.n, CURVATURE_ROWS), replace=False)
     mode, found = rows.expansion_point.mean, []
     for _ in range(CURVATURE_DIRECTIONS):
@@ -199,7 +199,7 @@ class Informed(RowsKernel):
 
     @property
     def inflation(self) -> float:
-        """Factor on the posterior's sds that theory predicts."""
+        """Return the factor by which theory says the posterior's sds are too large."""
         if self.correction is not None:
             return 1.0
         return float(np.sqrt(1 + (self.rows.n / self.subset if np.isinf(self.spread) else self.spread**2)))
@@ -211,7 +211,7 @@ class Informed(RowsKernel):
         return subset, member, self._summaries[subset].mean(axis=0, dtype=np.float64)
 
     def _annealed(self, rng: np.random.Generator) -> tuple[Index, NDArray[np.bool_], Array]:
-        """A subset from its weighted law, by swaps under a weight that grows geometrically."""
+        """Draw a subset from its weighted law, by swaps under a weight that grows geometrically."""
         subset, member, z = self._fresh(rng)
         if self._inverse:
             seen, chunks = np.ones(self.rows.n, dtype=np.bool_), ANNEALING // CHUNK
@@ -221,7 +221,7 @@ class Informed(RowsKernel):
         return subset, member, z
 
     def _spreads(self, rng: np.random.Generator) -> dict[str, float]:
-        """Standard deviations over subsets of the surrogate's log at a point of the posterior, weighted and uniform."""
+        """Return sds over subsets of the log surrogate at a point of the posterior, for weighted and for uniform subsets."""
         x, mode = self.rows.expansion_point.sample(1, rng)[0], self.rows.expansion_point.mean
         subset, member, z = self._prepared[0].copy(), self._prepared[1].copy(), self._prepared[2].copy()
         seen = np.ones(self.rows.n, dtype=np.bool_)
@@ -240,7 +240,7 @@ class Informed(RowsKernel):
         }
 
     def _hessian_error(self, subset: Index, rng: np.random.Generator) -> float:
-        """Of the surrogate's curvature along one posterior sd in a random direction, relative to the posterior's."""
+        """Return the relative error of the surrogate's curvature along one posterior sd in a random direction."""
         rows, z = self.rows, rng.standard_normal(self.dim)
         step, still = rows.expansion_point.factor @ (z / np.linalg.norm(z)), np.zeros(self.dim)
         found = sum(

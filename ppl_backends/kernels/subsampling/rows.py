@@ -45,11 +45,11 @@ class Expansion(NamedTuple):
     hessian: Array
 
     def at(self, delta: Array) -> float:
-        """Σ qᵢ(θ̂ + δ)."""
+        """Return Σ qᵢ(θ̂ + δ)."""
         return float(self.value + delta @ (self.gradient + 0.5 * self.hessian @ delta))
 
     def slope(self, delta: Array) -> Array:
-        """Its gradient."""
+        """Return the gradient of that sum."""
         return self.gradient + self.hessian @ delta
 
 
@@ -60,15 +60,15 @@ class QuadraticLogPrior:
         self.constant, self.gradient, self.hessian = constant, gradient, hessian
 
     def __call__(self, x: Array) -> float:
-        """At ``x`` ``(d,)``."""
+        """Return the log prior at ``x`` ``(d,)``."""
         return float(self.constant + x @ (self.gradient + 0.5 * self.hessian @ x))
 
     def slope(self, x: Array) -> Array:
-        """Gradient ``(d,)``."""
+        """Return the gradient ``(d,)``."""
         return self.gradient + self.hessian @ x
 
     def curvature(self, x: Array) -> Array:
-        """Hessian ``(d, d)``."""
+        """Return the Hessian ``(d, d)``."""
         return self.hessian
 
 
@@ -79,15 +79,15 @@ class FunctionLogPrior:
         self._function = function
 
     def __call__(self, x: Array) -> float:
-        """At ``x`` ``(d,)``."""
+        """Return the log prior at ``x`` ``(d,)``."""
         return float(np.asarray(self._function(x[None]))[0])
 
     def slope(self, x: Array) -> Array:
-        """Gradient ``(d,)``."""
+        """Return the gradient ``(d,)``."""
         return np.asarray(self._function(x[None], True)[1])[0]
 
     def curvature(self, x: Array) -> Array:
-        """Hessian ``(d, d)``, by differences of the gradient."""
+        """Return the Hessian ``(d, d)``, by differences of the gradient."""
         return difference_hessian(lambda points: self._function(points, True)[1], x[None])[0]
 
 
@@ -111,43 +111,43 @@ class Rows:
 
     @property
     def whole(self) -> Rows:
-        """Those of all coordinates, of which a block may see a part."""
+        """Return the rows of all coordinates, of which a block may see a part."""
         return self
 
     def compiled(self) -> CompiledRows | None:
-        """What compiled steps take, None where there are none."""
+        """Return the arguments of compiled steps, or None where there are none."""
         return None
 
     def residuals(self, x: Array, index: Index) -> Array:
-        """ℓᵢ − qᵢ ``(m,)``."""
+        """Return ℓᵢ − qᵢ ``(m,)``."""
         raise NotImplementedError
 
     def residual_gradient(self, x: Array, index: Index, weights: Array) -> Array:
-        """Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
+        """Return Σ wᵢ ∇(ℓᵢ − qᵢ) ``(d,)``."""
         raise NotImplementedError
 
     def differences(self, x: Array, new: Array, index: Index) -> Array:
-        """ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
+        """Return ℓᵢ(new) − ℓᵢ(x) ``(m,)``."""
         raise NotImplementedError
 
     def scores(self) -> Array:
-        """∇ℓᵢ at the mode ``(n, d)``."""
+        """Return ∇ℓᵢ at the mode ``(n, d)``."""
         raise NotImplementedError
 
     def standardise(self, x: Array) -> Array:
-        """L⁻¹(θ − θ̂)."""
+        """Return L⁻¹(θ − θ̂)."""
         return self.expansion_point.whiten(x)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
-        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``, z as of :meth:`standardise`."""
+        """Return cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``, z as of :meth:`standardise`."""
         raise ModelError(NO_BOUNDS)
 
     def lipschitz(self) -> Array:
-        """cᵢ with |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ ‖θ − θ'‖ ``(n,)``."""
+        """Return cᵢ with |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ ‖θ − θ'‖ ``(n,)``."""
         raise ModelError(NO_BOUNDS)
 
     def full_difference(self, x: Array, new: Array) -> float:
-        """Σ over all rows of ℓᵢ(new) − ℓᵢ(x)."""
+        """Return Σ over all rows of ℓᵢ(new) − ℓᵢ(x)."""
         blocks = range(0, self.n, BLOCK)
         return sum(float(self.differences(x, new, np.arange(b, min(self.n, b + BLOCK))).sum()) for b in blocks)
 
@@ -235,7 +235,7 @@ class SiteRows(Rows):
         return self._at_mode[:, 2:3] * self.design
 
     def compiled(self) -> CompiledRows | None:
-        """What compiled steps take; None where the log prior is not quadratic."""
+        """Return the arguments of compiled steps, or None where the log prior is not quadratic."""
         if not isinstance(self.log_prior_and_potentials, QuadraticLogPrior):
             return None
         slope = self.expansion.gradient + self.log_prior_and_potentials.slope(self.expansion_point.mean)
@@ -246,7 +246,7 @@ class SiteRows(Rows):
         return CompiledRows(*rows, slope, hessian, factor, inverse)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
-        """cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``.
+        """Return cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``.
 
         For a logit |φ‴| ≤ |φ″|, so that |φ″| grows at most as an exponential: near the mode rows whose probability is near
         zero or one have much smaller bounds than the largest third derivative gives.
@@ -347,7 +347,7 @@ class BlockRows(Rows):
         return self.whole.differences(self._all(x), self._all(new), index)
 
     def scores(self) -> Array:
-        """∇ℓᵢ at the mode ``(n, d)``, in the block's coordinates."""
+        """Return ∇ℓᵢ at the mode ``(n, d)``, in the block's coordinates."""
         return self.whole.scores()[:, self._block.free]
 
     def standardise(self, x: Array) -> Array:
@@ -427,7 +427,7 @@ def _point(approximation: Any) -> Gaussian:
 
 
 def _sites_of(target: BaseTarget, n: int) -> tuple[Array, Array, CompiledFamily] | None:
-    """Design, offset and family where every observation has one linear predictor of a family that is compiled."""
+    """Return design, offset and family where every row has one linear predictor of a family that is compiled."""
     factors = target.likelihood_factors
     family = None if factors is None else factors.sites.compiled()
     if family is None or factors.n_sites != n or 8 * n * target.dim > LARGEST_DESIGN:

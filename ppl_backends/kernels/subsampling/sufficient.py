@@ -49,7 +49,7 @@ class Sufficient(NamedTuple):
 
 
 def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
-    """Sufficient statistics where the likelihood is an exponential family with fewer than d(d + 3)/2 of them.
+    """Return sufficient statistics of an exponential family with fewer than d(d + 3)/2 of them, else None.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
 
 
 def _spread_points(rows: Rows, n: int, index: Index, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Points of θ about the mode, and the centred log likelihoods there ``(m, n)``; nearer where they overflow."""
+    """Return points of θ about the mode and centred log likelihoods there ``(m, n)``; nearer ones where these overflow."""
     scale, z = SPREAD * np.sqrt(rows.n), rng.standard_normal((n, rows.dim))
     for _ in range(HALVINGS):
         points = rows.expansion_point.mean + scale * z @ rows.expansion_point.factor.T
@@ -118,7 +118,7 @@ def _spread_points(rows: Rows, n: int, index: Index, rng: np.random.Generator) -
 
 
 def _left(statistics: Array, values: Array) -> float:
-    """Relative root mean square of what a regression of ``values`` on the statistics leaves."""
+    """Return the relative root mean square of the residuals of a regression of ``values`` on the statistics."""
     centred = statistics - statistics.mean(axis=0)
     centred /= np.maximum(centred.std(axis=0), 1e-300)
     wanted = values - values.mean()

@@ -87,7 +87,7 @@ def _subtract(row, ratio, other):
 
 @jit
 def _sweep(table, k, column):
-    """Take column ``k`` into the model or out of it, in place: a pivot is positive outside and negative inside.
+    """Switch column ``k`` in place; a pivot is positive outside of the model and negative inside.
 
     ``table`` is a lower triangle, and ``column`` work. Returns what rounding adds to the table: a column that others nearly
     make up leaves the more of it behind.
@@ -126,7 +126,7 @@ def _swept(form, on, table, column):
 
 @jit
 def _after(table, i, j):
-    """Return what is left after switching column ``i``, and ``j`` as well unless negative; the pivot; and log|A|'s growth.
+    """Return residual, pivot and growth of log|A| after switching column ``i``, and ``j`` unless it is negative.
 
     The first is NaN where columns are dependent.
     """

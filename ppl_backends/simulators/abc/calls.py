@@ -112,7 +112,7 @@ Measured = TypeVar("Measured")
 
 
 def measured(function: Callable[[NDArray], Measured], data: NDArray, name: str, values: Values) -> Measured:
-    """Return what a function makes of data sets ``(n, ...)`` that were drawn at rows of parameters.
+    """Return the values of a function at data sets ``(n, ...)`` drawn at rows of parameters.
 
     Raises
     ------

@@ -65,7 +65,7 @@ class Discrepancy:
 
     @property
     def observed_summaries(self) -> Array:
-        """Those of the observed data ``(k,)``."""
+        """Return the summaries ``(k,)`` of the observed data."""
         return (self._observed / self.scale).ravel()
 
     def summaries(self, data: NDArray) -> Array:

@@ -216,7 +216,7 @@ class _Watch:
         return f"{MOST_STAGES} stages" if len(run.stages) >= MOST_STAGES else ""
 
     def see(self, run: SMCState) -> None:
-        """Take note of a stage that is done."""
+        """Record a finished stage."""
         self.last = run
         self._report(run.stages[-1], self._chain.used_before + self._chain.budget.used)
 

@@ -49,12 +49,12 @@ class Experiment:
 
     @property
     def size(self) -> int:
-        """Numbers in one data set of all simulators."""
+        """Return the length of one data set of all simulators."""
         return sum(int(np.prod(simulator.shape, dtype=int)) for simulator in self.simulators)
 
     @property
     def at_once(self) -> bool:
-        """Whether all simulators draw many data sets in one call."""
+        """Return whether all simulators draw many data sets in one call."""
         return all(simulator.at_once for simulator in self.simulators)
 
     def run(self, values: list[dict[str, NDArray]], rng: np.random.Generator) -> tuple[Array, Array, list[NDArray]]:
@@ -92,7 +92,7 @@ class AbcTarget(WrappedTarget):
     has_split: Any = property(lambda self: self.target.is_prior or self.target.has_split)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Any:
-        """Prior and likelihood apart; of a program without a likelihood, all is prior."""
+        """Return log prior and log likelihood apart; for a program without a likelihood, all of it is prior."""
         found = self.target.evaluate(x, gradient)
         if not self.target.is_prior or found.log_likelihood is not None:
             return found
@@ -100,7 +100,7 @@ class AbcTarget(WrappedTarget):
         return Evaluation(found.log_density, np.zeros(len(x)), found.gradient, slope)
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Log prior and its gradient; of a program without a likelihood, of all."""
+        """Return the log prior and its gradient; for a program without a likelihood, those of the whole program."""
         if not self.target.is_prior:
             return self.target.evaluate_prior(x, gradient)
         found = self.target.evaluate(x, gradient)
@@ -161,12 +161,12 @@ class AbcProblem:
 
     @property
     def dim(self) -> int:
-        """Number of coordinates."""
+        """Return the number of coordinates."""
         return self.target.dim
 
     @property
     def observed_summaries(self) -> Array:
-        """Of all simulators ``(k,)``."""
+        """Return the observed summaries of all simulators ``(k,)``."""
         return np.concatenate([part.observed_summaries for part in self.experiment.discrepancies])
 
     def values(self, x: Array, rng: np.random.Generator) -> list[dict[str, NDArray]]:
@@ -181,7 +181,7 @@ class AbcProblem:
         return self.target.evaluate_prior(x)[0] - float(stated)
 
     def log_likelihood(self, x: Array) -> Array:
-        """Return what ordinary observed variables and Potentials add to the log weight ``(n,)``."""
+        """Return the log weight ``(n,)`` of ordinary observed variables and Potentials."""
         if not self.has_likelihood:
             return np.zeros(len(x))
         value = self.target.evaluate(x).log_likelihood
@@ -199,7 +199,7 @@ class AbcProblem:
         return scale + log_kernel_volume(self.kernel, epsilon, k, norm)
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
-        """Have simulators draw many data sets at once where their batched form can be believed, judged at two points."""
+        """Let simulators draw many data sets at once where tests at two points confirm their batched form."""
         self.has_likelihood = self.has_likelihood or bool(np.any(self.target.evaluate(x).log_likelihood))
         chosen = []
         for simulator, discrepancy, values in zip(
@@ -270,7 +270,7 @@ def _settings(epsilon: Any, kernel: str | None) -> Settings:
 def _of_generated(
     target: BaseTarget, name: str, data_set: NDArray, discrepancy: Discrepancy, settings: Settings
 ) -> AbcProblem:
-    """Of a program one of whose generated quantities simulates."""
+    """Return the problem of a Stan program one of whose generated quantities simulates."""
     rng = np.random.default_rng(0)
     found = target.constrain(target.initial_points(1, rng), rng)
     if name not in found:
@@ -345,7 +345,7 @@ class _Single:
 def _of_simulators(
     model: Any, data: Any, epsilon: Any, kernel: str | None, given: dict[str, Any], distance: Any, cores: int | None
 ) -> AbcProblem:
-    """Of the pm.Simulator variables of a model."""
+    """Return the problem of a model's pm.Simulator variables."""
     source = pymc_model(model)
     if source is not None:
         from ppl_backends.targets.pymc.simulator import simulator_target, simulators_of
@@ -400,7 +400,7 @@ def _tolerances(variables: Any, epsilon: Any, energy: bool) -> tuple[list[Any], 
 
 
 def _discrepancy(variable: Any, scale: Any) -> Discrepancy:
-    """Of a Simulator; PyMC's functions see one data set at a time."""
+    """Return the discrepancy of a Simulator; PyMC's functions see one data set at a time."""
     summary = SUMMARIES[variable.summary] if isinstance(variable.summary, str) else _Rows(variable.summary)
     if variable.kind != "function":
         return Discrepancy(

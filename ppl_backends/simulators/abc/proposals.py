@@ -54,11 +54,11 @@ class AbcProposal:
 
     @property
     def is_prior(self) -> bool:
-        """Whether all points are the prior's."""
+        """Return whether all points come from the prior."""
         return not self.students
 
     def sizes(self, n: int) -> list[int]:
-        """Return how many points each component has beside a net of ``n``: the prior last, an eighth on top."""
+        """Return the number of points of each component for a net of ``n``; the prior comes last, with an eighth more."""
         if self.is_prior:
             return [n]
         bounds = np.round(n * np.concatenate([[0.0], np.cumsum(self.weights / self.weights.sum())])).astype(int)

@@ -141,7 +141,7 @@ def of_populations(
 def to_inference_data(
     problem: AbcProblem, found: Found, adjust: str | None, seconds: float, rng: np.random.Generator
 ) -> Any:
-    """Return what was found as InferenceData; warn of what is wrong with it."""
+    """Return the result as InferenceData, and warn of its faults."""
     if found.trouble:
         warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=5)
     experiment = problem.experiment
@@ -183,7 +183,7 @@ def _resampled(own: NDArray[np.bool_], weight: Array, draws: int, rng: np.random
 
 
 def _distrust(problem: AbcProblem, result: SequentialResult) -> str:
-    """Return what is wrong with a last stage, with the figure; empty where nothing is."""
+    """Return the fault of a last stage with its figure, or ""."""
     size = result.weights.effective_size
     reasons = [f"an effective size of {size:.0f} < {SMALLEST_SIZE}: allow more draws= or data_sets="]
     reasons = reasons if size < SMALLEST_SIZE else []
@@ -201,7 +201,7 @@ def _distrust(problem: AbcProblem, result: SequentialResult) -> str:
 def _distrust_populations(
     problem: AbcProblem, plan: Plan, result: PopulationsResult, size: float, disagree: bool
 ) -> str:
-    """Return what is wrong with populations, with the figure; empty where nothing is."""
+    """Return the fault of populations with its figure, or ""."""
     reasons = _not_reached(problem, result.epsilon, result.reason)
     if size < SMALLEST_SIZE:
         reasons.append(f"a mean is worth {size:.0f} < {SMALLEST_SIZE} independent draws: allow more draws= or chains=")
@@ -274,7 +274,7 @@ def _weighted_estimates(
 def _population_estimates(
     problem: AbcProblem, result: PopulationsResult, rng: np.random.Generator
 ) -> tuple[float, Variables]:
-    """Return how many independent draws a mean is worth at least, and means with errors, and sds."""
+    """Return the smallest effective number of draws of a mean, means with errors, and sds."""
     variables: Variables = {}
     samples = [(run.population.x, run.lineage.ancestor) for run in result.runs]
     size = float(ess_of_means(samples).min())

@@ -75,7 +75,7 @@ def sample_abc(
     random_seed: SeedLike = None,
     progressbar: bool = True,
 ) -> Any:
-    """Posterior and evidence by simulation, for models that can be simulated and not evaluated.
+    """Draw from the posterior, and estimate the evidence, of a model that can be simulated but not evaluated.
 
     Data are simulated at points of adaptive proposals and weighted by how near they are to the observed. The result is the
     ABC posterior, p(θ) E[K_ε(d) | θ] up to a constant: wider than the posterior, the less so the smaller ε.

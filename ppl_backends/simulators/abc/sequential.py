@@ -394,7 +394,7 @@ def _last_stage(
 
 
 def _more_points(problem: AbcProblem, plan: Plan, course: _Course) -> int:
-    """Return how many times as many points give an evidence an error of 1.5 %, as the pilot has it; a power of two.
+    """Return the factor, a power of two, on the number of points for an evidence error of 1.5 % by the pilot.
 
     More points, not more data sets a point: the points' own share of the variance falls with them too.
     """

@@ -108,7 +108,7 @@ class Stage(NamedTuple):
 
     @property
     def n_simulations(self) -> int:
-        """Data sets simulated."""
+        """Return the number of data sets simulated."""
         return int(self.block.counts.sum())
 
 
@@ -136,12 +136,12 @@ class Weights(NamedTuple):
 
     @property
     def weight(self) -> Array:
-        """Importance times likelihood, w = p L L̂ / q ``(n,)``."""
+        """Return importance weight times likelihood, w = p L L̂ / q ``(n,)``."""
         return self.ratio * self.hit
 
     @property
     def effective_size(self) -> float:
-        """(Σw)² / Σw², 0 where all weights are zero."""
+        """Return (Σw)² / Σw², 0 where all weights are zero."""
         w = self.weight
         return float(w.sum() ** 2 / np.sum(w**2)) if w.any() else 0.0
 
@@ -161,7 +161,7 @@ class Budget:
         self.used = 0
 
     def spend(self, n: int) -> None:
-        """Note that ``n`` data sets were simulated."""
+        """Count ``n`` simulated data sets."""
         self.used, self.left = self.used + n, self.left - n
 
     def part(self, n: int) -> Budget:
@@ -174,7 +174,7 @@ class Budget:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time is over."""
+        """Return whether the time limit has passed."""
         return time.perf_counter() > self._end
 
 
@@ -257,7 +257,7 @@ def _waves(blocks: list[slice], size: int) -> list[list[slice]]:
 
 @lru_cache(maxsize=2)
 def loaded(payload: bytes) -> Any:
-    """Return what was pickled for the blocks of a stage."""
+    """Return the objects that were pickled for the blocks of a stage."""
     return cloudpickle.loads(payload)
 
 

@@ -42,7 +42,7 @@ class Tolerance(NamedTuple):
 
     @property
     def position(self) -> float:
-        """The tolerance, which figures of stages go by."""
+        """Return the tolerance, by which figures of stages are ordered."""
         return self.epsilon
 
 
@@ -76,11 +76,11 @@ class AbcPoints(Population):
     gradient = None
 
     def log_kernels(self, epsilon: float) -> Array:
-        """Log of K_ε of every data set ``(n, M)``."""
+        """Return the log of K_ε of every data set ``(n, M)``."""
         return log_kernel(self.kernel, self.distances, epsilon)
 
     def log_hit(self, epsilon: float) -> Array:
-        """Log of the mean of K_ε over data sets ``(n,)``."""
+        """Return the log of the mean of K_ε over data sets ``(n,)``."""
         if epsilon == np.inf:
             return np.zeros(len(self.x))
         logs = self.log_kernels(epsilon)
@@ -90,13 +90,13 @@ class AbcPoints(Population):
 
     @property
     def log_base(self) -> Array:
-        """Log of p(θ) L(θ)^β ``(n,)``."""
+        """Return log p(θ) L(θ)^β ``(n,)``."""
         beta = self.stage.beta
         return self.log_prior + beta * self.log_likelihood if beta else self.log_prior
 
     @property
     def log_density(self) -> Array:
-        """Log of p(θ) L(θ)^β times the mean of K_ε ``(n,)``."""
+        """Return log p(θ) L(θ)^β times the mean of K_ε ``(n,)``."""
         return self.log_base + self.log_hit(self.stage.epsilon)
 
     def with_data(self, drawn: DataSets) -> AbcPoints:
@@ -121,7 +121,7 @@ class Tolerances:
         return self
 
     def shorter(self, done: SMCState, path: Any) -> None:
-        """Every step can stay."""
+        """Return self: every step can stay."""
         return
 
     def next(self, points: AbcPoints) -> float:
@@ -199,7 +199,7 @@ class TolerancePath:
         return Tolerance(1.0, after), np.where(np.isnan(change), -np.inf, change)
 
     def is_last(self, stage: Tolerance | None) -> bool:
-        """Whether the last tolerance is reached."""
+        """Return whether this is the last tolerance."""
         return stage is not None and stage.beta == 1.0 and stage.epsilon <= self.last
 
     def extend(self, population: AbcPoints, stage: Tolerance, rng: np.random.Generator) -> AbcPoints:
@@ -219,7 +219,7 @@ class TolerancePath:
         return population
 
     def ahead(self, population: AbcPoints) -> tuple[Array, float]:
-        """Return how near data sets are, from 0 to 1, which is what weighs the steps to come."""
+        """Return the nearness of data sets, from 0 to 1, by which later steps will weight."""
         epsilon = population.stage.epsilon
         if epsilon == np.inf:
             return population.log_likelihood, 1.0

@@ -23,7 +23,7 @@ class Design(ABC):
     @property
     @abstractmethod
     def T(self) -> Any:
-        """Aᵀ, for products with ``(n,)``."""
+        """Return Aᵀ, for products with ``(n,)``."""
 
     @abstractmethod
     def gram(self, weights: Array) -> Array:

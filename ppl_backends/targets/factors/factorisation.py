@@ -115,17 +115,17 @@ class Factors:
 
     @property
     def start(self) -> Array:
-        """A φ of no elements."""
+        """Return a φ of no elements."""
         return np.empty(0)
 
     @property
     def coordinates(self) -> NDArray[np.intp]:
-        """All coordinates: none are hyper-parameters."""
+        """Return all coordinates: none are hyper-parameters."""
         return np.arange(self.dim)
 
     @property
     def hyper_coordinates(self) -> NDArray[np.intp]:
-        """None of the coordinates."""
+        """Return no coordinates."""
         return np.empty(0, dtype=np.intp)
 
     def at(self, phi: Any = ()) -> Factors:
@@ -227,7 +227,7 @@ class FactorsTarget(BaseTarget):
 
     @cached_property
     def likelihood_factors(self) -> Factors | None:
-        """The observed sites under a flat prior; None where there are none."""
+        """Return the observed sites under a flat prior; None where there are none."""
         return self.factors.likelihood() if self.factors.observed.any() else None
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:

@@ -86,7 +86,7 @@ def find_with_fewest_given(
     nominate: Callable[[frozenset[Any], Refusal], frozenset[Any]],
     release: Callable[[frozenset[Any]], Iterable[Any]] = lambda held: (),
 ) -> tuple[frozenset[Any], Found]:
-    """Return what has to be given, and what is found then.
+    """Return the variables that have to be given, and the factors found with them.
 
     Nothing is, at first. Where that is refused, what ``nominate`` says is, until ``analyse`` finds something. Then each that
     ``release`` names is let go again, where ``analyse`` allows it.

@@ -52,7 +52,7 @@ class GaussianPrior:
 
     @property
     def proper(self) -> bool:
-        """Whether Q₀ has full rank."""
+        """Return whether Q₀ has full rank."""
         return self.rank == self.dim
 
     def _rank_and_determinant(self) -> tuple[int, float]:

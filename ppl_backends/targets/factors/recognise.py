@@ -56,7 +56,7 @@ class Written:
 
     @cached_property
     def wide(self) -> Array:
-        """Log t far out."""
+        """Return log t far out."""
         return self.at(WIDE)
 
     def fit(self, values: Array, functions: Sequence[Callable[[Array], Array]]) -> Array:

@@ -141,7 +141,7 @@ class CompiledGraph:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of the largest intermediate value of one point."""
+        """Return bytes of the largest intermediate value of one point."""
         graph = self._static
         moving, largest = {graph.point}, self.dim
         for node in io_toposort([], [graph.log_prior, graph.log_likelihood]):
@@ -153,12 +153,12 @@ class CompiledGraph:
 
     @cached_property
     def factorises(self) -> bool:
-        """Whether the log density holds factorisations of matrices, or solves with them."""
+        """Return whether the log density holds factorisations of matrices, or solves with them."""
         return factorises([self._static.log_prior, self._static.log_likelihood])
 
     @cached_property
     def delicate(self) -> bool:
-        """Whether XLA needs care with the log density; :mod:`~ppl_backends.targets.pymc.jax_programs` says why."""
+        """Return whether XLA needs care with the log density; :mod:`~ppl_backends.targets.pymc.jax_programs` says why."""
         return self.factorises or multiplies(self._static.point, [self._static.log_prior, self._static.log_likelihood])
 
     def n_observations(self, data: DataValues) -> int:

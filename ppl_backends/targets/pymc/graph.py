@@ -78,17 +78,17 @@ class ModelGraph:
 
     @property
     def log_prior(self) -> Variable:
-        """Sum of the free terms."""
+        """Return the sum of the free terms."""
         return _total(self.free)
 
     @property
     def log_likelihood(self) -> Variable:
-        """Sum of the observed terms and the Potentials."""
+        """Return the sum of the observed terms and the Potentials."""
         return _total({**self.observed, **self.potentials})
 
     @property
     def log_potentials(self) -> Variable:
-        """Sum of the Potentials."""
+        """Return the sum of the Potentials."""
         return _total(self.potentials)
 
 
@@ -189,7 +189,7 @@ def data_values(model: pm.Model) -> dict[SharedVariable, np.ndarray]:
 
 
 def fixed_values(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
-    """Return what replaces the shared variables and the observed variables: their values."""
+    """Return the values that replace the shared and the observed variables."""
     constants = {v: pt.constant(value, dtype=v.dtype) for v, value in data.items()}
     observed = observed_variables(model)
     values = _clone([model.rvs_to_values[rv] for rv in observed], constants)

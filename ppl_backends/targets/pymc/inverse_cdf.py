@@ -197,7 +197,7 @@ def _has_icdf(op: Op) -> bool:
 
 
 def _truncated(base: Op, u: Variable, inputs: Sequence[Variable]) -> Variable:
-    """Between the values of the distribution function at both ends."""
+    """Return the quantile between the values of the distribution function at both ends."""
     *own, lower, upper = inputs
     low, high = (pt.exp(_logcdf(base, end, *own)) for end in (lower, upper))
     return pt.clip(_icdf(base, low + u * (high - low), *own), lower, upper)
@@ -216,7 +216,7 @@ def _mv_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ..
 
 
 def _dirichlet(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    """Stick breaking: the k-th part of what is left is Beta(aₖ, Σ_{j>k} aⱼ)."""
+    """Break a stick: the k-th share of the remainder is Beta(aₖ, Σ_{j>k} aⱼ)."""
     [a] = parameters
     after = pt.cumsum(a[..., ::-1], axis=-1)[..., ::-1]
     share = pt.betaincinv(a[..., :-1], after[..., 1:], u)
@@ -236,7 +236,7 @@ def _sticks(share: Variable) -> Variable:
 
 
 def _truncated_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    """Between the distribution function at both ends, taken in the left tail, where it has all its digits."""
+    """Return the quantile between both ends, taken in the left tail, where the distribution function has all its digits."""
     mean, sd, lower, upper = parameters
     a, b = (lower - mean) / sd, (upper - mean) / sd
     flip = a + b > 0

@@ -141,7 +141,7 @@ def _own_operation(fgraph: Any, node: Any) -> Any:
 
 
 def use_own_operations(graph: Any) -> None:
-    """Put our operations into a function graph that is about to be translated."""
+    """Replace operations of a function graph by ours before its translation."""
     in2out(_own_operation, ignore_newtrees=True).rewrite(graph)
 
 

@@ -46,7 +46,7 @@ class Masses(NamedTuple):
 
 
 def prior_masses(model: pm.Model, shapes: ModelShapes) -> Masses:
-    """Return what is known of every free variable's integral."""
+    """Return the known integral of every free variable."""
     found = {rv: log_mass(model, rv, shapes.model[rv.name]) for rv in free_variables(model)}
     known = {rv: mass for rv, mass in found.items() if mass is not None and not isinstance(mass, float)}
     unknown = [rv for rv, mass in found.items() if mass is None]

@@ -44,7 +44,7 @@ class PyMCObservations(Observations):
 
     @cached_property
     def n(self) -> int:  # type: ignore[override]
-        """Number of observations."""
+        """Return the number of observations."""
         return self._target._compiled.n_observations(self._target._data)
 
     def terms(self) -> list[RowTerm]:
@@ -239,7 +239,7 @@ def _rows(leaf: Variable, index: Variable) -> Variable:
 def on_index(
     output: Variable, leaves: Sequence[Variable], values: Sequence[np.ndarray], index: Variable, n: int
 ) -> dict[Variable, Variable]:
-    """Return what becomes of the variables in the graph of ``output`` at the rows ``index`` of leaves with ``n`` rows."""
+    """Return the variables of the graph of ``output`` at rows ``index`` of leaves that have ``n`` rows."""
     memo: dict[Variable, Variable] = {}
     lengths = set()
     for leaf, value in zip(leaves, values, strict=True):

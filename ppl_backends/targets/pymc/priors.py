@@ -73,7 +73,7 @@ class PriorDraws:
 
     @property
     def at_once(self) -> bool:
-        """Whether one call draws many, as far as is known."""
+        """Return whether one call draws many, as far as is known."""
         return self._batched is not None
 
     def __call__(self, n: int, rng: np.random.Generator) -> list[Array]:
@@ -119,7 +119,7 @@ class PriorSampler:
 
     @property
     def at_once(self) -> bool:
-        """Whether one call draws many, as far as is known."""
+        """Return whether one call draws many, as far as is known."""
         return self._draws.at_once
 
     def __call__(self, n: int, rng: np.random.Generator) -> Array:

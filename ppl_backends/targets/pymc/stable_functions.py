@@ -213,7 +213,7 @@ def _stabilised_sum(logarithm: Variable) -> tuple[Variable, Variable, Variable, 
 
 
 def _without_new_axes(variable: Variable) -> Variable:
-    """Return what a variable is but for axes of length one."""
+    """Return a variable without axes of length one."""
     node = variable.owner
     return node.inputs[0] if node is not None and isinstance(node.op, DimShuffle) else variable
 
@@ -227,7 +227,7 @@ def _placed(like: Variable, old: Variable, new: Variable) -> Variable:
 
 
 def register_jax(jax_funcify: Any) -> None:
-    """Tell PyTensor's translation to JAX, whose ``log_ndtr`` has a stable derivative of its own."""
+    """Register the functions with PyTensor's translation to JAX, whose ``log_ndtr`` has a stable derivative."""
     import jax
     import jax.numpy as jnp
 
@@ -242,7 +242,7 @@ def register_jax(jax_funcify: Any) -> None:
 
 
 def register_numba() -> None:
-    """Tell PyTensor's translation to Numba."""
+    """Register the functions with PyTensor's translation to Numba."""
     import numba
 
     @numba.njit(cache=False)

@@ -105,7 +105,7 @@ def state_space_variable(
     covariates: Mapping[str, Any],
     dims: tuple[str, ...],
 ) -> Variable:
-    """See :func:`ppl_backends.StateSpace`."""
+    """Create the variable of :func:`ppl_backends.StateSpace`."""
     y = np.asarray(observed, dtype=np.float64)
     held = {key: np.asarray(value, dtype=np.float64) for key, value in covariates.items()}
     inputs = [_as_input(name, key, value) for key, value in parameters.items()]
@@ -144,7 +144,7 @@ def _as_input(name: str, key: str, value: Any) -> Any:
 
 
 def claim_state_space(model: pm.Model, step: Any) -> None:
-    """Say that ``step`` moves the parameters of the state-space variable: PyMC may then evaluate the model beside it."""
+    """Declare that ``step`` moves the parameters of the state-space variable, so that PyMC may evaluate the model."""
     for rv in state_space_variables(model):
         type(rv.owner.op)._random_fn.step = weakref.ref(step)
 

@@ -185,7 +185,7 @@ class PyMCTarget(BaseTarget):
 
     @property
     def factors(self) -> PyMCFactors:
-        """A Gaussian times sites that each see one linear predictor, found at the first request."""
+        """Return a Gaussian times sites that each see one linear predictor, found at the first request."""
         with self._lock:
             if self._factors is None:
                 try:
@@ -204,7 +204,7 @@ class PyMCTarget(BaseTarget):
 
     @cached_property
     def likelihood_factors(self) -> Any:
-        """The sites of the observed variables as functions of all coordinates, or None where they are not of one each."""
+        """Return the sites of the observed variables as functions of all coordinates, or None."""
         try:
             return PyMCFactors(self.model, self._data, self._shapes, self.backend, likelihood_only=True).at()
         except (ModelError, NotImplementedError):
@@ -252,7 +252,7 @@ class PyMCTarget(BaseTarget):
 
     @property
     def n_uniforms(self) -> int | None:  # type: ignore[override]
-        """Dimension of the cube that :meth:`prior_from_uniform` maps to the prior; None where it cannot."""
+        """Return the dimension of the cube that :meth:`prior_from_uniform` maps to the prior; None where it cannot."""
         return None if isinstance(self._inverse_cdf, PriorSamplingError) else self._inverse_cdf.n_uniforms
 
     def prior_from_uniform(self, u: Array) -> Array:
@@ -287,7 +287,7 @@ class PyMCTarget(BaseTarget):
 
     @property
     def prior_integral(self) -> PriorIntegral:
-        """Log integral of the prior as written, its standard error and degrees of freedom.
+        """Return the log integral of the prior as written, its standard error and degrees of freedom.
 
         0 without an error for distributions that are known to be normalised; exact for those with a closed form; elsewhere
         it is estimated from draws of the prior, the same ones at every call. NaN for an improper prior, and for one that
@@ -300,17 +300,17 @@ class PyMCTarget(BaseTarget):
 
     @property
     def log_prior_normalizer(self) -> float:
-        """Log integral of the prior: 0, unless a transform such as ``ordered`` cuts the support or PyMC drops a constant."""
+        """Return the log integral of the prior: 0, unless a transform cuts its support or PyMC drops a constant."""
         return self.prior_integral.log_integral
 
     @property
     def log_prior_normalizer_se(self) -> float:
-        """Standard error of ``log_prior_normalizer``; 0 where it is exact."""
+        """Return the standard error of ``log_prior_normalizer``; 0 where it is exact."""
         return self.prior_integral.standard_error
 
     @property
     def log_prior_normalizer_df(self) -> float:
-        """Degrees of freedom of that standard error."""
+        """Return the degrees of freedom of that standard error."""
         return self.prior_integral.df
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:

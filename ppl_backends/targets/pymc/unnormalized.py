@@ -108,7 +108,7 @@ def unnormalized_variable(
     random: Callable | None,
     exact: bool,
 ) -> Variable:
-    """See :func:`ppl_backends.Unnormalized`."""
+    """Create the variable of :func:`ppl_backends.Unnormalized`."""
     if not parameters:
         raise ModelError(f"pb.Unnormalized('{name}') needs the parameters of its likelihood after the name")
     if simulator is not None:

@@ -173,7 +173,7 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def _usable(cache: Path) -> Iterator[None]:
-    """Say in one line why nothing can be built in the cache, and what to do about it."""
+    """Raise if nothing can be built in the cache, with the reason and what to do."""
     try:
         yield
     except OSError as error:

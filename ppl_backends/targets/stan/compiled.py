@@ -52,12 +52,12 @@ class CompiledProgram:
 
     @property
     def rows_option(self) -> dict[str, list[str]] | None:
-        """``rows`` as it was given."""
+        """Return ``rows`` as it was given."""
         return {self.rows.count: list(self.rows.axes)} if self.rows else None
 
     @property
     def program(self) -> StanProgram | None:
-        """The program's text, where it was given."""
+        """Return the program's text, where it was given."""
         return self.source if isinstance(self.source, StanProgram) else None
 
     def log_density(self, x: Array) -> Array:
@@ -71,7 +71,7 @@ class CompiledProgram:
 
     @property
     def has_log_lik(self) -> bool:
-        """Whether there is a generated quantity ``log_lik``."""
+        """Return whether there is a generated quantity ``log_lik``."""
         return any(variable.name == LOG_LIK for variable in self.model.variables)
 
     def log_lik(self, x: Array) -> Array:

@@ -124,7 +124,7 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what ``json`` writes as Stan expects it."""
+    """Return a form of the value that ``json`` writes as Stan expects."""
     if isinstance(value, tuple):
         return {str(k + 1): _plain(element) for k, element in enumerate(value)}
     if isinstance(value, Mapping):

@@ -36,12 +36,12 @@ class StanProgram:
 
     @property
     def label(self) -> str:
-        """What stanc's and the model's messages call the file."""
+        """Return the name by which messages of stanc and of the model call the file."""
         return f"{self.name}.stan"
 
     @property
     def identifier(self) -> str:
-        """The program's name as a C++ identifier."""
+        """Return the program's name as a C++ identifier."""
         return re.sub(r"\W", "_", f"{self.name}_model")
 
     def stanc(self, *flags: str, toolchain: Toolchain | None = None) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ class StanProgram:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """What ``stanc --info`` prints: inputs, parameters, quantities, functions and included files."""
+        """Return the output of ``stanc --info``: inputs, parameters, quantities, functions and included files."""
         return dict(json.loads(self.stanc("--info").stdout))
 
 

@@ -217,17 +217,17 @@ class StanTarget(BaseTarget):
 
     @property
     def has_split(self) -> bool:  # type: ignore[override]
-        """Whether prior and likelihood are known apart; looked into on first use, which may compile a program."""
+        """Return whether prior and likelihood are known apart; looked into on first use, which may compile a program."""
         return self.program_split.prior is not None
 
     @property
     def split(self) -> Split | None:
-        """How prior and likelihood are told apart, and what its check found (``split.description``); None if not."""
+        """Return how prior and likelihood are told apart (``split.description``), or None where they are not."""
         return self.program_split.prior.split if self.program_split.prior else None
 
     @property
     def is_prior(self) -> bool:  # type: ignore[override]
-        """Whether the program has no likelihood."""
+        """Return whether the program has no likelihood."""
         return self.program_split.is_prior
 
     @property
@@ -236,17 +236,17 @@ class StanTarget(BaseTarget):
 
     @property
     def stated_propriety(self) -> Propriety | None:
-        """Whether the prior is proper, where the program's statements say so; they cost no compilation."""
+        """Return whether the prior is proper, where the program's statements say so; they cost no compilation."""
         return self.program_split.stated_propriety
 
     @cached_property
     def factors(self) -> Factors | StanFactors:
-        """The factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors.find`."""
+        """Return the factors with one linear predictor each, for EP; see :mod:`ppl_backends.targets.stan.factors.find`."""
         return find_factors(self.compiled, self.program_split, self._predictor)
 
     @cached_property
     def likelihood_factors(self) -> Factors | None:
-        """The sites of ``log_lik`` as functions of all coordinates, or None where they are not of one predictor each."""
+        """Return the sites of ``log_lik`` as functions of all coordinates; None where some have no single predictor."""
         try:
             found = self.factors
         except ModelError:
@@ -305,7 +305,7 @@ class StanTarget(BaseTarget):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """The variables of the parameters block, an element of a tuple as ``t.1``."""
+        """Return the variables of the parameters block, an element of a tuple as ``t.1``."""
         return tuple(variable.name for variable in self._model.parameters)
 
     def parameters(self, x: Array) -> dict[str, NDArray[Any]]:
@@ -319,7 +319,7 @@ class StanTarget(BaseTarget):
 
     @property
     def log_likelihood_names(self) -> dict[str, str]:  # type: ignore[override]
-        """``{"log_lik": name}`` where the program has it: the observed variable of its shape, else ``log_lik``."""
+        """Return ``{"log_lik": name}`` where the program has it: the observed variable of its shape, else ``log_lik``."""
         shapes = [variable.columns.shape for variable in self._model.variables if variable.name == LOG_LIK]
         if not shapes:
             return {}
@@ -337,7 +337,7 @@ class StanTarget(BaseTarget):
 
     @cached_property
     def observations(self) -> RowObservations | PointwiseObservations | None:  # type: ignore[override]
-        """Subsets of rows where ``rows=`` was given; else columns of ``log_lik``; else None."""
+        """Return subsets of rows where ``rows=`` was given; else columns of ``log_lik``; else None."""
         if self._rows is not None:
             if not isinstance(self._model, BatchedModel):
                 raise ModelError(f"{self.label}: rows= needs a library built by ppl_backends; pass the .stan file")
@@ -360,14 +360,14 @@ class StanTarget(BaseTarget):
 
     @property
     def observed_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        """The data that the likelihood is of, where that is known."""
+        """Return the data of the likelihood, where that is known."""
         return {
             name: array for name, array in to_arrays(self.data).items() if name in self.program_split.likelihood_data
         }
 
     @property
     def constant_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        """All other data."""
+        """Return all other data."""
         return {
             name: array
             for name, array in to_arrays(self.data).items()

@@ -164,7 +164,7 @@ def _header_version(includes: list[Path]) -> str | None:
 
 
 def report() -> list[Finding]:
-    """Return what was found, in the order of the search: for ``ppl-backends doctor``."""
+    """Return the components found, in the order of the search, for ``ppl-backends doctor``."""
     explicit = os.environ.get(ENVIRONMENT_VARIABLE)
     findings = (
         [_try(ENVIRONMENT_VARIABLE, lambda: _open_folder(Path(explicit), ENVIRONMENT_VARIABLE))]

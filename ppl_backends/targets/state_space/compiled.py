@@ -82,7 +82,7 @@ class CompiledFilter:
         return type(self), (self.filter, self._example)
 
     def n_normals(self, n_x: int) -> int:
-        """Return how many standard normals a filter takes."""
+        """Return the number of standard normals that a filter takes."""
         return self.filter.n_normals(n_x)
 
     def run(self, parameters: Values, n_x: int, seeds: Seeds) -> Array:
@@ -194,7 +194,7 @@ def _loop(
 
 @jit
 def normalise(log_weights, log_g, weights):
-    """Take the log weights of a row in, and return the log of their sum; a NaN is no density."""
+    """Add the log weights of a row, and return the log of their sum; NaN counts as zero density."""
     largest = -np.inf
     for i in range(len(weights)):
         log_weights[i] += log_g[i]

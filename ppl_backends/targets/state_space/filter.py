@@ -126,7 +126,7 @@ class Filter:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of data."""
+        """Return the number of rows of data."""
         return len(self.y)
 
     def start(self, parameters: Values, n_x: int, seeds: Seeds) -> FilterState:
@@ -139,7 +139,7 @@ class Filter:
     def advance(
         self, parameters: Values, state: FilterState, t: int, n_steps: int = 1, seeds: Seeds | None = None
     ) -> tuple[FilterState, Array]:
-        """Take rows ``t … t + n_steps − 1`` in.
+        """Filter rows ``t … t + n_steps − 1``.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Filter:
         return self.advance(parameters, state, 0, self.n_rows if upto is None else upto)[0].log_likelihood
 
     def n_normals(self, n_x: int) -> int:
-        """Return how many standard normals :meth:`run_with_normals` takes."""
+        """Return the number of standard normals that :meth:`run_with_normals` takes."""
         return self.n_rows * (n_x * self.model.n_normals + 1)
 
     def run_with_normals(self, parameters: Values, n_x: int, normals: Array, smooth: bool = True) -> Array:
@@ -223,14 +223,14 @@ class Filter:
             return _state_shape(self.rule("seeds"), shapes, _row_shapes(self.rows))
 
     def rule(self, stream: str, smooth: bool = False) -> Any:
-        """Return what the compiled filter depends on beside the shapes of arrays."""
+        """Return everything but array shapes that the compiled filter depends on."""
         jax_module()
         from ppl_backends.targets.state_space.step import Rule
 
         return Rule(self.model, self.method, self.resample_below, stream, bool(self.missing.any()), smooth)
 
     def _padded_rows(self) -> dict[str, Array]:
-        """Rows up to a power of two, so that appended rows seldom need a new program; those behind the data are missing."""
+        """Return rows padded by missing ones to a power of two, so that appended rows seldom need a new program."""
         length = max(LEAST_ROWS, 1 << (self.n_rows - 1).bit_length())
 
         def padded(rows: Any, fill: float) -> Any:

@@ -64,7 +64,7 @@ class Input(NamedTuple):
 
     @property
     def terms(self) -> NDArray[Any]:
-        """The entries, as an array of terms."""
+        """Return the entries, as an array of terms."""
         found = np.empty(self.shape, dtype=object)
         for k in range(found.size):
             found.flat[k] = Term(self.text.format(k), self.inner)

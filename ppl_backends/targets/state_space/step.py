@@ -51,12 +51,12 @@ class Rule:
 
     @property
     def proposes(self) -> bool:
-        """Whether states are drawn from the model's proposal."""
+        """Return whether states are drawn from the model's proposal."""
         return self.model.proposal is not None and self.method != "bootstrap"
 
     @property
     def sorts(self) -> bool:
-        """Whether particles are sorted before they are resampled, which is then done for every row."""
+        """Return whether particles are sorted before resampling, which then happens at every row."""
         return self.method == "sqmc" or self.smooth
 
     def draw(self, source: Any, t: Any, n_x: int) -> tuple[Any, Any]:
@@ -170,7 +170,7 @@ def first_step(
 def later_step(
     rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, t: Any, carry: Carry, kept: Kept | None = None
 ) -> Step:
-    """Go from row ``t − 1`` to row ``t``; where a state is ``kept``, beside it."""
+    """Move particles from row ``t − 1`` to row ``t``, beside a ``kept`` state if there is one."""
     n_x = carry.log_weights.shape[1]
     z, offset = rule.draw(source, t, n_x)
     p = parameters_of(values, rows, t)

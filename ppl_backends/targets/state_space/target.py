@@ -121,17 +121,17 @@ class StateSpaceTarget(WrappedTarget):
 
     @property
     def rest(self) -> BaseTarget:
-        """All terms but the likelihood of the state-space model."""
+        """Return all terms but the likelihood of the state-space model."""
         return self.target
 
     @property
     def likelihood_is_known(self) -> bool:  # type: ignore[override]
-        """Whether the likelihood is exact, not only estimated."""
+        """Return whether the likelihood is exact, not only estimated."""
         return self.state_space.model.linear_gaussian is not None
 
     @cached_property
     def observations(self) -> Observations | None:  # type: ignore[override]
-        """The rows, each given those before it, where the likelihood is exact and that of nothing else is there."""
+        """Return the rows, each given those before it; None unless the likelihood is exact and the only one."""
         rest = self.target
         no_other = not rest.has_split or rest.is_prior or (rest.observations is not None and not rest.observations.n)
         return _ExactRows(self) if self.likelihood_is_known and no_other else None

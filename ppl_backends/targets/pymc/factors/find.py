@@ -157,7 +157,7 @@ _RECTANGLES: list[type[Op]] = []
 
 
 def declare_rectangles(operation: type[Op]) -> None:
-    """Say that the first output of an operation is the logs of rectangle probabilities of mean, factors and bounds."""
+    """Declare that the first output of an operation is log rectangle probabilities of mean, factors and bounds."""
     _RECTANGLES.append(operation)
 
 

@@ -120,7 +120,7 @@ class TermGraph:
 
     @cached_property
     def nodes(self) -> list[Any]:
-        """All operations, inputs first."""
+        """Return all operations, inputs first."""
         return list(io_toposort(list(self.values.values()), [term.value for term in self.terms]))
 
     def size(self, names: Set[str]) -> int:

@@ -95,7 +95,7 @@ def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> 
 
 
 def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -> Structure | None:
-    """Return what every term is if the variables ``held`` are given; None where they are all that there are."""
+    """Return the structure of every term given the variables ``held``; None where these are all variables."""
     if held == frozenset(graph.values):
         return None
     labels, moving = label(graph, held, rng), graph.moving(held)

@@ -92,24 +92,24 @@ class SiteTerm:
 
     @property
     def n_sites(self) -> int:
-        """Number of sites."""
+        """Return the number of sites."""
         assert self.grouping is not None
         return self.grouping.n_sites
 
     @property
     def one_to_one(self) -> bool:
-        """Whether a site is an element of the term, and reads the element of the cut in its place."""
+        """Return whether a site is an element of the term, and reads the element of the cut in its place."""
         return self.grouping is not None and self.grouping.one_to_one
 
     @cached_property
     def log_sums(self) -> list[tuple[BatchedGraph, int]]:
-        """What is summed after exp and before log in the term, as functions of cut and given variables; and the axis."""
+        """Return the summands after exp and before log in the term, as functions of cut and given variables; and the axis."""
         given = [self.graph.values[name] for name in self.held]
         return [(BatchedGraph(self.inputs, given, [found]), axis) for found, axis in sums_of_exponentials(self.value)]
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Number of elements of every quantity of the cut."""
+        """Return the number of elements of every quantity of the cut."""
         return [int(np.prod(shape, dtype=int)) for shape in self.shapes]
 
     def flat_cut(self, x: Array) -> Array:
@@ -226,7 +226,7 @@ class Grouping(NamedTuple):
 
     @property
     def one_to_one(self) -> bool:
-        """Whether every element of the cut is read by one element of the term, the one in its place."""
+        """Return whether every element of the cut is read by one element of the term, the one in its place."""
         order = np.arange(self.n_sites)
         return np.array_equal(self.site_of_cut, order) and np.array_equal(self.site_of_term, order)
 

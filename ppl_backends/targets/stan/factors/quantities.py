@@ -69,7 +69,7 @@ class Quantities:
         return self.values(theta, "log_lik")[0]
 
     def log_prior(self, theta: Array) -> Array:
-        """Return what the density has beside ``log_lik`` ``(k,)``, from the prior alone where nothing is compiled for it."""
+        """Return the log density less ``log_lik`` ``(k,)``, from the prior alone where that needs no compilation."""
         part = self.split.free_prior
         if part is not None:
             return part.model.evaluate(self.point(theta), False, self.target.cores)[0]
@@ -77,7 +77,7 @@ class Quantities:
 
     @property
     def has_prior_gradient(self) -> bool:
-        """Whether :meth:`prior_gradient` is there: the prior alone needs no compilation."""
+        """Return whether :meth:`prior_gradient` is there: the prior alone needs no compilation."""
         return self.split.free_prior is not None
 
     def prior_gradient(self, theta: Array) -> Array:

@@ -57,7 +57,7 @@ class Flow(NamedTuple):
 
     @property
     def all_data(self) -> frozenset[str]:
-        """Every data variable, by value or by position."""
+        """Return every data variable, by value or by position."""
         return self.data | self.position
 
 
@@ -178,7 +178,7 @@ class _Interpreter:
     # -- expressions
 
     def value(self, node: Node) -> Flow:
-        """Return what flows into an expression."""
+        """Return the variables that flow into an expression."""
         kind = node[0]
         if kind == "Var":
             return self.environment.get(node[1], EMPTY)
@@ -194,7 +194,7 @@ class _Interpreter:
         return join(self.value(part) for part in node[1:] if isinstance(part, Node))
 
     def application(self, node: Node) -> Flow:
-        """Return what flows into the value of a function call."""
+        """Return the variables that flow into the value of a function call."""
         origin, name, arguments = node[1][0], node[1][1], node[2]
         name = name if isinstance(name, str) else name[0]
         if name in ("reduce_sum", "reduce_sum_static", "map_rect") and arguments:
@@ -220,7 +220,7 @@ class _Interpreter:
         return Flow(position=frozenset[str]().union(*sizes))
 
     def higher_order(self, name: str, arguments: list[Node]) -> Flow:
-        """Return what flows out of ``reduce_sum`` and ``map_rect``: that of the function they call."""
+        """Return the flow of ``reduce_sum`` and ``map_rect``, which is that of the function they call."""
         function = arguments[0][1]
         flows = [self.value(argument) for argument in arguments[1:]]
         if name != "map_rect":  # reduce_sum(f, x, grainsize, ...) calls f(x[start:end], start, end, ...)
@@ -230,7 +230,7 @@ class _Interpreter:
         return self.call(function, flows, arguments[0])
 
     def call(self, name: str, flows: list[Flow], node: Node) -> Flow:
-        """Return what a user function returns; what it adds to the target is recorded with the calling statement."""
+        """Return the flow of a user function's value; record its target terms with the calling statement."""
         bodies = [f for f in self.functions.get(name, []) if len(f["fdargs"]) == len(flows) and f["fdbody"]]
         if not bodies or name in (called for called, _ in self.calls):
             return join(flows)
@@ -409,7 +409,7 @@ def find_accumulators(log_prob: list[Any]) -> frozenset[str]:
 
 
 def _accumulated(node: Node, names: Iterable[str]) -> str | None:
-    """Return what a statement adds to: ``""`` the target, the name of an accumulator, or None."""
+    """Return the variable that a statement adds to: ``""`` for the target, an accumulator's name, or None."""
     if node[0] in ("TargetPE", "JacobianPE"):
         return ""
     if node[0] == "Assignment" and node[1][1] == [] and node[1][0][0] == "LVariable" and node[1][0][1] in names:

@@ -77,7 +77,7 @@ class Derivation:
 
     @property
     def likelihood(self) -> list[tuple[Statement, list[str]]]:
-        """The statements that hold a likelihood term, and the class of each of their terms."""
+        """Return the statements that hold a likelihood term, and the class of each of their terms."""
         return [(self.statements[n], classes) for n, classes in self.classes.items() if LIKELIHOOD in classes]
 
     def prior_program(self) -> str:
@@ -157,7 +157,7 @@ class Derivation:
             )
 
     def _class_of(self, term: Term, statement: Statement) -> str:
-        """Return what one summand is: likelihood, prior, a formula into which no data flow, or a constant."""
+        """Return the class of one summand: likelihood, prior, a formula without data, or a constant."""
         flow, observed = term.flow, self.observed
         if self.told and flow.all_data & observed:
             return LIKELIHOOD
@@ -184,7 +184,7 @@ class Derivation:
         return self._class_of_formula(term, statement)
 
     def _outcome(self, density: Density) -> str:
-        """Return what the outcome of a density says of it."""
+        """Return the class of a density by its outcome."""
         if density.variate_data & self.observed:
             return (
                 LIKELIHOOD if density.parameters or density.variate_parameters or not density.cumulative else CONSTANT

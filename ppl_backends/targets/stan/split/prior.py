@@ -35,7 +35,7 @@ class PriorPart(NamedTuple):
 
 
 def split_program(compiled: CompiledProgram, look: bool = True) -> ProgramSplit:
-    """Return how prior and likelihood of a program are told apart; each part of the answer is found when asked for."""
+    """Return how prior and likelihood of a program are told apart; each part is found on first use."""
     return ProgramSplit(compiled, look)
 
 
@@ -50,17 +50,17 @@ class ProgramSplit:
 
     @property
     def prior(self) -> PriorPart | None:
-        """The prior part, which may compile a program; None where it is not known."""
+        """Return the prior part, which may compile a program; None where it is not known."""
         return self._prior_or_problem[0]
 
     @property
     def problem(self) -> str:
-        """Why prior and likelihood are not known apart, and the way out; empty where they are."""
+        """Return why prior and likelihood are not known apart, and what to do; empty where they are."""
         return self._prior_or_problem[1]
 
     @property
     def is_prior(self) -> bool:
-        """Whether the program has no likelihood."""
+        """Return whether the program has no likelihood."""
         return NO_LIKELIHOOD in self.problem
 
     @cached_property
@@ -83,7 +83,7 @@ class ProgramSplit:
 
     @property
     def free_prior(self) -> PriorPart | None:
-        """The prior part where it is at hand or costs no compilation, else None."""
+        """Return the prior part where it is at hand or costs no compilation, else None."""
         program = self._compiled.program
         if "_prior_or_problem" not in self.__dict__ and program is not None:
             try:
@@ -96,7 +96,7 @@ class ProgramSplit:
 
     @property
     def stated_propriety(self) -> Propriety | None:
-        """Whether the prior is proper, where the program's statements say so; they cost no compilation."""
+        """Return whether the prior is proper, where the program's statements say so; they cost no compilation."""
         if self._compiled.program is None or not self._look:
             return None
         try:
@@ -106,7 +106,7 @@ class ProgramSplit:
 
     @cached_property
     def likelihood_data(self) -> tuple[str, ...]:
-        """The data that the likelihood is of, where that is known."""
+        """Return the data of the likelihood, where that is known."""
         compiled = self._compiled
         if compiled.likelihood_data is not None:
             return compiled.likelihood_data

@@ -26,7 +26,7 @@ class Propriety(NamedTuple):
 
 
 def stated_propriety(derivation: Derivation) -> Propriety | None:
-    """Return what the statements of a program say of its prior; None where they leave it open."""
+    """Return whether a program's prior is proper by its statements; None where they leave it open."""
     ranges = derivation.flow.parameter_ranges
     kept = _kept(derivation)
     once = {name for name, kind in ranges.items() if kind in _UNBOUNDED and _mentions(kept, name) == 1}
@@ -58,7 +58,7 @@ def _kept(derivation: Derivation) -> list[Term]:
 
 
 def _mentions(kept: list[Term], name: str) -> int:
-    """Return how many terms have a parameter in the outcome of a density, or outside of any."""
+    """Return the number of terms with a parameter in the outcome of a density, or outside of any density."""
     given = [
         frozenset[str]().union(*(d.parameters - d.variate_parameters for d in term.flow.densities)) for term in kept
     ]

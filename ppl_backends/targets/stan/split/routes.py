@@ -44,7 +44,7 @@ def find_split(
     likelihood_data: Sequence[str] | None = None,
     exclude: Collection[str] = (),
 ) -> Split:
-    """Tell the prior of a program from its likelihood."""
+    """Find the split of a program into prior and likelihood."""
     require_data(program, likelihood_data)
     flag = program.info["inputs"].get("prior_only")
     if flag == {"type": "int", "dimensions": 0} and "prior_only" not in exclude:
