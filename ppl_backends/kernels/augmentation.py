@@ -194,17 +194,19 @@ class Augmentation(Kernel):
         self.scale_move = scale_move
 
     def step(self, rng: Any, population: Any, density: Any, parameters: Any) -> tuple[Any, KernelInfo]:
-        regression: Regression = density.regression()
-        n = len(population.x)
-        weights, values = regression.latents(population.x, rng)
+        x = self.draw(rng, density.regression(), population.x)
+        ones = np.ones(len(x))
+        return Population(x), KernelInfo(ones, ones > 0, ((x - population.x) ** 2).sum(axis=1), ones, 0.0 * ones)
+
+    def draw(self, rng: Any, regression: Regression, theta: Array) -> Array:
+        """Return coefficients ``(k, dim)`` drawn given latent variables that were drawn given ``theta``."""
+        weights, values = regression.latents(theta, rng)
         root = regression.root(weights)
         linear = regression.linear + (values - weights * regression.offset) @ regression.design
         if self.scale_move and len(regression.probit) > 1:
             linear = self._scaled(rng, regression, root, values, linear)
-        noise = rng.standard_normal(population.x.shape)
-        x = _product(root, _product(np.swapaxes(root, -1, -2), linear) + noise)
-        ones = np.ones(n)
-        return Population(x), KernelInfo(ones, ones > 0, ((x - population.x) ** 2).sum(axis=1), ones, 0.0 * ones)
+        noise = rng.standard_normal(theta.shape)
+        return _product(root, _product(np.swapaxes(root, -1, -2), linear) + noise)
 
     def _scaled(self, rng: Any, regression: Regression, root: Array, values: Array, linear: Array) -> Array:
         """Return h with z multiplied by g; h = c + g Aᵀz, R = z'z − (Aᵀz)'P⁻¹(Aᵀz) and L = z'b + (Aᵀz)'P⁻¹c."""

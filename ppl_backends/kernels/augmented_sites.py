@@ -12,7 +12,8 @@ mixture of normals     component k                                             1
 normal                 none                                                    1/σ²              y/σ²
 =====================  ======================================================  ================  ======================
 
-Albert and Chib (1993) for probit sites and the Student's, Polson, Scott and Windle (2013) for the Pólya–Gamma ones.
+Albert and Chib (1993) for probit sites and the Student's, Polson, Scott and Windle (2013) for the Pólya–Gamma ones. A power
+of a binomial, negative binomial or normal site is one of the same kind: trials, y, α and 1/σ² are multiplied by it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ppl_backends.targets.factors import (
     NegativeBinomial,
     Normal,
     NormalMixture,
+    PoweredSites,
     Probit,
     ScaledSites,
     SiteFamily,
@@ -87,14 +89,15 @@ def _probit(sites: Probit, rng: Any, s: Array) -> Latents:
     return np.ones_like(s), normals_on_a_side(rng, s, sites.sign)
 
 
-def _logit(sites: Logit, rng: Any, s: Array) -> Latents:
-    return polya_gamma(rng, sites.trials, s), np.broadcast_to(sites.successes - 0.5 * sites.trials, s.shape)
+def _logit(sites: Logit, rng: Any, s: Array, power: Array | float = 1.0) -> Latents:
+    omega = polya_gamma(rng, power * sites.trials, s)
+    return omega, np.broadcast_to(power * (sites.successes - 0.5 * sites.trials), s.shape)
 
 
-def _negative_binomial(sites: NegativeBinomial, rng: Any, s: Array) -> Latents:
+def _negative_binomial(sites: NegativeBinomial, rng: Any, s: Array, power: Array | float = 1.0) -> Latents:
     shift = np.log(sites.alpha)
-    omega = polya_gamma(rng, sites.y + sites.alpha, s - shift)
-    return omega, 0.5 * (sites.y - sites.alpha) + omega * shift
+    omega = polya_gamma(rng, power * (sites.y + sites.alpha), s - shift)
+    return omega, 0.5 * power * (sites.y - sites.alpha) + omega * shift
 
 
 def _student(sites: StudentT, rng: Any, s: Array) -> Latents:
@@ -123,9 +126,13 @@ def _mixture(sites: NormalMixture, rng: Any, s: Array) -> Latents:
     return weight, weight * sites.means[rows, component]
 
 
-def _normal(sites: Normal, rng: Any, s: Array) -> Latents:
-    weight = np.broadcast_to(sites.sd**-2.0, s.shape)
+def _normal(sites: Normal, rng: Any, s: Array, power: Array | float = 1.0) -> Latents:
+    weight = np.broadcast_to(power * sites.sd**-2.0, s.shape)
     return weight, weight * sites.y
+
+
+def _powered(sites: PoweredSites, rng: Any, s: Array) -> Latents:
+    return POWERED[type(sites.family)](sites.family, rng, s, sites.power)
 
 
 AUGMENTED: dict[type[SiteFamily], Callable[[Any, Any, Array], Latents]] = {
@@ -136,8 +143,16 @@ AUGMENTED: dict[type[SiteFamily], Callable[[Any, Any, Array], Latents]] = {
     Laplace: _laplace,
     NormalMixture: _mixture,
     Normal: _normal,
+    PoweredSites: _powered,
 }
 """Families, and what draws their latent variables: ``(sites, rng, s) -> (w, v)``."""
+
+POWERED: dict[type[SiteFamily], Callable[[Any, Any, Array, Array], Latents]] = {
+    Logit: _logit,
+    NegativeBinomial: _negative_binomial,
+    Normal: _normal,
+}
+"""Those whose powers have latent variables too, with one function of the power more."""
 
 CONSTANT_WEIGHTS = (Probit, Normal)
 
@@ -151,12 +166,26 @@ def plain_families(sites: SiteFamily, rows: Index) -> list[tuple[SiteFamily, Ind
         return found
     if isinstance(sites, ScaledSites):
         return plain_families(sites.family, rows)
+    if isinstance(sites, PoweredSites):
+        return [(_to_power(family, sites.power[rows[c]]), c) for family, c in plain_families(sites.family, rows)]
     return [(sites.take(rows), np.arange(len(rows)))]
+
+
+def _to_power(family: SiteFamily, power: Array) -> SiteFamily:
+    """Return a plain family's sites to powers ``(n,)``, as they are where all of these are one."""
+    if isinstance(family, PoweredSites):
+        return PoweredSites(family.family, family.power * power)
+    return family if np.all(power == 1.0) else PoweredSites(family, power)
 
 
 def refuse_others(families: list[tuple[SiteFamily, Index]], allowed: tuple[type[SiteFamily], ...], step: str) -> None:
     """Refuse sites that a step has no latent variables for."""
     for family, _ in families:
+        if isinstance(family, PoweredSites):
+            if type(family.family) not in POWERED:
+                name = type(family.family).__name__
+                raise ModelError(f"{step}: no latent variables for powers of {name} sites; use HMC")
+            family = family.family
         if not isinstance(family, allowed):
             known = "PolyaGamma" if isinstance(family, Logit | NegativeBinomial) else None
             known = "AlbertChib" if isinstance(family, Probit) else known

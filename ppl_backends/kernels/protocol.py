@@ -164,6 +164,8 @@ class Kernel:
         Of those that are arrays, for every chain.
     step_name : str or None
         Name of the step method in ``pb.steps`` that the kernel makes with options of the common kind.
+    powers_of_likelihood : bool
+        Whether the kernel moves points of p(θ) L(θ)^β alone.
     """
 
     name: ClassVar[str]
@@ -173,6 +175,7 @@ class Kernel:
     parts: ClassVar[tuple[Kernel, ...]] = ()
     batched: ClassVar[bool] = True
     step_name: ClassVar[str | None] = None
+    powers_of_likelihood: ClassVar[bool] = False
     target_acceptance: float = 0.234
     largest_scale: float = np.inf
     stats: Mapping[str, type] = MappingProxyType({"scaling": float, "n_steps": int})

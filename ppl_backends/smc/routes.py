@@ -17,6 +17,7 @@ from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
+from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
 from ppl_backends.smc.sampler import SampledPriorPath, Settings
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -29,6 +30,10 @@ def choose_path(
     ``kernel`` and ``settings`` are for a run that draws the prior.
     """
     name = initial if isinstance(initial, str) else "given"
+    if kernel.powers_of_likelihood:
+        if name != "prior":
+            raise ModelError(f"kernel={kernel.name!r} moves along powers of the likelihood; use initial='prior'")
+        return PriorPath(target)
     if name == "prior":
         try:
             return prior_path(target, rng, kernel, settings)
@@ -85,6 +90,8 @@ def prior_path(target: BaseTarget, rng: np.random.Generator, kernel: Kernel, set
 
 def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
     """Return the kernel asked for; ``"auto"`` is HMC where there are gradients, else the mixed one."""
+    if name == TemperedPolyaGamma.name:
+        return TemperedPolyaGamma(target)
     if name == "auto":
         return make_kernel("hmc" if has_gradient else "mixed")
     chosen = make_kernel(name)

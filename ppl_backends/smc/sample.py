@@ -33,6 +33,7 @@ from ppl_backends.smc.health import (
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import TemperingPath
+from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.results import (
     evidence_attrs,
@@ -56,7 +57,7 @@ _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 @checked(
     draws=integer(2),
     initial=approximation("prior", "auto", "laplace", "ep", "vi"),
-    kernel=choice("auto", *KERNELS),
+    kernel=choice("auto", *KERNELS, TemperedPolyaGamma.name),
     tuning=choice("auto", "acceptance", "ft", "pr"),
     schedule=choice("ess", "cess") | increasing(above=0, at_most=1),
     ess_threshold=number(above=0, below=1) | choice("auto"),
@@ -111,9 +112,11 @@ def sample_smc(
         warning where the prior cannot be sampled; the others bridge q(θ)^{1−β}{p(θ)L(θ)}^β. ``"laplace"`` is Laplace
         at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
         needs, else the former. Where Laplace is a poor start, without a mode or far off, both fall back to the prior.
-    kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
+    kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk", "polya_gamma"}
         ``"auto"`` takes HMC where the target has gradients, else random-walk and independent proposals in turn
-        (``"mixed"``). Attribute ``kernel`` says which it was.
+        (``"mixed"``). Attribute ``kernel`` says which it was. ``"polya_gamma"`` is the Gibbs step of logistic, negative
+        binomial and normal regressions without hyper-parameters, whose likelihood to a power has the same latent variables;
+        it needs ``initial="prior"`` and the extra of that name.
     tuning : {"auto", "acceptance", "ft", "pr"}
         Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &
         Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first.

@@ -20,6 +20,7 @@ from ppl_backends.targets.factors import (
     NegativeBinomial,
     Normal,
     NormalMixture,
+    PoweredSites,
     Probit,
     StudentT,
 )
@@ -41,6 +42,8 @@ POSTERIORS = {
     "logit": Factors(A, B, Logit(Y), *PRIOR),
     "binomial": Factors(A, B, Logit([2, 0, 3, 1, 2, 0], [4, 2, 3, 5, 2, 1]), *PRIOR),
     "negative binomial": Factors(A, B, NegativeBinomial([0, 3, 1, 0, 2, 1], 2.5), *PRIOR),
+    "power of binomial": Factors(A, B, Logit([2, 0, 3, 1, 2, 0], [4, 2, 3, 5, 2, 1]), *PRIOR).tempered(0.3),
+    "power of negative binomial": Factors(A, B, NegativeBinomial([0, 3, 1, 0, 2, 1], 2.5), *PRIOR).tempered(0.3),
     "student": Factors(
         [A, [[1.0]]], np.r_[B, 0.0], [Probit(Y), StudentT(0.5, 3.0, 0.4)], 0.0, 0.0, observed=np.r_[Y >= 0, False]
     ),
@@ -113,6 +116,10 @@ def without_shift(sites, rng, s):
     return weight, np.zeros_like(s) + value
 
 
+def without_power(sites, rng, s):
+    return REAL[type(sites.family)](sites.family, rng, s)
+
+
 def latents_elsewhere(kind):
     def draw(sites, rng, s):
         return REAL[kind](sites, rng, 2.0 * s - 0.5)
@@ -127,6 +134,8 @@ BROKEN = {
     "logit": (Logit, latents_elsewhere(Logit)),
     "binomial": (Logit, latents_elsewhere(Logit)),
     "negative binomial": (NegativeBinomial, without_shift),
+    "power of binomial": (PoweredSites, without_power),
+    "power of negative binomial": (PoweredSites, without_power),
     "student": (StudentT, printed_student),
     "laplace": (Laplace, latents_elsewhere(Laplace)),
     "mixture": (NormalMixture, latents_elsewhere(NormalMixture)),
