@@ -14,6 +14,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 # Imported on first use, so that `import ppl_backends` costs neither PyMC nor JAX.
 _LAZY = {
     "Factors": "ppl_backends.targets.factors",
+    "FirstPairs": "ppl_backends.kernels.tuning",
     "FunctionTarget": "ppl_backends.targets",
     "GaussianApproximation": "ppl_backends.approximations",
     "GibbsPosterior": "ppl_backends.gibbs.posterior",

@@ -6,6 +6,7 @@ kernel needs L⁻¹ and a centre, the others L z and Lᵀ g.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,14 +37,29 @@ def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
         return _robust_metric(x)
 
 
-def _robust_metric(x: Array) -> Gaussian:
-    n, dim = x.shape
+def scales_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
+    """Return the robust scales of equally weighted points ``(n, dim)``, without correlations.
+
+    A ``reference`` is of no use here: points tell enough of scales. The factor of the result is ``(dim,)``.
+    """
     low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
     scale: Array = 0.5 * (high - low)
     spread = np.abs(x - centre).max(axis=0)
-    scale = np.where(scale > 0, scale, np.where(spread > 0, spread, 1.0))
+    return Gaussian(centre, np.where(scale > 0, scale, np.where(spread > 0, spread, 1.0)))
+
+
+METRICS: dict[str, Callable[[Array, Gaussian | None], Gaussian]] = {
+    "dense": metric_from_points,
+    "diagonal": scales_from_points,
+}
+
+
+def _robust_metric(x: Array) -> Gaussian:
+    n, dim = x.shape
+    scales = scales_from_points(x)
     if dim == 1:
-        return Gaussian(centre, scale)
+        return scales
+    centre, scale = scales.mean, scales.factor
     z = np.clip((x - centre) / scale, -_WINSOR, _WINSOR)
     z -= z.mean(axis=0)
     z /= np.maximum(z.std(axis=0), 1e-12)
@@ -108,15 +124,19 @@ class SplitMetric:
 
 
 def cross_fitted_metric(
-    x: Array, reference: Gaussian | None = None, half: int | None = None, n_first: int | None = None
+    x: Array,
+    reference: Gaussian | None = None,
+    half: int | None = None,
+    n_first: int | None = None,
+    kind: str = "dense",
 ) -> SplitMetric:
     """Return the metric of each half of the points, fitted to the other half.
 
     The halves part at ``half``, by default in the middle. Where other points are moved, ``n_first`` of these are in the first
-    half; by default half of them.
+    half; by default half of them. ``kind`` is one of :data:`METRICS`.
     """
-    half = len(x) // 2 if half is None else half
-    return SplitMetric(metric_from_points(x[half:], reference), metric_from_points(x[:half], reference), n_first)
+    half, estimate = len(x) // 2 if half is None else half, METRICS[kind]
+    return SplitMetric(estimate(x[half:], reference), estimate(x[:half], reference), n_first)
 
 
 @dataclass(frozen=True)

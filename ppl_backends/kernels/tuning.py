@@ -64,6 +64,37 @@ class StepParameters(NamedTuple):
         return StepParameters(self.scale[index], self.n_steps[index])
 
 
+class FirstPairs(NamedTuple):
+    """Begin a tuning with pairs of a step and a number of steps that are uniform up to these.
+
+    Steps are in units of the metric: of standard deviations where it is diagonal.
+
+    Attributes
+    ----------
+    tuning : {"ft", "pr"}
+    step : float
+        The largest.
+    length : int
+        The largest number of steps of a trajectory; the kernels other than HMC make one.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.targets.factors import Logit
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(20, 2)), rng.integers(0, 2, size=20)
+    >>> model = pb.Factors(X, 0.0, Logit(y), prior_mean=0.0, prior_precision=0.25)
+    >>> thesis = {"tuning": pb.FirstPairs("pr", 0.1, 100), "metric": "diagonal"}
+    >>> idata = pb.sample_smc(model, draws=200, chains=2, random_seed=1, progressbar=False, **thesis)
+    >>> idata.posterior.attrs["tuning"], idata.posterior.attrs["metric"]
+    ('pr', 'diagonal')
+    """
+
+    tuning: str
+    step: float
+    length: int
+
+
 class CycleParameters(NamedTuple):
     """Which of a mixed kernel's proposals is next, and its step.
 
@@ -290,23 +321,27 @@ def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTunin
     return AcceptanceTuning(scale, kernel.target_acceptance, kernel.largest_scale)
 
 
-def make_tuning(name: str, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> KernelTuning:
-    """Return the tuning of that name, for moves of ``n`` particles.
+def make_tuning(how: str | FirstPairs, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> KernelTuning:
+    """Return the tuning of that name, or one that begins with certain pairs, for moves of ``n`` particles.
 
     Raises
     ------
     ModelError
         If there is none.
     """
-    scale, longest = kernel.initial_scale(dim), _FIRST_LENGTH if kernel.has_lengths else 1
-    if name == "acceptance":
+    scale = kernel.initial_scale(dim)
+    if how == "acceptance":
         return acceptance_tuning(kernel, scale, dim)
-    if name not in ("ft", "pr"):
-        raise ModelError(f"tuning={name!r}: expected 'acceptance', 'ft' or 'pr'")
-    pairs = StepParameters(rng.uniform(0.0, 1.5 * scale, n), rng.integers(1, longest + 1, size=n))
-    if name == "ft":
-        return FearnheadTaylor(pairs, np.ones(n), _LONGEST if longest > 1 else 1)
-    return BuchholzPretuning(pairs, 1.5 * scale, longest, kernel.target_acceptance)
+    first = FirstPairs(how, 1.5 * scale, _FIRST_LENGTH) if isinstance(how, str) else how
+    if first.tuning not in ("ft", "pr") or not first.step > 0 or first.length < 1:
+        raise ModelError(
+            f"tuning={how!r}: expected 'acceptance', 'ft', 'pr' or FirstPairs with a step and a length above 0"
+        )
+    longest = first.length if kernel.has_lengths else 1
+    pairs = StepParameters(rng.uniform(0.0, first.step, n), rng.integers(1, longest + 1, size=n))
+    if first.tuning == "ft":
+        return FearnheadTaylor(pairs, np.ones(n), max(_LONGEST, longest) if kernel.has_lengths else 1)
+    return BuchholzPretuning(pairs, first.step, longest, kernel.target_acceptance)
 
 
 def _performance(info: KernelInfo, n_steps: Any) -> Array:

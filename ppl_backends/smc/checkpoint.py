@@ -34,6 +34,7 @@ from ppl_backends.kernels.tuning import (
     CycleParameters,
     CycleTuning,
     FearnheadTaylor,
+    FirstPairs,
     StepParameters,
     Uneven,
 )
@@ -78,7 +79,7 @@ _TYPES: tuple[type, ...] = (
         Gaussian,
         SplitMetric,
     ),
-    *(StepParameters, CycleParameters, Uneven, Schedule, MoveSettings),
+    *(StepParameters, CycleParameters, FirstPairs, Uneven, Schedule, MoveSettings),
     *(AcceptanceTuning, CycleTuning, FearnheadTaylor, BuchholzPretuning),
     *(RowState, Rows, Block, Prequential, FilterParticles, FilterState, FilterSizes, WithoutExchanges),
     *(KeptPaths, BothTunings),

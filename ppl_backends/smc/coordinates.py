@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.kernels.metric import AnyMetric, cross_fitted_metric, metric_from_points
+from ppl_backends.kernels.metric import METRICS, AnyMetric, cross_fitted_metric
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo
 from ppl_backends.kernels.tuning import Parameters, move_once
@@ -51,7 +51,7 @@ class Coordinates:
 def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     """Return coordinates for particles of equal weight, all of which are moved."""
     change, reference = _change(particles, path)
-    return Coordinates(cross_fitted_metric(_changed(particles.x, change), reference), change)
+    return Coordinates(cross_fitted_metric(_changed(particles.x, change), reference, kind=path.metric), change)
 
 
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -68,9 +68,9 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
     halves = np.searchsorted(chosen, edges)
     nearest = int(np.argmin(np.abs(halves - n // 2)))
     if not 0.25 < halves[nearest] / n < 0.75:
-        return Coordinates(cross_fitted_metric(x, reference), change)
+        return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change)
     n_first = np.searchsorted(drawn.parents, edges[nearest])
-    return Coordinates(cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first)), change)
+    return Coordinates(cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first), path.metric), change)
 
 
 def planned_coordinates(drawn: Resampled, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -81,7 +81,7 @@ def planned_coordinates(drawn: Resampled, path: TemperingPath, rng: np.random.Ge
     else:
         particles = path.with_gradients(drawn.particles, drawn.stage, rng)
     change, reference = _change(particles, path)
-    return Coordinates(metric_from_points(_changed(particles.x, change), reference), change)
+    return Coordinates(METRICS[path.metric](_changed(particles.x, change), reference), change)
 
 
 def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.Generator) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.kernels.metric import METRICS
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import check_memory, checked, choice, instance, integer, none, number
@@ -38,6 +39,7 @@ from ppl_backends.targets.protocol import BaseTarget
 
 _OPTIONS = {
     "kernel": choice("auto", *KERNELS),
+    "metric": choice(*METRICS),
     "ess_threshold": number(above=0, below=1) | choice("auto"),
     "min_moves": integer(1),
     "max_moves": integer(1),
@@ -55,6 +57,7 @@ def sample_ibis(
     draws: int = 2000,
     chains: int = 4,
     kernel: str = "auto",
+    metric: str = "dense",
     ess_threshold: float | str = "auto",
     min_moves: int = 1,
     max_moves: int = 100,
@@ -86,6 +89,8 @@ def sample_ibis(
         Independent runs; their spread is part of the evidence's standard error.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
         ``"auto"`` takes HMC where the observations have gradients, else random-walk and independent proposals in turn.
+    metric : {"dense", "diagonal"}
+        Which scales proposals have: of the particles' covariance, or of their standard deviations alone.
     ess_threshold : float or "auto"
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
@@ -131,7 +136,7 @@ def sample_ibis(
     clock = time.perf_counter()
     target = as_target(model, data, cores=cores, **target_options)
     asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
-    settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
+    settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     call = RowsCall(clock, settings, executor, progressbar, asked)
     chosen = choose_kernel(kernel, target, rows_have_gradients(target))
     return call.sample(target, chosen, partial(RowsPath, target), (draws, chains), random_seed, checkpoint)
@@ -149,6 +154,7 @@ def update_smc(
     *,
     data: Any = None,
     kernel: str = "auto",
+    metric: str = "dense",
     ess_threshold: float | str = "auto",
     min_moves: int = 1,
     max_moves: int = 100,
@@ -174,7 +180,7 @@ def update_smc(
         Stan program. They are put behind the rows of ``model``, along the first axis (in Stan along that of the rows).
     data : dict or path, optional
         Data of a Stan program, so far.
-    kernel, ess_threshold, min_moves, max_moves, max_time
+    kernel, metric, ess_threshold, min_moves, max_moves, max_time
         As for :func:`~ppl_backends.sample_ibis`.
     cores, executor, random_seed, progressbar, log_likelihood, log_prior
         As for :func:`~ppl_backends.sample_smc`.
@@ -212,12 +218,12 @@ def update_smc(
     if new is not None:
         target = target.append(new)
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
-    settings = row_settings(ess_threshold, min_moves, max_moves, max_time)
+    settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     has_filters = "filter" in group(idata, "posterior").attrs
     chosen = choose_kernel(kernel, target, not has_filters and rows_have_gradients(target))
     prior = prior_path(target, prior_rng, chosen, settings)
     path = filter_path(target, prior, idata) if has_filters else RowsPath(target, prior)
-    path = path.with_gradient(chosen.uses_gradient)
+    path = path.for_moves(chosen.uses_gradient, metric)
     then = restored(idata, path, chosen, generators)
     jobs = [partial(run_ibis, path, chosen, len(run.population.x), run.rng, run, settings) for run in then]
     asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
@@ -225,10 +231,12 @@ def update_smc(
     return RowsCall(clock, settings, executor, progressbar, asked).run(path, chosen, jobs, result_rng)
 
 
-def row_settings(ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None) -> Settings:
+def row_settings(
+    ess_threshold: float | str, min_moves: int, max_moves: int, max_time: float | None, metric: str = "dense"
+) -> Settings:
     """Return the settings of a run over rows."""
     schedule, moves = make_schedule("ess", ess_threshold), move_settings(min_moves, max_moves)
-    return Settings(schedule=schedule, moves=moves, max_time=max_time)
+    return Settings(schedule=schedule, moves=moves, metric=metric, max_time=max_time)
 
 
 def run_ibis(
@@ -301,7 +309,9 @@ class RowsCall(NamedTuple):
         identity["max_time"] = None
         saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, "prior", random_seed)
         *generators, result_rng, prior_rng = spawn_generators(saved.seed if saved else random_seed, chains + 2)
-        path = make_path(prior_path(target, prior_rng, kernel, self.settings)).with_gradient(kernel.uses_gradient)
+        path = make_path(prior_path(target, prior_rng, kernel, self.settings)).for_moves(
+            kernel.uses_gradient, self.settings.metric
+        )
         jobs = [partial(run_ibis, path, kernel, draws, rng, None, self.settings) for rng in generators]
         return self.run(path, kernel, jobs, result_rng, saved.begin(path) if saved else None)
 

@@ -68,7 +68,8 @@ class TemperingPath:
 
     ``reference`` is a dense Gaussian near to the targets on the way; ``approximation`` what the path starts from, where
     that was fitted, with ``tails`` its mixture with Student t's; ``integral`` that of the prior as written, where it is
-    known.
+    known. ``gradient`` says whether particles are moved by their gradients, ``metric`` in which of
+    :data:`~ppl_backends.kernels.metric.METRICS`.
     """
 
     description: str
@@ -77,14 +78,15 @@ class TemperingPath:
     tails: StudentMixture | None = None
     integral: PriorIntegral | None = None
     gradient: bool = False
+    metric: str = "dense"
 
     def __init__(self, target: BaseTarget) -> None:
         self.target = target
 
-    def with_gradient(self, gradient: bool) -> Self:
-        """Return the same path for a kernel that needs gradients, or for one that does not."""
+    def for_moves(self, gradient: bool, metric: str = "dense") -> Self:
+        """Return the same path for a kernel that needs gradients, or for one that does not, and a metric of that kind."""
         changed = copy.copy(self)
-        changed.gradient = gradient
+        changed.gradient, changed.metric = gradient, metric
         return changed
 
     def draw(self, n: int, rng: np.random.Generator) -> Start:

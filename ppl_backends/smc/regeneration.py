@@ -76,7 +76,7 @@ class RegeneratingMoves:
         particles, stage, tuning = drawn.particles, drawn.stage, both.gibbs
         density = PathDensity(path.target, path.filter, _SWEEPS_WITH, n_rows=stage.stop)
         points = density.with_path(particles.x, path.paths_of(particles, rng)[0])
-        metric, labels = cross_fitted_metric(points.x, path.reference), modes(points.x)
+        metric, labels = cross_fitted_metric(points.x, path.reference, kind=path.metric), modes(points.x)
         left, infos = np.ones(points.x.shape[1]), list[Any]()
         while len(infos) < self.settings.maximum:
             before = points.x

@@ -13,9 +13,21 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.kernels.metric import METRICS
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import KERNELS
-from ppl_backends.options import approximation, check_memory, checked, choice, flag, increasing, integer, number
+from ppl_backends.kernels.tuning import FirstPairs
+from ppl_backends.options import (
+    approximation,
+    check_memory,
+    checked,
+    choice,
+    flag,
+    increasing,
+    instance,
+    integer,
+    number,
+)
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.chains import TEMPERING, run_chains
@@ -58,7 +70,8 @@ _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
     draws=integer(2),
     initial=approximation("prior", "auto", "laplace", "ep", "vi"),
     kernel=choice("auto", *KERNELS, TemperedPolyaGamma.name),
-    tuning=choice("auto", "acceptance", "ft", "pr"),
+    tuning=choice("auto", "acceptance", "ft", "pr") | instance(FirstPairs, "FirstPairs"),
+    metric=choice(*METRICS),
     schedule=choice("ess", "cess") | increasing(above=0, at_most=1),
     ess_threshold=number(above=0, below=1) | choice("auto"),
     min_moves=integer(1),
@@ -75,7 +88,8 @@ def sample_smc(
     chains: int = 4,
     initial: Any = "prior",
     kernel: str = "auto",
-    tuning: str = "auto",
+    tuning: str | FirstPairs = "auto",
+    metric: str = "dense",
     schedule: str | Sequence[float] = "ess",
     ess_threshold: float | str = "auto",
     min_moves: int = 1,
@@ -117,9 +131,13 @@ def sample_smc(
         (``"mixed"``). Attribute ``kernel`` says which it was. ``"polya_gamma"`` is the Gibbs step of logistic, negative
         binomial and normal regressions without hyper-parameters, whose likelihood to a power has the same latent variables;
         it needs ``initial="prior"`` and the extra of that name.
-    tuning : {"auto", "acceptance", "ft", "pr"}
+    tuning : {"auto", "acceptance", "ft", "pr"} or FirstPairs
         Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &
-        Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first.
+        Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first. The
+        last two begin with the pairs that :class:`~ppl_backends.FirstPairs` says.
+    metric : {"dense", "diagonal"}
+        Which scales proposals have: of the particles' covariance, or of their standard deviations alone, which costs
+        nothing in many dimensions and knows no correlations.
     schedule : {"ess", "cess"} or sequence of float
         How the betas β are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
         being resampled only where their ESS is below half; or as given, increasing to 1.
@@ -202,6 +220,7 @@ def sample_smc(
         moves=moves,
         len_chain=length,
         tuning=_DEFAULT_TUNING if tuning == "auto" else tuning,
+        metric=metric,
         unbiased=unbiased,
         keep_ladder=keep_ladder,
         max_time=max_time,
@@ -230,7 +249,8 @@ def sample_smc(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
         attrs={
-            "tuning": made.tuning,
+            "tuning": made.tuning if isinstance(made.tuning, str) else made.tuning.tuning,
+            "metric": made.metric,
             "len_chain": made.len_chain or 1,
             "schedule": made.schedule.kind,
             "unbiased": int(unbiased),
@@ -288,7 +308,10 @@ class _Call(NamedTuple):
         """Return the verdict on the runs, and the evidences of both methods as attributes."""
         path, runs = self.path, figures.runs
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
-        bridge, moved_along = _bridge(path, runs, bridge_rng), path.with_gradient(self.kernel.uses_gradient)
+        bridge, moved_along = (
+            _bridge(path, runs, bridge_rng),
+            path.for_moves(self.kernel.uses_gradient, settings.metric),
+        )
         figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
         rows = -(-self.draws // (settings.len_chain or 1))
         figures = figures._replace(lost=find_lost_mode(path, figures, rows, check_rng))

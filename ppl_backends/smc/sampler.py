@@ -17,7 +17,7 @@ import numpy as np
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
-from ppl_backends.kernels.tuning import make_tuning
+from ppl_backends.kernels.tuning import FirstPairs, make_tuning
 from ppl_backends.numerics.weights import normalised_weights, pareto_k, tail_share
 from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
@@ -48,7 +48,8 @@ class Settings(NamedTuple):
     schedule: Schedule = Schedule()
     moves: MoveSettings = MoveSettings()
     len_chain: int | None = None
-    tuning: str = "acceptance"
+    tuning: str | FirstPairs = "acceptance"
+    metric: str = "dense"
     unbiased: bool = False
     keep_ladder: bool = False
     max_time: float | None = None
@@ -82,7 +83,8 @@ def run_tempering(
     ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued. Ctrl-C
     after the first stage ends the run at the last finished one.
     """
-    how, path = Settings(**settings), path.with_gradient(kernel.uses_gradient)
+    how = Settings(**settings)
+    path = path.for_moves(kernel.uses_gradient, how.metric)
     run = store.load() if store else None
     if run is None:
         run = _begin(path, kernel, n, rng, how)

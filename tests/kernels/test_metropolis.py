@@ -9,7 +9,7 @@ from scipy import stats
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, Hmc, Trajectory, kick
 from ppl_backends.kernels.independent import Independent
-from ppl_backends.kernels.metric import SplitMetric, cross_fitted_metric, metric_from_points
+from ppl_backends.kernels.metric import SplitMetric, cross_fitted_metric, metric_from_points, scales_from_points
 from ppl_backends.kernels.protocol import KernelParameters, accept, balanced_normals
 from ppl_backends.kernels.table import KERNELS, make_kernel
 from ppl_backends.numerics.gaussian import Gaussian
@@ -219,6 +219,20 @@ def test_metric_estimates_a_covariance_and_withstands_cauchy_tails():
     x[:, 2] = 10 * rng.standard_cauchy(20_000)
     scale = np.sqrt((metric_from_points(x).factor ** 2).sum(axis=1))
     assert 10 < scale[2] < 25  # the quantile scale of a Cauchy is 1.84 times its own
+
+
+def test_a_diagonal_metric_has_the_scales_and_no_correlations():
+    """Of n normal draws the half distance of these quantiles scatters by about 0.9 σ / √n."""
+    rng, n = np.random.default_rng(0), 20_000
+    sd, correlation = np.array([0.1, 1.0, 5.0]), 0.9
+    x = (
+        rng.standard_normal((n, 1)) * np.sqrt(correlation) + rng.standard_normal((n, 3)) * np.sqrt(1 - correlation)
+    ) * sd
+    metric = scales_from_points(x, None)
+    assert metric.factor.shape == (3,)
+    np.testing.assert_allclose(metric.factor, sd, rtol=5 / np.sqrt(n))
+    halves = cross_fitted_metric(x, kind="diagonal")
+    assert halves.first.factor.shape == halves.second.factor.shape == (3,)
 
 
 def test_a_reference_leaves_a_metric_little_to_estimate():

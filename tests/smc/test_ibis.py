@@ -173,7 +173,7 @@ def test_likelihood_is_evaluated_on_the_rows_so_far_only():
 
 
 def test_a_chain_can_be_sent_elsewhere():
-    path = RowsPath(gaussian(), PriorPath(gaussian())).with_gradient(True)
+    path = RowsPath(gaussian(), PriorPath(gaussian())).for_moves(True)
     chain = partial(run_ibis, path, make_kernel("hmc"), 200, np.random.default_rng(4), None, Settings())
     here, there = (run() for run in (pickle.loads(pickle.dumps(chain)), pickle.loads(pickle.dumps(chain))))
     assert here.complete

@@ -85,3 +85,27 @@ def test_tunings_by_name():
         assert abs(attrs["log_evidence"] - KNOWN["skewed"].log_evidence) < 5 * attrs["log_evidence_se"]
     with pytest.raises(ModelError, match="tuning='guess'"):
         pb.sample_smc(KNOWN["skewed"].target, tuning="guess", **options)
+
+
+@pytest.mark.parametrize(("tuning", "kernel"), [("acceptance", "hmc"), ("pr", "hmc"), ("ft", "mala")])
+def test_a_diagonal_metric_gives_the_same_evidence(tuning, kernel):
+    tuning = tuning if tuning == "acceptance" else pb.FirstPairs(tuning, 1.0, 20)
+    options = {"draws": 1000, "chains": 4, "random_seed": 2, "progressbar": False, "kernel": kernel}
+    idata = pb.sample_smc(KNOWN["gaussian"].target, metric="diagonal", tuning=tuning, **options)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["metric"] == "diagonal"
+    assert abs(attrs["log_evidence"] - KNOWN["gaussian"].log_evidence) < 5 * attrs["log_evidence_se"]
+
+
+def test_first_pairs_are_uniform_up_to_what_is_asked_for():
+    """The mean of n uniforms on (0, 0.1) has the error 0.1 / √(12 n)."""
+    rng, n, first = np.random.default_rng(0), 5000, pb.FirstPairs("ft", 0.1, 100)
+    pairs = make_tuning(first, make_kernel("hmc"), n, 3, rng).pairs
+    assert pairs.scale.mean() == pytest.approx(0.05, abs=5 * 0.1 / np.sqrt(12 * n))
+    assert pairs.scale.max() < 0.1
+    assert pairs.n_steps.min() == 1
+    assert pairs.n_steps.max() == 100
+    assert make_tuning(first, make_kernel("mala"), n, 3, rng).pairs.n_steps.max() == 1
+    for wrong in (pb.FirstPairs("acceptance", 0.1, 100), pb.FirstPairs("pr", 0.0, 100), pb.FirstPairs("pr", 0.1, 0)):
+        with pytest.raises(ModelError, match="FirstPairs"):
+            make_tuning(wrong, make_kernel("hmc"), n, 3, rng)
