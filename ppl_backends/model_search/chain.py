@@ -4,6 +4,9 @@ A step proposes to add, delete or swap candidates, with the coefficients integra
 importance points, and one of these, drawn by its weight, is the coefficients of the proposal. The chain leaves the joint
 posterior of model and coefficients invariant, whatever the number of points (Andrieu, Doucet & Holenstein 2010).
 Coefficients that are off have their prior, as in the model that the user wrote (Kuo & Mallick 1998).
+
+Where other steps have moved hyper-parameters since, the model's evidence is estimated anew from points of which the present
+coefficients are one: without them the estimate would not be of the law that belongs to a draw of the posterior.
 """
 
 from __future__ import annotations
@@ -85,6 +88,14 @@ class SelectedModel:
             log_density[i] = self.log_prior(bits[i]) + log_evidence
         return Models(bits, log_density, coefficients)
 
+    def around(self, x: Array, rng: np.random.Generator) -> Models:
+        """Return the model and the coefficients of a point, with an estimate of its evidence that has them for a point."""
+        bits = x[None, self.indicators] > 0.5
+        columns = self.columns(bits)[0]
+        theta = np.where(columns, x[self.coefficients], 0.0)
+        log_density = self.log_prior(bits[0]) + self.evidence.around(columns, theta, rng)
+        return Models(bits, np.array([log_density]), theta[None])
+
     def point(self, models: Models, rng: np.random.Generator) -> Array:
         """Return the point of a chain: indicators, coefficients that are on, and draws of the prior of the others."""
         mean, precision, scale, df = self.prior.T
@@ -103,13 +114,17 @@ class ModelChain(Algorithm):
 
     Parameters
     ----------
-    model : SelectedModel
+    current : callable
+        To the :class:`SelectedModel` given the other variables where they are now.
     moves : int
+        By default as many as there are indicators.
     """
 
-    def __init__(self, model: SelectedModel, moves: int) -> None:
+    def __init__(self, current: Callable[[], SelectedModel], moves: int | None = None) -> None:
         self.kernel = self.near = AddDeleteSwap()
-        self.density, self.moves = model, moves
+        self._current = current
+        self.density = model = current()
+        self.moves = moves or len(model.indicators)
         self.name, self.dim, self.batched = "model_search", len(model.indicators) + len(model.coefficients), False
         self.approximate = not model.evidence.exact
         self.stats = {**COMMON_STATS, "size": int}
@@ -119,8 +134,8 @@ class ModelChain(Algorithm):
         return None
 
     def start(self, x: Array, rng: Any) -> Any:
-        models = self.density(x[None, self.density.indicators] > 0.5, rng)
-        return SearchState(models, x)
+        self.density = self._current()
+        return SearchState(self.density.around(x, rng), x)
 
     def refresh(self, state: Any, rng: Any) -> Any:
         return self.start(state.x, rng)

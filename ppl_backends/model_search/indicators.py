@@ -1,8 +1,12 @@
-"""PyMC models with indicators: which coefficient each of them switches, found by fixing them all at one."""
+"""PyMC models with indicators: which coefficient each of them switches, found by fixing them all at one.
+
+Free variables that are neither indicators nor coefficients are left to other steps, and the model is taken given them: the
+scales of priors and of noise, found as hyper-parameters of the factors, and what the prior of the indicators alone hangs on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,52 +16,180 @@ from ppl_backends.model_search.chain import SelectedModel
 from ppl_backends.model_search.evidences.laplace_kernels import log_priors
 from ppl_backends.model_search.evidences.table import make_evidence
 from ppl_backends.model_search.forms import Form
-from ppl_backends.model_search.model_form import model_form
-from ppl_backends.targets.protocol import Array, Index
+from ppl_backends.model_search.model_form import model_forms
+from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 _TOLERANCE = 1e-6  # of log densities, relative
 
 
-def selected_model(
-    model: Any, indicators: Mapping[str, str], evidence: str, points: int
-) -> tuple[SelectedModel, dict[str, Any]]:
-    """Return what a chain needs of a PyMC model whose ``indicators`` multiply coefficients, and its start.
+class OwnVariables(BaseTarget):
+    """The coordinates of a point that a step moves, and the values of the others.
+
+    Parameters
+    ----------
+    free : ndarray of int (dim,)
+    point : ndarray (full dim,)
+    """
+
+    free: Any = None
+    others: Any = None
+    point: Any = None
+
+    def __init__(self, free: Index, point: Array) -> None:
+        self.free, self.point, self.dim = free, point.copy(), len(free)
+        self.others = np.setdiff1d(np.arange(len(point)), free)
+
+    def set_others(self, point: Array) -> bool:
+        moved = not np.array_equal(self.point[self.others], point[self.others])
+        self.point[self.others] = point[self.others]
+        return moved
+
+
+class Selection:
+    """A PyMC model whose ``indicators`` multiply coefficients, name → name, given its other variables.
+
+    Parameters
+    ----------
+    model : pm.Model
+    indicators : mapping of str to str
+    evidence : str
+    points : int
+
+    Attributes
+    ----------
+    start : dict
+        Value variables, name → value, in the order of the point.
+    own : tuple of str
+        Those of indicators and coefficients.
+    target : OwnVariables
 
     Raises
     ------
     ModelError
-        If a name is unknown, shapes differ, the model has variables beside coefficients and indicators, or to switch an
+        If a name is unknown, shapes differ, a variable is neither a coefficient nor one that can be given, or to switch an
         indicator off is not to leave the coefficient out.
     """
+
+    def __init__(self, model: Any, indicators: Mapping[str, str], evidence: str, points: int) -> None:
+        self._model, self._indicators, self._evidence, self._points = model, dict(indicators), evidence, points
+        self.start = {name: np.asarray(value) for name, value in model.initial_point(random_seed=0).items()}
+        self._check_names()
+        fixed = _with_all_on(model, indicators, self.start)
+        self._forms = model_forms(as_target(fixed), dict.fromkeys(indicators.values(), True))
+        self._values = [fixed.rvs_to_values[rv].name for rv in fixed.free_RVs]
+        held = np.zeros(self._forms.target.dim, dtype=bool)
+        held[self._forms.factors.hyper_coordinates] = True
+        ends = np.cumsum([self.start[name].size for name in self._values])
+        flags = dict(zip(self._values, np.split(held, ends[:-1]), strict=True))
+        for name, flag in flags.items():
+            if flag.any() and not flag.all():
+                raise ModelError(f"ModelSearch: some elements of {name!r} are coefficients and others are not")
+        coefficients = {name for name in self._values if not flags[name].any()}
+        self.own = tuple(name for name in self.start if name in coefficients or name in indicators)
+        self.target = OwnVariables(_places(self.start, self.own), ravelled(self.start))
+        self._prior = model.compile_logp(vars=[model[name] for name in indicators])
+        self._latest: tuple[Array, SelectedModel] | None = None
+        self._check(self.current())
+
+    def _check_names(self) -> None:
+        for name in (*self._indicators, *self._indicators.values()):
+            if name not in self.start:
+                known = ", ".join(map(repr, self.start))
+                raise ModelError(f"indicators: {name!r} is not among the free variables {known}")
+        for name, coefficient in self._indicators.items():
+            shapes = self.start[name].shape, self.start[coefficient].shape
+            if shapes[0] != shapes[1]:
+                raise ModelError(f"indicators: {name!r} has shape {shapes[0]} and {coefficient!r} {shapes[1]}")
+
+    def current(self) -> SelectedModel:
+        """Return the model given the other variables where they are now."""
+        point = self.target.point
+        others = point[self.target.others]
+        if self._latest is None or not np.array_equal(self._latest[0], others):
+            self._latest = others, self._given(point.copy())
+        return self._latest[1]
+
+    def form(self, point: Array) -> Form:
+        """Return the form given the other variables in a point of all."""
+        return self._forms.at(point[_places(self.start, self._values)][self._forms.factors.hyper_coordinates])
+
+    def _given(self, point: Array) -> SelectedModel:
+        form = self.form(point)
+        assert form.regression is not None
+        compiled = form.regression.compiled
+        if compiled is None:
+            raise ModelError(
+                "ModelSearch needs a logit, probit, Poisson or normal likelihood and normal or Student priors"
+            )
+        switched = np.concatenate([form.variables[name].ravel() for name in self._indicators.values()])
+        own = {name: self.start[name] for name in self.own}
+        return SelectedModel(
+            make_evidence(self._evidence, form, len(switched), False, self._points),
+            self._prior_at(point),
+            form.always,
+            switched,
+            compiled.prior,
+            _places(own, tuple(self._indicators)),
+            _places(own, tuple(name for name in self._values if name in own)),
+        )
+
+    def _prior_at(self, point: Array) -> Callable[[Any], float]:
+        """Return the log prior of indicators ``(m,)`` given the other variables."""
+        index = _places(self.start, tuple(self._indicators))
+
+        def log_prior(bits: Any) -> float:
+            here = point.copy()
+            here[index] = bits
+            return float(self._prior(_point(self.start, here)))
+
+        return log_prior
+
+    def _check(self, selected: SelectedModel) -> None:
+        """Refuse a model whose log density is not that of indicators, coefficients that are on, and priors of the others."""
+        regression = self.form(self.target.point).regression
+        assert regression is not None
+        rng, joint = np.random.default_rng(0), self._model.compile_logp()
+        x, own = self.target.point.copy(), np.empty(self.target.dim)
+        gaps = []
+        for _ in range(4):
+            bits, theta = rng.random(len(selected.switched)) < 0.5, 0.3 * rng.standard_normal(len(selected.always))
+            own[selected.indicators], own[selected.coefficients] = bits, theta
+            x[self.target.free] = own
+            on = selected.columns(bits[None])[0]
+            within = regression.take(on).log_density(theta[None, on])[0] if on.any() else 0.0
+            gaps.append(
+                (
+                    float(joint(_point(self.start, x))),
+                    within + selected.log_prior(bits) + _log_prior(selected, theta, ~on),
+                )
+            )
+        found, expected = np.array(gaps).T
+        if len(self.target.others):  # their own priors are the same at all points
+            expected = expected + found[0] - expected[0]
+        if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+            worst = int(np.argmax(np.abs(found - expected)))
+            raise ModelError(
+                f"indicators: a coefficient whose indicator is 0 does not drop out of the likelihood of the model (log "
+                f"density {found[worst]:.6g}, without it {expected[worst]:.6g}); multiply coefficients by indicators"
+            )
+
+
+def _with_all_on(model: Any, indicators: Mapping[str, str], start: Mapping[str, Any]) -> Any:
+    """Return the model with all indicators at one, and without variables that their prior alone hangs on."""
     import pymc as pm
 
-    start = {name: np.asarray(value) for name, value in model.initial_point(random_seed=0).items()}
-    for name in (*indicators, *indicators.values()):
-        if name not in start:
-            raise ModelError(f"indicators: {name!r} is not among the free variables {', '.join(map(repr, start))}")
-    for name, coefficient in indicators.items():
-        if start[name].shape != start[coefficient].shape:
-            raise ModelError(
-                f"indicators: {name!r} has shape {start[name].shape} and {coefficient!r} {start[coefficient].shape}"
-            )
+    from ppl_backends.targets.pymc.matching import ancestors
+
     fixed = pm.do(model, {name: np.ones(start[name].shape, start[name].dtype) for name in indicators})
-    form = model_form(fixed, None, dict.fromkeys(indicators.values(), True))
-    assert form.regression is not None
-    compiled = form.regression.compiled
-    if compiled is None:
-        raise ModelError("ModelSearch needs a logit, probit, Poisson or normal likelihood and normal or Student priors")
-    switched = np.concatenate([form.variables[name].ravel() for name in indicators.values()])
-    selected = SelectedModel(
-        make_evidence(evidence, form, len(switched), False, points),
-        _prior_of(model, list(indicators), start),
-        form.always,
-        switched,
-        compiled.prior,
-        _places(start, list(indicators)),
-        _places(start, [fixed.rvs_to_values[rv].name for rv in fixed.free_RVs]),
-    )
-    _check(model, form, selected, start)
-    return selected, start
+    above = set(ancestors([model[name] for name in indicators]))
+    wanted = [rv.name for rv in model.free_RVs if rv in above and rv.name not in indicators]
+    idle = {}
+    for name in wanted:
+        rest = [rv for rv in (*fixed.basic_RVs, *fixed.potentials) if rv.name != name]
+        if fixed[name] not in set(ancestors(rest)):
+            idle[name] = pm.draw(fixed[name], random_seed=0)
+    return pm.do(fixed, idle) if idle else fixed
 
 
 def ravelled(start: Mapping[str, Any]) -> Array:
@@ -65,7 +197,7 @@ def ravelled(start: Mapping[str, Any]) -> Array:
     return np.concatenate([np.ravel(value).astype(np.float64) for value in start.values()])
 
 
-def _places(start: Mapping[str, Any], names: list[str]) -> Index:
+def _places(start: Mapping[str, Any], names: Any) -> Index:
     """Return where the elements of some variables are in the ravelled point."""
     ends = np.cumsum([0, *(value.size for value in start.values())])
     slices = {name: np.arange(a, b) for name, a, b in zip(start, ends, ends[1:], strict=False)}
@@ -76,42 +208,6 @@ def _point(start: Mapping[str, Any], x: Array) -> dict[str, Any]:
     ends = np.cumsum([0, *(value.size for value in start.values())])
     pieces = zip(start.items(), ends, ends[1:], strict=False)
     return {name: x[a:b].reshape(value.shape).astype(value.dtype) for (name, value), a, b in pieces}
-
-
-def _prior_of(model: Any, names: list[str], start: Mapping[str, Any]) -> Any:
-    """Return the log prior of indicators ``(m,)``."""
-    compiled = model.compile_logp(vars=[model[name] for name in names])
-    index = _places(start, names)
-    x = ravelled(start)
-
-    def log_prior(bits: Any) -> float:
-        here = x.copy()
-        here[index] = bits
-        return float(compiled(_point(start, here)))
-
-    return log_prior
-
-
-def _check(model: Any, form: Form, selected: SelectedModel, start: Mapping[str, Any]) -> None:
-    """Refuse a model whose log density is not that of indicators, coefficients that are on, and priors of the others."""
-    assert form.regression is not None
-    rng, joint = np.random.default_rng(0), model.compile_logp()
-    x = np.empty(len(selected.indicators) + len(selected.coefficients))
-    gaps = []
-    for _ in range(4):
-        bits, theta = rng.random(len(selected.switched)) < 0.5, 0.3 * rng.standard_normal(len(selected.always))
-        x[selected.indicators], x[selected.coefficients] = bits, theta
-        on = selected.columns(bits[None])[0]
-        within = form.regression.take(on).log_density(theta[None, on])[0] if on.any() else 0.0
-        gaps.append(
-            (float(joint(_point(start, x))), within + selected.log_prior(bits) + _log_prior(selected, theta, ~on))
-        )
-    found, expected = np.array(gaps).T
-    if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-        raise ModelError(
-            f"indicators: a coefficient whose indicator is 0 does not drop out of the likelihood of the model (log density "
-            f"{found[0]:.6g}, without it {expected[0]:.6g}); multiply coefficients by indicators"
-        )
 
 
 def _log_prior(selected: SelectedModel, theta: Array, off: Any) -> float:

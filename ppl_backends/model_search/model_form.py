@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import sparse
 
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.forms import Form
+from ppl_backends.model_search.space import Bits
 from ppl_backends.model_search.switched import replace_prior, switched
 from ppl_backends.options import shown
 from ppl_backends.targets.convert import as_target
@@ -20,6 +22,35 @@ from ppl_backends.targets.protocol import BaseTarget, Index
 _NEGLIGIBLE = 1e-9  # precision of a prior, relative to what the data have of it, that rounding leaves
 
 
+@dataclass(frozen=True)
+class ModelForms:
+    """The coefficients of a model as columns, given its hyper-parameters φ.
+
+    Attributes
+    ----------
+    target : BaseTarget
+    factors : Factors or ConditionalFactors
+    variables : mapping of str to ndarray of int
+        Coordinates of the target that the elements of each selected variable are.
+    switchable : ndarray (target.dim,) of bool
+    """
+
+    target: BaseTarget
+    factors: Any
+    variables: Mapping[str, Index]
+    switchable: Bits
+
+    def at(self, phi: Any = ()) -> Form:
+        """Return the form at φ, whose columns are the coordinates without φ; up to a factor where there are any φ."""
+        factors, own = self.factors.at(phi), np.asarray(self.factors.coordinates)
+        if factors.normal_rows is not None:
+            factors = _with_normal_sites(factors, None if len(self.factors.hyper_names) else self.target)
+        switchable = self.switchable[own]
+        variables = {name: np.searchsorted(own, index) for name, index in self.variables.items()}
+        names = tuple(self.target.names[j] for j in own)
+        return Form(names, ~switchable, variables, self.target, switched(factors, switchable))
+
+
 def model_form(model: Any, data: Any, select: Mapping[str, Any]) -> Form:
     """Return the form of a model; ``select`` maps variables to masks of what may be switched off, or to True for all.
 
@@ -28,7 +59,23 @@ def model_form(model: Any, data: Any, select: Mapping[str, Any]) -> Form:
     ModelError
         If a name is unknown, a variable is transformed, or the model has hyper-parameters, or factors that are not known.
     """
-    target = as_target(model, data)
+    forms = model_forms(as_target(model, data), select)
+    if len(forms.factors.hyper_names):
+        raise ModelError(
+            f"{forms.target.label}: hyper-parameters ({', '.join(forms.factors.hyper_names)}) are not integrated over by a "
+            "model search; give them values"
+        )
+    return forms.at()
+
+
+def model_forms(target: BaseTarget, select: Mapping[str, Any]) -> ModelForms:
+    """Return the forms of a target given its hyper-parameters.
+
+    Raises
+    ------
+    ModelError
+        If a name is unknown, a variable is transformed or is itself a hyper-parameter, or factors are not known.
+    """
     variables = _variables(target, select)
     switchable = np.zeros(target.dim, dtype=bool)
     for name, index in variables.items():
@@ -38,15 +85,10 @@ def model_form(model: Any, data: Any, select: Mapping[str, Any]) -> Form:
         raise ModelError(
             f"{target.label}: no factors with one linear predictor each are known, so nothing can be switched"
         )
-    if len(factors.hyper_names):
-        raise ModelError(
-            f"{target.label}: hyper-parameters ({', '.join(factors.hyper_names)}) are not integrated over by a model search; "
-            "give them values"
-        )
-    factors = factors.at()
-    if factors.normal_rows is not None:
-        factors = _with_normal_sites(factors, target)
-    return Form(target.names, ~switchable, variables, target, switched(factors, switchable))
+    held = factors.hyper_coordinates[switchable[factors.hyper_coordinates]]
+    if len(held):
+        raise ModelError(f"{target.label}: {target.names[held[0]]} is no coefficient of a linear predictor")
+    return ModelForms(target, factors, variables, switchable)
 
 
 def _variables(target: BaseTarget, select: Mapping[str, Any]) -> dict[str, Index]:
@@ -73,8 +115,11 @@ def _mask(name: str, given: Any, shape: tuple[int, ...]) -> Any:
     return np.broadcast_to(mask, shape)
 
 
-def _with_normal_sites(factors: Factors, target: BaseTarget) -> Factors:
-    """Return factors whose Gaussian part is the prior alone: normal observations become sites."""
+def _with_normal_sites(factors: Factors, target: BaseTarget | None) -> Factors:
+    """Return factors whose Gaussian part is the prior alone: normal observations become sites.
+
+    Their constant is that of the target, and of no account without one.
+    """
     assert factors.normal_rows is not None
     design, offset, family, log_scale = factors.normal_rows
     prior = factors.tempered(0.0).prior
@@ -94,5 +139,5 @@ def _with_normal_sites(factors: Factors, target: BaseTarget) -> Factors:
         names=factors.names,
     )
     point = np.full((1, factors.dim), 0.1)
-    constant = float(target.log_density(point)[0] - whole.log_density(point)[0])
+    constant = 0.0 if target is None else float(target.log_density(point)[0] - whole.log_density(point)[0])
     return replace_prior(whole, prior.mean, precision, constant)

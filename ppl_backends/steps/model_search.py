@@ -8,7 +8,6 @@ from typing import Any
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice, instance, integer, none
 from ppl_backends.steps.specification import model_on_context
-from ppl_backends.targets.protocol import BaseTarget
 
 
 class ModelSearch:
@@ -23,7 +22,8 @@ class ModelSearch:
     ----------
     indicators : mapping of str to str
         Names of 0/1 variables, with any prior, and of the coefficients that each multiplies, element by element.
-        Together with coefficients that are always in they are all free variables of the model.
+        Coefficients that are always in are drawn with them. All other free variables, such as scales of priors and the
+        probability of an indicator, are left to other steps; the model is taken given them, at every step anew.
     evidence : {"importance_laplace", "importance_ep", "laplace", "ep"}
         As for :func:`~ppl_backends.select_variables`; the last two are approximate.
     points : int
@@ -36,7 +36,8 @@ class ModelSearch:
     Raises
     ------
     ModelError
-        If the model has other free variables, or an indicator of 0 does not take its coefficient out of the likelihood.
+        If there are no known factors given the other free variables, or an indicator of 0 does not take its coefficient out
+        of the likelihood.
 
     References
     ----------
@@ -89,14 +90,11 @@ class ModelSearch:
     def pymc_step(self, model: Any) -> Any:
         """Return the step method on a ``pm.Model``."""
         from ppl_backends.model_search.chain import ModelChain
-        from ppl_backends.model_search.indicators import ravelled, selected_model
+        from ppl_backends.model_search.indicators import Selection, ravelled
         from ppl_backends.steps.adapter import PyMCStep
 
-        selected, start = selected_model(model, self.indicators, self.evidence, self.points)
+        found = Selection(model, self.indicators, self.evidence, self.points)
         by_name = {variable.name: variable for variable in model.value_vars}
-        layout = {name: value.shape for name, value in start.items()}
-        x = ravelled(start)
-        chain = ModelChain(selected, self.moves or len(selected.indicators))
-        everything = BaseTarget()  # no variable is left to other steps
-        everything.dim = len(x)
-        return PyMCStep(chain, everything, [by_name[name] for name in start], layout, x)
+        layout = {name: value.shape for name, value in found.start.items()}
+        chain = ModelChain(found.current, self.moves)
+        return PyMCStep(chain, found.target, [by_name[name] for name in found.own], layout, ravelled(found.start))

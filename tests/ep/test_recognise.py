@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from ppl_backends.targets.factors import NegativeBinomial
+from ppl_backends.targets.factors import NegativeBinomial, NormalMixture
 from ppl_backends.targets.factors.recognise import recognise
 from ppl_backends.targets.stan.factors.quantities import Predictor
 from ppl_backends.targets.stan.factors.sites import TabulatedSites, likelihood_sites
@@ -38,6 +38,32 @@ def test_negative_binomial_counts_with_exposures(alpha):
     np.testing.assert_allclose(found.family.y, Y, atol=1e-9)
     np.testing.assert_allclose(found.family.alpha, alpha, rtol=1e-9)
     np.testing.assert_allclose(found.shift, EXPOSURE, atol=1e-9)
+
+
+MIXTURES = {
+    "narrow spike": ([0.5, 0.5], [0.0, 0.0], [1e-6, 5.0]),
+    "wide spike": ([0.3, 0.7], [0.0, 0.0], [0.5, 1.0]),
+    "spike beside the origin": ([0.3, 0.7], [0.01, 0.4], [0.1, 1.5]),
+    "two sides": ([0.3, 0.7], [-2.0, 2.0], [1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_two_normal_components_are_found_by_values(name):
+    weights, means, sds = MIXTURES[name]
+    truth = NormalMixture(weights, means, sds, n=3)
+    found = recognise(lambda s: truth.log_site(s) - 3.0, 3)
+    assert isinstance(found.family, NormalMixture)
+    np.testing.assert_allclose(np.exp(found.family.log_weights), np.exp(truth.log_weights), rtol=1e-8)
+    np.testing.assert_allclose(found.family.means, truth.means, atol=1e-8)
+    np.testing.assert_allclose(found.family.sds, truth.sds, rtol=1e-8)
+    np.testing.assert_allclose(found.constant, -3.0, atol=1e-8)
+
+
+@pytest.mark.parametrize("sds", [[0.1, 1.0, 3.0], [1e-4, 1e-2, 3.0]])
+def test_three_components_are_not_taken_for_two(sds):
+    truth = NormalMixture([0.5, 0.3, 0.2], [0.0, 0.0, 0.0], sds)
+    assert recognise(truth.log_site, 1) is None
 
 
 def zero_inflated(s):

@@ -3,12 +3,15 @@
 import arviz as az
 import numpy as np
 import pytest
+from scipy import stats
+from scipy.special import betaln
 
 pm = pytest.importorskip("pymc")
 
 import ppl_backends as pb  # noqa: E402
 from ppl_backends.errors import ModelError  # noqa: E402
-from ppl_backends.model_search.evidences.laplace import ImportanceEvidence  # noqa: E402
+from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence  # noqa: E402
+from ppl_backends.model_search.forms import design_form  # noqa: E402
 
 RNG = np.random.default_rng(8)
 X = RNG.standard_normal((60, 4))
@@ -105,6 +108,72 @@ def test_evidences_without_their_constants_are_noticed(model, monkeypatch):
 def test_computed_evidences_are_approximate(model, evidence):
     idata = run(model, draws=20, evidence=evidence)
     assert idata.sample_stats["approximate"].values.all()
+
+
+LINEAR_Y = 0.5 + 0.7 * X[:, 0] + 0.35 * X[:, 3] + np.random.default_rng(4).standard_normal(60)
+
+
+def linear_model_with_scales():
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1.0)
+        share = pm.Beta("share", 1.0, 2.0)
+        level = pm.Normal("level", 0, 2)
+        gamma = pm.Bernoulli("gamma", share, shape=4)
+        beta = pm.Normal("beta", 0, tau, shape=4)
+        pm.Normal("y", level + X @ (gamma * beta), 1.0, observed=LINEAR_Y)
+    return model
+
+
+def linear_posterior():
+    """Return inclusions and the means of the scale and of the share, by sums over models and a grid of scales."""
+    log_tau = np.linspace(-6, 2, 200)
+    bits = (np.arange(16)[:, None] >> np.arange(4)) & 1
+    logs = np.empty((16, 200))
+    for k, on in enumerate(bits):
+        gram = X[:, on > 0] @ X[:, on > 0].T
+        for i, tau in enumerate(np.exp(log_tau)):
+            prior = stats.halfnorm.logpdf(tau) + log_tau[i] + betaln(1 + on.sum(), 6 - on.sum())
+            covariance = np.eye(60) + 4.0 + tau**2 * gram
+            logs[k, i] = prior + stats.multivariate_normal.logpdf(LINEAR_Y, np.zeros(60), covariance)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    share = (1 + bits.sum(axis=1)) / 7
+    return weights.sum(axis=1) @ bits, weights.sum(axis=0) @ np.exp(log_tau), weights.sum(axis=1) @ share
+
+
+@pytest.mark.slow
+def test_scales_and_the_probability_of_an_indicator_are_left_to_other_steps():
+    with linear_model_with_scales() as model:
+        steps = [pb.steps.ModelSearch({"gamma": "beta"}, points=2), pm.Slice([model["tau"], model["share"]])]
+        options = {"chains": 2, "cores": 1, "random_seed": 1, "progressbar": False, "compute_convergence_checks": False}
+        posterior = pm.sample(1500, tune=200, step=steps, **options).posterior
+    inclusion, tau, share = linear_posterior()
+    for name, truth in (("gamma", inclusion), ("tau", [tau]), ("share", [share])):
+        draws = posterior[name].values.astype(float).reshape(2, 1500, -1)
+        varies = np.asarray(truth) < 0.999
+        assert np.abs(z_scores(draws[..., varies], np.asarray(truth)[varies])).max() < 4
+
+
+def inverses(method, n=4000):
+    """Return evidences times the inverses of estimates at draws of a posterior, from two points each."""
+    form = design_form(np.array([[-0.5], [0.3], [1.0]]), np.array([0, 1, 1]), "binomial", "logit", None, None)
+    evidence = ImportanceEvidence(LaplaceEvidence(form.regression), 2)
+    columns, rng = np.ones(2, dtype=bool), np.random.default_rng(0)
+    line = np.stack(np.meshgrid(np.linspace(-60, 90, 401), np.linspace(-25, 30, 401), indexing="ij"), axis=-1)
+    theta = line.reshape(-1, 2)
+    log_density = form.regression.take(columns).log_density(theta)
+    mass = np.exp(log_density - log_density.max())
+    log_evidence = log_density.max() + np.log(mass.sum() * 0.375 * 0.1375)
+    drawn = theta[rng.choice(len(theta), size=n, p=mass / mass.sum())]
+    return np.exp([log_evidence - method(evidence, columns, each, rng) for each in drawn])
+
+
+def test_an_estimate_around_a_draw_of_the_posterior_has_its_law():
+    """The mean of the inverse is then that of the evidence; that of an estimate of its own is larger."""
+    found = inverses(ImportanceEvidence.around)
+    assert abs(found.mean() - 1) < 4 * found.std() / len(found) ** 0.5
+    fresh = inverses(lambda evidence, columns, theta, rng: evidence.draw(columns, rng)[0])
+    assert fresh.mean() - 1 > 6 * fresh.std() / len(fresh) ** 0.5
 
 
 def test_what_does_not_fit_is_refused(model):

@@ -9,7 +9,7 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
 from ppl_backends.results.inference_data import group
-from ppl_backends.targets.factors import NegativeBinomial
+from ppl_backends.targets.factors import Factors, NegativeBinomial, NormalMixture, Probit
 from ppl_backends.targets.stan import stan_target
 from ppl_backends.targets.stan.factors import TabulatedSites
 
@@ -170,3 +170,17 @@ def test_ep_by_one_word_and_by_default():
     assert attrs["efficiency_factor"] > 0.85
     stages = group(pb.sample_smc(target, initial="ep", **options), "sample_stats").sizes["stage"]
     assert stages == 1
+
+
+@pytest.mark.parametrize("spike", [1e-6, 0.05])
+def test_log_mix_is_a_spike_and_a_slab(spike):
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(60, 8))
+    y = (X[:, 0] + rng.normal(size=60) > 0).astype(int)
+    data = {"N": 60, "P": 8, "X": X, "y": y, "spike": spike, "slab": 2.0}
+    q = pb.fit_ep(PROGRAMS / "spike_and_slab.stan", data=data, progressbar=False)
+    mixture = NormalMixture([0.3, 0.7], [0.0, 0.0], [spike, 2.0], n=8)
+    observed = np.arange(68) < 60
+    twin = pb.fit_ep(Factors([X, np.eye(8)], 0.0, [Probit(y), mixture], 0.0, 0.0, observed=observed), progressbar=False)
+    np.testing.assert_allclose(q.component_shares(), twin.component_shares(), atol=1e-5)
+    assert q.log_evidence == pytest.approx(twin.log_evidence, abs=1e-5)

@@ -52,6 +52,10 @@ class Evidence:
         """Return the log evidence of one model ``(p,)``, or an estimate, and coefficients ``(p,)`` that go with it."""
         return float(self(columns[None], rng)[0]), self.coefficients(columns, 1, rng)["coefficients"][0]
 
+    def around(self, columns: Bits, theta: Array, rng: np.random.Generator) -> float:
+        """Return the log evidence of one model, or an estimate that has its coefficients ``theta`` ``(p,)`` for a point."""
+        return float(self(columns[None], rng)[0])
+
     def walk(
         self, columns: Bits, space: ModelSpace, n_steps: int, beta: float, rng: np.random.Generator
     ) -> tuple[Bits, Array]:

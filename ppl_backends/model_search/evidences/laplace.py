@@ -148,6 +148,17 @@ class ImportanceEvidence(Evidence):
         theta[columns] = mean + solve_triangular(factor, chosen, lower=True, trans="T")
         return float(logsumexp(out) - np.log(self.points) + self.proposal.log_constant), theta
 
+    def around(self, columns: Bits, theta: Array, rng: np.random.Generator) -> float:
+        """Return an estimate of one model's log evidence from ``theta`` and independent points, one less than of others.
+
+        With θ from the model's posterior, the law of these points is that of points of which one was drawn by its weight, as
+        in particle Gibbs (Andrieu, Doucet & Holenstein 2010).
+        """
+        mean, factor = self._fit(columns)
+        normals = rng.standard_normal((self.points, len(mean)))
+        normals[0] = factor.T @ (theta[columns] - mean)
+        return float(logsumexp(self._log_weights(columns, normals)) - np.log(self.points) + self.proposal.log_constant)
+
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Return draws of the proposal, resampled by their weights out of several times as many."""
         drawn, k = np.zeros((n, len(columns))), int(columns.sum())

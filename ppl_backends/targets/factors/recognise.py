@@ -15,10 +15,12 @@ import numpy as np
 from scipy.special import ndtri_exp
 
 from ppl_backends.targets.factors.families import (
+    LOG_2PI,
     Laplace,
     Logit,
     NegativeBinomial,
     Normal,
+    NormalMixture,
     Poisson,
     Probit,
     StudentT,
@@ -34,6 +36,7 @@ FEW = np.array([-3.0, -0.75, 1.25, 0.0])
 FAR = np.array([6.0, 9.0, 13.0, 18.0, 25.0, 33.0, 47.0, 70.0, 110.0, 300.0])
 FAR = np.concatenate([-FAR[::-1], FAR])
 TOLERANCE = 1e-9
+AROUND = np.array([-3.0, -1.5, -0.5, 0.0, 0.7, 2.0])  # standard deviations from a component
 WIDE, WIDEST = np.array([-2000.0, -1000.0, 1000.0, 2000.0]), np.array([-1e6, 1e6, -1e8, 1e8])
 
 
@@ -200,4 +203,77 @@ def _student(written: Written) -> Recognised | None:
     return written.known_as(StudentT(y, nu, np.sqrt(spread / nu)), np.zeros(written.n), _student)
 
 
-PROPOSALS: tuple[Propose, ...] = (_normal, _logit, _probit, _poisson, _negative_binomial, _laplace, _student)
+def _normal_mixture(written: Written) -> Recognised | None:
+    """Return two normal components: those that dominate on the left and on the right, or one that does on both and a spike.
+
+    A spike is looked for around the origin, at all widths: far from it the other component is all there is.
+    """
+    left, right = (_dominant(written, sign) for sign in (-1.0, 1.0))
+    if left is None or right is None:
+        return None
+    if np.all(np.abs(left[1] - right[1]) < 1e-6 * left[2]):
+        left = _spike(written, right)
+        if left is None:
+            return None
+    log_weights, means, sds = (np.stack(pair, axis=1) for pair in zip(left, right, strict=True))
+    total = np.logaddexp(*log_weights.T)
+    means = np.where(np.abs(means) < 1e-9 * sds, 0.0, means)
+    family = NormalMixture(np.exp(log_weights - total[:, None]), means, sds)
+    proposal = written.known_as(family, np.zeros(written.n), _normal_mixture)
+    around = np.concatenate([(means + z * sds).T for z in AROUND])
+    return proposal if agrees(proposal, around, written.at(around)) else None
+
+
+Component = tuple[Array, Array, Array]
+"""Log weight, mean and standard deviation of a normal component of every site, each ``(n,)``."""
+
+
+def _dominant(written: Written, sign: float) -> Component | None:
+    """Return the component that is all there is far out on one side, first at huge distances, then at a few dozen sds."""
+    points = sign * 1e6 * np.array([1.0, 2.0, 3.0])[:, None] * np.ones(written.n)
+    for _ in range(3):
+        middle, step = points[1], points[2] - points[1]
+        low, value, high = written.at(points)
+        second, first = (low - 2 * value + high) / step**2, (high - low) / (2 * step)
+        if not np.all(np.isfinite(second) & (second < 0)):
+            return None
+        sd, mean = 1.0 / np.sqrt(-second), middle - first / second
+        points = mean + sign * sd * np.array([24.0, 32.0, 40.0])[:, None]
+    return value + 0.5 * ((middle - mean) / sd) ** 2 + np.log(sd) + 0.5 * LOG_2PI, mean, sd
+
+
+def _spike(written: Written, slab: Component) -> Component | None:
+    """Return the component that is left at the origin once another is taken away."""
+    log_weight, mean, sd = slab
+
+    def rest(s: Array) -> Array:
+        of_slab = log_weight - np.log(sd) - 0.5 * (((s - mean) / sd) ** 2 + LOG_2PI)
+        value = written.at(s)
+        return value + np.log(-np.expm1(np.minimum(of_slab - value, 0.0)))
+
+    centre = np.zeros(written.n)
+    widths = sd * np.logspace(-12, 0, 241)[:, None]
+    top = rest(centre[None])[0]
+    fall = np.where(np.isnan(found := rest(widths)), -np.inf, found) - top
+    width = widths[np.argmax(fall < -0.5, axis=0), np.arange(written.n)]
+    for _ in range(3):
+        low, value, high = rest(centre + width * np.array([-1.0, 0.0, 1.0])[:, None])
+        second, first = (low - 2 * value + high) / width**2, (high - low) / (2 * width)
+        if not np.all(np.isfinite(second) & (second < 0)):
+            return None
+        width, shift = 1.0 / np.sqrt(-second), -first / second
+        centre = centre + shift
+    value = value + 0.5 * (shift / width) ** 2
+    return value + np.log(width) + 0.5 * LOG_2PI, centre, width
+
+
+PROPOSALS: tuple[Propose, ...] = (
+    _normal,
+    _logit,
+    _probit,
+    _poisson,
+    _negative_binomial,
+    _laplace,
+    _student,
+    _normal_mixture,
+)
