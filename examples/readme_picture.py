@@ -73,7 +73,9 @@ def main():
 
     figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
     axis.axhline(reference["log_evidence"], color="0.4", lw=1, label="long run")
-    axis.errorbar(seeds - 0.1, value, 1.96 * error, fmt="o", ms=4, capsize=3, label="ppl_backends.sample_smc, 95 % interval")
+    axis.errorbar(
+        seeds - 0.1, value, 1.96 * error, fmt="o", ms=4, capsize=3, label="ppl_backends.sample_smc, 95 % interval"
+    )
     axis.plot(seeds + 0.1, theirs, "s", ms=5, color="C1", label="pymc.sample_smc (reports no error)")
     axis.set(xlabel="seed", ylabel="log evidence", xticks=seeds)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)

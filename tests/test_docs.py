@@ -1,5 +1,6 @@
 """Every Python block of the README and of the documentation runs, page by page, with nothing but what the page defines."""
 
+import ast
 import re
 import warnings
 from pathlib import Path
@@ -8,7 +9,10 @@ import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/[gm]*/").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "auto_examples"} & {*page.parts}),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -20,9 +24,7 @@ def blocks(page):
 
 @pytest.mark.slow
 @pytest.mark.stan
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     (tmp_path / "stan_models").symlink_to(ROOT / "stan_models")
     monkeypatch.chdir(tmp_path)
@@ -32,3 +34,45 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         for line, code in blocks(page):
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
     plt.close("all")
+
+
+REASONS = {"reasons", "said", "troubles"}
+
+
+def literal_parts(node):
+    """Literal texts of the strings in an expression, without what is formatted into them."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def messages(tree):
+    """Longest literal part of every warning of a module, and of every reason that a warning lists."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        values = {
+            target.id: node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call) or not call.args or not isinstance(call.func, ast.Attribute):
+                continue
+            owner = call.func.value
+            name = (owner.id if isinstance(owner, ast.Name) else "", call.func.attr)
+            if name == ("warnings", "warn") or (name[0] in REASONS and name[1] == "append"):
+                text = call.args[0]
+                text = values.get(text.id, text) if isinstance(text, ast.Name) else text
+                yield max(literal_parts(text), key=len, default="")
+
+
+def test_every_warning_is_in_the_guide():
+    guide = " ".join((ROOT / "docs/guides/when_it_warns.md").read_text().split())
+    trees = [ast.parse(file.read_text()) for file in sorted((ROOT / "ppl_backends").rglob("*.py"))]
+    openings = {" ".join(part.strip(" ;:,.()'").split()[:6]) for tree in trees for part in messages(tree)}
+    assert len(openings) > 50
+    missing = sorted(opening for opening in openings if len(opening.split()) > 2 and opening not in guide)
+    assert not missing, "add these messages to docs/guides/when_it_warns.md, with what they mean and what to do"

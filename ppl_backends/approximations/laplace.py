@@ -128,8 +128,10 @@ def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
 def _advice(q: GaussianApproximation) -> str:
     """Return advice on methods for a posterior that the Gaussian at its mode does not describe."""
     if "other_mode_share" in q.diagnostics:
-        return "; sample_importance and sample_smc start from all modes"
-    return "; fit_vi finds a closer one, sample_smc the posterior itself" if np.isfinite(q.log_evidence) else ""
+        return ": use sample_importance or sample_smc(initial='auto'), which start from all modes"
+    if np.isfinite(q.log_evidence):
+        return ": use fit_vi for a closer Gaussian, or sample_smc for the posterior itself"
+    return ": use sample_smc, which needs no mode"
 
 
 def gaussian_at_mode(

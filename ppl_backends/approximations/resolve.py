@@ -86,7 +86,7 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
             warnings.simplefilter("ignore", ApproximationWarning)
             approximation = fit_ep(target)
     except FactorSearchError as failure:  # a fault of the search, not of the model
-        warnings.warn(f"{failure}; 'auto' takes Laplace in place of EP", ApproximationWarning, stacklevel=6)
+        warnings.warn(f"{failure}; 'auto' uses Laplace instead of EP", ApproximationWarning, stacklevel=6)
         return None
     except (ModelError, LinAlgError):
         return None

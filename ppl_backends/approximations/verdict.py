@@ -84,7 +84,7 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     troubles = _off(first, q.names, 0.0, LARGEST_FIRST_ORDER_RATIO)
     troubles = troubles or _off(_weighted(q, z, weights), q.names, NOISES * noise, SD_RANGE[1])
     if not troubles and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + NOISES * noise:
-        troubles = [f"the log evidence is {abs(figures['evidence_shift']):.2g} off"]
+        troubles = [f"the log evidence is off by {abs(figures['evidence_shift']):.2g}"]
     if figures["outside"] > LARGEST_OUTSIDE:
         troubles.append(f"the density is zero at {figures['outside']:.0%} of its points")
     figures["mean_shift"] = float(np.abs(first.shift).max())
@@ -123,7 +123,7 @@ def _off(moments: _Moments, names: Any, noise: float, largest_ratio: float) -> l
     worst = int(np.argmax(np.abs(shift)))
     if not abs(shift[worst]) <= LARGEST_SHIFT + noise:
         far = f"{abs(shift[worst]):.2g}" if abs(shift[worst]) < 1 else "more than 1"
-        said.append(f"the posterior mean of {names[worst]} is {far} standard deviation away")
+        said.append(f"the posterior mean of {names[worst]} is {far} standard deviations from the Gaussian's")
     excess = np.maximum(ratio - largest_ratio, SD_RANGE[0] - ratio)
     worst = int(np.argmax(excess))
     if not excess[worst] <= noise:

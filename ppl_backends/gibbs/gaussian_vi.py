@@ -265,7 +265,8 @@ def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace:
     )
     if not solution.converged:
         warnings.warn(
-            f"VI stopped after {solution.iterations} iterations short of its tolerance (gap {solution.gap:.2g} nats)",
+            f"VI stopped after {solution.iterations} iterations before its tolerance (gap {solution.gap:.2g} nats): increase "
+            "max_iterations",
             ApproximationWarning,
             stacklevel=3,
         )

@@ -184,8 +184,8 @@ def choose_learning_rate(
         raise ModelError(f"no learning rate of the grid could be fitted by {fit}; try fit='vi' or a smaller grid")
     if pareto_k[best] > 0.7:
         warnings.warn(
-            f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}; "
-            "more folds or fit='vi' are safer",
+            f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}: "
+            "use more folds or fit='vi'",
             SamplerWarning,
             stacklevel=3,
         )

@@ -197,7 +197,7 @@ def sample_importance(
     weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
     trouble = _distrust(weights, points["log_weight"][1].size, approximation.diagnostics)
     if trouble:
-        text = f"importance sampling from the {proposal} proposal: {trouble}; use sample_smc, which moves the points"
+        text = f"importance sampling from the {proposal} proposal: {trouble}: use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
     integral = stated_integral(target)
     return build_inference_data(
@@ -364,18 +364,16 @@ def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, f
         reasons.append(f"Pareto k {k:.2f} > {LARGEST_PARETO_K}")
     if few_independent(ess, n_points):
         reasons.append(
-            f"the mean or sd of {weights['smallest_ess_of']} is known only to {100 / ess**0.5:.0f} % of the sd"
+            f"the Monte Carlo error of the mean or sd of {weights['smallest_ess_of']} is {100 / ess**0.5:.0f} % of the sd"
         )
     if missed is not None and missed > LARGEST_MISSED_SHARE:
         reasons.append(
-            f"draws of the prior find {missed:.2g} times this evidence where no point is, as of another mode"
+            f"draws of the prior find {missed:.2g} times this evidence in a region without points, such as another mode"
         )
     if undefined > LARGEST_UNDEFINED:
-        reasons.append(
-            f"a log density that is NaN or +inf, which counts as zero, at {100 * undefined:.1f} % of the points"
-        )
+        reasons.append(f"the log density is NaN or +inf, and counts as zero, at {100 * undefined:.1f} % of the points")
     if not figures.get("search_complete", 1.0):
-        reasons.append(f"the search for modes still found new ones when it ended ({figures['modes']:.0f} so far)")
+        reasons.append(f"the search for modes ended while it still found new ones ({figures['modes']:.0f} so far)")
     return f"{' and '.join(reasons)}, so the evidence and its standard error cannot be trusted" if reasons else ""
 
 

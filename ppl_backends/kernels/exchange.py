@@ -245,9 +245,9 @@ class AuxiliaryVariableMethod(Algorithm):
         reasons = []
         if self._estimated:
             reasons.append(
-                f"E|a - â| is about {np.mean(errors):.2f} (± {np.std(errors) / len(errors) ** 0.5:.2f}; along the run: "
-                "acceptance_error in sample_stats), which bounds the distance to the posterior up to a constant of the "
-                "chain's mixing"
+                f"the estimated acceptance probabilities are off by {np.mean(errors):.2f} on average (± "
+                f"{np.std(errors) / len(errors) ** 0.5:.2f}; acceptance_error in sample_stats has the run), which bounds the "
+                "distance to the posterior up to a constant: increase the auxiliary draws"
             )
         if not self.density.model.exact:
             reasons.append(

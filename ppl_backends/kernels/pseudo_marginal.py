@@ -324,7 +324,7 @@ class EstimatedMetropolis(Algorithm):
         self._warned = True
         warnings.warn(
             f"the log of the likelihood estimate has variance {points.variance:.1f} with "
-            f"{points.n_estimates} {self._estimates}: chains will stick; {self._advice}",
+            f"{points.n_estimates} {self._estimates}, so chains will stay at one point for long: {self._advice}",
             SamplerWarning,
             stacklevel=user_level(),
         )

@@ -165,15 +165,18 @@ def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
     """Return reasons, each with its figure, not to believe what is estimated from the draws."""
     reasons = []
     if found.rhat > LARGEST_RHAT:
-        reasons.append(f"the chains disagree: R-hat of {found.worst} is {found.rhat:.2f}, above {LARGEST_RHAT}")
+        reasons.append(
+            f"the chains disagree: R-hat of {found.worst} is {found.rhat:.2f}, above {LARGEST_RHAT}: sample longer chains"
+        )
     if found.effective < _FEWEST_EFFECTIVE:
         reasons.append(
-            f"the draws of {found.slowest} are worth {found.effective:.0f} independent ones, fewer than "
-            f"{_FEWEST_EFFECTIVE:.0f}"
+            f"the effective sample size of {found.slowest} is {found.effective:.0f}, below {_FEWEST_EFFECTIVE:.0f}: sample "
+            "more draws"
         )
     if draws.divergent > _LARGEST_DIVERGENT * draws.n:
         reasons.append(
-            f"{draws.divergent} of {draws.n} draws end a divergent trajectory: a part of the posterior may be missing"
+            f"{draws.divergent} of {draws.n} draws end a divergent trajectory, so a part of the posterior may be missing: "
+            "reparametrise the model or increase target_accept"
         )
     if draws.repaired > _LARGEST_REPAIRED * draws.n:
         reasons.append(f"the log density is not finite at {draws.repaired} of {draws.n} draws")

@@ -123,7 +123,7 @@ def evidence(
     found = call.chosen(method, bridged, bool(about_draws))
     reasons = (*about_draws, *found.reasons)
     if reasons:
-        text = f"evidence by {found.method}: {'; '.join(reasons)}; do not trust it"
+        text = f"evidence by {found.method}: {'; '.join(reasons)}; do not trust this evidence"
         warnings.warn(text, SamplerWarning, stacklevel=user_level())
     integral = stated_integral(target)
     return Evidence(

@@ -249,7 +249,7 @@ def _inference_data(
     x = np.array([run.x[0, :length] for run in kept])
     trouble = why_not_converged(x, target.names)
     if trouble:
-        warnings.warn(f"{algorithm.name}: {trouble}; raise tune and draws", SamplerWarning, stacklevel=user_level())
+        warnings.warn(f"{algorithm.name}: {trouble}: increase tune and draws", SamplerWarning, stacklevel=user_level())
     on, own = ("chain", "draw"), ("time", "state")
     stats: dict[str, Any] = {
         name: (

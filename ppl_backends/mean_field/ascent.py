@@ -74,7 +74,7 @@ def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
     if not run.converged:
         rise = float(run.trace[-1] - run.trace[-2]) if len(run.trace) > 1 else float("nan")
         warnings.warn(
-            f"{what}: not converged in {len(run.trace)} sweeps, the last of which raised the bound by {rise:.3g}; raise "
+            f"{what}: not converged in {len(run.trace)} sweeps, the last of which raised the bound by {rise:.3g}: increase "
             "max_sweeps",
             ApproximationWarning,
             stacklevel=stacklevel,

@@ -187,11 +187,11 @@ def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimat
     last = [run.stages[-1].moves for run in runs if run.stages]
     left = float(np.mean([moves.correlation for moves in last if moves is not None] or [0.0]))
     if left > max(_STUCK, FORGOTTEN):
-        reasons.append(f"at the last stage models remember where they were (correlation {left:.2f})")
+        reasons.append(f"the last stage did not mix (autocorrelation {left:.2f})")
     if len(runs) == 1:
         return reasons
     if estimate.spread > _SPREAD or (estimate.runs_disagree and estimate.spread > 0.5 * _SPREAD):
-        reasons.append(f"log evidences of the runs differ by {estimate.spread:.2g} (standard deviation)")
+        reasons.append(f"log evidences of the runs have a standard deviation of {estimate.spread:.2g}")
     by_run = share.mean(axis=1)
     spread = np.ptp(by_run, axis=0)
     worst = int(np.argmax(spread))

@@ -179,7 +179,7 @@ def select_variables(
         runs = run_searches(space, chosen, draws, generators, executor, progressbar, saved)
         found, attrs, stats = runs.searched, _of_runs(runs), stage_stats(runs.runs)
         if attrs["warnings"]:
-            warnings.warn(f"select_variables: {attrs['warnings']}; take more draws", SamplerWarning, stacklevel=3)
+            warnings.warn(f"select_variables: {attrs['warnings']}: increase draws", SamplerWarning, stacklevel=3)
     return search_inference_data(
         form,
         space,

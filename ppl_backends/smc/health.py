@@ -134,8 +134,8 @@ def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] =
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
     if evidence.runs_disagree:
         reasons.append(
-            f"the chains' log evidences spread by {evidence.spread:.2f} (standard deviation), more than the error each "
-            "reports"
+            f"the chains' log evidences have a standard deviation of {evidence.spread:.2f}, more than the error that each "
+            "chain reports: increase draws"
         )
     return reasons + [figures.disagreement] * bool(figures.disagreement)
 
@@ -152,7 +152,7 @@ def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
     worst = max(slow, key=lambda move: move.correlation)
     return [
         f"{len(slow)} of {len(moves)} stages did not mix (autocorrelation {worst.correlation:.2f} after "
-        f"{worst.n_moves} moves, acceptance {worst.acceptance:.2f}); raise {'len_chain' if chains_kept else 'max_moves'}"
+        f"{worst.n_moves} moves, acceptance {worst.acceptance:.2f}): increase {'len_chain' if chains_kept else 'max_moves'}"
     ]
 
 
@@ -163,8 +163,8 @@ def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
     if share <= LARGEST_UNDEFINED:
         return []
     return [
-        f"{100 * share:.1f} % of the moves at the last temperature met a log density that is NaN or +inf, which counts as "
-        "density zero: a part of the posterior may be cut off; find what is not finite there"
+        f"{100 * share:.1f} % of the moves at the last temperature met a log density that is NaN or +inf and counts as "
+        "zero, so a part of the posterior may be missing: find the operation of the model that is not finite there"
     ]
 
 
@@ -176,10 +176,10 @@ def _few_particles(figures: Figures, in_all: bool = False) -> list[str]:
     if (sum(lineages) if in_all else min(lineages)) < _FEW_LINEAGES:
         drawn = runs[int(np.argmin(lineages))].start.n_draws
         of = f" of {drawn:,} draws of the start" if drawn > n else ""
-        reasons.append(f"only {min(lineages)} initial particles{of} have descendants; raise draws")
+        reasons.append(f"only {min(lineages)} initial particles{of} have descendants: increase draws")
     distinct = min(run.stages[-1].n_distinct for run in runs)
     if distinct < _FEW_DISTINCT * n:
-        reasons.append(f"only {distinct} of {n:,} draws of a chain are different points; raise draws or max_moves")
+        reasons.append(f"only {distinct} of {n:,} draws of a chain are different points: increase draws or max_moves")
     return reasons + _few_independent_draws(figures)
 
 
@@ -189,8 +189,9 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     if apart is None:
         return []
     return [
-        f"the chains are in different places: in `{_name(apart.coordinate, names)}` one is {apart.distance:.2f} standard "
-        f"deviations from all together, {apart.errors:.0f} times its error; raise draws"
+        f"the chains are in different places: in `{_name(apart.coordinate, names)}` the mean of one chain is "
+        f"{apart.distance:.2f} standard deviations from that of all chains, {apart.errors:.0f} times its error: increase "
+        "draws"
     ]
 
 
@@ -202,8 +203,8 @@ def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     name = _name(lost.coordinate, names)
     return [
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
-        "unconstrained scale, holds no draw: all particles left it on the way; use initial='auto', which starts from all "
-        "modes that it finds, or raise draws"
+        "unconstrained scale, holds no draw because all particles left it: use initial='auto', which starts from all "
+        "modes that it finds, or increase draws"
     ]
 
 
@@ -220,8 +221,8 @@ def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
     if not few_independent(ess, n, enough):
         return []
     return [
-        f"a posterior mean or sd is known only to {100 / ess**0.5:.0f} % of the sd, as where few particles decided the "
-        "shares of separated modes; raise draws"
+        f"the Monte Carlo error of a posterior mean or sd is {100 / ess**0.5:.0f} % of the sd, as when few particles decide "
+        "the shares of separated modes: increase draws"
     ]
 
 
@@ -234,7 +235,7 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
         return ""
     return (
         f"path sampling gives a log evidence {abs(difference):.2f} {'below' if difference > 0 else 'above'} this one, "
-        f"{abs(difference) / error:.0f} times the error of the difference"
+        f"{abs(difference) / error:.0f} times the error of the difference: increase max_moves or draws"
     )
 
 
@@ -243,20 +244,18 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     divergent, short_steps = figures.divergent, figures.short_steps
     said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
-        return [f"{said}, and particles may miss where they did"] if divergent > _DIVERGENT else []
+        return [f"{said}, and the draws may miss the region where they did"] if divergent > _DIVERGENT else []
     name = _name(short_steps.coordinate, names)
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
-    advice = (
-        f"where other variables scale with {name}, write them non-centred (standardised, and multiplied by their scale)"
-    )
+    advice = f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
     if short_steps.shift > _SHIFTED:
         return [
-            f"{said}, and with a quarter of the step particles go further to where {place} (by {short_steps.shift:.1f} "
-            f"standard errors), of which the draws have too few; {advice}"
+            f"{said}, and with a quarter of the step particles move by {short_steps.shift:.1f} standard errors to where "
+            f"{place}, so the draws have too few points there: {advice}"
         ]
     if short_steps.divergent > max(_STILL_DIVERGENT * divergent, _LEAST_DIVERGENT):
         return [
-            f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}; {advice}"
+            f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}: {advice}"
         ]
     return []
 
@@ -325,8 +324,8 @@ def judge(
     error = float(np.hypot(evidence.standard_error, bridge.standard_error))
     if abs(difference) > _DISAGREEMENT * error + 1e-6:
         reasons.append(
-            f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, "
-            f"{abs(difference) / error:.0f} times the error of the difference away"
+            f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, a "
+            f"difference of {abs(difference) / error:.0f} times its error: increase max_moves or draws"
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
     near = abs(difference) <= _LARGEST_REPAIR
@@ -338,7 +337,7 @@ def judge(
     replaced = (
         f"the log evidence reported is by bridge sampling from the last particles ({bridge.log_evidence:.3f} ± "
         f"{bridge.standard_error:.3f}), because that of tempering ({evidence.log_evidence:.3f} ± "
-        f"{evidence.standard_error:.3f}) is not to be trusted"
+        f"{evidence.standard_error:.3f}) cannot be trusted"
     )
     return Verdict(bridge, "bridge sampling", reasons, replaced)
 

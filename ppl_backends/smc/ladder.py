@@ -176,7 +176,8 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
     not_to_be_fitted = np.isnan(pareto_k) and ess < 0.5 * len(log_weight)
     if pareto_k > _UNRELIABLE_K or not_to_be_fitted:
         message = (
-            f"reweight: Pareto k is {pareto_k:.2f} (above 0.7 the weights cannot be relied on); run the model itself"
+            f"reweight: Pareto k is {pareto_k:.2f}, and above 0.7 weights cannot be trusted: run sample_smc on the new "
+            "model"
         )
         warnings.warn(message, SamplerWarning, stacklevel=3)
     return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(betas))

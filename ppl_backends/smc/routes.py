@@ -56,7 +56,7 @@ def _approximation_path(
         path = from_prior() if name == "auto" else None
         if path is None:
             raise
-        text = f"initial: there is no Laplace approximation to start from ({error}); starting from the prior instead"
+        text = f"initial: the model has no Laplace approximation ({error}); starting from the prior instead"
         warnings.warn(text, SamplerWarning, stacklevel=5)
         return path
     if name == "laplace":

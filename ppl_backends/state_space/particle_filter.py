@@ -204,7 +204,7 @@ def _collapses(history: History, filters: Filter, name: str) -> list[str]:
     better = "" if filters.method == "guided" else ", or give the model a proposal= and use method='guided'"
     return [
         f"the effective sample size falls to {ess[t]:.1f} of {n_x} particles at row {t} of '{name}': "
-        f"raise n_particles{better}"
+        f"increase n_particles{better}"
     ]
 
 

@@ -143,9 +143,9 @@ def warn_of_stuck_chains(idata: Any) -> None:
         return
     more = int(np.ceil(draws * _FEW / worth))
     warnings.warn(
-        f"particle Metropolis: draws are worth {worth:.0f} independent ones, as chains stay at estimates that came out too "
-        f"large, one for {stay} of {draws} draws (log estimates of {n} particles have variance {variance:.1f}); {_FEW} "
-        f"take about draws={more}, or n_particles={grid(2 * n)}",
+        f"particle Metropolis: the effective sample size is {worth:.0f}, because a chain stayed at one estimate for {stay} "
+        f"of {draws} draws (log estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {_FEW} "
+        f"effective draws, or n_particles={grid(2 * n)}",
         SamplerWarning,
         stacklevel=user_level(),
     )

@@ -108,8 +108,8 @@ def check_subsets(idata: Any) -> dict[str, float]:
         found["z_norm_uniform"] = float(uniform)
     if not found["ess_of_z"] >= FEWEST_SUBSETS:
         warnings.warn(
-            f"the subsets hardly moved: {found['ess_of_z']:.0f} effective values of z(U); the parameters' effective sizes "
-            "do not show the shift of the posterior; take more swaps, a larger subset, or correction='gradient'",
+            f"the subsets hardly moved: z(U) has an effective sample size of {found['ess_of_z']:.0f}, and that of the "
+            "parameters does not show the shift of the posterior: use more swaps, a larger subset, or correction='gradient'",
             SamplerWarning,
             stacklevel=3,
         )

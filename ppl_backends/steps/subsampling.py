@@ -56,9 +56,8 @@ class _SubsamplingStep(Step):
             names = [target.full.names[j] for j in target.others]
             others = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             warnings.warn(
-                f"this step leaves {others} to another one, which reads all {rows.n:,} rows in every evaluation if it is "
-                "NUTS or another step of PyMC's: leave out vars, so that one step moves all, or give them a step on a "
-                "subset too",
+                f"this step does not move {others}, and a step of PyMC's for them reads all {rows.n:,} rows in every "
+                "evaluation: leave out vars, so that this step moves all variables, or move the others on a subset too",
                 SamplerWarning,
                 stacklevel=5,
             )
@@ -338,8 +337,8 @@ class InformedSubsampling(_SubsamplingStep):
         moves = kernel.swaps * kernel.swap_rate
         if small and correction is None and moves < FEWEST_SWAPS:
             warnings.warn(
-                f"subsets of {subset} rows hardly move: {moves:.2g} accepted swaps a step, below the healthy size of "
-                f"{healthy:.0f} rows; look at the ESS of z_first, or use correction='curvature'",
+                f"subsets of {subset} rows hardly move: {moves:.2g} swaps are accepted in a step: use at least "
+                f"{healthy:.0f} rows or correction='curvature', and check the ESS of z_first",
                 SamplerWarning,
                 stacklevel=3,
             )
@@ -399,9 +398,8 @@ def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple
 def _warn_of_variance(subset: int, variance: float) -> None:
     if variance > WORST_VARIANCE * subset:
         warnings.warn(
-            f"the estimated log likelihood has variance {variance / subset:.2g} with {subset} rows, where one or less is "
-            "wanted: the posterior is far from Gaussian about the mode, or the subset too small; take "
-            f"{np.ceil(variance):.0f} rows, or a step on all data",
+            f"the estimated log likelihood has variance {variance / subset:.2g} with {subset} rows, and should have at most "
+            f"one: use {np.ceil(variance):.0f} rows, or a step on all data if the posterior is far from Gaussian",
             SamplerWarning,
             stacklevel=4,
         )
@@ -423,8 +421,9 @@ def _announced(algorithm: RowsAlgorithm, rng: np.random.Generator) -> RowsAlgori
     error = float(np.abs(estimated - exact).mean())
     algorithm.attributes["acceptance_error_at_start"] = error
     warnings.warn(
-        f"{algorithm.name} is approximate: E|a − â| is about {error:.2g} over {PAIRS} moves about the mode; for a chain that "
-        f"mixes, the error in total variation is at most a multiple of it{_predicted(algorithm.kernel)}",
+        f"{algorithm.name} is approximate: estimated acceptance probabilities are off by {error:.2g} on average over {PAIRS} "
+        f"moves about the mode, and the total variation error of a chain that mixes is at most a multiple of it"
+        f"{_predicted(algorithm.kernel)}",
         SamplerWarning,
         stacklevel=4,
     )

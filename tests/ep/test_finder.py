@@ -254,7 +254,7 @@ def test_a_mixture_of_other_components_is_none_of_normals():
     assert isinstance(found.at().sites.families[0], FunctionSites)
 
 
-@pytest.mark.filterwarnings("ignore:.*several modes act on each other")
+@pytest.mark.filterwarnings("ignore:.*interaction of sites with several modes")
 def test_shares_of_components_of_a_model():
     family = NormalMixture([0.5, 0.5], [0.0, 0.0], [0.1, 2.0], n=D)
     own = fit_ep(Factors(np.eye(D), None, family, np.linalg.solve(X.T @ X, X.T @ REAL), X.T @ X))
@@ -414,7 +414,7 @@ def test_a_search_that_fails_is_said_where_laplace_takes_its_place():
         pm.Poisson("y", pm.math.exp(beta), observed=[1, 0, 4])
     target = PyMCTarget(model)
     target._factors = FactorSearchError("the search for factors failed (ValueError: format number 1)")
-    with pytest.warns(ApproximationWarning, match=r"format number 1\); .*'auto' takes Laplace in place of EP"):
+    with pytest.warns(ApproximationWarning, match=r"format number 1\); .*'auto' uses Laplace instead of EP"):
         assert resolve_approximation(target).method == "laplace"
 
 

@@ -227,7 +227,7 @@ def test_spike_and_slab_prior_in_closed_form():
         fit_ep(Factors(np.eye(3), None, Probit([0, 1, 1]), 0.0, 1.0)).component_shares()
 
 
-@pytest.mark.filterwarnings("ignore:.*several modes act on each other")
+@pytest.mark.filterwarnings("ignore:.*interaction of sites with several modes")
 def test_inclusion_probabilities_of_pima_against_all_models():
     """By enumeration with evidences by importance sampling; EP is off by at most 0.052."""
     data, enumerated = load_binary_regression("pima"), [0.93436, 1.0, 0.03034, 0.04374, 0.99721, 0.92833, 0.23163]
@@ -462,7 +462,7 @@ def test_spikes_and_slabs_that_act_on_each_other_are_flagged():
         mean, precision = np.linalg.solve(X.T @ X, X.T @ y), X.T @ X
         factors = Factors(np.eye(4), None, prior, mean, precision)
         if correlation:
-            with pytest.warns(ApproximationWarning, match="several modes act on each other"):
+            with pytest.warns(ApproximationWarning, match="interaction of sites with several modes"):
                 q = fit_ep(factors)
             assert q.diagnostics["interaction"] > 0.05
         else:

@@ -198,7 +198,7 @@ def test_few_effective_draws_are_not_trusted():
     x = autoregressive(known, 200, np.random.default_rng(9), 0.98)
     found = quietly({"x": x}, known.target, random_seed=1)
     assert not found.trusted
-    assert any("independent ones, fewer than 100" in reason or "disagree" in reason for reason in found.reasons)
+    assert any("below 100: sample more draws" in reason or "disagree" in reason for reason in found.reasons)
 
 
 def with_stats(x, **columns):

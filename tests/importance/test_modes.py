@@ -89,7 +89,7 @@ def test_labels_that_may_be_switched():
 def test_what_a_proposal_at_one_mode_misses_is_seen_by_draws_of_the_prior():
     target = modes([0.8, 0.2], [[4, 0], [-4, 0]], [1, 1])
     one = GaussianApproximation([4.0, 0.0], np.eye(2))
-    with pytest.warns(SamplerWarning, match="draws of the prior find .* where no point is, as of another mode"):
+    with pytest.warns(SamplerWarning, match="draws of the prior find .* in a region without points"):
         attrs, _ = attributes(target, approximation=one, proposal="gaussian")
     assert attrs["log_evidence_se"] < 1e-3  # the weights know nothing of it
     assert attrs["missed_share"] == pytest.approx(0.25, abs=0.1)

@@ -165,7 +165,7 @@ def test_hopeless_estimators_warn():
     algorithm = PseudoMarginal(standard_normal_prior(), log_likelihood_estimate=wild)
     rng = np.random.default_rng(1)
     state = algorithm.start(np.zeros(1), rng)._replace(n_steps=25)
-    with pytest.warns(SamplerWarning, match="variance .* with 4096 estimates: chains will stick"):
+    with pytest.warns(SamplerWarning, match="variance .* with 4096 estimates, so chains will stay"):
         algorithm.step(state, rng, True)
 
 

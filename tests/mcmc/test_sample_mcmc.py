@@ -16,7 +16,7 @@ def test_chains_in_different_modes_are_not_called_exact():
         return value, 20 * np.tanh(20 * x) - x
 
     target, starts = FunctionTarget(1, density), np.array([[-20.0], [20.0]])
-    with pytest.warns(SamplerWarning, match=r"R-hat is \d.* for `x\[0\]`, above 1.05; raise tune and draws"):
+    with pytest.warns(SamplerWarning, match=r"R-hat is \d.* for `x\[0\]`, above 1.05: increase tune and draws"):
         idata = sample_mcmc(target, draws=200, tune=100, chains=2, initvals=starts, random_seed=1, progressbar=False)
     attrs = group(idata, "posterior").attrs
     assert attrs["accuracy"] == "approximate"

@@ -19,7 +19,7 @@ def _close_figures():
     plt.close("all")
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 @pytest.mark.parametrize("method", ["sequential", "smc"])
 def test_a_line_a_chain_with_the_stored_figures_and_a_density_that_converges(method):
     idata = pb.sample_abc(standard_normal(), method=method, chains=2, draws=500, **OPTIONS)

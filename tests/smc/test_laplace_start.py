@@ -47,7 +47,7 @@ def test_auto_starts_from_the_prior_where_there_is_no_mode():
         5, lambda x: (np.where((x > 0.5).all(axis=1), 0.0, -np.inf), np.zeros_like(x)), normal, draw
     )
     with pytest.warns(
-        SamplerWarning, match="no Laplace approximation to start from .*; starting from the prior instead"
+        SamplerWarning, match="the model has no Laplace approximation .*; starting from the prior instead"
     ):
         idata = pb.sample_smc(target, draws=500, chains=2, initial="auto", random_seed=1, progressbar=False)
     attrs = group(idata, "posterior").attrs

@@ -59,7 +59,7 @@ def wrong_and_trusted(target, seeds):
 def test_no_run_that_lost_a_mode_is_trusted():
     found, said = wrong_and_trusted(two_modes(), range(2))
     assert not any(found)
-    assert any("holds no draw: all particles left it" in one for one in said)
+    assert any("holds no draw because all particles left it" in one for one in said)
 
 
 def test_without_the_search_such_runs_are_trusted(monkeypatch):

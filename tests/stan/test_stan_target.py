@@ -390,7 +390,7 @@ def test_thrown_points_are_impossible(rejecting):
 
 
 def test_thrown_quantities_are_missing(rejecting):
-    with pytest.warns(SamplerWarning, match="1 of 2 draws not complete.*no quantities"):
+    with pytest.warns(SamplerWarning, match="generated quantities of 1 of 2 draws failed.*no quantities"):
         values = rejecting.constrain(np.array([[-2.0, 0], [1, 0]]))
     np.testing.assert_array_equal(values["x"], [-2, 1])
     np.testing.assert_array_equal(values["after"], [np.nan, 1])

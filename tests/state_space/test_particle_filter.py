@@ -79,7 +79,7 @@ def test_an_outlier_is_named():
     with pytest.warns(SamplerWarning) as caught:
         pb.particle_filter(model_of(y), values={"rho": 0.9}, n_particles=100, method="bootstrap", random_seed=1)
     said = " ".join(str(each.message) for each in caught)
-    assert "of 100 particles at row 2 of 'y': raise n_particles, or give the model a proposal=" in said
+    assert "of 100 particles at row 2 of 'y': increase n_particles, or give the model a proposal=" in said
     assert "the log likelihood of one filter has variance" in said
 
 

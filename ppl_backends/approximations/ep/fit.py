@@ -310,9 +310,9 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
     found = {"interaction": _interaction(given, given.factors)}
     if found["interaction"] > MAX_INTERACTION:
         warnings.warn(
-            f"EP: sites with several modes act on each other, by {found['interaction']:.2g} in log evidence (limit "
-            f"{MAX_INTERACTION}); means and standard deviations may be off by 10 % of the latter and more: check with "
-            "sample_smc",
+            f"EP: the interaction of sites with several modes is {found['interaction']:.2g} in log evidence (limit "
+            f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more: check "
+            "with sample_smc",
             ApproximationWarning,
             stacklevel=4,
         )
@@ -323,7 +323,7 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
         if found["sd_error"] > MAX_ERROR:
             warnings.warn(
                 f"EP: the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
-                f"estimate (limit {100 * MAX_ERROR:.0f} %), or more: the posterior is far from Gaussian; check with "
+                f"estimate (limit {100 * MAX_ERROR:.0f} %), because the posterior is far from Gaussian: check with "
                 "sample_smc",
                 ApproximationWarning,
                 stacklevel=4,
@@ -350,7 +350,7 @@ def _warn_mixture(result: EPMixture) -> None:
     if not result.converged:
         warnings.warn(
             f"{result.hyper.summary}; {100 * result.diagnostics['unconverged_share']:.2g} % of the weight is on EP runs that "
-            "did not converge; try fraction=0.5, or sample_smc",
+            "did not converge: use fraction=0.5 or sample_smc",
             ApproximationWarning,
             stacklevel=4,
         )
@@ -361,7 +361,7 @@ def _warn(result: EPApproximation) -> None:
         figures = result.diagnostics
         warnings.warn(
             f"EP did not converge in {int(figures['sweeps'])} sweeps: relative change {figures['change']:.2g}, "
-            f"{int(figures['failed_sites'])} failed sites; try fraction=0.5 or schedule='sequential', or sample_smc",
+            f"{int(figures['failed_sites'])} failed sites: use fraction=0.5, schedule='sequential' or sample_smc",
             ApproximationWarning,
             stacklevel=4,
         )

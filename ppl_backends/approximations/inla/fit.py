@@ -135,7 +135,7 @@ def fit_inla(
             result = _without_improvement(target, q) if np.isnan(q.log_evidence) else improve(target, q, index, points)
         progress.update(0, 1.0)
     if result.trouble:
-        text = f"INLA of {target.label}: {result.trouble}; sample_smc draws from the posterior itself"
+        text = f"INLA of {target.label}: {result.trouble}: use sample_smc, which draws from the posterior itself"
         warnings.warn(text, ApproximationWarning, stacklevel=3)
     return result
 

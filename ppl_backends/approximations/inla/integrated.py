@@ -253,7 +253,7 @@ def _result(
 def _trouble(figures: dict[str, float], gain: float) -> str:
     """Return why the expansion about the modes cannot be trusted; empty where it can."""
     if not gain < 1e4 * GAIN:
-        return f"a climb to the mode of the latent variables did not end: its last step promised {gain:.2g} nats"
+        return f"the search for the mode of the latent variables did not converge (expected gain {gain:.2g} nats)"
     if not SD_RANGE[0] <= figures["sd_ratio"] <= SD_RANGE[1]:
         return f"terms of second order change a standard deviation by a factor of {figures['sd_ratio']:.2g}"
     if not figures["skewness"] <= LARGEST_SKEWNESS:

@@ -398,7 +398,7 @@ def _contradicted(bound: BoundEstimate) -> str:
     if heavy_tail(bound.pareto_k, bound.tail_share):
         return f"Pareto k {bound.pareto_k:.2f} > {LARGEST_PARETO_K}"
     if bound.distance > 1:
-        return f"its points are {bound.distance:.2g} standard deviations off (root mean square over the coordinates)"
+        return f"the Gaussian is {bound.distance:.2g} standard deviations off (root mean square over the coordinates)"
     return ""
 
 
@@ -407,19 +407,20 @@ def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, toler
     said = []
     if bound.outside > 0:
         said.append(
-            f"the posterior density is zero at {bound.outside:.2%} of the Gaussian's points, so there is no lower bound"
+            f"the posterior density is zero at {bound.outside:.2%} of the Gaussian's points, so there is no lower bound: use "
+            "sample_smc"
         )
     if not fit.converged:
         said.append(
             f"not converged: means or log scales still change by {fit.change:.2g} (tolerance {tolerance:g}) and the bound "
-            f"of the sample is off by {abs(q.diagnostics['optimism']):.2g} with {fit.draws} points; raise max_draws or "
+            f"of the sample is off by {abs(q.diagnostics['optimism']):.2g} with {fit.draws} points: increase max_draws or "
             "max_iterations, or use annealing="
         )
     contradicted = _contradicted(bound)
     if contradicted:
         said.append(
-            f"{contradicted}: the Gaussian is far from the posterior and its standard deviations may be too small; "
-            "sample_smc corrects it"
+            f"{contradicted}, so the Gaussian is far from the posterior and its standard deviations may be too small: use "
+            "sample_smc, which can start from it (initial=)"
         )
     return said
 

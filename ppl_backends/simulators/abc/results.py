@@ -185,16 +185,16 @@ def _resampled(own: NDArray[np.bool_], weight: Array, draws: int, rng: np.random
 def _distrust(problem: AbcProblem, result: SequentialResult) -> str:
     """Return the fault of a last stage with its figure, or ""."""
     size = result.weights.effective_size
-    reasons = [f"an effective size of {size:.0f} < {SMALLEST_SIZE}: allow more draws= or data_sets="]
+    reasons = [f"the effective sample size is {size:.0f} < {SMALLEST_SIZE}: increase draws or data_sets"]
     reasons = reasons if size < SMALLEST_SIZE else []
     reasons += _not_reached(problem, result.epsilon, result.reason)
     if result.chosen_here:
         reasons.append(
-            f"Ctrl-C ended the run before its last stage: the stage at hand is returned, and ε = {result.epsilon:.3g} was "
-            "chosen from it, so that its evidence is biased"
+            f"Ctrl-C ended the run before its last stage, and the current stage is returned; its evidence is biased because "
+            f"ε = {result.epsilon:.3g} was chosen from it"
         )
     elif not result.stage.complete:
-        reasons.append("the last stage was stopped by max_simulations=, max_time= or Ctrl-C; what was done is returned")
+        reasons.append("max_simulations, max_time or Ctrl-C stopped the last stage, and the points so far are returned")
     return "; ".join(reasons)
 
 
@@ -204,23 +204,23 @@ def _distrust_populations(
     """Return the fault of populations with its figure, or ""."""
     reasons = _not_reached(problem, result.epsilon, result.reason)
     if size < SMALLEST_SIZE:
-        reasons.append(f"a mean is worth {size:.0f} < {SMALLEST_SIZE} independent draws: allow more draws= or chains=")
+        reasons.append(f"the effective sample size of a mean is {size:.0f} < {SMALLEST_SIZE}: increase draws or chains")
     if disagree:
-        reasons.append("the chains' evidences differ by more than their errors: allow more draws=")
+        reasons.append("the chains' evidences differ by more than their errors: increase draws")
     if result.n_unfinished:
         ended = "Ctrl-C" if result.interrupted else "max_simulations= or max_time="
         reasons.append(
             f"{result.n_unfinished} of {plan.chains} chains did not reach ε = {result.epsilon:.3g} ({ended}) and are left out"
         )
     elif result.interrupted:
-        reasons.append("Ctrl-C ended the run; what was done is returned")
+        reasons.append("Ctrl-C ended the run, and the stages so far are returned")
     return "; ".join(reasons)
 
 
 def _not_reached(problem: AbcProblem, epsilon: float, reason: str) -> list[str]:
     if problem.epsilon is None or epsilon <= problem.epsilon:
         return []
-    return [f"the tolerance asked for, {problem.epsilon:.3g}, is not reached: ε = {epsilon:.3g} is the last ({reason})"]
+    return [f"the requested tolerance {problem.epsilon:.3g} was not reached: the last is ε = {epsilon:.3g} ({reason})"]
 
 
 def _stages(problem: AbcProblem, result: SequentialResult) -> Variables:

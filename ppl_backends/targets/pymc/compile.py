@@ -202,7 +202,7 @@ class CompiledGraph:
             if error > DISAGREEMENT:
                 message = (
                     f"compiled Hessians of {self._model.name or 'the model'} differ from differences of gradients by "
-                    f"{error:.2g} of their size; the differences are used"
+                    f"{error:.2g} of their size, so differences of gradients are used instead"
                 )
                 warnings.warn(message, BackendWarning, stacklevel=2)
         return self.hessian_is_right.get(part, True)

@@ -291,7 +291,9 @@ class StanTarget(BaseTarget):
         if refused:
             why = self._model.messages[-1]
             warnings.warn(
-                f"{self.label}: {refused} of {len(x)} draws not complete: {why}", SamplerWarning, stacklevel=2
+                f"{self.label}: generated quantities of {refused} of {len(x)} draws failed and are NaN: {why}",
+                SamplerWarning,
+                stacklevel=2,
             )
         collected = collect(values, self._model.variables)
         return {name: self._as_declared(name, array) for name, array in collected.items()}

@@ -199,7 +199,7 @@ def test_a_tolerance_out_of_reach_ends_with_a_reason():
     def far(parameters, rng):
         return 5 + np.abs(conjugate(parameters, rng))
 
-    with pytest.warns(SamplerWarning, match="is not reached"):
+    with pytest.warns(SamplerWarning, match="was not reached"):
         idata = pb.sample_abc(standard_normal(), simulate=far, observed=1.0, epsilon=0.1, random_seed=1, **SMALL)
     assert idata.posterior.attrs["epsilon"] > 4
     assert idata.posterior.attrs["log_evidence_trusted"] == 0

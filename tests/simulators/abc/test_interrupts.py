@@ -60,7 +60,7 @@ def test_what_is_there_is_kept(method):
 def test_the_last_stage_keeps_the_blocks_that_are_done(monkeypatch):
     monkeypatch.setattr("ppl_backends.simulators.abc.stages.SIMULATIONS_A_BLOCK", 256)
     options = {"epsilon": 2.0, "method": "importance", "data_sets": 4, **OPTIONS}
-    with pytest.warns(SamplerWarning, match="what was done is returned"):
+    with pytest.warns(SamplerWarning, match="so far are returned"):
         idata = pb.sample_abc(box(2), simulate=PressesCtrlC(2000), **options)
     attrs = idata.posterior.attrs
     assert attrs["log_evidence_unbiased"] == 1

@@ -159,7 +159,7 @@ def test_posterior_predictive_of_particles_is_of_new_data():
     assert (idata.sample_stats["distance"] <= 0.5).all()
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_without_a_tolerance_the_floor_ends_the_first_chain_and_all_end_there():
     options = {"simulate": mixture, "observed": np.zeros(2), "method": "smc", "acceptance_floor": 0.1}
     attrs = (idata := pb.sample_abc(box(2), random_seed=1, **options, **SMALL)).posterior.attrs
@@ -170,7 +170,7 @@ def test_without_a_tolerance_the_floor_ends_the_first_chain_and_all_end_there():
     assert abs(ratio) < normal_bound() * attrs["log_evidence_se"]
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_ordinary_likelihoods_are_let_in_before_the_tolerances():
     """θ ~ N(0, 1) with an ordinary observation 1.5 ± 0.1, beside the simulated one: both conjugate."""
     prior = standard_normal()
@@ -190,7 +190,7 @@ def test_ordinary_likelihoods_are_let_in_before_the_tolerances():
     assert idata.sample_stats["beta"].values[0, 0] < 1.0
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_discrete_distances_and_tolerances_out_of_reach_end_with_a_reason():
     def discrete(parameters, rng):
         return rng.poisson(np.exp(parameters["x"][:, 0]))
@@ -203,14 +203,14 @@ def test_discrete_distances_and_tolerances_out_of_reach_end_with_a_reason():
         return 5 + np.abs(conjugate(parameters, rng))
 
     options = {"observed": 1.0, "epsilon": 0.1, "random_seed": 1, "method": "smc"}
-    with pytest.warns(SamplerWarning, match="is not reached"):
+    with pytest.warns(SamplerWarning, match="was not reached"):
         idata = pb.sample_abc(standard_normal(), simulate=far, max_simulations=200_000, **options, **SMALL)
     assert idata.posterior.attrs["log_evidence_trusted"] == 0
 
 
 @pytest.mark.parametrize("limit", [{"max_simulations": 40_000}, {"max_time": 3.0}])
 def test_budgets_end_populations_inside_a_stage_and_keep_the_last_one(limit):
-    with pytest.warns(SamplerWarning, match="is not reached"):
+    with pytest.warns(SamplerWarning, match="was not reached"):
         idata = pb.sample_abc(
             box(3), simulate=mixture, observed=np.zeros(3), epsilon=1e-6, method="smc", random_seed=1, **limit, **SMALL
         )
@@ -248,7 +248,7 @@ def remainders(parameters, rng):
     return np.mod(theta + 0.1 * rng.standard_normal(theta.shape) + 2.0, 4.0)
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_auto_turns_to_populations_where_proposals_find_too_few_points_and_only_there():
     options = {"observed": np.full(2, 2.0), "random_seed": 1, "data_sets": 2, **SMALL}
     many = pb.sample_abc(box(2), simulate=remainders, epsilon=0.02, **options)
@@ -261,7 +261,7 @@ def test_auto_turns_to_populations_where_proposals_find_too_few_points_and_only_
     assert np.array_equal(one.posterior["x"], same.posterior["x"])
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. a mean is worth")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_many_modes_keep_their_shares():
     options = {"simulate": remainders, "observed": np.full(2, 2.0), "epsilon": 0.3, "method": "smc"}
     shares = []

@@ -53,7 +53,7 @@ def test_nets_take_the_points_share_out_of_the_variance(dim, expected):
     assert_mean_is(nets[:, None], [1.0])
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. an effective size")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size is")
 @pytest.mark.parametrize("qmc", [True, False])
 @pytest.mark.parametrize("data_sets", [2, 10])
 def test_single_run_intervals_cover(qmc, data_sets):
@@ -63,7 +63,7 @@ def test_single_run_intervals_cover(qmc, data_sets):
     assert np.sum(np.abs(runs[:, 2]) < 1.96 * runs[:, 3]) >= fewest
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. an effective size")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size is")
 def test_variance_times_data_sets_does_not_depend_on_their_number():
     variances = [
         data_sets * np.var([static(1, 1.0, seed, draws=512, data_sets=data_sets)[0] for seed in range(60)])
@@ -148,7 +148,7 @@ def test_regression_adjustment_narrows_an_abc_posterior_to_the_posterior(adjust)
     assert attrs(moved)["log_evidence"] == attrs(plain)["log_evidence"]
 
 
-@pytest.mark.filterwarnings("ignore:sample_abc. an effective size")
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size is")
 def test_points_outside_the_support_count_and_cost_nothing():
     seen = []
 

@@ -31,7 +31,7 @@ def batched(parameters, rng):
     return parameters["mu"] + NOISE * rng.standard_normal(len(parameters["mu"]))
 
 
-@pytest.mark.filterwarnings("ignore:.*draws not complete")
+@pytest.mark.filterwarnings("ignore:.*generated quantities of")
 @pytest.mark.parametrize("simulate", ["y", batched])
 @pytest.mark.parametrize("method", ["auto", "smc"])
 def test_programs_that_simulate_and_priors_with_a_simulator(program, simulate, method):
