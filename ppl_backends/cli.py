@@ -66,6 +66,22 @@ def _one_line_errors(output: Path | None = None) -> Iterator[None]:
             raise typer.Exit(130) from None
 
 
+def _show_version(wanted: bool) -> None:
+    """Print the version and end, if it is asked for."""
+    if wanted:
+        typer.echo(f"ppl-backends {importlib.metadata.version('ppl-backends')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Run approximations and samplers on PyMC and Stan models from the command line."""
+
+
 @app.command()
 def demo(
     draws: Draws = 2000,

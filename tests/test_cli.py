@@ -1,5 +1,6 @@
 """The command line, run in this process: what it prints and writes, and that errors are one line with exit code 1."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -32,6 +33,12 @@ LOG_EVIDENCE = -0.5 * (
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_version_is_that_of_the_package():
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.output.split() == ["ppl-backends", importlib.metadata.version("ppl-backends")]
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ forked by default and share the compiled functions and the data with their paren
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from types import new_class
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,9 +31,16 @@ Point = Mapping[str, NDArray]
 
 
 def pymc_step(
-    make_target: Callable[[pm.Model], BaseTarget], bind: Callable[[BaseTarget], Algorithm], vars: Any, model: pm.Model
+    name: str,
+    make_target: Callable[[pm.Model], BaseTarget],
+    bind: Callable[[BaseTarget], Algorithm],
+    vars: Any,
+    model: pm.Model,
 ) -> PyMCStep:
-    """Return a PyMC step method that runs the algorithm of ``bind`` on some variables of a model, by default all."""
+    """Return a PyMC step method that runs the algorithm of ``bind`` on some variables of a model, by default all.
+
+    PyMC prints ``name`` as the name of the step.
+    """
     value_names = [model.rvs_to_values[rv].name for rv in free_variables(model)]
     chosen = _value_variables(vars, model)
     target = make_target(model)
@@ -45,7 +53,7 @@ def pymc_step(
         ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for shape in layout.values())])
         pieces = [np.arange(a, b) for name, a, b in zip(layout, ends, ends[1:], strict=False) if name in names]
         block = ConditionalTarget(target, np.concatenate(pieces), x)
-    return PyMCStep(bind(block), block, chosen, layout, x)
+    return step_class(name)(bind(block), block, chosen, layout, x)
 
 
 def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
@@ -116,9 +124,9 @@ class PyMCStep(BlockedStep):
         self._dtypes = {variable.name: variable.type.dtype for variable in vars}
         self._state: Any = None
 
-    def __getnewargs_ex__(self) -> tuple[tuple, dict]:
-        """Return no arguments: the attributes say all."""
-        return (), {}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the name of the class and the attributes: the class itself is made anew."""
+        return _blank_step, (type(self).__name__,), self.__dict__
 
     def set_rng(self, rng: Any) -> None:
         """Begin a chain (PyMC 5)."""
@@ -157,6 +165,18 @@ class PyMCStep(BlockedStep):
             drawn = self.algorithm.initial_point(self.rng)
             x = x if drawn is None else drawn
         return self.algorithm.start(x, self.rng)
+
+
+@cache
+def step_class(name: str) -> type[PyMCStep]:
+    """Return the subclass of :class:`PyMCStep` of that name; PyMC shows the names of classes."""
+    named: type[PyMCStep] = new_class(name, (PyMCStep,), exec_body=lambda body: body.update(__module__=__name__))
+    return named
+
+
+def _blank_step(name: str) -> PyMCStep:
+    """Return a step without attributes."""
+    return object.__new__(PyMCStep if name == PyMCStep.__name__ else step_class(name))
 
 
 def _value_variables(vars: Any, model: pm.Model) -> list:

@@ -91,10 +91,12 @@ class ModelSearch:
         """Return the step method on a ``pm.Model``."""
         from ppl_backends.model_search.chain import ModelChain
         from ppl_backends.model_search.indicators import Selection, ravelled
-        from ppl_backends.steps.adapter import PyMCStep
+        from ppl_backends.steps.adapter import step_class
 
         found = Selection(model, self.indicators, self.evidence, self.points)
         by_name = {variable.name: variable for variable in model.value_vars}
         layout = {name: value.shape for name, value in found.start.items()}
         chain = ModelChain(found.current, self.moves)
-        return PyMCStep(chain, found.target, [by_name[name] for name in found.own], layout, ravelled(found.start))
+        return step_class("ModelSearch")(
+            chain, found.target, [by_name[name] for name in found.own], layout, ravelled(found.start)
+        )

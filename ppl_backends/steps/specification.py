@@ -28,7 +28,7 @@ class Step:
         from ppl_backends.steps.adapter import pymc_step
 
         specification.__init__(vars, model=model, **options)  # type: ignore[misc]
-        return pymc_step(specification.make_target, specification.bind, vars, model)
+        return pymc_step(cls.__name__, specification.make_target, specification.bind, vars, model)
 
     @classmethod
     def specification(cls, **given: Any) -> Any:

@@ -80,6 +80,13 @@ def compare(idata, reference, names=("a", "b", "sigma")):
         assert abs(ours.std() - theirs.std()) < 4.5 * 1.3 * error
 
 
+def test_pymc_shows_the_name_of_a_step_and_copies_keep_it(line):
+    with line:
+        step = pb.steps.RandomWalk()
+    assert type(step).__name__ == "RandomWalk"
+    assert type(cloudpickle.loads(cloudpickle.dumps(step))) is type(step)
+
+
 def test_blocks_mix_with_nuts_in_two_forked_workers(line, reference):
     with line:
         step = [pb.steps.RandomWalk([line["a"], "b"]), pm.NUTS([line["sigma"]])]
