@@ -94,10 +94,21 @@ class SplitMetric:
     second: Gaussian
     n_first: int | None = None
     """Points of the first kind; half of them by default."""
+    points: tuple[Array, Array] | None = None
+    """What either was estimated from."""
 
     def take(self, rows: Index, n: int) -> SplitMetric:
         """Return the metric of some of ``n`` points, given by increasing indices ``rows``."""
         return replace(self, n_first=int(np.searchsorted(rows, self._boundary(n))))
+
+    def halves(self, n: int) -> list[tuple[slice, Array]]:
+        """Return for either half which of ``n`` points it has, and the points of the other, in its whitened coordinates."""
+        assert self.points is not None
+        at = self._boundary(n)
+        return [
+            (slice(0, at), self.first.whiten(self.points[0])),
+            (slice(at, n), self.second.whiten(self.points[1])),
+        ]
 
     def _boundary(self, n: int) -> int:
         return n // 2 if self.n_first is None else self.n_first
@@ -136,7 +147,8 @@ def cross_fitted_metric(
     half; by default half of them. ``kind`` is one of :data:`METRICS`.
     """
     half, estimate = len(x) // 2 if half is None else half, METRICS[kind]
-    return SplitMetric(estimate(x[half:], reference), estimate(x[:half], reference), n_first)
+    points = x[half:], x[:half]
+    return SplitMetric(*(estimate(part, reference) for part in points), n_first, points)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from ppl_backends.smc.filters import filter_path
 from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import SMCResult, stage_figures
-from ppl_backends.smc.routes import choose_kernel, prior_path
+from ppl_backends.smc.routes import choose_kernel, filter_kernel, prior_path
 from ppl_backends.smc.rows import Prequential, RowsPath, rows_have_gradients
 from ppl_backends.smc.sampler import Settings, Watcher
 from ppl_backends.smc.schedule import Resampling, make_schedule
@@ -220,7 +220,9 @@ def update_smc(
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     has_filters = "filter" in group(idata, "posterior").attrs
-    chosen = choose_kernel(kernel, target, not has_filters and rows_have_gradients(target))
+    chosen = (
+        filter_kernel(kernel, target) if has_filters else choose_kernel(kernel, target, rows_have_gradients(target))
+    )
     prior = prior_path(target, prior_rng, chosen, settings)
     path = filter_path(target, prior, idata) if has_filters else RowsPath(target, prior)
     path = path.for_moves(chosen.uses_gradient, metric)

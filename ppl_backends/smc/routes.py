@@ -15,6 +15,7 @@ from ppl_backends.approximations.resolve import resolve_approximation, resolve_s
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.smoothed import SmoothedCycle
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
@@ -98,3 +99,8 @@ def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
     if chosen.uses_gradient and not has_gradient:
         raise ModelError(f"kernel={name!r} needs gradients and {target.label} has none; use kernel='random_walk'")
     return chosen
+
+
+def filter_kernel(name: str, target: BaseTarget) -> Kernel:
+    """Return the kernel of that name for particles that carry filters; ``"auto"`` draws from the smoothed particles."""
+    return SmoothedCycle() if name == "auto" else choose_kernel(name, target, False)

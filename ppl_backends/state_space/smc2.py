@@ -8,10 +8,10 @@ from concurrent.futures import Executor
 from typing import Any
 
 from ppl_backends.kernels.particle.filters import filter_of
-from ppl_backends.kernels.table import make_kernel
 from ppl_backends.options import checked, choice, flag, integer, number
 from ppl_backends.smc.filters import FilterPath, Growth
 from ppl_backends.smc.ibis import RowsCall, row_settings
+from ppl_backends.smc.routes import filter_kernel
 from ppl_backends.targets.convert import as_target
 
 _REGENERATING = ("gibbs", "partial")
@@ -71,11 +71,11 @@ def sample_smc2(
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
     moves : {"auto", "mixed", "random_walk", "independent", "exchange", "gibbs", "partial"}
-        Proposals of the particle Metropolis steps; ``"auto"`` takes random-walk and independent ones in turn. With
-        ``"exchange"`` larger filters come in the place of the old ones with weights instead. ``"partial"`` ends with new
-        filters around paths after every block of rows. ``"gibbs"`` moves parameters given paths of states, and paths by
-        conditional filters, and ends with new filters around them, whose states are drawn from the transition; the model
-        needs ``log_transition`` and ``log_initial``.
+        Proposals of the particle Metropolis steps; ``"auto"`` takes those of a random walk and draws of the smoothed
+        particles in turn, ``"mixed"`` draws of a Gaussian in place of the latter. With ``"exchange"`` larger filters come in
+        the place of the old ones with weights instead. ``"partial"`` ends with new filters around paths after every block of
+        rows. ``"gibbs"`` moves parameters given paths of states, and paths by conditional filters, and ends with new filters
+        around them, whose states are drawn from the transition; the model needs ``log_transition`` and ``log_initial``.
     ess_threshold : float
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
@@ -120,7 +120,7 @@ def sample_smc2(
     regenerates = moves if moves in _REGENERATING else "growth" if grow and moves != "exchange" else ""
     return call.sample(
         target,
-        make_kernel("mixed" if moves in ("auto", "exchange", *_REGENERATING) else moves),
+        filter_kernel("auto" if moves in ("exchange", *_REGENERATING) else moves, target),
         lambda prior: FilterPath(target, prior, filters, growth, regenerates),
         (draws, chains),
         random_seed,

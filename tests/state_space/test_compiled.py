@@ -8,11 +8,12 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.kernels.particle.filters import compiled
-from ppl_backends.targets.state_space.compiled import CompiledFilter
+from ppl_backends.targets.state_space.compiled import CompiledFilter, resample, sorted_places
 from ppl_backends.targets.state_space.filter import Filter
 from tests.state_space.models import LG_POINT, LINEAR, LOG_2PI, repeated
 from tests.state_space.test_filter import WITH_GAPS, Y, assert_unbiased, ratios
 from tests.state_space.test_ready import CASES
+from tests.statistics import assert_mean_is
 
 MIX = np.array([[0.8, 0.1], [-0.2, 0.7]])
 
@@ -69,3 +70,36 @@ def test_a_function_without_a_form_for_numba_stays_with_jax():
     assert compiled(filters, repeated(LG_POINT, 1)) is filters
     auxiliary = Filter(LINEAR, Y, method="auxiliary")
     assert compiled(auxiliary, repeated(LG_POINT, 1)) is auxiliary
+
+
+VALUES = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "sorted": lambda rng, n: np.sort(rng.standard_normal(n)),
+    "ties": lambda rng, n: rng.integers(0, 3, n).astype(float),
+    "equal": lambda rng, n: np.zeros(n),
+    "heavy tails": lambda rng, n: rng.standard_cauchy(n) ** 3,
+    "an outlier": lambda rng, n: np.append(rng.standard_normal(n - 1), 1e300),
+    "the widest range": lambda rng, n: np.append(rng.standard_normal(n - 1), [-1.7e308, 1.7e308])[-n:],
+    "infinite": lambda rng, n: np.append(rng.standard_normal(n - 1), np.inf),
+    "not a number": lambda rng, n: np.append(np.nan, rng.standard_normal(n - 1)),
+}
+
+
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("n", [1, 2, 64, 1000])
+def test_particles_are_sorted_whatever_they_are(make, n):
+    values = make(np.random.default_rng(1), n)
+    order = sorted_places(values)
+    np.testing.assert_array_equal(np.sort(order), np.arange(n))
+    np.testing.assert_array_equal(values[order], np.sort(values))
+
+
+def test_systematic_resampling_gives_every_particle_its_share():
+    rng, n = np.random.default_rng(2), 40
+    x, weights, parents = np.arange(float(n))[:, None], rng.dirichlet(np.full(n, 0.3)), np.empty((n, 1))
+    counts = np.zeros((2000, n))
+    for run in counts:
+        resample(x, weights, rng.random(), False, parents)
+        run += np.bincount(parents[:, 0].astype(int), minlength=n)
+    assert (np.abs(counts - n * weights) < 1).all()
+    assert_mean_is(counts, n * weights, 5e-3)  # for shares too small to have been met

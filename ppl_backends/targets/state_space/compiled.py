@@ -24,6 +24,8 @@ from ppl_backends.targets.state_space.scalar import Input, TranslationError, tra
 
 jit = numba.njit(error_model="numpy", nogil=True)
 
+MOST_TOGETHER = 32  # values that are inserted one by one
+
 
 def normals_from(seeds: Seeds, n_normals: int) -> Array:
     """Return the standard normals ``(n_theta, n_normals)`` of the filters of these seeds."""
@@ -216,34 +218,61 @@ def normalise(log_weights, log_g, weights):
 
 @jit
 def resample(x, weights, offset, smooth, parents):
-    """Fill ``parents`` by systematic resampling, of particles in their order where it is to be smooth."""
-    n, count, last, total = len(x), 0, 0, 0.0
+    """Fill ``parents`` by systematic resampling, of particles in their order where it is to be smooth.
+
+    Points before the end of every stretch of cumulated weight are counted, and the counts cumulated: no branch depends on a
+    weight.
+    """
+    n, total, last = len(x), 0.0, 0
     order = sorted_places(x[:, 0]) if smooth else np.arange(n)
+    ends = np.zeros(n + 1, np.int64)
     for j in range(n):
-        i = order[j]
-        if weights[i] > 0:
-            last = i
-        total += weights[i]
-        end = min(np.ceil(total * n - offset), n)
-        while count < end:
-            parents[count] = x[i]
-            count += 1
-    while count < n:
-        parents[count] = x[last]
-        count += 1
+        weight = weights[order[j]]
+        last = j if weight > 0 else last
+        total += weight
+        ends[int(min(max(np.ceil(total * n - offset), 0.0), n))] += 1
+    place = 0
+    for k in range(n):
+        place += ends[k]
+        i = order[min(place, last)]
+        for d in range(x.shape[1]):
+            parents[k, d] = x[i, d]
 
 
 @jit
 def sorted_places(values):
-    """Return the places of values in their order; few are inserted one by one, as most of them are in order already."""
-    n = len(values)
-    if n > 64:
+    """Return the places of values in their order.
+
+    They are counted into as many equal stretches as there are values, and the few of a stretch inserted one by one. Where
+    one stretch has many, as beside an outlier, or a value is not finite, a general sort takes over.
+    """
+    n, low, high, finite = len(values), values[0], values[0], True
+    for i in range(n):
+        low = values[i] if values[i] < low else low
+        high = values[i] if values[i] > high else high
+        finite &= abs(values[i]) < np.inf
+    per = n / (high - low)
+    if not (finite and 0.0 < per < np.inf):
         return np.argsort(values)
-    order = np.arange(n)
+    place, size = np.empty(n, np.int64), np.zeros(n, np.int64)
+    for i in range(n):
+        place[i] = min(int((values[i] - low) * per), n - 1)
+    for i in range(n):
+        size[place[i]] += 1
+    total, most = 0, 0
+    for k in range(n):
+        most = max(most, size[k])
+        size[k], total = total, total + size[k]
+    if most > MOST_TOGETHER:
+        return np.argsort(values)
+    order = np.empty(n, np.int64)
+    for i in range(n):
+        order[size[place[i]]] = i
+        size[place[i]] += 1
     for k in range(1, n):
-        value, j = values[k], k
-        while j > 0 and values[order[j - 1]] > value:
+        i, j = order[k], k
+        while j > 0 and values[order[j - 1]] > values[i]:
             order[j] = order[j - 1]
             j -= 1
-        order[j] = k
+        order[j] = i
     return order
