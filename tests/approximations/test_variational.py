@@ -10,6 +10,7 @@ import ppl_backends as pb
 from ppl_backends.approximations.noise import normal_noise, standardised_noise
 from ppl_backends.approximations.variational import VariationalApproximation
 from ppl_backends.approximations.variational.annealing import ladder
+from ppl_backends.approximations.variational.ascents import Adagrad, Adam
 from ppl_backends.approximations.variational.elbo import SampleAverage
 from ppl_backends.approximations.variational.families import make_family
 from ppl_backends.approximations.variational.sample_average import maximise
@@ -127,6 +128,33 @@ def test_full_rank_is_exact_on_a_gaussian(options):
     assert abs(q.elbo - known.log_evidence) < 0.02
     assert q.elbo_se < 0.02
     assert np.isnan(q.log_evidence)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("qmc", [True, False])
+def test_gradient_rules_find_a_gaussian_from_afar(optimizer, qmc):
+    known = conjugate_gaussian()
+    options = {"family": "dense", "initial": np.zeros(known.target.dim), "step": 0.3, "qmc": qmc}
+    q = pb.fit_vi(known.target, optimizer=optimizer, tolerance=0.01, **options, **QUIET)
+    np.testing.assert_allclose(q.mean, known.mean, atol=0.1 * known.sd.min())
+    np.testing.assert_allclose(q.sd, known.sd, rtol=0.1)
+    assert known.log_evidence - q.elbo < 0.05
+
+
+def test_gradient_rules_take_the_steps_of_their_papers():
+    """Of a constant gradient g Adam's steps are ε sign g, the t-th of Adagrad ε sign g / √t."""
+    g = np.array([3.0, -0.01])
+    adam, adagrad = Adam(0.1), Adagrad(0.1)
+    for t in range(1, 6):
+        np.testing.assert_allclose(adam(g), [0.1, -0.1], rtol=1e-4)
+        np.testing.assert_allclose(adagrad(g), np.array([0.1, -0.1]) / np.sqrt(t), rtol=1e-4)
+
+
+def test_gradient_rules_need_fresh_noise():
+    known = conjugate_gaussian()
+    for options in ({"method": "fixed", "optimizer": "adam"}, {"gradient": "score", "step": 0.1}):
+        with pytest.raises(ModelError, match="stochastic"):
+            pb.fit_vi(known.target, **options, **QUIET)
 
 
 @pytest.mark.filterwarnings("ignore:.*Pareto k")

@@ -122,7 +122,7 @@ def test_efficiency_of_importance_sampling(name, expected):
     assert np.abs(q.sd / sd - 1).max() < 0.05
 
 
-@pytest.mark.parametrize("power", [1.0, 0.7])
+@pytest.mark.parametrize("power", [1.0, 0.7, "student"])
 def test_schedules_and_shards_agree(power):
     X, eta, rng = regression()
     factors = Factors(
@@ -467,3 +467,32 @@ def test_spikes_and_slabs_that_act_on_each_other_are_flagged():
             assert q.diagnostics["interaction"] > 0.05
         else:
             assert fit_ep(factors).diagnostics["interaction"] < 0.05
+
+
+@pytest.mark.parametrize("nu", [1.0, 4.0, 7.0])
+def test_student_sites_to_their_own_power_have_the_moments_of_a_parabola(nu):
+    """Against quadrature of t(s)^η N(s; m, v), η = −2/(ν + 1)."""
+    family, mean, variance = StudentT([0.5, -1.0], nu, [0.7, 2.0]), np.array([1.0, 3.0]), np.array([0.3, 4.0])
+    eta = family.fractions("student")
+    np.testing.assert_allclose(eta, -2 / (nu + 1))
+    found = family.tilted(mean, variance, eta)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    s = mean + np.sqrt(variance) * nodes[:, None]
+    f = np.exp(eta * family.log_site(s)) * (weights / np.sqrt(2 * np.pi))[:, None]
+    first = (f * s).sum(axis=0) / f.sum(axis=0)
+    np.testing.assert_allclose(found.log_z, np.log(f.sum(axis=0)), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.mean, first, rtol=1e-10)
+    np.testing.assert_allclose(found.variance, (f * (s - first) ** 2).sum(axis=0) / f.sum(axis=0), rtol=1e-10)
+
+
+def test_student_priors_by_their_own_power_are_close_to_ep():
+    """With 60 rows both have errors of the order of a site's curvature; other sites keep the power one."""
+    X, eta, rng = regression()
+    y = eta + rng.standard_normal(60)
+    factors = Factors([X, np.eye(3)], None, [Normal(y, 1.0), StudentT(np.zeros(3), 3.0, 1.0)], 0.0, 0.0)
+    plain, powered = fit_ep(factors), fit_ep(factors, fraction="student")
+    assert powered.converged
+    np.testing.assert_allclose(powered.mean, plain.mean, atol=0.02 * plain.sd.min())
+    np.testing.assert_allclose(powered.sd, plain.sd, rtol=0.02)
+    assert powered.log_evidence == pytest.approx(plain.log_evidence, abs=0.02)
+    assert list(factors.sites.fractions("student")) == [1.0] * 60 + [-0.5] * 3

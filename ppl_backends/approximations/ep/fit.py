@@ -23,6 +23,7 @@ from ppl_backends.random import SeedLike
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
+from ppl_backends.targets.factors.sites import STUDENT, Fraction
 from ppl_backends.targets.protocol import BaseTarget
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
@@ -31,7 +32,7 @@ SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
 @checked(
-    fraction=number(above=0),
+    fraction=number(above=0) | choice(STUDENT),
     schedule=choice(*SCHEDULES),
     damping=number(above=0, at_most=1),
     tolerance=number(above=0),
@@ -43,7 +44,7 @@ def fit_ep(
     model: Any = None,
     *,
     data: Any = None,
-    fraction: float = 1.0,
+    fraction: Fraction = 1.0,
     schedule: str = "parallel",
     damping: float = 1.0,
     tolerance: float = 1e-6,
@@ -67,9 +68,10 @@ def fit_ep(
         The PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan model.
-    fraction : float
+    fraction : float or "student"
         η of power (fractional) EP; smaller values are gentler on sites that are not log-concave and tend to variational
-        Bayes as η → 0.
+        Bayes as η → 0. ``"student"`` is −2/(ν + 1) for Student sites, which makes their moments polynomials, and 1 for
+        all others. A negative η adds the site to its cavity.
     schedule : {"parallel", "sequential"}
         All sites from the same Gaussian, with one Cholesky a sweep; or one site at a time.
     damping : float
@@ -109,7 +111,7 @@ def fit_ep(
     References
     ----------
     Minka (2001), Expectation propagation for approximate Bayesian inference. Chopin & Ridgway (2017), Leave Pima Indians
-    alone, section 3.4.
+    alone, section 3.4. Jylänki, Vanhatalo & Vehtari (2011), Robust Gaussian process regression with a Student-t likelihood.
 
     Examples
     --------
@@ -144,7 +146,7 @@ def fit_ep(
 @checked(
     dim=integer(1),
     log_constant=number(),
-    fraction=number(above=0),
+    fraction=number(above=0) | choice(STUDENT),
     damping=number(above=0, at_most=1),
     tolerance=number(above=0),
     max_sweeps=integer(1),
@@ -158,7 +160,7 @@ def fit_ep_sharded(
     dim: int,
     log_constant: float = 0.0,
     executor: Executor | None = None,
-    fraction: float = 1.0,
+    fraction: Fraction = 1.0,
     damping: float = 1.0,
     tolerance: float = 1e-6,
     max_sweeps: int = 200,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import roots_hermitenorm
 
-from ppl_backends.targets.factors.sites import Array, SiteFamily, TiltedMoments
+from ppl_backends.targets.factors.sites import Array, Fraction, SiteFamily, TiltedMoments
 
 LEVELS = (8, 32, 128, 256)
 """Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels. Steps of
@@ -44,18 +44,19 @@ def tilted_moments(
     guess_mean: Array,
     guess_variance: Array,
     level: NDArray[np.int8],
-    power: float = 1.0,
+    fraction: Fraction = 1.0,
     check: bool = False,
     rows: NDArray[np.integer] | None = None,
 ) -> Tilted:
     """Return log normaliser, mean and variance of t(s)ᵖ·N(s; mean, variance) for every site, or for those of ``rows``.
 
-    The guesses are where the tilted distributions are thought to lie; ``check`` raises the levels of sites whose rule
-    and the next one disagree.
+    The power p is what every family makes of ``fraction``. The guesses are where the tilted distributions are thought to
+    lie; ``check`` raises the levels of sites whose rule and the next one disagree.
     """
     result = Tilted(np.empty_like(mean), np.empty_like(mean), np.empty_like(mean), level.copy())
     for family, columns, own in sites.pieces(rows):
         cavity = mean[columns], variance[columns]
+        power = family.fractions(fraction, own)
         closed = family.tilted(*cavity, power, own)
         if closed is None:
             guess = guess_mean[columns], guess_variance[columns]

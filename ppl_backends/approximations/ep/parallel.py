@@ -32,7 +32,7 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.newton import Expansion, climb_concave
 from ppl_backends.parallel import map_independent
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import Array
+from ppl_backends.targets.factors.sites import Array, Fraction
 
 MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
@@ -44,7 +44,7 @@ HOPELESS = 1e3  # nats that the next step promises: nowhere near a mode
 class Options(NamedTuple):
     """Settings of a run; see :func:`ppl_backends.approximations.ep.fit.fit_ep`."""
 
-    power: float = 1.0
+    power: Fraction = 1.0
     damping: float = 1.0
     tolerance: float = 1e-6
     max_sweeps: int = 200
@@ -71,7 +71,7 @@ class Sites:
         self.rows = [slice(a, b) for a, b in pairwise(ends)]
         self.n_sites = int(ends[-1])
 
-    def sweep(self, state: SiteState, q: Gaussian, power: float, check: bool) -> ShardUpdate:
+    def sweep(self, state: SiteState, q: Gaussian, power: Fraction, check: bool) -> ShardUpdate:
         """Make one sweep over all shards, their results joined."""
         tasks = [
             SweepTask(shard, state.take(rows), self.prior.mean, q, power, check)
@@ -247,7 +247,7 @@ def run_sequential(sites: Sites, options: Options, start: SiteState | None = Non
     return EPRun(q, state, update, sweeps, change, damping, converged)
 
 
-def _pass(sites: Sites, state: SiteState, q: Gaussian, power: float, damping: float) -> SiteState:
+def _pass(sites: Sites, state: SiteState, q: Gaussian, fraction: Fraction, damping: float) -> SiteState:
     """Make one pass over all sites (Chopin & Ridgway 2017, section 3.4), in order."""
     mean, cov = q.mean.copy(), q.cov
     tau, nu = state.tau.copy(), state.nu.copy()
@@ -255,10 +255,11 @@ def _pass(sites: Sites, state: SiteState, q: Gaussian, power: float, damping: fl
         design, offset, family = shard.load()
         design = design.toarray() if sparse.issparse(design) else design
         prior_predictor = design @ sites.prior.mean + offset
+        powers = np.broadcast_to(family.fractions(fraction), len(offset))
         for k, i in enumerate(range(rows.start, rows.stop)):
             a, here = design[k], np.array([k])
             gain = cov @ a
-            m, v = float(a @ mean), float(a @ gain)
+            m, v, power = float(a @ mean), float(a @ gain), float(powers[k])
             precision = 1 / v - power * tau[i]
             if not precision > 1e-10 / v:
                 continue
@@ -271,7 +272,7 @@ def _pass(sites: Sites, state: SiteState, q: Gaussian, power: float, damping: fl
                 cavity_variance,
                 *guess,
                 state.level[i : i + 1],
-                power,
+                fraction,
                 False,
                 here,
             )

@@ -15,7 +15,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.families import NormalMixture
-from ppl_backends.targets.factors.sites import Array, ScaledSites
+from ppl_backends.targets.factors.sites import Array, Fraction, ScaledSites
 
 
 class LeaveOneOut(NamedTuple):
@@ -54,7 +54,7 @@ class EPApproximation(GaussianApproximation):
     factors: Factors | None
     sites: EPSites
     loo: LeaveOneOut
-    power: float
+    power: Fraction
 
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
         """Return marginal densities corrected for what the sites' tilted distributions show beyond Gaussian.

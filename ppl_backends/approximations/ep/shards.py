@@ -19,7 +19,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.design import as_design
 from ppl_backends.targets.factors.factorisation import Factors
-from ppl_backends.targets.factors.sites import Array, SiteFamily
+from ppl_backends.targets.factors.sites import Array, Fraction, SiteFamily
 
 FLAT = 1e-9  # least precision of a cavity, relative to the marginal's
 
@@ -127,7 +127,7 @@ class SweepTask(NamedTuple):
     state: SiteState
     centre: Array
     q: Gaussian
-    power: float
+    fraction: Fraction
     check: bool
 
 
@@ -139,7 +139,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     makes cavity × siteᵖ match the moments of cavity × tᵖ.
     """
     design, offset, sites = task.shard.load()
-    (tau, nu, level), power = task.state, task.power
+    (tau, nu, level), power = task.state, sites.fractions(task.fraction)
     prior_predictor = np.asarray(design @ task.centre) + offset
     mean, variance = np.asarray(design @ task.q.mean), as_design(design).row_variances(task.q.factor)
     blind = variance == 0  # rows of zeros: sites that are constants
@@ -157,7 +157,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
         mean + prior_predictor,
         variance,
         level,
-        power,
+        task.fraction,
         task.check,
     )
     tilted_mean = tilted.mean - prior_predictor
@@ -166,7 +166,7 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     log_z = tilted.log_z
     if blind.any():
         at = np.flatnonzero(blind)
-        log_z[at] = power * sites.log_site(prior_predictor[None, at], at)[0]
+        log_z[at] = sites.fractions(task.fraction, at) * sites.log_site(prior_predictor[None, at], at)[0]
         new_tau[at] = new_nu[at] = 0.0
     failed = ~proper | ~np.isfinite(new_tau) | ~np.isfinite(new_nu) | ~(tilted.variance > 0)
     failed &= ~blind

@@ -21,6 +21,7 @@ from ppl_backends.approximations.given import as_approximation, is_poor_start
 from ppl_backends.approximations.laplace import gaussian_at_mode
 from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, LARGEST_NEWTON_DIM
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
+from ppl_backends.approximations.variational.ascents import RULES
 from ppl_backends.approximations.variational.elbo import BoundEstimate, Search, VariationalFit, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
 from ppl_backends.approximations.variational.sample_average import fit_fixed_samples
@@ -65,6 +66,8 @@ SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed fr
     rank=none | integer(1),
     method=choice("auto", "fixed", "stochastic"),
     gradient=choice("auto", "reparameterised", "score"),
+    optimizer=choice("auto", *RULES),
+    step=none | number(above=0),
     initial=approximation("auto", "laplace", "prior") | array("an array (dim,)"),
     annealing=none | integer(1) | increasing(above=0, at_most=1),
     minibatch=none | integer(1),
@@ -83,6 +86,8 @@ def fit_vi(
     rank: int | None = None,
     method: str = "auto",
     gradient: str = "auto",
+    optimizer: str = "auto",
+    step: float | None = None,
     initial: Any = "auto",
     annealing: int | Sequence[float] | None = None,
     minibatch: int | None = None,
@@ -114,9 +119,13 @@ def fit_vi(
         10 by default.
     method : {"auto", "fixed", "stochastic"}
         ``"fixed"`` keeps the noise fixed and takes quasi-Newton steps; ``"stochastic"`` takes gradient steps with fresh
-        noise. ``"auto"`` is fixed, unless ``minibatch`` is given.
+        noise. ``"auto"`` is fixed, unless ``minibatch``, ``optimizer`` or ``step`` is given.
     gradient : {"auto", "reparameterised", "score"}
         ``"score"`` needs values of the log density only; ``"auto"`` chooses it where the target has no gradient.
+    optimizer : {"auto", "constant", "adam", "adagrad"}
+        Rule of the gradient steps of ``method="stochastic"``; ``"auto"`` is constant lengths.
+    step : float, optional
+        Length that the rule begins with, in the units of ``initial``: 0.25, or 0.1 for Adam and Adagrad.
     initial : {"auto", "laplace", "prior"}, approximation or array (dim,)
         Where the fit begins, and the units it is measured in. ``"auto"`` is Laplace (the prior with ``annealing``, and
         for score gradients a standard normal around the mean of ``initial_points``).
@@ -166,6 +175,8 @@ def fit_vi(
     References
     ----------
     Buchholz, A., Wenzel, F. and Mandt, S. (2018). Quasi-Monte Carlo variational inference. *ICML*.
+    Kingma, D. P. and Ba, J. (2015). Adam: a method for stochastic optimization. *ICLR*.
+    Duchi, J., Hazan, E. and Singer, Y. (2011). Adaptive subgradient methods. *JMLR* 12.
     Giordano, R., Ingram, M. and Broderick, T. (2024). Black box variational inference with a deterministic objective:
     faster, more accurate, and even more black box. *JMLR* 25.
 
@@ -181,7 +192,8 @@ def fit_vi(
     from ppl_backends.targets.convert import as_target
 
     whole = with_power(as_target(model, data, **target_options), power, power_potentials)
-    family, method, gradient = _choices(whole, family, method, gradient, minibatch)
+    climbs = _rule(optimizer, step)
+    family, method, gradient = _choices(whole, family, method, gradient, minibatch, climbs)
     target = _evaluated(whole, gradient)
     check_memory(max(elbo_draws, max_draws or 0, draws or 0), 1, whole.dim)
     fit_rng, bound_rng = spawn_generators(random_seed, 2)
@@ -192,7 +204,7 @@ def fit_vi(
         members = [make_family(family, base.mean, base.factor, largest_rank, fit_rng) for base in bases]
         member = _best(target, members, tolerance, fit_rng)
         first = draws or _first_draws(method, gradient, family, target.dim)
-        optimise, most = _optimiser(method, gradient, minibatch)
+        optimise, most = _optimiser(method, gradient, minibatch, climbs)
         search = Search(first, max_draws or _most_draws(method, first), tolerance, max_iterations or most, qmc)
         if annealing is not None:
             member = _anneal(target, member, ladder(annealing), search, gradient, fit_rng, progress)
@@ -207,8 +219,13 @@ def fit_vi(
     return q
 
 
+def _rule(optimizer: str, step: float | None) -> dict[str, Any]:
+    """Return what was asked for of gradient steps; empty where nothing was."""
+    return ({} if optimizer == "auto" else {"optimizer": optimizer}) | ({} if step is None else {"step": step})
+
+
 def _choices(
-    target: BaseTarget, family: str, method: str, gradient: str, minibatch: int | None
+    target: BaseTarget, family: str, method: str, gradient: str, minibatch: int | None, climbs: Mapping[str, Any]
 ) -> tuple[str, str, str]:
     """Return family, method and gradient with every "auto" decided."""
     if gradient == "auto":
@@ -217,10 +234,12 @@ def _choices(
         raise ModelError("minibatch= needs gradients: gradient='score' evaluates all data")
     if method == "fixed" and minibatch is not None:
         raise ModelError("method='fixed' evaluates all data; minibatch= goes with method='stochastic'")
+    if climbs and (method == "fixed" or gradient == "score"):
+        raise ModelError(f"{next(iter(climbs))}= goes with method='stochastic' and gradients of the target")
     if minibatch is not None:
         check_minibatch(target, minibatch)
     if method == "auto":
-        method = "fixed" if minibatch is None else "stochastic"
+        method = "fixed" if minibatch is None and not climbs else "stochastic"
     if family == "auto":
         dense = LARGEST_FULL_RANK_DIM if gradient == "score" else AUTO_FULL_RANK_DIM
         family = "dense" if target.dim <= dense else "low_rank" if target.dim <= AUTO_LOW_RANK_DIM else "diagonal"
@@ -247,12 +266,14 @@ def _most_draws(method: str, first: int) -> int:
     return max(4096, 16 * first) if method == "fixed" else 512
 
 
-def _optimiser(method: str, gradient: str, minibatch: int | None) -> tuple[Callable[..., VariationalFit], int]:
+def _optimiser(
+    method: str, gradient: str, minibatch: int | None, climbs: Mapping[str, Any]
+) -> tuple[Callable[..., VariationalFit], int]:
     """Return the optimiser chosen, and its iterations by default: of a sample (fixed ones), or in all."""
     if gradient == "score":
         return fit_by_scores, 100
     if method == "stochastic":
-        return partial(fit_stochastic, minibatch=minibatch), 20_000
+        return partial(fit_stochastic, minibatch=minibatch, **climbs), 20_000
     return fit_fixed_samples, 500
 
 

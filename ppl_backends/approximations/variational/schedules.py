@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.approximations.noise import normal_noise, standardised_noise
+from ppl_backends.approximations.variational.ascents import RULES, Adagrad, Adam, Constant
 from ppl_backends.approximations.variational.elbo import Search, VariationalFit
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.variational.sample_average import moved
@@ -24,7 +25,6 @@ from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, Observations
 from ppl_backends.targets.wrapped import WrappedTarget
 
-STEP = 0.25  # the Hessian of the bound is about 1, and 2 on log scales, in the base's units
 GROWTH = 1.02
 FIRST_PHASE = 50
 SMALLEST_STANDARDISED = 8  # points; fewer have hardly any noise left
@@ -104,16 +104,22 @@ def fit_stochastic(
     search: Search,
     rng: np.random.Generator,
     minibatch: int | None = None,
+    optimizer: str = "constant",
+    step: float | None = None,
 ) -> VariationalFit:
-    """Climb by gradients with constant steps in phases of doubling length, until the phases' averages agree."""
+    """Climb by noisy gradients in phases of doubling length, until the phases' averages agree.
+
+    Every phase begins the rule ``optimizer`` anew, one of :data:`RULES`, with ``step`` for its first length.
+    """
     batches = None if minibatch is None else Minibatches(target, minibatch)
     sizes = growing_sizes(search.draws, GROWTH if batches is None else 1.0, search.max_draws)
-    step, length, done = STEP, FIRST_PHASE, 0
+    rule, length, done = RULES[optimizer], FIRST_PHASE, 0
+    step = rule.default if step is None else step
     history: list[tuple[int, float, int, float]] = []
     while True:
         if batches is not None:
             batches.move_anchor(family.mean_and_sd(family.start())[0])
-        average, bounds, size = _phase(target, family, batches, sizes, length, step, rng, search.qmc)
+        average, bounds, size = _phase(target, family, batches, sizes, length, rule(step), rng, search.qmc)
         done += length
         bound = float(np.mean(bounds[len(bounds) // 2 :]))
         change = moved(family, average)
@@ -136,7 +142,7 @@ def _phase(
     batches: Minibatches | None,
     sizes: Iterator[int],
     length: int,
-    step: float,
+    rule: Constant | Adam | Adagrad,
     rng: np.random.Generator,
     qmc: bool,
 ) -> tuple[Array, list[float], int]:
@@ -156,9 +162,8 @@ def _phase(
                 value, slopes = batches.log_density_and_gradient(x, rng)
             gradient = family.gradient(p, z, slopes - family.score(p, z))
             bounds.append(float(value.mean()) + family.entropy(p)[0])
-        size_of_step = float(np.sqrt(np.mean(gradient**2)))
-        if np.isfinite(size_of_step):
-            p = p + step * gradient / max(1.0, size_of_step)
+        if np.isfinite(gradient).all():
+            p = p + rule(gradient)
         if iteration >= length // 2:
             total += p
     return total / (length - length // 2), bounds, size

@@ -18,8 +18,10 @@ from ppl_backends.targets.factors.sites import (
     NORMAL,
     POISSON,
     PROBIT,
+    STUDENT,
     Array,
     CompiledFamily,
+    Fraction,
     Rows,
     SiteFamily,
     TiltedMoments,
@@ -338,7 +340,11 @@ class NegativeBinomial(SiteFamily):
 
 
 class StudentT(SiteFamily):
-    """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy, with closed-form moments."""
+    """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy, with closed-form moments.
+
+    To the power −2/(ν + 1) any of them is a parabola (Ridgway 2015, example 1.3.5; Jylänki, Vanhatalo & Vehtari 2011), whose
+    moments under a normal law are polynomials.
+    """
 
     y: Array
     nu: Array
@@ -362,13 +368,28 @@ class StudentT(SiteFamily):
         spread = nu * scale**2 + z**2
         return -(nu + 1) * z / spread, -(nu + 1) * (nu * scale**2 - z**2) / spread**2
 
-    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Return Closed-form moments of Cauchy sites."""
-        y, nu, scale = self._at(rows, "y", "nu", "scale")
-        if power != 1.0 or np.any(nu != 1.0):
+    def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
+        (nu,) = self._at(rows, "nu")
+        return -2.0 / (nu + 1.0) if asked == STUDENT else asked
+
+    def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
+        """Return closed-form moments of Cauchy sites, and of all at the power −2/(ν + 1)."""
+        y, nu, scale, constant = self._at(rows, "y", "nu", "scale", "constant")
+        if np.all(power == -2.0 / (nu + 1.0)):
+            moments = _parabola_moments(mean - y, variance, nu * scale**2)
+            return TiltedMoments(moments.log_z + power * constant, moments.mean + y, moments.variance)
+        if np.any(power != 1.0) or np.any(nu != 1.0):
             return None
         moments = _cauchy_moments(mean - y, variance, scale)
         return moments._replace(mean=moments.mean + y)
+
+
+def _parabola_moments(mean: Array, variance: Array, width: Array) -> TiltedMoments:
+    """Return the moments of (1 + s²/width)·N(s; mean, variance): with s = mean + √variance z the factor is a + b z + c z²."""
+    a, b, c = 1.0 + mean**2 / width, 2.0 * mean * np.sqrt(variance) / width, variance / width
+    total = a + c
+    first = b / total
+    return TiltedMoments(np.log(total), mean + np.sqrt(variance) * first, variance * ((a + 3.0 * c) / total - first**2))
 
 
 @np.errstate(all="ignore")

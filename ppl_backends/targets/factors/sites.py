@@ -20,6 +20,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
 Rows = NDArray[np.integer] | None
+Fraction = float | str  #: of power EP: one for all sites, or :data:`STUDENT`
+STUDENT = "student"
 Piece = tuple["SiteFamily", Any, Rows]
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -100,8 +102,15 @@ class SiteFamily:
             first, second = (up - down) / (2 * step), (up - 2 * middle + down) / step**2
         return np.where(np.isfinite(first), first, 0.0), np.where(np.isfinite(second), second, 0.0)
 
-    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Return the moments of t(s)ᵖ·N(s; mean, variance) where they have a closed form, else None."""
+    def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
+        """Return the power p of power EP that a site takes, a number or ``(n,)``: as asked for, else 1."""
+        return 1.0 if isinstance(asked, str) else asked
+
+    def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
+        """Return the moments of t(s)ᵖ·N(s; mean, variance) where they have a closed form, else None.
+
+        The power is a number, or ``(n,)`` where :meth:`fractions` says so.
+        """
         return None
 
 
@@ -198,7 +207,10 @@ class ScaledSites(SiteFamily):
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
         return self.family.derivatives(s, rows)
 
-    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+    def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
+        return self.family.fractions(asked, rows)
+
+    def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
         moments = self.family.tilted(mean, variance, power, rows)
         if moments is None:
             return None
@@ -283,6 +295,14 @@ class StackedSites(SiteFamily):
         which, local = self._locate(rows)
         columns = [np.flatnonzero(which == k) for k in range(len(self.families))]
         return [(f, c, local[c]) for f, c in zip(self.families, columns, strict=True) if len(c)]
+
+    def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
+        if not isinstance(asked, str):
+            return asked
+        power = np.empty(self.n if rows is None else len(rows))
+        for family, columns, local in self.pieces(rows):
+            power[columns] = family.fractions(asked, local)
+        return power
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         value = np.empty_like(s)
