@@ -179,7 +179,7 @@ def approximation(*names: str) -> Option:
 
 
 def has_moments(value: Any) -> bool:
-    """Return whether an object, of whatever library, has a mean and a covariance."""
+    """Return whether an object of any library has a mean and a covariance."""
     mean = getattr(value, "mean", None)  # a method of arrays and of data frames
     return mean is not None and not callable(mean) and hasattr(value, "cov")
 

@@ -45,7 +45,7 @@ class LearningRateChoice(NamedTuple):
     Attributes
     ----------
     posterior : GibbsPosterior
-        At the rate chosen; it remembers the choice, for which :func:`certify` charges log(number of candidates).
+        The posterior at the chosen rate. It records the choice, for which :func:`certify` adds log(number of candidates).
     learning_rate : float
     grid : ndarray (k,)
     criterion : ndarray (k,)

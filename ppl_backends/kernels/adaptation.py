@@ -86,7 +86,7 @@ class Windows(NamedTuple):
     """The factors in use, and the moments of the window that will replace them.
 
     Windows last 100, 200, 400, … steps; at the end of each its covariance, shrunk a little, comes into use and the next
-    window begins with nothing, so that the way to the posterior is forgotten.
+    window begins empty, so that the transient does not count.
 
     Attributes
     ----------

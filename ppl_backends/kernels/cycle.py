@@ -1,6 +1,6 @@
 """Random-walk and independent proposals in turn, for targets without gradients.
 
-Independent proposals forget at once where the target is close to the Gaussian fitted to it, and hold on to points in its
+Independent proposals decorrelate at once if the target is close to the Gaussian fitted to it, but stay at points in its
 tails; a random walk moves those, and is slow elsewhere. Each is a Metropolis step with a scale of its own, which
 :class:`~ppl_backends.kernels.tuning.CycleTuning` keeps, with the share of either.
 """

@@ -258,7 +258,7 @@ class AuxiliaryVariableMethod(Algorithm):
 
 
 class _Watched(Kernel):
-    """A kernel that remembers the ends of its last step, and the parts of its ratio."""
+    """A kernel that stores the ends of its last step, and the parts of its ratio."""
 
     ends: tuple[AuxiliaryPoints, AuxiliaryPoints]
     part: Array

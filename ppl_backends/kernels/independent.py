@@ -1,9 +1,9 @@
 """The independence sampler: proposals that do not, or hardly, depend on where a point is.
 
 They come from N(m, Σ) as the metric has it, y' = √(1−h²) y + h z in whitened coordinates y about m: at h = 1, the largest
-scale and the first, they are independent of where the point is, and one accepted is all it takes to forget; where too few
+scale and the first, they are independent of where the point is, and one acceptance decorrelates; where too few
 are, h falls below, and the proposal is the autoregressive one that leaves N(m, Σ) invariant (Neal 1998), in the limit a
-random walk. A target with heavier tails than N(m, Σ) holds on to the points in them.
+random walk. With a target of heavier tails than N(m, Σ), chains stay at points in the tails.
 """
 
 from __future__ import annotations

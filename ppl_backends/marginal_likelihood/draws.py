@@ -1,4 +1,4 @@
-"""Draws of whatever sampler as points on the unconstrained space, and what they say against themselves."""
+"""Draws of any sampler as points on the unconstrained space, and reasons not to trust them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _stats(idata: Any) -> Any:
 
 
 def _refuse_most(target: BaseTarget, x: Array, good: NDArray[np.bool_]) -> None:
-    """Refuse draws of which at most half have a finite density, saying what is in the way."""
+    """Refuse draws of which at most half have a finite density, and name the reason."""
     if good.mean() > 0.5:
         return
     bad = x[~good]

@@ -22,7 +22,7 @@ class Evidence:
     log_evidence_df : float
         Degrees of freedom of that, for intervals by Student's t; infinite where there are many.
     trusted : bool
-        Whether nothing is held against it.
+        Whether no diagnostic speaks against it.
     method : str
         ``"bridge"``, ``"warp3"``, ``"importance"`` or ``"smc"``.
     reasons : tuple of str

@@ -1,4 +1,4 @@
-"""Moving models at one temperature: proposals from afar and small steps in turn, until models have forgotten where they were.
+"""Moves of models at one temperature: far proposals and small steps in turn, until their autocorrelation is small.
 
 A proposal from nested logistic regressions can come from anywhere, and is hardly ever accepted where the posterior is more
 tangled than they are; small steps always are, and stay in one region. On the 78 products of the concrete data the first

@@ -30,7 +30,7 @@ class BridgeEstimate(NamedTuple):
 
 
 class OptimalBridge(NamedTuple):
-    """The bridge between points of γ/Z that are ``worth`` so many independent ones and ``n_proposed`` points of q."""
+    """The bridge between points of γ/Z with effective sample size ``worth`` and ``n_proposed`` points of q."""
 
     log_evidence: float
     worth: float

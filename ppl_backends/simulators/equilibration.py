@@ -1,4 +1,4 @@
-"""Whether a simulator's chains forget their start: the same model run from opposite ends."""
+"""Checks whether a simulator's chains reach equilibrium: the same model run from opposite ends."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class ERGM(ExponentialFamily):
     def equilibration(
         self, theta: Any, rng: np.random.Generator, *, burn_in: Sequence[int] | None = None, replicates: int = 200
     ) -> Equilibration:
-        """Return whether chains from the empty and the complete graph, and from ``start``, forget where they began.
+        """Return whether chains from the empty graph, the complete graph and ``start`` agree.
 
         Parameters
         ----------

@@ -212,7 +212,7 @@ class Checkpoint:
         return ChainStore(self.path.with_name(f"{self.path.name}.chain{index}"), self.run, index, self.types)
 
     def _check_free(self, chains: int) -> None:
-        """Refuse to begin where nothing can be written, or where chains of another run are in the way."""
+        """Refuse to begin if the files cannot be written, or belong to chains of another run."""
         try:
             check_writable(self.path)
         except OSError as error:

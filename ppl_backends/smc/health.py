@@ -291,10 +291,10 @@ class Verdict(NamedTuple):
 
 
 def _with_memory(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEstimate:
-    """Return the evidence of the bridges with an error for what particles remember of the path.
+    """Return the evidence of the bridges with an error for the particles' correlation with the path.
 
-    Where tempering is off by more than its noise, particles were not where they should be. Of that the last moves leave the
-    correlation with the particles before them, and the bridges rest on these.
+    If tempering is off by more than its noise, the particles were displaced along the path. The last moves leave a fraction
+    of the displacement, which is their autocorrelation, in the particles of the bridges.
     """
     moved = [run.stages[-1].moves.correlation for run in figures.runs if run.stages[-1].moves is not None]
     tempering = figures.evidence

@@ -5,7 +5,7 @@ with its value before the move is multiplied into a running product per coordina
 above 0.1. (The algorithm lets a tenth of the coordinates lag; the laggard is often the one scale that the others hang on.)
 
 Coordinates alone stop too early for the evidence, whose error comes from the incremental weights: on the Pima logistic
-regression from the prior the rule stops after 4 Langevin moves, when the weights still remember their particles with a
+regression from the prior the rule stops after 4 Langevin moves, when the weights still have an autocorrelation of a
 correlation of 0.2 to 0.4, and the log evidence is low by 0.2 on average. So moves also go on until the log weights, and the
 weights of the step to come, have a correlation below 0.1 with those before the moves.
 

@@ -101,7 +101,7 @@ class RowsPath(TemperingPath):
         return self._at(x, self.all_of(rows), False)
 
     def all_of(self, rows: int) -> Rows:
-        """Return the stage at which so many rows are in."""
+        """Return the stage that has this many rows."""
         return Rows(rows, rows, 1.0, 0.0, self.n)
 
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:

@@ -62,7 +62,7 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 
 _DEFAULT_TUNING = "acceptance"
-# Waste-free by default: so many chains, if each then has at least so many states; and none with more than so many.
+# Defaults of waste-free chains: their number, the shortest and the longest. With shorter chains runs are not waste-free.
 _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 
 
@@ -150,7 +150,7 @@ def sample_smc(
         Floor and cap of the number of moves per temperature, which is otherwise automatic.
     len_chain : int, "auto" or None
         Waste-free moves (Dau & Chopin 2022): ``draws / len_chain`` particles are resampled, each begins a chain, and of every
-        chain so many states are kept, from as many moves or, where those do not forget the start, from a multiple.
+        chain so many states are kept, from as many moves, or from a multiple if the states still correlate with the start.
         ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until it has
         mixed and keeps the last state alone.
     unbiased : bool

@@ -124,7 +124,7 @@ def start_inside(path: TemperingPath, n: int, rng: np.random.Generator, n_draws:
     """Draw the start of a path, and more of it where few of its points are inside the support.
 
     A start that a run of its own drew is left as it is. ``n_draws`` is how many to make, where a pilot run decided it.
-    Where no point is inside the support, the error says what is in the way.
+    If no point is inside the support, the error names the reason.
     """
     start = path.start(n, rng)
     state, lineage = start.population, start.lineage or LineageVariance(n)
@@ -153,7 +153,7 @@ def start_inside(path: TemperingPath, n: int, rng: np.random.Generator, n_draws:
 
 
 def _check(path: TemperingPath, state: PathState, n_inside: int, n_draws: int) -> None:
-    """Refuse a start with no point inside the support, saying what is in the way."""
+    """Refuse a start with no point inside the support, and name the reason."""
     if n_inside:
         return
     said = path.target.explain(state.x[0])

@@ -258,7 +258,7 @@ def _assemble(
     names: Sequence[str],
     target: BaseTarget | None = None,
 ) -> EPApproximation:
-    """Return the Gaussian with its sites and evidence; all sites count as observations where there are no factors at hand."""
+    """Return the Gaussian with its sites and evidence; without factors, all sites count as observations."""
     final = run.final
     whole = final if options.power == 1.0 else sites.sweep(run.state, run.q, 1.0, check=True)
     held_out = np.where(whole.failed, -np.inf, whole.log_z)

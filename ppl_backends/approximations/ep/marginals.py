@@ -1,4 +1,4 @@
-"""Marginals beyond Gaussian, from the tilted distributions that EP has at hand.
+"""Marginals beyond Gaussian, from the tilted distributions of EP.
 
 With ε_i = (tᵢ/t̃ᵢ) scaled to mean one under q, the posterior is q ∏ εᵢ. Its marginal in θⱼ is q(θⱼ) E_q[∏ εᵢ | θⱼ], which is
 approximated by q(θⱼ) ∏ E_q[εᵢ | θⱼ] (Cseke & Heskes 2011, Approximate marginals in latent Gaussian models, section 4). Each

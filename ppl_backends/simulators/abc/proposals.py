@@ -26,7 +26,7 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["AbcProposal", "fit_mixture", "fit_prior", "prior_proposal", "prior_start"]
 
 INFLATION = 1.2  # λ of the thesis, on scale matrices
-DEFENSIVE = 8  # one point of the prior for so many of the mixture
+DEFENSIVE = 8  # points of the mixture for each point of the prior
 MOST_COMPONENTS = 4
 LEAST_POINTS = 5  # that a component has for each of its coordinates and one more
 EM_STEPS = 30

@@ -278,7 +278,7 @@ def _advance(rule: Any, length: int, *arguments: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _compiled(kind: str, rule: Any, size: int) -> Any:
-    """Return a compiled program: ``advance`` with so many increments kept, or ``history`` of so many particles."""
+    """Return a compiled program: ``advance`` with that many increments, or ``history`` with that many particles."""
     import jax
     import jax.numpy as jnp
     from jax import lax

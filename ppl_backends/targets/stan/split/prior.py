@@ -83,7 +83,7 @@ class ProgramSplit:
 
     @property
     def free_prior(self) -> PriorPart | None:
-        """Return the prior part where it is at hand or costs no compilation, else None."""
+        """Return the prior part if it is known or needs no compilation, else None."""
         program = self._compiled.program
         if "_prior_or_problem" not in self.__dict__ and program is not None:
             try:
@@ -118,7 +118,7 @@ class ProgramSplit:
             return ()
 
     def _find_prior(self) -> PriorPart:
-        """Return the prior part; each route to it that its check refuses gives way to the next."""
+        """Return the prior part by the first route whose result passes its check."""
         refused: set[str] = set()
         while True:
             split = self._next_route(refused)
