@@ -191,7 +191,7 @@ def importance(
     """Run importance sampling from a Gaussian approximation of a Stan program's posterior."""
     options: dict[str, Any] = {"draws": draws, "chains": chains, "random_seed": seed, "progressbar": not quiet}
     with _on_program(model, data, output) as (pb, target, finish):
-        finish(pb.sample_importance(target, approximation=approximation, **options))
+        finish(pb.sample_importance(target, approximation=approximation, **options), kind="stats")
 
 
 @app.command()
@@ -201,14 +201,22 @@ def smc(
     output: Output = None,
     draws: Draws = 2000,
     chains: Chains = 4,
-    initial: Annotated[str, typer.Option(help="Where the particles start: prior, laplace, ep or vi.")] = "prior",
+    initial: Annotated[str, typer.Option(help="Where the particles start: prior, auto, laplace, ep or vi.")] = "prior",
+    kernel: Annotated[
+        str, typer.Option(help="How particles move: auto, hmc, mala, barker, mixed, independent or random_walk.")
+    ] = "auto",
+    cores: Annotated[int | None, typer.Option(help="Threads that evaluate the density.", min=1)] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="File that keeps the run; the same command continues it.", show_default=False)
+    ] = None,
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
     """Run tempering sequential Monte Carlo on a Stan program's posterior."""
     options: dict[str, Any] = {"draws": draws, "chains": chains, "random_seed": seed, "progressbar": not quiet}
-    with _on_program(model, data, output) as (pb, target, finish):
-        finish(pb.sample_smc(target, initial=initial, **options))
+    options |= {"initial": initial, "kernel": kernel, "checkpoint": checkpoint}
+    with _on_program(model, data, output, **({} if cores is None else {"cores": cores})) as (pb, target, finish):
+        finish(pb.sample_smc(target, **options))
 
 
 @contextmanager
@@ -232,21 +240,24 @@ def _check_finish(output: Path | None) -> None:
             raise ModelError(f"--output {str(output)!r} cannot be written: {reason_of(error)}") from None
 
 
-def _finish(idata: Any, output: Path | None, target: Any) -> None:
-    """Print the summary of the program's parameters and the evidence, and write the file."""
+def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> None:
+    """Print the summary of the program's parameters and the evidence, and write the file.
+
+    ``kind="stats"`` leaves out figures for Markov chains, which mean nothing for draws resampled by weights.
+    """
     from ppl_backends.results.inference_data import group, normalised_evidence_error
 
     names = [name for name in target.parameter_names if name in group(idata, "posterior")]
-    _print_summary(idata, names or None)
+    _print_summary(idata, names or None, kind)
     attrs = group(idata, "posterior").attrs
-    kind, label = ("elbo", "lower bound of the log evidence") if "elbo" in attrs else ("log_evidence", "log evidence")
-    evidence = f"{label} {float(attrs.get(kind, float('nan'))):.3f}"
-    if f"{kind}_se" in attrs:
-        evidence += f", standard error {float(attrs[f'{kind}_se']):.4f}"
+    name, label = ("elbo", "lower bound of the log evidence") if "elbo" in attrs else ("log_evidence", "log evidence")
+    evidence = f"{label} {float(attrs.get(name, float('nan'))):.3f}"
+    if f"{name}_se" in attrs:
+        evidence += f", standard error {float(attrs[f'{name}_se']):.4f}"
     console.print(f"{evidence} ({attrs['accuracy']})", highlight=False)
     if "log_prior_normalizer_note" in attrs:
-        less = float(attrs[kind]) - float(attrs["log_prior_normalizer"])
-        error = normalised_evidence_error(attrs, kind)
+        less = float(attrs[name]) - float(attrs["log_prior_normalizer"])
+        error = normalised_evidence_error(attrs, name)
         known = f", standard error {error:.4f}" if error == error else ""
         console.print(f"less that of the prior {less:.3f}{known}: compare models by this", highlight=False)
     if output is not None:
@@ -255,11 +266,11 @@ def _finish(idata: Any, output: Path | None, target: Any) -> None:
         console.print(f"wrote {output}", highlight=False, markup=False)
 
 
-def _print_summary(idata: Any, names: list[str] | None = None) -> None:
+def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str = "all") -> None:
     """Print the first rows of a summary of the variables ``names``, of all by default."""
     import arviz as az
 
-    summary = az.summary(idata, var_names=names)
+    summary = az.summary(idata, var_names=names, kind=summary_kind)
     typer.echo(summary.head(SUMMARY_ROWS).to_string())
     if len(summary) > SUMMARY_ROWS:
         typer.echo(f"... and {len(summary) - SUMMARY_ROWS} rows more")

@@ -155,7 +155,7 @@ def _fitted(result: Any, executor: Executor | None, seed: np.random.Generator) -
 
 
 class _Given(NamedTuple):
-    """What is read of an object that is no approximation of this package, and what is taken where it has no such member."""
+    """Members read from an approximation of another package, and their defaults."""
 
     elbo: float = np.nan
     elbo_se: float = np.nan

@@ -1,4 +1,4 @@
-"""What ``ppl-backends demo`` runs: one real data set, three answers to the same question, and what each one costs.
+"""The demonstration of ``ppl-backends demo``: one real data set, three answers to the same question, and the cost of each.
 
 The model is the logistic regression of Chopin & Ridgway (2017) on the Pima data: standardised predictors and the
 weakly informative prior of Gelman et al. (2008), independent Cauchy distributions of scale 10 for the intercept and 2.5

@@ -29,7 +29,7 @@ LONGEST_VALUE = 60  # characters of a value that a message shows
 
 @dataclass(frozen=True)
 class Option:
-    """What an option may be; ``integer(1) | choice("auto")`` is one that may be either.
+    """Allowed values of an option; ``integer(1) | choice("auto")`` allows either.
 
     ``expected`` ends the message ``draws=0: expected ...``; ``read`` returns the value as the method uses it, and raises
     ValueError or TypeError for any other.

@@ -91,6 +91,7 @@ def test_stan_commands(stan_files, tmp_path):
         assert printed_evidence(result.output) == pytest.approx(LOG_EVIDENCE, abs=tolerance)
         assert "mu" in result.output
         assert "eta" not in result.output  # the table is of the parameters
+        assert ("ess_bulk" in result.output) == (command != "importance")  # resampled draws are no Markov chain
         with xr.open_dataset(output, group="posterior", engine="h5netcdf") as posterior:
             assert float(posterior["mu"].mean()) == pytest.approx(sum(Y) / 5, abs=5 * np.sqrt(1 / 5 / 1000))
     result = invoke("vi", *stan_files, "--seed", 1, "--quiet")
@@ -98,6 +99,11 @@ def test_stan_commands(stan_files, tmp_path):
     assert float(result.output.rpartition("lower bound of the log evidence ")[2].split(",")[0]) == pytest.approx(
         LOG_EVIDENCE, abs=1e-3
     )
+    resumable = ("--kernel", "mala", "--cores", 1, "--checkpoint", tmp_path / "run.ckpt", "--draws", 500, "--chains", 1)
+    runs = [invoke("smc", *stan_files, *resumable, "--seed", 1, "--quiet") for _ in range(2)]
+    assert [run.exit_code for run in runs] == [0, 0]
+    assert runs[0].output == runs[1].output
+    assert (tmp_path / "run.ckpt").exists()
     result = invoke("smc", stan_files[0], "--quiet")  # no data
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1

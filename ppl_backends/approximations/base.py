@@ -1,4 +1,4 @@
-"""What every approximation of a posterior is: a distribution on the unconstrained space with the figures of its method."""
+"""Base of approximations of a posterior: a distribution on the unconstrained space with the figures of its method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller hands over as an approximation: an object, be it of another library, or draws."""
+"""Approximations that a caller gives: an object, also of another library, or draws."""
 
 from __future__ import annotations
 

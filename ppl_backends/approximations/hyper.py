@@ -27,7 +27,7 @@ BOX, MAX_BOXES = 1.5, 12  # half width of the boxes that the mode is looked for 
 
 
 class HyperParameters(NamedTuple):
-    """What was integrated over, and how.
+    """Hyper-parameters that were integrated over, with points and weights.
 
     Attributes
     ----------

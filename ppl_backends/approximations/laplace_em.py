@@ -108,7 +108,7 @@ class _Student(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Where the iterations ended."""
+    """Result of the iterations."""
 
     mean: Array
     q: Gaussian

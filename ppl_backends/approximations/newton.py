@@ -34,7 +34,7 @@ BLOCK_BYTES = 32e6
 
 
 class _Modes(NamedTuple):
-    """Where several climbs ended, row by row; ``precision`` is the negative Hessian, or its diagonal."""
+    """Results of several climbs, row by row; ``precision`` is the negative Hessian, or its diagonal."""
 
     x: Array
     log_density: Array

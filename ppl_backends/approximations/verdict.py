@@ -1,4 +1,4 @@
-r"""How far a Gaussian approximation q is from the posterior p, from a few hundred of its own points.
+r"""Distance of a Gaussian approximation q from the posterior p, from a few hundred points of q.
 
 With log weights w = log p(x, y) − log q(x) at points x of q, and r = ∇w in the coordinates where q is standard normal,
 Stein's identity gives E_q[r] = Cov_q(z, w) and E_q[z rᵀ] = E_q[∇²w]. To first order in w these are the difference of the
@@ -36,7 +36,7 @@ LARGEST_OUTSIDE = 0.05  # share of points without density
 
 
 class Verdict(NamedTuple):
-    """What the points say of a Gaussian: what is wrong with it (empty where nothing is), and figures."""
+    """Verdict on a Gaussian from its points: the fault (empty if there is none), and figures."""
 
     trouble: str
     figures: dict[str, float]

@@ -44,7 +44,7 @@ class BinaryRegression(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What a file holds: the label that means y = 1, whether it came z-scored with an intercept, and what it is."""
+    """Contents of a file: the label that means y = 1, whether it is z-scored with an intercept, and a description."""
 
     positive: str
     prepared: bool

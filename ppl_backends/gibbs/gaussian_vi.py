@@ -124,7 +124,7 @@ class GibbsVI(GaussianApproximation):
 
 
 class Solution(NamedTuple):
-    """Where a solver ended; ``gap`` is NaN where the loss is not convex."""
+    """Result of a solver; ``gap`` is NaN where the loss is not convex."""
 
     q: Gaussian
     value: float

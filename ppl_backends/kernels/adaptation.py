@@ -1,4 +1,4 @@
-"""What chains learn while they tune: a step size by dual averaging, and the shape of their proposals by windows.
+"""Adaptation while chains tune: a step size by dual averaging, and the shape of proposals by windows.
 
 The adaptation of all kernels. Chains that move as one batch adapt each for itself, as they would alone, or pool what they
 learn where a chain by itself learns little: one that sticks at an estimate that came out too large has no shape to show.

@@ -54,7 +54,7 @@ class ChainDensity(Protocol):
 
 
 class ChainState(NamedTuple):
-    """Where chains are, and what they move with.
+    """Positions of chains, and the parameters of their moves.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ Density = Callable[[Array, np.random.Generator], S]
 
 
 class KernelParameters(NamedTuple):
-    """What a kernel moves with.
+    """Parameters of a kernel's moves.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class KernelParameters(NamedTuple):
 
 
 class KernelInfo(NamedTuple):
-    """What one step did.
+    """Figures of one step.
 
     Attributes
     ----------

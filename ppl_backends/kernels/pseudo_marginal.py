@@ -33,7 +33,7 @@ ALARM = 4.0
 
 
 class _Values(dict[str, Array]):
-    """What the estimator sees, with one clear line for what it does not."""
+    """The variables that an estimator sees; any other raises an error of one line."""
 
     def __missing__(self, name: str) -> Array:
         raise ModelError(

@@ -96,7 +96,7 @@ class FirstPairs(NamedTuple):
 
 
 class CycleParameters(NamedTuple):
-    """Which of a mixed kernel's proposals is next, and its step.
+    """The next proposal of a mixed kernel, and its step.
 
     Attributes
     ----------

@@ -154,7 +154,7 @@ class _Found(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What all methods of a call have in common."""
+    """Arguments that all methods of a call share."""
 
     target: BaseTarget
     draws: Draws

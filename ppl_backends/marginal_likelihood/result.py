@@ -1,4 +1,4 @@
-"""What an evidence from draws comes back as."""
+"""The result of an evidence from draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search is over: a design and a response, or the coefficients of a model; brought to one form."""
+"""Forms of a search: a design and a response, or the coefficients of a model."""
 
 from __future__ import annotations
 

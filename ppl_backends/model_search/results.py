@@ -30,7 +30,7 @@ class Listed(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a search found: models ``(chains, draws, m)``, inclusion probabilities, and the models worth listing."""
+    """Result of a search: models ``(chains, draws, m)``, inclusion probabilities, and the most probable models."""
 
     bits: Bits
     inclusion: Array

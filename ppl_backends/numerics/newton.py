@@ -23,7 +23,7 @@ class Expansion(NamedTuple):
 
 
 class Summit(NamedTuple):
-    """Where a climb ended; ``step`` is N(H⁻¹g, H⁻¹): the Newton step, and the covariance of the Laplace approximation.
+    """Result of a climb; ``step`` is N(H⁻¹g, H⁻¹): the Newton step, and the covariance of the Laplace approximation.
 
     ``gain`` is ½ gᵀH⁻¹g, what the step promises; a climb ``settled`` if it ended before its iterations did.
     """

@@ -21,7 +21,7 @@ from ppl_backends.smc.core import Start
 
 @dataclass(frozen=True)
 class Chain:
-    """How the state of a chain moves on and what it means for the next interval: α, β and γ, each ``(dim,)``."""
+    """Recursion of a chain's state and its effect on the next interval: α, β and γ, each ``(dim,)``."""
 
     keep: Array
     gain: Array

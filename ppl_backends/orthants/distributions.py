@@ -20,7 +20,7 @@ REJECTIONS = 50  # rounds for draws of many truncated vectors at once
 
 
 class _Distribution:
-    """What ``pm.CustomDist`` makes of a log probability, a sampler and a signature, under a name of its own."""
+    """A ``pm.CustomDist`` of a log probability, a sampler and a signature, with its own name."""
 
     signature: str
     dtype = "int64"

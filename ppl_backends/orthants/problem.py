@@ -1,4 +1,4 @@
-"""What a user gives as a rectangle, read and reduced: finite bounds, variances above zero, mean removed."""
+"""Rectangles as users give them, reduced to finite bounds, positive variances and mean zero."""
 
 from __future__ import annotations
 

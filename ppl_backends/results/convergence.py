@@ -1,4 +1,4 @@
-"""What chains of draws say of themselves, by ArviZ: R̂ and effective numbers of draws."""
+"""Convergence diagnostics of chains by ArviZ: R̂ and effective sample sizes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _LONGEST_PAST = 2**25  # random numbers
 
 
 class _Lattice(ExponentialFamily):
-    """What both models share: colours 0, ..., q − 1, a coupling J between equal neighbours, and a field by colour."""
+    """Base of both models: colours 0, ..., q − 1, a coupling J between equal neighbours, and a field by colour."""
 
     _METHODS: ClassVar[tuple[str, ...]] = ("transfer", "swendsen_wang", "gibbs")
     _EXACT: ClassVar[tuple[str, ...]] = ("transfer", "cftp")

@@ -22,7 +22,7 @@ METHODS = ("vi", "ep", "smc")
 
 
 class _LinearGibbs(ClassifierMixin, BaseEstimator):
-    """What classifier and ranker share: linear scores Xθ under a pseudo-posterior of θ."""
+    """Base of classifier and ranker: linear scores Xθ under a pseudo-posterior of θ."""
 
     loss: Any
     prior_scale: float

@@ -48,7 +48,7 @@ def run_chains(
 
 
 class Shows(NamedTuple):
-    """What is shown of a run: names of figures; and from a run how far it is, from 0 to 1, with these figures."""
+    """Display of a run: names of figures, and a function that returns progress from 0 to 1 with these figures."""
 
     fields: tuple[str, ...]
     figures: Callable[[SMCState], tuple[float, dict[str, float | str]]]

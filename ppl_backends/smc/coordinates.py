@@ -1,4 +1,4 @@
-"""What particles are moved in: a change of variables where their density has funnels, and a metric in the new ones.
+"""Coordinates of moves: a change of variables where the density has funnels, and a metric in the new ones.
 
 Both come from the particles of the stage. Kernels see neither the path nor the change, and nothing outside sees either.
 """

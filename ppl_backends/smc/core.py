@@ -101,7 +101,7 @@ def begin(
 
 
 class Start(NamedTuple):
-    """Where a path begins: equally weighted particles, and the log of the integral of γ₀ or its estimate.
+    """Start of a path: equally weighted particles, and the log of the integral of γ₀ or its estimate.
 
     ``lineage`` says which particles depend on each other, and how far that log is off; independent ones by default.
     ``figures`` is what is to be known of the start later.
@@ -208,7 +208,7 @@ class Watch(Protocol):
 
 
 class Parts(NamedTuple):
-    """What a run is put together from.
+    """Parts of a run.
 
     Attributes
     ----------

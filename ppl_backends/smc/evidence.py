@@ -1,4 +1,4 @@
-r"""How far a log evidence can be trusted: variance from one run's lineages, and over several runs.
+r"""Variance of a log evidence, from one run's lineages, and over several runs.
 
 One run. With G_t^i the incremental weight of particle i at stage t over its mean, log Ẑ − log Z ≈ Σ_t (1/N) Σ_i (G_t^i − 1).
 Particles that descend from different initial ones are independent, so with E_t^i the initial ancestor of particle i

@@ -42,7 +42,7 @@ _MEDIAN_OF_SQUARE = 0.4549364  # of a standard normal variable
 
 
 class Growth(NamedTuple):
-    """How many particles a filter has.
+    """Numbers of particles of a filter.
 
     Attributes
     ----------

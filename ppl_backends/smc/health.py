@@ -1,4 +1,4 @@
-"""Whether a run can be trusted, from figures it already has, and which of its evidences is reported."""
+"""Verdicts on a run from its figures, and the choice of the evidence that is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LARGEST_REPAIR = 1.0
 
 
 class ShortSteps(NamedTuple):
-    """What moves with a quarter of the step did to the last particles.
+    """Effect of moves with a quarter of the step on the last particles.
 
     ``divergent`` is the share of their trajectories that diverged; ``shift`` how much further particles went to where the
     energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards.
@@ -269,7 +269,7 @@ def _remembers(move: MoveSummary) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What is reported of the evidence, by which method, and the reasons against that of tempering.
+    """The reported evidence, its method, and the reasons against that of tempering.
 
     Where that is not to be trusted, ``replaced`` says what was reported in its place.
     """

@@ -286,7 +286,7 @@ class _Blocks(Watcher):
 
 
 class RowsCall(NamedTuple):
-    """What calls that let rows in have in common: how, where, and which groups are ``asked`` of the result."""
+    """Arguments of calls that add rows: settings, places, and the groups ``asked`` of the result."""
 
     clock: float
     settings: Settings

@@ -1,4 +1,4 @@
-"""Whether the ladder lost a mode: climbs from places that earlier particles saw and the last ones did not.
+"""Search for modes that the ladder lost: climbs from places that earlier particles visited and the last ones did not.
 
 Where two modes separate late, all particles can end in one of them, and nothing that these particles know tells of the other.
 Particles of earlier, wider temperatures do. Some of every stage are kept, with the density at the end of the path. At

@@ -1,4 +1,4 @@
-"""What particles that were moved still know of where they were.
+"""Autocorrelation of particles with their positions before the moves.
 
 Separated modes are a case of their own. No move of a local kernel crosses between them, and none has to: a kernel that mixes
 within each mode leaves the target invariant, the masses of the modes are estimated by the weights as the evidence is, and the

@@ -1,4 +1,4 @@
-"""What is written down of a run: figures of its stages, the plan of a pilot, the ladder, and the run as it ended."""
+"""Records of a run: figures of its stages, the plan of a pilot, the ladder, and the final state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stage_figures(step: Step) -> Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pilot run decides, stage by stage, for the run that it is the pilot of: betas, and the moves there.
+    """Decisions of a pilot run for its main run, stage by stage: betas and moves.
 
     Moves are None where the pilot made none; ``pilot`` says that the run is the pilot, whose evidence is not reported.
     """
@@ -108,7 +108,7 @@ class Visited:
 
 @dataclass(frozen=True)
 class SMCResult(SMCState):
-    """What one run leaves; ``ended`` says what ended it, empty for the end of its path."""
+    """Result of one run; ``ended`` says what ended it, empty for the end of its path."""
 
     ended: str = ""
 

@@ -24,7 +24,7 @@ _SWEEPS_WITH = 20  # particles; filters between the rows have as many as their e
 
 @dataclass(frozen=True)
 class BothTunings:
-    """What steps of both kinds have learned."""
+    """Tunings of both kinds of steps."""
 
     metropolis: Any
     gibbs: AcceptanceTuning

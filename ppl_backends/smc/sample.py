@@ -261,7 +261,7 @@ def sample_smc(
 
 
 class _Call(NamedTuple):
-    """What all chains of a call have in common."""
+    """Arguments that all chains of a call share."""
 
     path: TemperingPath
     kernel: Kernel

@@ -39,7 +39,7 @@ _FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
 
 
 class Settings(NamedTuple):
-    """How a run is made; with ``len_chain``, moves are waste-free chains of that many states.
+    """Settings of a run; with ``len_chain``, moves are waste-free chains of that many states.
 
     An ``unbiased`` run is made twice, the second time as the first decided: betas and moves no longer depend on the
     particles, and the evidence (not its log) has no bias. After ``max_time`` seconds no further stage is begun.

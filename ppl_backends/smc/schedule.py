@@ -118,7 +118,7 @@ def _tilted(increment: Array, step: float) -> Array:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the next beta is found: by the ``"ess"``, the conditional ``"cess"``, or as given (``"fixed"``).
+    """Choice of the next beta: by the ``"ess"``, the conditional ``"cess"``, or as given (``"fixed"``).
 
     A step keeps the share ``fraction``, which None leaves to :func:`share_to_keep`, and at least ``asked``;
     ``len_chain`` adjacent particles are states of one chain.

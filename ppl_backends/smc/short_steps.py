@@ -1,4 +1,4 @@
-"""Whether trajectories that diverged matter: the last particles moved once more, with shorter steps.
+"""Check of diverging trajectories: the last particles are moved once more, with shorter steps.
 
 A trajectory diverges where its step is too long for the place it is in. Where that is the neck of a funnel, particles near it
 are kept out of it, and no figure of the run shows what they miss. Where it is any narrow place that shorter trajectories pass

@@ -1,4 +1,4 @@
-"""Where a run begins: draws of the start of the path, with what is known of their log normaliser.
+"""Start of a run: draws of the start of the path, with their log normaliser if it is known.
 
 A prior that can be drawn from, and a Gaussian, give independent draws and are normalised. The prior of a Stan program is a
 density only: it is sampled by a run of its own, from independent Cauchy variables (whose tails are at least as heavy as
@@ -34,7 +34,7 @@ _HOPELESS = 20  # points inside, fewer than which are no basis for an error bar
 
 
 class StartFigures(NamedTuple):
-    """What is kept of a start: the log integral of the path's base, with variance and degrees of freedom of its estimate.
+    """Figures of a start: the log integral of the path's base, with variance and degrees of freedom of its estimate.
 
     ``stages`` are those of the run that drew it, ``undefined`` the share of draws whose density is NaN or +inf, and
     ``n_draws`` more than particles where few draws are inside the support.

@@ -1,4 +1,4 @@
-"""How far a sub-sampled acceptance probability is from the exact one: E|a − â|, by full passes at a few states."""
+"""Error of a sub-sampled acceptance probability: E|a − â|, by full passes at a few states."""
 
 from __future__ import annotations
 

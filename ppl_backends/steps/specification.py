@@ -1,4 +1,4 @@
-"""What all step methods of ``pb.steps`` share: options now, a target later."""
+"""Base of the step methods of ``pb.steps``: options now, a target later."""
 
 from __future__ import annotations
 

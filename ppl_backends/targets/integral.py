@@ -1,4 +1,4 @@
-"""The integral of a prior as written, and what results say of it."""
+"""The integral of a prior as written, and its entry in results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a prior is proper, seen from how its log density falls along the coordinate axes."""
+"""Check whether a prior is proper, from the fall of its log density along the coordinate axes."""
 
 from __future__ import annotations
 

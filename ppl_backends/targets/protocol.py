@@ -194,7 +194,7 @@ class Observations:
 
 @runtime_checkable
 class Target(Protocol):
-    """What methods may ask of a model; see the module docstring and ``docs/targets.md``."""
+    """Interface of a model for all methods; see the module docstring and ``docs/targets.md``."""
 
     dim: int
     names: tuple[str, ...]

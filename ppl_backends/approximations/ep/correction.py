@@ -1,4 +1,4 @@
-"""What EP leaves out, to second order: how the non-Gaussian shapes of two tilted distributions act on each other.
+"""Second-order corrections of EP: the interaction of the non-Gaussian shapes of two tilted distributions.
 
 EP's evidence misses the factor E_q[∏ᵢ tᵢ/t̃ᵢ]. Its first term in an expansion by pairs of sites is
 

@@ -51,7 +51,7 @@ class Options(NamedTuple):
 
 
 class EPRun(NamedTuple):
-    """Where EP ended: the global Gaussian, the sites behind it, and one sweep from there with checked quadrature."""
+    """Result of the iterations of EP: the global Gaussian, its sites, and one sweep from there with checked quadrature."""
 
     q: Gaussian
     state: SiteState

@@ -1,4 +1,4 @@
-"""What EP returns: a Gaussian, its sites, leave-one-out densities and marginals beyond Gaussian."""
+"""The result of EP: a Gaussian, its sites, leave-one-out densities and marginals beyond Gaussian."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class EPSites(NamedTuple):
 
 
 class ShardUpdate(NamedTuple):
-    """What one shard returns from one sweep: the sites that match the tilted moments, and their sums Σ τ a aᵀ and Σ ν a.
+    """Result of one shard and one sweep: the sites that match the tilted moments, and their sums Σ τ a aᵀ and Σ ν a.
 
     ``log_factor`` is each site's share of the evidence, ``log_z`` the log normaliser of tᵖ against its cavity; moments
     are of the predictor; ``failed`` sites stay as they were.

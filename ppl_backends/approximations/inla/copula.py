@@ -69,7 +69,7 @@ def _quantiles(grid: Array, density: Array) -> Array:
 
 
 class GaussianCopula(Approximation):
-    """What improved Laplace returns for a posterior: marginals, and the dependence of the Gaussian at its mode.
+    """The distribution of improved Laplace: marginals, and the dependence of the Gaussian at the mode.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What ``fit_inla`` returns: marginals beyond Gaussian, evidence and a joint distribution to draw from."""
+"""The result of ``fit_inla``: marginals beyond Gaussian, evidence and a joint distribution to draw from."""
 
 from __future__ import annotations
 

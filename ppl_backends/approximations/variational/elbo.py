@@ -36,7 +36,7 @@ class SampleAverage:
 
 
 class Search(NamedTuple):
-    """How far an optimiser goes: points of its first and largest sample, and iterations in all or with a fixed sample."""
+    """Limits of an optimiser: points of its first and largest sample, and iterations in all or with a fixed sample."""
 
     draws: int
     max_draws: int
@@ -47,7 +47,7 @@ class Search(NamedTuple):
 
 
 class VariationalFit(NamedTuple):
-    """Where an optimiser ended; the parameters of its family, based at the fit, are zero.
+    """Result of an optimiser; the parameters of its family, based at the fit, are zero.
 
     ``change`` is the last root mean square change of means (in standard deviations) or of log scales, ``draws`` the
     size of the last sample, and ``history`` has points, bound, iterations and change of each sample or phase.

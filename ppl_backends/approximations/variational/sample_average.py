@@ -27,7 +27,7 @@ Objective = Callable[[Array], tuple[float, Array]]
 
 
 class Maximum(NamedTuple):
-    """Where :func:`maximise` ended; ``expected_gain`` is what a Newton step would still gain."""
+    """Result of :func:`maximise`; ``expected_gain`` is the expected gain of another Newton step."""
 
     x: Array
     value: float

@@ -80,7 +80,7 @@ def estimate_of(rows: Rows, x: Array, residuals: Array) -> tuple[float, float]:
 
 
 class _Subsampled(RowsKernel):
-    """What the kernels on a subset share.
+    """Base of the kernels on a subset.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ from ppl_backends.targets.protocol import Array
 
 @dataclass(frozen=True)
 class ExactPoints(Population):
-    """Points with what is known of them without a look at the rows.
+    """Points with the figures that need no rows.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class RowSampler:
 
 
 class _Exact(RowsKernel):
-    """What both share."""
+    """Base of both exact kernels."""
 
     stats: Mapping[str, type] = {"rows": int}
 

@@ -1,4 +1,4 @@
-"""What kernels on the rows of a likelihood share: a record for one point, random-walk proposals, and a check now and then.
+"""Base of kernels on the rows of a likelihood: a record for one point, random-walk proposals, and periodic checks.
 
 Such a kernel knows its rows, so that it is its own density: it says what belongs to a point, and where a chain starts.
 Its steps cost microseconds; points are moved one after the other, and where the rows are compiled a draw is a run of

@@ -1,4 +1,4 @@
-"""What every evidence of a model is: a function of its columns, and the posterior of its coefficients."""
+"""Base of evidences of models: a function of the columns, and the posterior of the coefficients."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class LaplaceEvidence(Evidence):
 
 
 class Proposal(Protocol):
-    """What fits a Gaussian to a model that compiled functions evaluate."""
+    """Compiled functions that fit a Gaussian to a model."""
 
     compiled: Any
     laplace: Any

@@ -23,7 +23,7 @@ jit = numba.njit(cache=True, nogil=True)
 
 
 class Form(NamedTuple):
-    """What the evidences of all models are made of.
+    """Data from which the evidences of all models are computed.
 
     Attributes
     ----------

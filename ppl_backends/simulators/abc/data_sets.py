@@ -26,14 +26,14 @@ class OutOfBudget(Exception):
 
 
 class Keeping(NamedTuple):
-    """Whether summaries of all data sets, and the first two data sets themselves, are kept."""
+    """Flags: keep summaries of all data sets, and keep the first two data sets."""
 
     summaries: bool
     data: bool
 
 
 class DataSets(NamedTuple):
-    """What was simulated at ``n`` points.
+    """Simulations at ``n`` points.
 
     Attributes
     ----------

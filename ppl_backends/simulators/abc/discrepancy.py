@@ -1,4 +1,4 @@
-"""How far simulated data are from the observed: summaries of data sets, and distances between summaries."""
+"""Discrepancies of simulated and observed data: summaries of data sets, and distances between summaries."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class AbcTarget(WrappedTarget):
 
 
 class Settings(NamedTuple):
-    """What is asked of a problem: tolerance and kernel.
+    """Requested settings of a problem: tolerance and kernel.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Settings(NamedTuple):
 
 
 class AbcProblem:
-    """What the samplers ask of a model.
+    """Interface of a model for the samplers.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ Variables = dict[str, tuple[tuple[str, ...], Any]]
 
 
 class Found(NamedTuple):
-    """What a way of sampling came to.
+    """Result of a sampler.
 
     Attributes
     ----------

@@ -209,7 +209,7 @@ def sample_abc(
 
 
 class _Call(NamedTuple):
-    """What every way of sampling needs."""
+    """Arguments that all samplers need."""
 
     problem: AbcProblem
     plan: Plan

@@ -43,7 +43,7 @@ ADAPTATION_SHARE = 0.5  # of a budget, that stages before the last may use
 
 
 class Plan(NamedTuple):
-    """How large stages are.
+    """Sizes of stages.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ def run_sequential(
 
 @dataclass
 class _Course:
-    """How far the stages have come.
+    """Progress of the stages.
 
     Attributes
     ----------

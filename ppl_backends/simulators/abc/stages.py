@@ -59,7 +59,7 @@ class Picking(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What the simulations of some points came to.
+    """Results of the simulations of some points.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Weights(NamedTuple):
 
 
 class Budget:
-    """How many simulations, and how many seconds, are left.
+    """Remaining simulations and seconds.
 
     Parameters
     ----------

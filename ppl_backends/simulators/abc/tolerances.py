@@ -106,7 +106,7 @@ class AbcPoints(Population):
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How the next tolerance is found.
+    """Choice of the next tolerance.
 
     Attributes
     ----------

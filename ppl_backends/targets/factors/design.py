@@ -12,7 +12,7 @@ from ppl_backends.numerics.arrays import Array
 
 
 class Design(ABC):
-    """What EP asks of a matrix A ``(n, d)`` of rows; subclasses need not hold its elements."""
+    """Interface of a matrix A ``(n, d)`` of rows for EP; subclasses need not store its elements."""
 
     shape: tuple[int, int]
 

@@ -71,7 +71,7 @@ class ConditionalFactors(ABC):
 
 
 class Refusal(ModelError):
-    """What is in the way of factors while no more is given, and the coordinate that is, where that is known."""
+    """The reason why there are no factors unless more variables are given, and the coordinate responsible, if known."""
 
     def __init__(self, message: str, coordinate: int = -1) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Which graphs of a model are compiled, by which backend, and what happens when a backend cannot."""
+"""Compilation of a model's graphs: choice of the backend, and fallbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""What the density of a free variable integrates to on the unconstrained space, given its parents, in closed form.
+r"""Integrals of the density of a free variable on the unconstrained space, given its parents, in closed form.
 
 PyMC normalises its densities in model space, with two exceptions: of ``LKJCholeskyCov`` and ``LKJCorr`` (before PyMC 6) and
 of ``CAR`` it leaves out constants. A transform can map the line to a part of the support only, as ``log`` does on a Normal:

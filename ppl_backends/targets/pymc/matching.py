@@ -1,4 +1,4 @@
-"""What graphs are recognised by: elementwise operations, their arguments, and constants."""
+"""Recognition of graphs: elementwise operations, their arguments, and constants."""
 
 from __future__ import annotations
 

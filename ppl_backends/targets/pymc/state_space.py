@@ -28,7 +28,7 @@ from ppl_backends.targets.state_space.target import StateSpaceData, StateSpaceTa
 
 
 class StateSpaceVariable:
-    """What a state-space variable knows of itself; it stands where ``pm.CustomDist`` has a function of draws.
+    """Description of a state-space variable, in the place of the function of draws of ``pm.CustomDist``.
 
     Attributes
     ----------

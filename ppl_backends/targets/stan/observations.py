@@ -25,7 +25,7 @@ POINTWISE_EVALUATIONS = 1 << 16  # of one-row models in one call, which bounds t
 
 @dataclass(frozen=True)
 class Rows:
-    """Which integer counts the observations, how many there are, and which axis of each variable runs over them."""
+    """Rows of data: the integer that counts them, their number, and the axis of each variable that runs over them."""
 
     count: str
     n: int

@@ -1,4 +1,4 @@
-"""A Stan program as text, and what stanc says of it."""
+"""A Stan program as text, and stanc's information on it."""
 
 from __future__ import annotations
 

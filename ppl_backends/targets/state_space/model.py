@@ -19,7 +19,7 @@ from ppl_backends.options import checked, function, integer, none
 
 
 class Parameters:
-    """What the functions of a model see as ``p``: parameters, covariates of the row, and ``y_previous``, the row before.
+    """Argument ``p`` of a model's functions: parameters, covariates of the row, and ``y_previous``, the row before.
 
     Parameters
     ----------

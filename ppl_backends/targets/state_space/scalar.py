@@ -55,7 +55,7 @@ class Term(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a function takes: the text of its entries, such as ``"x[i, {}]"``, its shape and type, and where it changes."""
+    """Argument of a function: the text of its entries, such as ``"x[i, {}]"``, its shape and type, and where it changes."""
 
     text: str
     shape: tuple[int, ...]

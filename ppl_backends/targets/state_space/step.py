@@ -28,7 +28,7 @@ Rows = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a compiled filter depends on beside the shapes of arrays.
+    """Everything but array shapes that a compiled filter depends on.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Carry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step leaves: the filters, increments ``(n_theta,)``, ancestors ``(n_theta, n_x)``, who resampled.
+    """Result of a step: the filters, increments ``(n_theta,)``, ancestors ``(n_theta, n_x)``, and flags of resampling.
 
     ``log_g`` ``(n_theta, n_x)`` are the logs of what the weights were multiplied by.
     """

@@ -1,4 +1,4 @@
-"""Where a filter's normals come from: a seed per filter, a Sobol net, or normals that are given.
+"""Sources of a filter's normals: a seed per filter, a Sobol net, or given normals.
 
 Every stream says what one row of data takes: standard normals for the states, and a uniform offset for resampling. A seed
 together with the number of a row determines both, so that any stretch of a filter can be computed again.

@@ -1,4 +1,4 @@
-"""Which variables have to be given, and what every term is then: constant, Gaussian, or sites of one scalar each.
+"""Structure of terms: variables that have to be given, and the kind of every term then: constant, Gaussian, or sites.
 
 Which quantities are affine and which terms quadratic is found by differences, at distances from .3 to 3e4 from the origin: an
 operation counts for what it does, not for what it is called. A term is cut from the parameters at affine quantities through
@@ -202,7 +202,7 @@ TOLERANCE = 1e-9
 
 
 class Labels(NamedTuple):
-    """What is affine and what is quadratic."""
+    """Labels of affine and quadratic quantities."""
 
     affine: set[Variable]
     quadratic: list[bool]  # one for each term

@@ -1,4 +1,4 @@
-"""What a Stan program computes at many points, with some coordinates held, and which quantity is its linear predictor."""
+"""Quantities of a Stan program at many points, with some coordinates held, and the choice of its linear predictor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flows into each increment of a Stan program's log density.
+"""Flow of variables into each increment of a Stan program's log density.
 
 This follows the data and the parameters of a program through transformed data, transformed parameters, local variables,
 loops, conditions and user functions: an abstract interpretation of stanc's MIR (:mod:`ppl_backends.targets.stan.split.mir`)

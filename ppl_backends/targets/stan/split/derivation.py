@@ -1,4 +1,4 @@
-"""Which statements of a Stan program are likelihood, from the flow of data through it.
+"""Likelihood statements of a Stan program, from the flow of data through it.
 
 * *Observed* are the data that are the outcome of some density, the left of ``~`` or in front of the bar, with no
   parameter mixed in; a generated quantity ``log_lik`` says so too.
@@ -50,7 +50,7 @@ def _derived(program: StanProgram, likelihood_data: tuple[str, ...] | None) -> D
 
 
 class Derivation:
-    """Which statements are likelihood, from the flow of data through the program."""
+    """Likelihood statements, from the flow of data through the program."""
 
     def __init__(self, program: StanProgram, likelihood_data: Sequence[str] | None) -> None:
         self.label = program.label

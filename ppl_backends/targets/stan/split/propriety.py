@@ -1,4 +1,4 @@
-"""Whether the prior of a Stan program is proper, as far as its statements say so without compiling them.
+"""Check whether the prior of a Stan program is proper, from its statements, without compilation.
 
 A parameter with an unbounded range has a flat prior if no statement of the prior mentions it, or only densities of other
 unbounded parameters given it do, such as those of group effects given their deviation. The other way round, a prior is

@@ -29,7 +29,7 @@ from ppl_backends.targets.stan.split.mir import variables
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How the prior of a program is to be evaluated on its own."""
+    """A way to evaluate the prior of a program alone."""
 
     route: str  # ``"prior_only"``, ``"no_observations"``, ``"lprior"`` or ``"derived"``; see the module docstring
     description: str  # one line for the user: what was taken for the prior and what for the likelihood
