@@ -7,6 +7,8 @@ tails; a random walk moves those, and is slow elsewhere. Each is a Metropolis st
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ppl_backends.kernels.independent import Independent
@@ -18,7 +20,7 @@ class Cycle(Kernel):
     """A random walk and independent proposals, of which the parameters say which is next; else a coin does."""
 
     name = "mixed"
-    parts = (RandomWalk(), Independent())
+    parts: ClassVar[tuple[Kernel, ...]] = (RandomWalk(), Independent())
 
     def initial_scale(self, dim: int) -> float:
         return self.parts[0].initial_scale(dim)

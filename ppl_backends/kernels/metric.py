@@ -148,7 +148,8 @@ def cross_fitted_metric(
     """
     half, estimate = len(x) // 2 if half is None else half, METRICS[kind]
     points = x[half:], x[:half]
-    return SplitMetric(*(estimate(part, reference) for part in points), n_first, points)
+    first, second = (estimate(part, reference) for part in points)
+    return SplitMetric(first, second, n_first, points)
 
 
 @dataclass(frozen=True)
