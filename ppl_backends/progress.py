@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -11,10 +12,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 VALUE, BAR, ELAPSED = 7, 8, 8  # columns that a figure, the shortest bar and the clock take
+PATIENCE = 1.0  # seconds before a bar is drawn, so that short calls draw none
 
 
 class ChainProgress:
-    """Progress of several chains; a context manager, which draws nothing unless ``enabled``, on a terminal or in a notebook.
+    """Progress of several chains; a context manager, which draws only if ``enabled``, on a terminal or in a notebook.
+
+    The first update after a second draws the bars, so that shorter calls draw nothing.
 
     ``fields`` are names of figures beside the bar, in order; a narrow terminal leaves out those in the middle.
     """
@@ -35,9 +39,10 @@ class ChainProgress:
         shows = enabled and (console.is_terminal or console.is_jupyter)
         self._progress = Progress(*columns, console=console, disable=not shows, transient=False)
         self._tasks: list = []
+        self._began, self._drawn = 0.0, False
 
     def __enter__(self) -> ChainProgress:
-        self._progress.__enter__()
+        self._began = perf_counter()
         blank: dict[str, Any] = dict.fromkeys(self.fields, "")
         for chain in range(self.chains):
             name = f"{self.description} · chain {chain}" if self.chains > 1 else self.description
@@ -48,11 +53,15 @@ class ChainProgress:
         """Show that ``completed`` (a share in [0, 1]) of a chain is done, with its current figures."""
         shown: dict[str, Any] = {name: _short(name, value) for name, value in figures.items()}
         self._progress.update(self._tasks[chain], completed=completed, **shown)
+        if not self._drawn and perf_counter() - self._began > PATIENCE:
+            self._drawn = True
+            self._progress.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.__exit__(kind, error, trace)
+        if self._drawn:
+            self._progress.stop()
 
 
 def _fitting(fields: Sequence[str], room: int) -> list[str]:

@@ -1,12 +1,15 @@
 """Every Python block of the README and of the documentation runs, page by page, with nothing but what the page defines."""
 
 import ast
+import inspect
 import re
 import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+
+import ppl_backends as pb
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -76,3 +79,32 @@ def test_every_warning_is_in_the_guide():
     assert len(openings) > 50
     missing = sorted(opening for opening in openings if len(opening.split()) > 2 and opening not in guide)
     assert not missing, "add these messages to docs/guides/when_it_warns.md, with what they mean and what to do"
+
+
+def anchors(page):
+    """Anchors of the headings of a page, as MyST and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    for link in links:
+        if "://" in link or "auto_examples" in link:  # the gallery is built with the documentation
+            continue
+        path, _, anchor = link.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), link
+        assert not anchor or anchor in anchors(found), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_of_the_package_in_a_page_exist(page):
+    for name in sorted(set(re.findall(r"\bpb\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", page.read_text()))):
+        found = pb
+        for part in name.split("."):
+            found = getattr(found, part, None)
+            assert found is not None, f"pb.{name}"
+            if not inspect.ismodule(found):
+                break
