@@ -29,6 +29,15 @@ app = typer.Typer(
 )
 console = Console()
 
+DEMO_MODEL = (
+    "Model: logistic regression of diabetes on seven standardised predictors of 532 women (Pima), independent Cauchy priors "
+    "of scale 10 for the intercept and 2.5 for the others."
+)
+DEMO_ERRORS = (
+    "Laplace has no error bar: its Gaussian is off by an unknown bias. The bars of tempering SMC show each chain's own log "
+    "evidence; the result averages the chains, and uses bridge sampling from their last particles where that is more "
+    "precise, so its standard error is smaller than the spread of the chains."
+)
 SUMMARY_ROWS = 60
 GROUP_BYTES = 50_000  # that a group of a NetCDF file takes beside its numbers, at most
 REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy", "bridgestan", "cmdstanpy", "httpstan")
@@ -97,6 +106,7 @@ def demo(
     with _one_line_errors():
         output.mkdir(parents=True, exist_ok=True)
         _check_finish(output / "pima_posterior.nc")
+        console.print(DEMO_MODEL, highlight=False)
         answers, laplace, idata = run_demo(draws, seed, progressbar=not quiet)
         _print_summary(idata)
         table = Table("method", "accuracy", "log evidence", "standard error", "seconds")
@@ -104,6 +114,7 @@ def demo(
             se = "" if answer.standard_error != answer.standard_error else f"{answer.standard_error:.4f}"
             table.add_row(answer.method, answer.accuracy, f"{answer.log_evidence:.3f}", se, f"{answer.seconds:.1f}")
         console.print(table)
+        console.print(DEMO_ERRORS, highlight=False)
         picture, file = output / "pima_posterior.png", output / "pima_posterior.nc"
         plot_posterior(idata, laplace, picture)
         _write(idata, file)
