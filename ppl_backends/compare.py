@@ -59,9 +59,9 @@ def compare_evidence(
     Parameters
     ----------
     results : mapping of str to InferenceData, Evidence, approximation or model
-        By model name: what ``sample_smc``, ``sample_importance``, ``evidence``, ``fit_laplace``, ``fit_ep`` or ``fit_vi``
-        returned, or any object with ``elbo`` or ``log_evidence``. A pair (draws, model) goes to ``evidence``, and a
-        model alone to ``sample_smc``.
+        By model name: a result of ``sample_smc``, ``sample_importance``, ``evidence``, ``fit_laplace``, ``fit_ep`` or
+        ``fit_vi``, or any object with ``elbo`` or ``log_evidence``. ``evidence`` is called for a pair (draws, model), and
+        ``sample_smc`` for a model alone.
     prior_probabilities : mapping of str to float, optional
         Equal by default.
     executor : concurrent.futures.Executor, optional
@@ -72,21 +72,21 @@ def compare_evidence(
     Returns
     -------
     pandas.DataFrame
-        A row a model, the best first, with the columns
+        One row per model, the best first, with the columns
 
         ``log_evidence``
             Log of the evidence, of its approximation or of its lower bound, under the normalised prior.
         ``se``
             Its standard error; NaN where the method gives none.
         ``difference``
-            To the best model.
+            Difference to the best model's.
         ``probability``, ``probability_se``
             Posterior probability of the model among these, and its standard deviation over evidences drawn within
             their errors (Student's t where an error comes from few chains); NaN where an error is unknown.
         ``kind``
             ``"evidence"``, ``"approximate evidence"`` or ``"lower bound"``.
         ``method``
-            Where it comes from.
+            Method that gave it.
         ``trusted``
             Whether the method's own checks passed.
 

@@ -57,7 +57,7 @@ def fit_laplace(
     data : dict or path, optional
         Data of a Stan model.
     initvals : array (dim,) or (n_starts, dim), or dict, optional
-        Where to start, on the unconstrained space, or in model space as a dict. By default the origin of the
+        Start on the unconstrained space, or in model space as a dict. By default the origin of the
         unconstrained space, and if that fails eight dispersed points at once.
     representation : {"auto", "dense", "diagonal"}
         ``"auto"`` is dense up to 2,000 coordinates and diagonal above. A diagonal Gaussian has the *conditional*
@@ -75,10 +75,10 @@ def fit_laplace(
     Returns
     -------
     GaussianApproximation
-        ``converged`` says that it can be used: there is a mode, and by 256 points no posterior mean is more than a fifth
-        of a standard deviation from it and no standard deviation a fifth off, and climbs from the likeliest draws of the
-        prior elsewhere find no other mode with more than 1 % of the mass (a diagonal one is not compared). The reason
-        against it is in ``trouble``. ``log_evidence`` is NaN where there is no mode. ``diagnostics`` has
+        ``converged`` says that it can be used: there is a mode; by 256 points no posterior mean is more than a fifth
+        of a standard deviation off, and no standard deviation more than a fifth; and a search from the likeliest draws of
+        the prior elsewhere finds no other mode with more than 1 % of the mass (a diagonal Gaussian is not compared).
+        ``trouble`` has the reason if it cannot be used. ``log_evidence`` is NaN where there is no mode. ``diagnostics`` has
         ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇² log p scaled to a unit diagonal),
         ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points, ``mean_shift``, ``sd_ratio``,
         ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``, ``importance_efficiency`` and

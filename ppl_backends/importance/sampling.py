@@ -111,19 +111,18 @@ def sample_importance(
         Equally weighted draws kept per chain; a chain weighs the next power of two of points (with ``qmc=False``, as
         many points as draws).
     chains : int
-        Independent scrambles. With one there is no error from replication, and a conservative bound from the weights
-        stands in.
+        Independent scrambles. With a single one the error comes from the weights, and is a conservative bound.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
-        What the proposal is built from; ``"auto"`` is EP where the model has factors, else Laplace with the other modes
-        that climbs from draws of the prior find. Where the likelihood can only be estimated, as of state-space models, it
-        has to be given; weights then hold an unbiased estimate each, whose noise is in the errors.
+        Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search
+        from draws of the prior finds. If the likelihood can only be estimated, as for state-space models, the approximation
+        must be given; each weight then has an unbiased estimate, whose noise is part of the errors.
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
         covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
-        where the posterior's tails are heavier than a Gaussian's. Of several modes, each has its own t. ``"auto"`` fits a
-        mixture of the approximation with Student t's to a pilot run and takes it where it is clearly nearer to the posterior
-        (attribute ``proposal`` is then ``"tails"``); else it takes the approximation, or the defensive mixture where 4,096
-        points of the approximation have a Pareto k above ¼: weights then have no fourth moment, which error bars need.
+        if the posterior's tails are heavier than a Gaussian's. Each of several modes has its own t. ``"auto"`` fits a
+        mixture of the approximation with Student t's to a pilot run, and uses it if it is clearly nearer to the posterior
+        (attribute ``proposal`` is then ``"tails"``). Otherwise it uses the approximation, or the defensive mixture if 4,096
+        points of the approximation have a Pareto k above ¼: then the weights have no fourth moment, which error bars need.
     qmc : bool
         Scrambled Sobol points, else independent uniform ones.
     power : float
@@ -156,10 +155,10 @@ def sample_importance(
     Warns
     -----
     SamplerWarning
-        If the efficiency factor is below 0.1, or Pareto k above 0.7 with more than 2 % of the weight in that tail, or if
-        draws of the prior show more than 2 % of the posterior's mass where the proposal has no points, or if the mean or sd
-        of a variable is worth fewer than 50 independent draws (2 % of the points, if that is less), or if the search
-        for modes was still finding new ones when it ended: neither the evidence nor its error can be trusted.
+        If the evidence and its error cannot be trusted. Reasons are: the efficiency factor is below 0.1; Pareto k is above
+        0.7 with more than 2 % of the weight in that tail; draws of the prior show more than 2 % of the posterior's mass in
+        regions without points; the effective sample size of a mean or sd is below 50 (2 % of the points, if that is
+        less); the search for modes ended while it still found new ones.
 
     References
     ----------

@@ -52,7 +52,7 @@ def evidence(
     random_seed: SeedLike = None,
     **target_options: Any,
 ) -> Evidence:
-    """Estimate the log evidence of a model from draws of its posterior, whatever sampler made them.
+    """Estimate the log evidence of a model from draws of its posterior by any sampler.
 
     Parameters
     ----------
@@ -60,19 +60,19 @@ def evidence(
         Draws of ``pm.sample``, nutpie, CmdStanPy, Bambi, NumPyro through ArviZ, or of this package; or arrays ``(chain,
         draw, *shape)`` by name. All parameters of the model are needed, at their constrained values.
     model : pymc.Model, Bambi model, Stan program or target, optional
-        What the draws are of; the PyMC model on the context stack by default.
+        Model of the draws; the PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan program.
     method : {"auto", "bridge", "warp3", "importance", "smc"}
         ``"bridge"`` is bridge sampling between the draws and a density fitted to others of them. ``"warp3"`` is the same
         with the mean of the posterior density and its mirror image, at twice the evaluations. ``"importance"`` is
-        importance sampling by scrambled nets from what is fitted to all draws; ``"smc"`` is a short run of tempering from
-        the Gaussian of the draws. ``"auto"`` bridges, takes importance sampling where the weights are even, and SMC where
+        importance sampling by scrambled nets from a density fitted to all draws; ``"smc"`` is a short run of tempering from
+        the Gaussian of the draws. ``"auto"`` is bridge sampling, importance sampling if the weights are even, or SMC if
         the bridge fails and the draws are sound; attribute ``choice`` says why.
     proposal : {"auto", "gaussian", "student", "mixture", "hierarchical"}
-        What is fitted to the draws: a Gaussian; one mixed with Student t's; a Gaussian for each separated mode; or each
-        coordinate given those before it that tell of it, for many coordinates, funnels and skewed posteriors. ``"auto"`` is
-        what describes the second halves of the chains best when fitted to the first.
+        Density fitted to the draws: a Gaussian; one mixed with Student t's; a Gaussian for each separated mode; or a
+        distribution of each coordinate given earlier ones, for many coordinates, funnels and skewed posteriors. ``"auto"`` is
+        the one that, fitted to the first halves of the chains, describes the second halves best.
     cores : int, optional
         Threads for evaluating the density; all available by default.
     random_seed : int or numpy.random.Generator, optional

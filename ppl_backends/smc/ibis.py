@@ -71,11 +71,11 @@ def sample_ibis(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    r"""Estimate posterior and evidence by letting observations in, in their order, each predicted before it is.
+    r"""Estimate posterior and evidence by adding observations in order; each is predicted before it is added.
 
-    Iterated batch importance sampling: particles of the prior are weighted by the likelihood of as many rows as keep their
-    effective sample size, resampled, and moved by a kernel that looks at the rows so far alone. When there are more rows,
-    :func:`~ppl_backends.update_smc` goes on.
+    This is iterated batch importance sampling. Particles of the prior are weighted by the likelihood of as many rows as keep
+    their effective sample size, resampled, and moved by a kernel that uses only the rows so far.
+    :func:`~ppl_backends.update_smc` adds more rows later.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ def sample_ibis(
     ess_threshold : float or "auto"
         Share of the particles that the ESS of every reweighting keeps.
     min_moves, max_moves : int
-        Floor and cap of the number of moves per block of rows, which is otherwise automatic.
+        Smallest and largest number of moves per block of rows; the number is chosen automatically between them.
     max_time : float, optional
-        Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
+        Seconds per chain; a chain that exceeds them returns its particles, marked incomplete, after at least one block.
     checkpoint : path, optional
         File in which the run is kept after every block of rows (with one more per chain beside it). Called again with the
         same file, an unfinished run goes on from there, with the result it would have had.
@@ -108,9 +108,9 @@ def sample_ibis(
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        As from :func:`~ppl_backends.sample_smc`. Attribute ``n_observations`` is the number of rows let in, variable
-        ``n_observations`` of ``sample_stats`` that at every stage, and ``log_score`` of group ``prequential`` the log
-        predictive density of every row given those before it.
+        As from :func:`~ppl_backends.sample_smc`. Attribute ``n_observations`` is the number of rows added, variable
+        ``n_observations`` of ``sample_stats`` is their number at every stage, and ``log_score`` of group ``prequential`` is
+        the log predictive density of every row given those before it.
 
     Raises
     ------

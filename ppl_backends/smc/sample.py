@@ -122,37 +122,38 @@ def sample_smc(
     chains : int
         Independent runs; their spread is part of the evidence's standard error.
     initial : {"prior", "auto", "laplace", "ep", "vi"} or approximation
-        Where the path starts. ``"prior"`` tempers the likelihood, p(θ)L(θ)^β, and falls back to ``"laplace"`` with a
-        warning where the prior cannot be sampled; the others bridge q(θ)^{1−β}{p(θ)L(θ)}^β. ``"laplace"`` is Laplace
-        at every mode that climbs from a few draws of the prior find, ``"auto"`` EP where the target has the factors that it
-        needs, else the former. Where Laplace is a poor start, without a mode or far off, both fall back to the prior.
+        Start of the path. ``"prior"`` tempers the likelihood, p(θ)L(θ)^β; if the prior cannot be sampled, it warns and
+        uses ``"laplace"``. The others bridge q(θ)^{1−β}{p(θ)L(θ)}^β. ``"laplace"`` is Laplace at every mode that a search
+        from a few draws of the prior finds. ``"auto"`` is EP if the target has the factors for it, else Laplace. If Laplace
+        is a poor start, without a mode or far from the posterior, both use the prior.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk", "polya_gamma"}
-        ``"auto"`` takes HMC where the target has gradients, else random-walk and independent proposals in turn
-        (``"mixed"``). Attribute ``kernel`` says which it was. ``"polya_gamma"`` is the Gibbs step of logistic, negative
+        ``"auto"`` is HMC if the target has gradients, else random-walk and independent proposals in turn (``"mixed"``).
+        Attribute ``kernel`` names the kernel used. ``"polya_gamma"`` is the Gibbs step of logistic, negative
         binomial and normal regressions without hyper-parameters, whose likelihood to a power has the same latent variables;
         it needs ``initial="prior"`` and the extra of that name.
     tuning : {"auto", "acceptance", "ft", "pr"} or FirstPairs
-        Of the kernel's step, and of the number of leapfrog steps: one step for all, led to an acceptance rate; Fearnhead &
-        Taylor's carrying of each particle's own; Buchholz's trial at every temperature. ``"auto"`` is the first. The
-        last two begin with the pairs that :class:`~ppl_backends.FirstPairs` says.
+        Tuning of the kernel's step size and number of leapfrog steps. ``"acceptance"`` adapts one step size for all particles
+        to an acceptance rate; ``"ft"`` lets each particle carry its own (Fearnhead & Taylor); ``"pr"`` makes trial moves at
+        every temperature (Buchholz). ``"auto"`` is the first. :class:`~ppl_backends.FirstPairs` sets the first pairs of the
+        last two.
     metric : {"dense", "diagonal"}
-        Which scales proposals have: of the particles' covariance, or of their standard deviations alone, which costs
-        nothing in many dimensions and knows no correlations.
+        Scales of proposals: the particles' covariance, or their standard deviations alone, which is cheap in many
+        dimensions but ignores correlations.
     schedule : {"ess", "cess"} or sequence of float
-        How the betas β are found: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), particles
-        being resampled only where their ESS is below half; or as given, increasing to 1.
+        Choice of the powers β: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), with
+        resampling only when the ESS is below half; or a given sequence that increases to 1.
     ess_threshold : float or "auto"
-        Share of the particles that the ESS of every reweighting keeps; it sets the ladder. ``"auto"`` keeps a half where the
-        weights are light-tailed and the chains mix, up to 0.97 elsewhere; with ``schedule="cess"`` it is 0.9. And where in
-        the end a mean or sd is worth few independent draws, or chains contradict each other, all run again with 0.9 and four
-        times as many waste-free chains; not if ``len_chain``, ``max_time`` or ``unbiased`` is given.
+        ESS of every reweighting as a share of the particles; it determines the ladder. ``"auto"`` is a half if the
+        weights are light-tailed and the chains mix, and up to 0.97 otherwise; with ``schedule="cess"`` it is 0.9. If at the
+        end the effective sample size of a mean or sd is small, or chains disagree, ``"auto"`` runs all again with 0.9 and
+        four times as many waste-free chains, unless ``len_chain``, ``max_time`` or ``unbiased`` is given.
     min_moves, max_moves : int
-        Floor and cap of the number of moves per temperature, which is otherwise automatic.
+        Smallest and largest number of moves per temperature; the number is chosen automatically between them.
     len_chain : int, "auto" or None
-        Waste-free moves (Dau & Chopin 2022): ``draws / len_chain`` particles are resampled, each begins a chain, and of every
-        chain so many states are kept, from as many moves, or from a multiple if the states still correlate with the start.
-        ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until it has
-        mixed and keeps the last state alone.
+        Length of waste-free chains (Dau & Chopin 2022): ``draws / len_chain`` particles are resampled, each begins a chain,
+        and ``len_chain`` states of every chain are kept, from as many moves, or from a multiple if they still correlate with
+        the start. ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until
+        it has mixed and keeps only the last state.
     unbiased : bool
         Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first one found:
         its evidence (not the log) is then unbiased.
@@ -163,7 +164,7 @@ def sample_smc(
     executor : concurrent.futures.Executor, optional
         Runs the chains elsewhere, e.g. in spawned processes; the result is the same.
     max_time : float, optional
-        Seconds per chain; a chain that meets it returns what it has, marked incomplete.
+        Seconds per chain; a chain that exceeds them returns its particles so far, marked incomplete.
     checkpoint : path, optional
         File in which the run is kept after every temperature (with one more per chain beside it). Called again with the
         same file, an unfinished run goes on from there, with the result it would have had.
@@ -180,11 +181,10 @@ def sample_smc(
     -------
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with attributes ``log_evidence``, ``log_evidence_se``, ``log_evidence_df``,
-        ``log_evidence_trusted`` and ``log_evidence_method``: that of bridge sampling where the last particles are healthy and
-        its standard error is the smaller one, or there is reason to distrust that of tempering (a warning then says so);
-        else that of tempering. ``sample_stats`` with, per chain and stage, ``beta``, ``log_marginal_likelihood`` and the
-        particles' summary, and per draw ``ancestor``.
-        Particles are no time series: siblings are adjacent.
+        ``log_evidence_trusted`` and ``log_evidence_method``. The method is bridge sampling if the last particles are healthy
+        and either its standard error is smaller or tempering's evidence is distrusted (a warning then says so); else it is
+        tempering. ``sample_stats`` has, per chain and stage, ``beta``, ``log_marginal_likelihood`` and the
+        particles' summary, and per draw ``ancestor``. Particles are no time series: siblings are adjacent.
 
     Raises
     ------

@@ -69,7 +69,7 @@ def fit_ep(
     data : dict or path, optional
         Data of a Stan model.
     fraction : float or "student"
-        η of power (fractional) EP; smaller values are gentler on sites that are not log-concave and tend to variational
+        η of power (fractional) EP. Smaller values converge better for sites that are not log-concave, and tend to variational
         Bayes as η → 0. ``"student"`` is −2/(ν + 1) for Student sites, which makes their moments polynomials, and 1 for
         all others. A negative η adds the site to its cavity.
     schedule : {"parallel", "sequential"}
@@ -82,11 +82,11 @@ def fit_ep(
     initial : EPApproximation, optional
         A fit of the same sites, e.g. at neighbouring hyper-parameters. The curvature near the mode otherwise.
     executor : concurrent.futures.Executor, optional
-        Where the shards of a sweep are worked on; in this process by default.
+        Runs the shards of a sweep; this process by default.
     n_shards : int
         Pieces that the sites are cut into. The result does not depend on it.
     random_seed, progressbar
-        Taken as by every method, without effect: EP draws nothing and takes milliseconds.
+        Accepted for uniformity, without effect: EP draws nothing and takes milliseconds.
     **target_options
         Passed on to :func:`ppl_backends.as_target`.
 
@@ -104,9 +104,8 @@ def fit_ep(
     Warns
     -----
     ApproximationWarning
-        If EP did not converge, with the change it stopped at; ``converged`` is then False. If sites with several modes
-        act on each other, as spikes and slabs of correlated predictors do. If by its own estimate a standard deviation is
-        off by more than 10 %.
+        If EP did not converge, with its last change; ``converged`` is then False. If sites with several modes interact, such
+        as spikes and slabs of correlated predictors. If by EP's own estimate a standard deviation is off by more than 10 %.
 
     References
     ----------

@@ -127,11 +127,11 @@ def fit_vi(
     step : float, optional
         Length that the rule begins with, in the units of ``initial``: 0.25, or 0.1 for Adam and Adagrad.
     initial : {"auto", "laplace", "prior"}, approximation or array (dim,)
-        Where the fit begins, and the units it is measured in. ``"auto"`` is Laplace (the prior with ``annealing``, and
-        for score gradients a standard normal around the mean of ``initial_points``).
+        Start of the fit, and its units. ``"auto"`` is Laplace; with ``annealing`` it is the prior, and for score gradients a
+        standard normal around the mean of ``initial_points``.
     annealing : int or sequence of float, optional
-        Number of temperatures, or their powers λ: the fit is carried from the prior to the posterior. For targets with
-        several modes or no useful one.
+        Number of temperatures, or their powers λ: the fit goes from the prior to the posterior along them. Use it for targets
+        with several modes, or without a mode.
     minibatch : int, optional
         Rows of data per step, through ``target.observations``.
     draws, max_draws : int, optional
