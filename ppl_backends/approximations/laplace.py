@@ -143,6 +143,19 @@ def gaussian_at_mode(
     progressbar: bool = False,
 ) -> GaussianApproximation:
     """Fit the Gaussian at one mode and compare it with the posterior there; say nothing and look for no other mode."""
+    best = find_mode(target, start, dense, max_iterations, random_seed, progressbar)
+    return best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
+
+
+def find_mode(
+    target: BaseTarget,
+    start: Any = None,
+    dense: bool = True,
+    max_iterations: int = 100,
+    random_seed: SeedLike = None,
+    progressbar: bool = False,
+) -> ModeCheck:
+    """Return the best point that climbs end at, with the Gaussian there and what is wrong with it."""
     (rng,) = spawn_generators(random_seed, 1)
     best: ModeCheck | None = None
     progress = ChainProgress("Laplace", 1, ("log density", "decrement"), enabled=progressbar)
@@ -156,7 +169,7 @@ def gaussian_at_mode(
         progress.update(0, 1.0)
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
-    return best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
+    return best
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:

@@ -96,6 +96,6 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
 def _misses_a_mode(target: BaseTarget, q: Any) -> bool:
     """Return whether a draw of the prior leads to a mode beyond EP's Gaussian; log-concave sites have only one."""
     factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
-    if factors is not None and all(family.log_concave for family, _, _ in factors.sites.pieces(None)):
+    if factors is not None and factors.log_concave:
         return False
     return find_other_mode(target, GaussianApproximation(q.mean, q.cov)) is not None

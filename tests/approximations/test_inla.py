@@ -136,6 +136,22 @@ def test_separated_data_have_no_mode():
     assert np.isnan(q.log_evidence)
 
 
+def test_a_climb_into_a_funnel_has_a_result():
+    """The likelihood has two predictors, so that nothing is integrated over, and the joint density has no mode."""
+    import pymc as pm
+
+    rng, group = np.random.default_rng(3), np.arange(60) % 10
+    y = np.exp(0.5 * np.cumsum(0.3 * rng.standard_normal(60))) * rng.standard_normal(60)
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1)
+        u, v = pm.Normal("u", 0, tau, shape=10), pm.Normal("v", 0, 1, shape=10)
+        pm.Normal("y", u[group], pm.math.exp(v[group]), observed=y)
+    with pytest.warns(ApproximationWarning, match="no mode there"):
+        q = quiet(model)
+    assert not q.converged
+    assert np.isfinite(q.quantile(0.5)).all()
+
+
 def test_another_mode_is_spoken_of():
     def log_density(x):
         parts = np.stack([stats.norm.logpdf(x, m, 0.3).sum(axis=1) for m in (-4.0, 4.0)])

@@ -33,10 +33,10 @@ def plates(**options):
     )
 
 
-def exact_plates():
-    """Log evidence, mean and standard deviation of φ and of each log rate, by quadrature."""
-    weight = stats.poisson.logpmf(COUNTS[:, None], np.exp(S))  # (n, s)
-    log_prior = stats.norm.logpdf(S, 1, np.exp(-0.5 * PHI)[:, None])  # (phi, s)
+def exact_plates(sites=None, location=1.0):
+    """Log evidence, mean and standard deviation of φ and of each log rate, by quadrature; ``sites`` are logs ``(n, s)``."""
+    weight = stats.poisson.logpmf(COUNTS[:, None], np.exp(S)) if sites is None else sites
+    log_prior = stats.norm.logpdf(S, location, np.exp(-0.5 * PHI)[:, None])  # (phi, s)
     joint = np.exp(weight[:, None] + log_prior)  # (n, phi, s)
     mass, first, second = (trapezoid(joint * S**p, S, axis=2) for p in (0, 1, 2))
     log_posterior = stats.norm.logpdf(PHI, 1, 1) + np.log(mass).sum(axis=0)
@@ -168,6 +168,42 @@ def test_hyper_parameters_found_in_a_model(fitted):
     np.testing.assert_allclose(found.mean, described.mean, atol=2e-3)
     np.testing.assert_allclose(found.sd, described.sd, rtol=2e-3)
     assert found.log_evidence == pytest.approx(described.log_evidence, abs=2e-3)
+
+
+GROUP = np.repeat(np.arange(8), 6)
+RETURNS = np.exp(0.4 * RNG.normal(size=8))[GROUP] * RNG.normal(size=48)
+
+
+def volatilities(likelihood):
+    """Log variances of eight groups, with a likelihood of a kind of its own."""
+    import pymc as pm
+    import pytensor.tensor as pt
+
+    with pm.Model() as model:
+        log_tau = pm.Normal("log_tau", 1, 1)
+        h = pm.Normal("h", 0.5, pm.math.exp(-0.5 * log_tau), shape=8)[GROUP]
+        if likelihood == "normal":
+            pm.Normal("y", 0, pm.math.exp(0.5 * h), observed=RETURNS)
+        else:
+            pm.CustomDist(
+                "y", h, logp=lambda y, h: -0.5 * h - 2.5 * pt.log1p(0.25 * y**2 * pt.exp(-h)), observed=RETURNS
+            )
+    return model
+
+
+@pytest.mark.parametrize("likelihood", ["normal", "custom"])
+def test_likelihoods_of_no_known_family(likelihood):
+    if likelihood == "normal":
+        rows = stats.norm.logpdf(RETURNS[:, None], 0, np.exp(0.5 * S))
+    else:
+        rows = -0.5 * S - 2.5 * np.log1p(0.25 * RETURNS[:, None] ** 2 * np.exp(-S))
+    sites = np.stack([rows[g == GROUP].sum(axis=0) for g in range(8)])
+    log_evidence, mean, sd, _ = exact_plates(sites, 0.5)
+    found = quiet(volatilities(likelihood))
+    assert found.hyper.names == ("log_tau",)
+    np.testing.assert_allclose((found.mean - mean) / sd, 0, atol=0.01)
+    np.testing.assert_allclose(found.sd / sd, 1, atol=0.01)
+    assert found.log_evidence == pytest.approx(log_evidence, abs=0.01)
 
 
 def test_a_model_without_hyper_parameters():

@@ -16,7 +16,7 @@ from ppl_backends.approximations.inla.conditional import FINE, improved_marginal
 from ppl_backends.approximations.inla.integrated import IntegratedLaplace, SparseLatent, integrate
 from ppl_backends.approximations.inla.named import NamedHyperParameters
 from ppl_backends.approximations.inla.result import INLAApproximation
-from ppl_backends.approximations.laplace import NEGLIGIBLE_SHARE, gaussian_at_mode, share_of_another_mode
+from ppl_backends.approximations.laplace import NEGLIGIBLE_SHARE, find_mode, share_of_another_mode
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
@@ -28,6 +28,7 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import BaseTarget, named_point
 
 LARGEST_FAILED_SHARE = 0.05  # of grid points without a conditional mode
+SMALLEST_SD = 1e-10  # of a Gaussian on a grid, relative to its mean
 GAUSSIAN_RANGE = 7.0  # standard deviations on the grid of a coordinate that keeps its Gaussian
 
 
@@ -124,15 +125,20 @@ def fit_inla(
     if target.dim > MAX_DENSE_DIM and target.latent_gaussian is None:
         raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians are for {MAX_DENSE_DIM} at most")
     index = chosen(coordinates, target.names)
-    described = _described(target, hyper, initvals, points)
+    factors = _factors(target) if isinstance(hyper, str) and hyper == "auto" else None
+    described = _described(target, hyper, factors, initvals, points)
     result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
         if described is not None:
             result = integrate(described, target)
         else:
-            q = gaussian_at_mode(target, initvals, random_seed=random_seed)
+            q = find_mode(target, initvals, random_seed=random_seed).gaussian
             progress.update(0, 0.3)
-            result = _without_improvement(target, q) if np.isnan(q.log_evidence) else improve(target, q, index, points)
+            one_mode = factors is not None and factors.log_concave
+            if np.isnan(q.log_evidence):
+                result = _without_improvement(target, q)
+            else:
+                result = improve(target, q, index, points, 0.0 if one_mode else share_of_another_mode(target, q))
         progress.update(0, 1.0)
     if result.trouble:
         text = f"INLA of {target.label}: {result.trouble}: use sample_smc, which draws from the posterior itself"
@@ -140,7 +146,15 @@ def fit_inla(
     return result
 
 
-def _described(target: BaseTarget, hyper: Any, initvals: Any, points: int) -> Any:
+def _factors(target: BaseTarget) -> Any:
+    """Return the factors of a target without a description of its own; None where there are none."""
+    try:
+        return target.factors if target.latent_gaussian is None else None
+    except (ModelError, LinAlgError):
+        return None
+
+
+def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, points: int) -> Any:
     """Return the latent posterior that a target is given hyper-parameters; None where it has none."""
     if hyper is not None and not (isinstance(hyper, str) and hyper == "auto"):
         index, named = chosen(hyper, target.names), isinstance(initvals, Mapping)
@@ -154,21 +168,16 @@ def _described(target: BaseTarget, hyper: Any, initvals: Any, points: int) -> An
         return NamedHyperParameters(target, index, np.array(start, dtype=np.float64).reshape(-1)[: target.dim], points)
     if target.latent_gaussian is not None:
         return SparseLatent(target.latent_gaussian)
-    if hyper is None:
-        return None
-    try:
-        factors = target.factors
-    except (ModelError, LinAlgError):
-        return None
     return None if factors is None or not len(factors.hyper_names) else SparseLatent(factors)
 
 
-def improve(target: BaseTarget, q: GaussianApproximation, index: NDArray[np.integer], points: int) -> INLAApproximation:
-    """Return improved marginals about the Gaussian at a mode, with their verdict."""
+def improve(
+    target: BaseTarget, q: GaussianApproximation, index: NDArray[np.integer], points: int, share: float
+) -> INLAApproximation:
+    """Return improved marginals about the Gaussian at a mode, with their verdict; another mode has ``share`` of the mass."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # long steps leave the support
         improved = improved_marginals(target, q, target.names, index, points)
     marginals = _with_gaussians(q, index, improved.marginals)
-    share = share_of_another_mode(target, q)
     figures = improved.figures | {"laplace_log_evidence": q.log_evidence, "other_mode_share": share}
     about: dict[str, Any] = {"target": target, "method": "inla"}
     result = INLAApproximation(q, marginals, **about)
@@ -198,7 +207,9 @@ def _verdict(figures: dict[str, float], trouble: str) -> dict[str, Any]:
 def _with_gaussians(q: GaussianApproximation, index: NDArray[np.integer], improved: Marginals | None) -> Marginals:
     """Return marginals of all coordinates: Gaussian ones but for those improved."""
     z = np.linspace(-GAUSSIAN_RANGE, GAUSSIAN_RANGE, FINE)
-    found = Marginals.of_densities(q.names, q.mean[:, None] + q.sd[:, None] * z, np.tile(norm.pdf(z), (q.dim, 1)))
+    # Where there is no mode a climb can end where a standard deviation is below the rounding of its mean.
+    sd = np.maximum(q.sd, SMALLEST_SD * (1.0 + np.abs(q.mean)))
+    found = Marginals.of_densities(q.names, q.mean[:, None] + sd[:, None] * z, np.tile(norm.pdf(z), (q.dim, 1)))
     if improved is not None:
         for whole, part in zip(found[1:], improved[1:], strict=True):
             whole[index] = part

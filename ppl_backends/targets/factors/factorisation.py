@@ -172,6 +172,11 @@ class Factors:
         rows = np.flatnonzero(self.observed)
         return Factors(self.design[rows], self.offset[rows], self.sites.take(rows), 0.0, 0.0, names=self.names)
 
+    @property
+    def log_concave(self) -> bool:
+        """Whether all sites are known to be, so that there is one mode at most."""
+        return all(family.log_concave for family, _, _ in self.sites.pieces(None))
+
     def tempered(self, power: float) -> Factors:
         """Return the same prior with the observed sites to a power, normal ones within the Gaussian too."""
         mean, precision, normal_rows = self.prior.mean, self.prior.precision, None
