@@ -174,7 +174,7 @@ class Factors:
 
     @property
     def log_concave(self) -> bool:
-        """Whether all sites are known to be, so that there is one mode at most."""
+        """Return whether all sites are known to be log-concave, so that there is one mode at most."""
         return all(family.log_concave for family, _, _ in self.sites.pieces(None))
 
     def tempered(self, power: float) -> Factors:
