@@ -2,11 +2,12 @@
 
 import ast
 import inspect
+import os
 import re
-import warnings
+import subprocess
+import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 
 import ppl_backends as pb
@@ -28,15 +29,17 @@ def blocks(page):
 @pytest.mark.slow
 @pytest.mark.stan
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+def test_the_blocks_of_a_page_run_in_order_in_a_fresh_process(page, tmp_path):
     (tmp_path / "stan_models").symlink_to(ROOT / "stan_models")
-    monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__main__"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for line, code in blocks(page):
-            exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
-    plt.close("all")
+    program = tmp_path / "page.py"
+    program.write_text(
+        "import warnings\nwarnings.simplefilter('ignore')\n" + "\n".join(code for _, code in blocks(page))
+    )
+    environment = os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 REASONS = {"reasons", "said", "troubles"}
