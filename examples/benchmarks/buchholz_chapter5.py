@@ -15,10 +15,11 @@ first coordinate, times the load, here over that of the first kernel. Beside it 
 from the last particles of all repeats together.
 
 ``--thesis`` is for its conditions: a diagonal metric; steps that begin uniform up to 0.1 with lengths up to 100 for HMC, and
-up to 1 for MALA and the random walk, which are tuned by ``ft`` as well.
+up to 1 for MALA and the random walk, which are tuned by ``ft`` as well; it goes with ``--ess 0.5``. ``--ladder`` has evenly
+spaced temperatures.
 
 Run: python examples/benchmarks/buchholz_chapter5.py gaussian student mixture binary cox [--dims 10 50] [--repeats 10]
-         [--kernels hmc-pr hmc-ft mala random_walk] [--thesis]
+         [--kernels hmc-pr hmc-ft mala random_walk] [--thesis --ess 0.5] [--ladder 14]
 """
 
 import argparse
@@ -215,10 +216,18 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--len-chain", type=int)
     parser.add_argument("--initial", default="ep", help="for binary")
+    parser.add_argument("--ladder", type=int, help="so many temperatures, evenly spaced, in place of those by the ESS")
+    parser.add_argument(
+        "--ess", type=float, help="share of the particles that a step keeps, in runs that are made once"
+    )
     parser.add_argument("--thesis", action="store_true", help="diagonal metric and first steps of the thesis")
     options = parser.parse_args()
     common, chosen = (options.kernels, options.repeats, options.seed), {"len_chain": options.len_chain}
     chosen["thesis"] = options.thesis
+    if options.ess:
+        chosen |= {"ess_threshold": options.ess, "max_time": 1e6}  # with a limit no run is made again
+    if options.ladder:
+        chosen["schedule"] = np.linspace(0, 1, options.ladder + 1)[1:]
     columns = ["problem", "kernel", "stages", "load", "log Z, mean ± sd of a run", "adj. var log Z", "adj. var mean"]
     columns += ["bridges, all runs", "against truth"]
     print(f"| {' | '.join(columns)} |")
@@ -236,7 +245,7 @@ def main():
             problem = {"gaussian": gaussian, "student": student, "mixture": mixture}[part]
             threshold = {"ess_threshold": 0.9} if part == "student" else {}
             for dim in options.dims:
-                report(f"{part} {dim}", problem(dim), *common, **threshold, **chosen)
+                report(f"{part} {dim}", problem(dim), *common, **(threshold | chosen))
 
 
 if __name__ == "__main__":
