@@ -3,7 +3,8 @@
 Those of Ridgway (2015, section 6.4): (a) particle Metropolis, and twice the particles where fewer than 20 % are accepted; (b)
 the same moves, with filters exchanged after every block of rows for as many particles as the variance of the estimate asks
 for; (c) full particle Gibbs; (d) partial particle Gibbs with three particle Metropolis steps. (e) is the default: as (d),
-with new filters only where the variance is above 1.5. All begin with 32 bootstrap particles.
+with up to ten steps, and new filters only where the variance is above 1.5. All begin with 32 bootstrap particles, and all
+Metropolis steps are the default's, of a random walk and from the smoothed particles in turn.
 
 ``python smc2_variants.py [--runs 8] [--rows 200] [--draws 100] > runs.jsonl``; ``python smc2_variants.py table runs.jsonl``.
 """
@@ -20,7 +21,7 @@ import numpy as np
 
 import ppl_backends as pb
 from ppl_backends.kernels.particle.filters import filter_of
-from ppl_backends.kernels.table import make_kernel
+from ppl_backends.kernels.smoothed import SmoothedCycle
 from ppl_backends.smc.filters import FilterPath, Growth
 from ppl_backends.smc.ibis import row_settings, run_ibis
 from ppl_backends.smc.path import PriorPath
@@ -61,7 +62,7 @@ PATHS = {
     "d": lambda *parts: FilterPath(*parts, EAGER, "partial"),
     "e": lambda *parts: FilterPath(*parts, Growth(most=MOST), "growth"),
 }
-MOVES = {"a": (3, 3), "b": (3, 3), "c": (3, 3), "d": (3, 3), "e": (3, 5)}
+MOVES = {"a": (3, 3), "b": (3, 3), "c": (3, 3), "d": (3, 3), "e": (3, 10)}
 
 
 def target_of(rows):
@@ -81,7 +82,7 @@ def run(target, variant, draws, seed):
     clock = time.process_time()
     path = PATHS[variant](target, PriorPath(target), filter_of(target, "bootstrap"))
     settings = row_settings(0.5, *MOVES[variant], None)
-    done = run_ibis(path, make_kernel("mixed"), draws, np.random.default_rng([7, seed]), None, settings)
+    done = run_ibis(path, SmoothedCycle(), draws, np.random.default_rng([7, seed]), None, settings)
     sigma = target.constrain(done.x)["sigma"]
     return {
         "variant": variant,
