@@ -124,6 +124,30 @@ def turned_funnel(dim):
     return FunctionTarget(dim + 1, density), GaussianApproximation(np.zeros(dim + 1), cov)
 
 
+def double_funnel(dim):
+    """A funnel with a neck on either side: v ~ N(0, 3²), x_i ~ N(0, exp(−|v|)); its log evidence is 0."""
+
+    def density(points):
+        v, x = points[:, 0], points[:, 1:]
+        squares = (x**2).sum(axis=1) * np.exp(np.abs(v))
+        value = -0.5 * v**2 / 9 - np.log(3) - 0.5 * LOG_2PI - 0.5 * squares + 0.5 * dim * (np.abs(v) - LOG_2PI)
+        slope_v = -v / 9 + 0.5 * np.sign(v) * (dim - squares)
+        return value, np.column_stack([slope_v, -x * np.exp(np.abs(v))[:, None]])
+
+    return FunctionTarget(dim + 1, density)
+
+
+def banana():
+    """A curved ridge: x₁ ~ N(0, 3²), x₂ ~ N(9 − x₁², 1); its log evidence is 0."""
+
+    def density(points):
+        a, c = points[:, 0], points[:, 1] + points[:, 0] ** 2 - 9
+        value = -0.5 * (a / 3) ** 2 - np.log(3) - 0.5 * c**2 - LOG_2PI
+        return value, np.column_stack([-a / 9 - 2 * a * c, -c])
+
+    return FunctionTarget(2, density)
+
+
 def wide_regression(n=100, dim=5, prior_sd=10.0):
     """A linear regression with wide priors, half-normal on the noise: the path from the prior leads through a funnel.
 

@@ -64,7 +64,8 @@ class NonCentred(NamedTuple):
 
     def log_density(self, x: Array) -> Array:
         """Return the log density at points."""
-        density: Array = self.q.log_density(self.change.to_z(x)) - self.change.log_determinant(x)
+        z = self.change.to_z(x)
+        density: Array = self.q.log_density(z) - self.change.log_determinant(z)
         return density
 
 

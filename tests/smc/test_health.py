@@ -9,13 +9,14 @@ from ppl_backends.kernels.hmc import LEAPFROG, Hmc, Trajectory
 from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc import bridge_sampling, coordinates
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust, figures_of
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
-from tests.toys import bimodal, conjugate_gaussian, turned_funnel
+from tests.toys import bimodal, conjugate_gaussian, funnel
 
 GAUSSIAN = conjugate_gaussian(20)
 
@@ -57,12 +58,16 @@ def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
     assert "have descendants" in reasons
 
 
-@pytest.mark.slow
-def test_trajectories_that_diverge_are_a_reason():
-    """The neck of a funnel, which nothing else may show: chains agree, forget, and the evidence is low by 0.1."""
-    target, start = turned_funnel(5)
+def test_trajectories_that_diverge_are_a_reason(monkeypatch):
+    """The neck of a funnel, which nothing else may show: chains agree, forget, and the evidence is low by 0.1.
+
+    That is so where no change of variables is found.
+    """
+    monkeypatch.setattr(coordinates, "find_noncentring", lambda *_: None)
+    monkeypatch.setattr(bridge_sampling, "find_noncentring", lambda *_: None)
+    start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     with pytest.warns(SamplerWarning, match="trajectories diverged"):
-        idata = pb.sample_smc(target, initial=start, draws=2000, chains=3, random_seed=1, progressbar=False)
+        idata = pb.sample_smc(funnel(5), initial=start, draws=2000, chains=3, random_seed=4, progressbar=False)
     attrs, stats = group(idata, "posterior").attrs, group(idata, "sample_stats")
     assert attrs["log_evidence_trusted"] == 0
     assert attrs["log_evidence_method"] == "tempering"

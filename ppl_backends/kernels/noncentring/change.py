@@ -1,0 +1,176 @@
+r"""The change of variables: effects standardised by a mean and a scale that other coordinates decide.
+
+In a hierarchy the effects xⱼ have means and scales that other coordinates u decide, and the data know of each as well:
+
+    xⱼ | u ~ N(hⱼ(u), τⱼ²),  log τⱼ = αⱼ + cⱼ'u + eⱼ'|u|,    and from the data a precision Pⱼ around dⱼ.
+
+No one step fits the neck and the mouth of such a funnel. Given u the effect has precision sⱼ⁻² = τⱼ⁻² + Pⱼ, of which the
+prior has the share wⱼ = sⱼ²/τⱼ², and the mean mⱼ = (1 − wⱼ)dⱼ + wⱼhⱼ(u). The mean hⱼ = aⱼ + bⱼ'u + Σ qⱼᵢₗuᵢuₗ has products
+of coordinates as well: effects that the data know and a model standardises lie on such a curve, and so does a banana. In
+zⱼ = (xⱼ − mⱼ)/sⱼ the effect is a standard normal, whatever u. With w near one everywhere this is the non-centred
+parametrisation, where the data decide nothing is left to do, and between them it is the partially non-centred one
+(Papaspiliopoulos, Roberts & Sköld 2007). The density of (u, z) is that of x times ∏ⱼ sⱼ.
+
+The others u are standardised. A scale may be smallest, or largest, in the middle: |u| is √(u² + ¼), which is smooth. A funnel
+may lie along no coordinate. All of the above then holds of y = A⁻¹x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.kernels.protocol import Density
+from ppl_backends.numerics.population import Population
+from ppl_backends.targets.protocol import Array, Index
+
+_RANGE = 40.0  # of logarithms of scales
+
+
+class Scales(NamedTuple):
+    """Conditional scales at points: s, log s, and the share w of the prior in the precision, all ``(n, k)``."""
+
+    s: Array
+    log_s: Array
+    w: Array
+
+
+def scales_of(log_tau: Array, log_precision: Array) -> Scales:
+    """Return s, log s and w of the scales τ and the precisions of the data."""
+    log_prior = -2.0 * np.clip(log_tau, -_RANGE, _RANGE)
+    total = np.logaddexp(log_prior, log_precision)
+    return Scales(np.exp(-0.5 * total), -0.5 * total, np.exp(log_prior - total))
+
+
+@dataclass(frozen=True)
+class NonCentring:
+    """The change of variables, of k coordinates given the others.
+
+    Attributes
+    ----------
+    effects, others : ndarray of int
+        Coordinates that are changed, and those that are not, u.
+    centre, spread : ndarray (n_others,)
+        Of the others: u is measured from one, in units of the other.
+    log_scale : ndarray (1 + 2 n_others, k)
+        α, c and e.
+    log_precision : ndarray (k,)
+        log P, −1000 where P is zero.
+    products : ndarray of int (n_products, 2)
+        Pairs (i, l) of coordinates of u.
+    mean : ndarray (2 + n_others + n_products, k)
+        a, d − a, b and q.
+    axes : ndarray (dim, dim), optional
+        A, where coordinates are those of y = A⁻¹x.
+    """
+
+    effects: Index
+    others: Index
+    centre: Array
+    spread: Array
+    log_scale: Array
+    log_precision: Array
+    products: Index
+    mean: Array
+    axes: Array | None = None
+
+    def to_z(self, x: Array) -> Array:
+        """Return points ``(n, dim)`` in the new variables."""
+        z = x.copy() if self.axes is None else np.asarray(np.linalg.solve(self.axes, x.T).T)
+        u = self.u(z)
+        scales = self.scales(u)
+        z[:, self.effects] = (z[:, self.effects] - self._mean(u, scales)) / scales.s
+        return z
+
+    def to_x(self, z: Array) -> tuple[Array, Array]:
+        """Return points in the old variables, and log |dx/dz| ``(n,)``."""
+        u = self.u(z)
+        scales = self.scales(u)
+        y = z.copy()
+        y[:, self.effects] = self._mean(u, scales) + scales.s * z[:, self.effects]
+        return (y if self.axes is None else y @ self.axes.T), self.log_determinant(z)
+
+    def log_determinant(self, z: Array) -> Array:
+        """Return log |dx/dz| ``(n,)`` at points in the new variables."""
+        volume = 0.0 if self.axes is None else float(np.linalg.slogdet(self.axes)[1])
+        total: Array = self.scales(self.u(z)).log_s.sum(axis=1) + volume
+        return total
+
+    def gradient(self, z: Array, gradient: Array) -> Array:
+        """Return the gradient of the log density of z, from that of x in x."""
+        u = self.u(z)
+        scales = self.scales(u)
+        found = gradient.copy() if self.axes is None else gradient @ self.axes
+        slope = found[:, self.effects]
+        # d log s / d log τ = w,  dw / d log τ = −2w(1 − w)
+        shift = features(u, self.products) @ self.mean[2:] - self.mean[1]
+        along = slope * (scales.s * z[:, self.effects] - 2.0 * (1.0 - scales.w) * shift) + 1.0
+        by_feature = (slope * scales.w) @ self.mean[2:].T
+        by_scale, by_size = np.split((along * scales.w) @ self.log_scale[1:].T, 2, axis=1)
+        by_u = by_feature[:, : u.shape[1]] + by_scale + by_size * u / size(u)
+        for (i, j), by_product in zip(self.products, by_feature[:, u.shape[1] :].T, strict=True):
+            by_u[:, i] += by_product * u[:, j]
+            by_u[:, j] += by_product * u[:, i]
+        found[:, self.effects] = slope * scales.s
+        found[:, self.others] += by_u / self.spread
+        return found
+
+    def _mean(self, u: Array, scales: Scales) -> Array:
+        """Return m = a + (1 − w)(d − a) + w(h(u) − a)."""
+        h = features(u, self.products) @ self.mean[2:]
+        mean: Array = self.mean[0] + (1.0 - scales.w) * self.mean[1] + scales.w * h
+        return mean
+
+    def u(self, y: Array) -> Array:
+        """Return the standardised others ``(n, n_others)`` of points in either variables."""
+        u: Array = (y[:, self.others] - self.centre) / self.spread
+        return u
+
+    def scales(self, u: Array) -> Scales:
+        """Return the scales at u."""
+        return scales_of(self.log_scale[0] + np.hstack([u, size(u)]) @ self.log_scale[1:], self.log_precision)
+
+
+def size(u: Array) -> Array:
+    """Return |u|, smooth at zero."""
+    smooth: Array = np.sqrt(u**2 + 0.25)
+    return smooth
+
+
+def features(u: Array, products: Index) -> Array:
+    """Return u and products of its coordinates, side by side."""
+    return np.hstack([u, u[:, products[:, 0]] * u[:, products[:, 1]]])
+
+
+@dataclass(frozen=True)
+class NonCentredPoints(Population):
+    """Points z in the new variables; ``here`` is the population of the same points in the old ones."""
+
+    here: Any
+    log_determinant: Array
+    gradient: Array
+
+    @property
+    def log_density(self) -> Array:
+        """Return the log density of z ``(n,)``."""
+        density: Array = self.here.log_density + self.log_determinant
+        return density
+
+
+def non_centred(change: NonCentring, population: Any, density: Density[Any]) -> tuple[NonCentredPoints, Density[Any]]:
+    """Return a population and its density in the new variables, for a kernel to move."""
+
+    def points(z: Array, here: Any, log_determinant: Array) -> NonCentredPoints:
+        slope = change.gradient(z, here.gradient)
+        # A force of the position alone, whatever it is, leaves trajectories reversible
+        return NonCentredPoints(z, here, log_determinant, np.where(np.isfinite(slope), slope, 0.0))
+
+    def at(z: Array, rng: np.random.Generator) -> NonCentredPoints:
+        with np.errstate(over="ignore", invalid="ignore"):  # far out, on a trajectory that diverges
+            x, log_determinant = change.to_x(z)
+            return points(z, density(x, rng), log_determinant)
+
+    z = change.to_z(population.x)
+    return points(z, population, change.log_determinant(z)), at

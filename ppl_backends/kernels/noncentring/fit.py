@@ -1,0 +1,280 @@
+"""The change of variables that fits points of a density, of which nothing is known but gradients.
+
+Roots are found first (:mod:`~ppl_backends.kernels.noncentring.roots`). Then the precisions are fitted by the likelihood of
+the slopes ∂ⱼ log π, as N(0, τⱼ⁻² + Pⱼ), and the means by least squares with these weights. The mean of a hierarchy is as
+narrow as its effects are, given them: of coordinates that spread together after the change, the one that the others are
+closest to is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import rankdata
+
+from ppl_backends.kernels.noncentring.change import NonCentring, Scales, features, scales_of, size
+from ppl_backends.kernels.noncentring.roots import (
+    CLEARLY,
+    LARGEST_SLOPE,
+    POINTS_A_REGRESSOR,
+    Roots,
+    copies_of,
+    find_roots,
+    funnel_axes,
+    no_roots,
+    slopes_on,
+    standardised,
+    with_curves,
+)
+from ppl_backends.targets.protocol import Array, Index
+
+_LARGEST_LEFT = 0.5  # of slopes of log s after the change, by a standard deviation of a root
+_CLEARLY_NEARER = 1.0  # to a Gaussian
+_LINEAR = 0.01  # share of the variance of a slope that is not linear, below which it is as good as linear
+_NONLINEAR = 0.1  # the same, below which nothing needs a change
+_FEWEST_POINTS, _POINTS = 50, 1000
+_MOST_COORDINATES = 1000  # each is looked at for the scales of all others
+_LARGEST_DESIGN = 20_000_000  # numbers, of the regressions of all means
+_ROUNDS = 30  # of Fisher scoring
+_LARGEST = 10.0  # square of a slope, over the variance fitted, at which it is cut
+_LONGEST_STEP = 1.0
+_RIDGE = 1e-8
+_NO_DATA = -1000.0  # log P where P is zero
+_CLEARLY_LIKELIER = 5.0  # nats
+
+
+def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
+    """Find the change of variables, from points ``(n, dim)`` of a density and gradients of its logarithm; None for none."""
+    inside = np.isfinite(gradient).all(axis=1) & np.isfinite(x).all(axis=1)
+    x, gradient = x[inside], gradient[inside]
+    if len(x) < _FEWEST_POINTS or not 1 < x.shape[1] <= _MOST_COORDINATES:
+        return None
+    try:
+        with np.errstate(all="ignore"):  # particles in far tails overflow
+            change = _find(x, gradient)
+            if change is None or not np.isfinite(change.to_z(x)).all():
+                return None
+    except np.linalg.LinAlgError:
+        return None
+    return change
+
+
+def _find(x: Array, gradient: Array) -> NonCentring | None:
+    """Find the change after which the density is clearly nearer to a Gaussian than by a simpler one; None for none."""
+    some = slice(None, None, max(1, len(x) // _POINTS))  # to choose with
+    best, nonlinear = None, _nonlinear(x[some], gradient[some])
+    for candidate in _candidates(x[some], gradient[some]):
+        if nonlinear.max() < _NONLINEAR:
+            break
+        change = _fit(x[some], gradient[some], *candidate)
+        z = change.to_z(x[some])
+        if np.isfinite(z).all():
+            after = _nonlinear(z, change.gradient(z, gradient[some]))
+            if _distance_from_gaussian(after) < _distance_from_gaussian(nonlinear) - _CLEARLY_NEARER:
+                best, nonlinear = candidate, after
+    return None if best is None else _fit(x, gradient, *best)
+
+
+def _candidates(x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
+    """Yield roots of curves alone, of scales of coordinates as they are, and of those along other axes, and these axes."""
+    for find in (lambda x, _: no_roots(x.shape[1]), find_roots):
+        for found in _with_and_without_curves(find(x, gradient), x, gradient):
+            yield found, None
+    axes = funnel_axes(x, gradient)
+    if axes is not None:
+        x, gradient = _turned(x, gradient, axes)
+        for found in _with_and_without_curves(find_roots(x, gradient), x, gradient):
+            yield found, axes
+
+
+def _with_and_without_curves(roots: Roots, x: Array, gradient: Array) -> Iterator[Roots]:
+    """Yield roots, and with those of curves; neither where there are no effects."""
+    roots = _without_level(roots, x, gradient)
+    if len(roots.effects):
+        yield roots
+    bent = with_curves(roots, x, gradient)
+    if len(bent.effects) > len(roots.effects):
+        yield bent
+
+
+def _turned(x: Array, gradient: Array, axes: Array) -> tuple[Array, Array]:
+    return np.asarray(np.linalg.solve(axes, x.T).T), gradient @ axes
+
+
+def _distance_from_gaussian(nonlinear: Array) -> float:
+    """Return the sum of logarithms of the shares that are not linear: of a Gaussian all slopes are linear."""
+    return float(np.log(nonlinear + _LINEAR).sum())
+
+
+def _nonlinear(z: Array, gradient: Array) -> Array:
+    """Return 1 − R² ``(dim,)`` of slopes regressed on coordinates."""
+    n, dim = z.shape
+    z, gradient = z - z.mean(axis=0), gradient - gradient.mean(axis=0)
+    total = np.maximum((gradient**2).sum(axis=0), 1e-300)
+    if dim + 1 > n // POINTS_A_REGRESSOR:  # each on itself alone
+        explained = (z * gradient).sum(axis=0) ** 2 / np.maximum((z**2).sum(axis=0), 1e-300)
+    else:
+        q, _ = np.linalg.qr(z)
+        explained = ((q.T @ gradient) ** 2).sum(axis=0)
+    return np.maximum(1.0 - explained / total, 0.0)
+
+
+def _fit(x: Array, gradient: Array, found: Roots, axes: Array | None) -> NonCentring:
+    """Fit the change of the effects, of coordinates along axes."""
+    if axes is not None:
+        x, gradient = _turned(x, gradient, axes)
+    effects, others = found.effects, np.setdiff1d(np.arange(x.shape[1]), found.effects)
+    centre = np.median(x[:, others], axis=0)
+    _, spread = standardised(x[:, others])
+    u = (x[:, others] - centre) / spread
+    copies, sized = copies_of(x), np.hstack([u, size(u)])
+    start = found.slopes[:, others].reshape(-1, len(effects))
+    log_scale, log_precision = _fit_precisions(sized, gradient[:, effects], start, copies)
+    scales = scales_of(log_scale[0] + sized @ log_scale[1:], log_precision)
+    # Without the noise of x, where the density is a Gaussian's
+    centred = x[:, effects] + scales.s * np.clip(scales.s * gradient[:, effects], -LARGEST_SLOPE, LARGEST_SLOPE)
+    products = _products(np.searchsorted(others, found.roots), len(others), effects.size * len(x), len(x))
+    mean = _fit_means(centred, u, products, scales, copies)
+    return NonCentring(effects, others, centre, spread, log_scale, log_precision, products, mean, axes)
+
+
+def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
+    """Return pairs ``(n_pairs, 2)`` of a root and another coordinate of u; none where they are too many."""
+    pairs = np.array([(i, j) for i in roots for j in range(n_others) if j not in roots or i <= j], int).reshape(-1, 2)
+    columns = 2 + n_others + len(pairs)
+    return pairs if columns <= n // POINTS_A_REGRESSOR and columns * size <= _LARGEST_DESIGN else pairs[:0]
+
+
+def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
+    """Return the same without effects that others are around: means that they share.
+
+    The mean of a hierarchy is as narrow as its effects, given them. Where it is standardised as they are, by the roots alone,
+    all z spread where the scales are small, together.
+    """
+    roots = np.flatnonzero(found.slopes[0].any(axis=1))
+    standard, _ = standardised(x[:, roots])
+    while len(found.effects):
+        change = _fit(x, gradient, found._replace(roots=found.roots[:0]), None)
+        z = np.clip(change.to_z(x)[:, change.effects], -1e6, 1e6)
+        away = np.abs(z - np.median(z, axis=0))
+        spread = np.log(np.maximum(away, 0.01 * np.median(away, axis=0) + 1e-300))
+        slopes = slopes_on(standard, spread - spread.mean(axis=0), copies_of(x))
+        # The scales grow along the slopes of their logarithms: what is left must go the other way.
+        left = slopes * np.sign(change.log_scale[1 + np.searchsorted(change.others, roots)])
+        if not np.any(left < -_LARGEST_LEFT):
+            break
+        ranks = np.apply_along_axis(rankdata, 0, z)
+        found = found.without(int(np.argmax((np.atleast_2d(np.corrcoef(ranks.T)) ** 2).sum(axis=0))))
+    return found
+
+
+def _fit_precisions(u: Array, slope: Array, start: Array, copies: float) -> tuple[Array, Array]:
+    """Fit α, c and e ``(1 + 2 n_others, k)`` and log P ``(k,)`` to slopes ``(n, k)`` of variance τ⁻² + P.
+
+    Fisher scoring begins with ``start`` for c and e. All P are zero unless others are clearly likelier. The coefficients of a
+    root are drawn together as far as they differ by no more than their errors (Efron & Morris 1973): particles are moved in
+    what is fitted to them, and every coefficient of its own holds them back a little.
+    """
+    used = np.flatnonzero(start.any(axis=1))
+    basis = np.column_stack([np.ones(len(u)), u[:, used]])
+    fit = _PrecisionFit(basis, np.maximum(slope**2, 1e-300))
+    free = np.vstack([np.ones(slope.shape[1], dtype=bool), start[used] != 0])
+    first = np.vstack([np.zeros(slope.shape[1]), start[used]])
+    first[0] = -0.5 * ((np.log(fit.squares) + 2.0 * basis @ first).mean(axis=0) + 1.27)  # E log χ² = −1.27
+    without = fit.scoring(first, np.full(slope.shape[1], _NO_DATA), free, False)
+    with_data = fit.scoring(without[0], -2.0 * (basis @ without[0]).max(axis=0), free, True)
+    gain = fit.log_likelihood(*with_data) - fit.log_likelihood(*without)
+    known = bool(gain.sum() > copies * max(_CLEARLY_LIKELIER, len(gain)))
+    coefficients, log_precision = with_data if known else without
+    error = fit.standard_errors(coefficients, log_precision, free) * copies**0.5
+    coefficients[1:] = _drawn_together(coefficients[1:], error[1:], free[1:])
+    free[1:] = False
+    coefficients, log_precision = fit.scoring(coefficients, log_precision, free, known)
+    found = np.zeros((1 + u.shape[1], slope.shape[1]))
+    found[0], found[1 + used] = coefficients[0], coefficients[1:]
+    return found, log_precision
+
+
+class _PrecisionFit(NamedTuple):
+    """Slopes g of variance τ⁻² + P, log τ linear in a basis ``(n, p)``, with ``squares`` g² ``(n, k)``."""
+
+    basis: Array
+    squares: Array
+
+    def log_likelihood(self, coefficients: Array, log_precision: Array) -> Array:
+        """Return it for every column ``(k,)``."""
+        scales = scales_of(self.basis @ coefficients, log_precision)
+        value: Array = (scales.log_s - 0.5 * np.minimum(self.squares * scales.s**2, _LARGEST)).sum(axis=0)
+        return value
+
+    def scoring(self, coefficients: Array, log_precision: Array, free: Array, data: Any) -> tuple[Array, Array]:
+        """Return coefficients ``(p, k)`` and log P by Fisher scoring in those that are free; in log P where ``data``."""
+        free = np.vstack([free, np.zeros(free.shape[1], dtype=bool) | data])
+        for _ in range(_ROUNDS):
+            columns, scales = self._columns(coefficients, log_precision, free)
+            excess = np.minimum(self.squares * scales.s**2, _LARGEST) - 1.0
+            right = np.einsum("npk,nk->kp", columns, excess)
+            step = np.linalg.solve(self._gram(columns), right[..., None])[..., 0].T * free
+            step *= np.minimum(1.0, _LONGEST_STEP / np.maximum(np.abs(step).max(axis=0), 1e-300))
+            coefficients, log_precision = coefficients + step[:-1], log_precision + step[-1]
+            if np.abs(step).max() < 1e-3:
+                break
+        return coefficients, log_precision
+
+    def standard_errors(self, coefficients: Array, log_precision: Array, free: Array) -> Array:
+        """Return those of the coefficients ``(p, k)``."""
+        all_free = np.vstack([free, (log_precision > _NO_DATA)[None]])
+        columns, _ = self._columns(coefficients, log_precision, all_free)
+        # Half of the sum of squared d log variance is the information
+        variance = 2.0 * np.einsum("kpp->pk", np.linalg.inv(self._gram(columns)))
+        return np.sqrt(variance[:-1])
+
+    def _columns(self, coefficients: Array, log_precision: Array, free: Array) -> tuple[Array, Scales]:
+        """Return the derivatives of the log variance ``(n, p + 1, k)``: by log τ they are −2w, by log P 1 − w."""
+        scales = scales_of(self.basis @ coefficients, log_precision)
+        w = scales.w[:, None, :]
+        return np.concatenate([-2.0 * w * self.basis[:, :, None], 1.0 - w], axis=1) * free, scales
+
+    def _gram(self, columns: Array) -> Array:
+        gram: Array = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
+        return gram + 1e-3 * np.eye(gram.shape[1])
+
+
+def _drawn_together(values: Array, errors: Array, known: Array) -> Array:
+    """Return values ``(p, k)`` drawn towards the mean of their row, of those that are ``known``."""
+    weights = np.where(known, 1.0 / np.maximum(errors, 1e-300) ** 2, 0.0)
+    mean = (weights * values).sum(axis=1, keepdims=True) / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    apart = (weights * (values - mean) ** 2).sum(axis=1, keepdims=True)
+    kept = np.maximum(0.0, 1.0 - (known.sum(axis=1, keepdims=True) - 1.0) / np.maximum(apart, 1e-300))
+    return np.where(known, mean + kept * (values - mean), 0.0)
+
+
+def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: float) -> Array:
+    """Return a, d − a, b and q by least squares of x on 1, 1 − w, wu and w times products of u, weighted by precisions.
+
+    Coefficients b and q that are not clear are zero. Where nearly all precision is the prior's, d is not to be known, and
+    stays near a.
+    """
+    n, k = x.shape
+    u = features(u, products)
+    many = 2 + u.shape[1] > n // POINTS_A_REGRESSOR
+    w = scales.w[:, None, :]
+    columns = np.concatenate([np.ones((n, 1, k)), 1.0 - w, w * (u[:, : 0 if many else None, None])], axis=1)
+    columns = columns / scales.s[:, None, :]
+    gram = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
+    gram[:, 1, 1] += 1.0 / np.maximum(4.0 * x.var(axis=0), 1e-300)  # d − a ~ N(0, 4 var x) by itself
+    size = np.sqrt(np.maximum(np.einsum("kpp->kp", gram), 1e-300))
+    scaled = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(gram.shape[1])
+    right = np.einsum("npk,nk->kp", columns, x / scales.s) / size
+    first = np.linalg.solve(scaled, right[..., None])[..., 0]
+    residual = x / scales.s - np.einsum("npk,kp->nk", columns, first / size, optimize=True)
+    error = (residual**2).mean(axis=0)[:, None] * np.einsum("kpp->kp", np.linalg.inv(scaled))
+    unclear = first**2 < CLEARLY**2 * copies * error
+    unclear[:, :2] = False
+    kept = ~unclear
+    scaled = scaled * (kept[:, :, None] & kept[:, None, :]) + unclear[:, :, None] * np.eye(gram.shape[1])
+    found = np.zeros((2 + u.shape[1], k))
+    found[: gram.shape[1]] = (np.linalg.solve(scaled, (right * kept)[..., None])[..., 0] / size).T
+    return found

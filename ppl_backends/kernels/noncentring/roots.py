@@ -1,0 +1,203 @@
+"""Which coordinates decide the scales and means of others, from points of a density and gradients of its logarithm.
+
+Given all other coordinates E[(∂ⱼ log π)²] = E[−∂ⱼ² log π], which for a Gaussian is the precision. So log |∂ⱼ log π| is
+regressed on the coordinates: one becomes a *root* where it clearly explains the slopes of others. The mean of a Gaussian with
+variance s², given the other coordinates, is xⱼ + s²∂ⱼ log π, without any noise: where the square of a coordinate explains
+what is not linear in it, that coordinate is a root of a curve.
+
+Scales may depend on a direction instead. It is the one that logarithms of slopes are regressed on best, all coordinates
+together. Axes along which second moments of gradients at its two ends differ are effects, and the direction is turned so that
+it is at right angles to them: coordinates are those of y = A⁻¹x.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from ppl_backends.kernels.noncentring.change import size
+from ppl_backends.targets.protocol import Array, Index
+
+CLEARLY = 4.5  # standard errors of a slope
+_SHOWS = 2.5  # the same of an effect whose root is known by others
+_LEAST_EFFECT = 0.25  # change of log s, or of a mean in units of s, with a standard deviation of a root
+_LEAST_LEFT = 0.05  # share of a coordinate's variance beside the roots, from which it may be one as well
+_MOST_ROOTS = 20
+_MOST_TURNED = 100  # coordinates
+_AXES_ROUNDS = 3
+_WIDE = 0.1  # share of the points
+_SCALED = 1.0  # change of the logarithm of a variance along an axis
+POINTS_A_REGRESSOR = 5
+_OUTLYING = 3.0  # standard deviations at which coordinates are cut in regressions
+LARGEST_SLOPE = 6.0  # of a log density, by a standard deviation; larger ones are cut
+
+
+class Roots(NamedTuple):
+    """Coordinates ``roots`` that decide scales or means of ``effects``.
+
+    ``slopes`` ``(2, dim, n_effects)`` are those of logarithms of scales on all standardised coordinates, and on their sizes;
+    zero but on roots of scales.
+    """
+
+    roots: Index
+    effects: Index
+    slopes: Array
+
+    def without(self, effect: int) -> Roots:
+        """Return the same without one of the effects."""
+        return Roots(self.roots, np.delete(self.effects, effect), np.delete(self.slopes, effect, axis=2))
+
+
+def no_roots(dim: int) -> Roots:
+    """Return no roots of so many coordinates."""
+    return Roots(np.empty(0, int), np.empty(0, int), np.empty((2, dim, 0)))
+
+
+def find_roots(x: Array, gradient: Array) -> Roots:
+    """Return which coordinates have scales that depend on others; no effects where none has.
+
+    Roots are chosen one after the other, each time the one that explains most; they are not scaled themselves.
+    """
+    n, dim = x.shape
+    response = -np.log(np.maximum(np.abs(gradient), 1e-300))
+    response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes next to zero
+    standard, _ = standardised(x)
+    sizes = size(standard)
+    columns = np.hstack([standard, sizes - sizes.mean(axis=0)])
+    roots: list[int] = []
+    while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
+        strength = (_clear_slopes(columns, response, roots) ** 2).sum(axis=(0, 2))
+        if not strength.any():
+            break
+        roots.append(int(np.argmax(strength)))
+    chosen = np.r_[roots, np.add(roots, dim)].astype(int)
+    basis = np.column_stack([np.ones(n), columns[:, chosen]])
+    found, *_ = np.linalg.lstsq(basis, response, rcond=None)
+    error = (response - basis @ found).std(axis=0) * np.diag(np.linalg.pinv(basis.T @ basis))[1:, None] ** 0.5
+    # An effect that hardly shows its root is in the same neck: less is asked for than of a root.
+    clearly = np.repeat([_SHOWS, CLEARLY], len(roots))[:, None]
+    found = np.where(np.abs(found[1:]) > clearly * error * copies_of(x) ** 0.5, found[1:], 0.0)
+    found[:, roots] = 0.0
+    effects = np.flatnonzero(found.any(axis=0))
+    slopes = np.zeros((2 * dim, len(effects)))
+    slopes[chosen] = found[:, effects]
+    return Roots(np.array(roots, dtype=int), effects, slopes.reshape(2, dim, len(effects)))
+
+
+def with_curves(found: Roots, x: Array, gradient: Array) -> Roots:
+    """Return roots and effects with those whose means, at constant scales, depend on squares of others."""
+    n, dim = x.shape
+    if dim + 1 > n // POINTS_A_REGRESSOR:
+        return found
+    standard, spread = standardised(x)
+    scale = np.maximum((gradient**2).mean(axis=0), 1e-300) ** -0.5
+    mean = x / scale + np.clip(gradient * scale, -LARGEST_SLOPE, LARGEST_SLOPE)
+    slopes = _slopes_beside_others((x - x.mean(axis=0)) / spread, standard**2, mean, copies_of(x))
+    np.fill_diagonal(slopes, 0.0)
+    slopes[found.effects] = slopes[:, found.effects] = slopes[:, found.roots] = 0.0
+    roots: list[int] = []
+    while (strength := (slopes**2).sum(axis=1)).any() and len(roots) < _MOST_ROOTS:
+        root = int(np.argmax(strength))
+        roots.append(root)
+        bent = np.flatnonzero(slopes[root])
+        found = Roots(
+            np.union1d(found.roots, root),
+            np.r_[found.effects, bent],
+            np.concatenate([found.slopes, np.zeros((2, dim, len(bent)))], axis=2),
+        )
+        slopes[[root, *bent]] = slopes[:, [root, *bent]] = 0.0
+    return found
+
+
+def _slopes_beside_others(x: Array, columns: Array, responses: Array, copies: float) -> Array:
+    """Return slopes ``(dim, dim)`` of responses j on each column, beside all coordinates ``x`` but j, where clear, else 0."""
+    linear, _ = np.linalg.qr(np.column_stack([np.ones(len(x)), x]))
+    columns, responses = columns - columns.mean(axis=0), responses - responses.mean(axis=0)
+    # What is left of coordinate j beside the others is left in columns and responses.
+    inverse = np.linalg.inv(x.T @ x)
+    alone = x @ inverse / np.sqrt(np.diag(inverse))
+    left, known = (alone.T @ columns).T, (alone * responses).sum(axis=0)
+    columns, responses = (part - linear @ (linear.T @ part) for part in (columns, responses))
+    square = np.maximum((columns**2).sum(axis=0)[:, None] + left**2, 1e-300)
+    slopes = (columns.T @ responses + left * known) / square
+    residual = (responses**2).sum(axis=0) + known**2 - slopes**2 * square
+    return _where_clear(slopes, residual, square, len(x), copies)
+
+
+def funnel_axes(x: Array, gradient: Array) -> Array | None:
+    """Return axes A ``(dim, dim)``, the first of which may decide the scales along others.
+
+    None for too few points, or too many coordinates.
+    """
+    n, dim = x.shape
+    if dim > min(_MOST_TURNED, n // (2 * POINTS_A_REGRESSOR)):
+        return None
+    _, spread = standardised(x)
+    centred, slope = (x - np.median(x, axis=0)) / spread, gradient * spread
+    factor = np.linalg.cholesky(slope.T @ slope)
+    length = np.log((linalg.solve_triangular(factor, slope.T, lower=True) ** 2).sum(axis=0))
+    for _ in range(_AXES_ROUNDS):
+        direction, *_ = np.linalg.lstsq(centred, length - length.mean(), rcond=None)
+        along = centred @ direction
+        # Where the gradient is small, that along the effects is next to none.
+        wide, narrow = along < np.quantile(along, _WIDE), along > np.median(along)
+        ratio, common = linalg.eigh(*(slope[part].T @ slope[part] / part.sum() for part in (wide, narrow)))
+        change = np.abs(np.log(np.maximum(ratio, 1e-300)))
+        change[np.argmin(change)] = 0.0  # one at least decides
+        scaled = common[:, change > _SCALED]
+        k = scaled.shape[1]
+        if not k:
+            return None
+        turn, _ = np.linalg.qr(np.column_stack([scaled, direction, np.eye(dim)]))
+        along = centred @ turn[:, k]
+        logs = np.log(np.maximum(np.abs(slope @ scaled), 1e-300))
+        length = (logs - logs.mean(axis=0)) @ ((along - along.mean()) @ logs)
+    axes = np.column_stack([turn[:, k:], scaled])
+    return np.asarray(spread[:, None] * axes / np.linalg.norm(axes, axis=0))
+
+
+def _clear_slopes(columns: Array, response: Array, roots: list[int]) -> Array:
+    """Return slopes ``(2, dim, dim)`` of the responses on one more coordinate, and its size, beside the roots.
+
+    Those that are not clear are 0.
+    """
+    n, dim = response.shape
+    chosen = np.r_[roots, np.add(roots, dim)].astype(int)
+    q, _ = np.linalg.qr(np.column_stack([np.ones(n), columns[:, chosen]]))
+    slopes = slopes_on(columns - q @ (q.T @ columns), response - q @ (q.T @ response), copies_of(columns))
+    slopes = slopes.reshape(2, dim, dim)
+    slopes[:, np.arange(dim), np.arange(dim)] = 0.0
+    slopes[:, :, roots] = 0.0
+    return slopes
+
+
+def standardised(x: Array) -> tuple[Array, Array]:
+    """Return coordinates of mean zero, in units of their spread and cut where they are far out, and the spread."""
+    low, middle, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
+    spread = np.maximum(0.5 * (high - low), 1e-300)
+    standard = np.clip((x - middle) / spread, -_OUTLYING, _OUTLYING)
+    return standard - standard.mean(axis=0), spread
+
+
+def copies_of(x: Array) -> float:
+    """Return the mean number of copies of a point."""
+    return len(x) / len(np.unique(x[:, 0]))
+
+
+def slopes_on(columns: Array, responses: Array, copies: float) -> Array:
+    """Return slopes ``(p, k)`` of the responses on each column alone, where they are clear, else 0; all have mean zero.
+
+    ``copies`` is how often a point comes up, on average; columns with next to no variance left have no slope.
+    """
+    square = np.maximum((columns**2).sum(axis=0), 1e-300)[:, None]
+    slopes = columns.T @ responses / square
+    return _where_clear(slopes, (responses**2).sum(axis=0) - slopes**2 * square, square, len(columns), copies)
+
+
+def _where_clear(slopes: Array, residual: Array, square: Array, n: int, copies: float) -> Array:
+    """Return slopes where they are clear, else 0, from sums of squares of residuals and of regressors."""
+    error = np.sqrt(copies * np.maximum(residual, 0.0) / n / square)
+    clear = np.abs(slopes) > np.maximum(CLEARLY * error, _LEAST_EFFECT)
+    return np.where(clear & (square > _LEAST_LEFT * n), slopes, 0.0)
