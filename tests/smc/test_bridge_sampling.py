@@ -11,7 +11,6 @@ from ppl_backends.errors import SamplerWarning
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.numerics.bridge import bridge
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc import bridge_sampling, coordinates
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.health import draws_are_healthy, figures_of
 from ppl_backends.smc.moves import MoveSettings
@@ -115,10 +114,11 @@ def sampled(target, **options):
     return group(idata, "posterior").attrs, " ".join(str(one.message) for one in said)
 
 
+@pytest.mark.usefixtures("no_change_of_variables")
 def test_an_evidence_lost_on_the_way_is_replaced_and_said_to_be():
-    target, truth = wide_regression(prior_sd=15.0)
+    target, truth = wide_regression(prior_sd=30.0)
     attrs, said = sampled(target, draws=1000, chains=3, ess_threshold=0.5)
-    assert attrs["log_evidence_tempering"] < truth - 0.1
+    assert attrs["log_evidence_tempering"] < truth - 0.3
     assert attrs["log_evidence_method"] == "bridge sampling"
     assert "reported is by bridge sampling" in said
     assert attrs["log_evidence"] == attrs["log_evidence_bridge"]
@@ -127,8 +127,9 @@ def test_an_evidence_lost_on_the_way_is_replaced_and_said_to_be():
     assert attrs["log_evidence_trusted"] == 1
 
 
+@pytest.mark.usefixtures("no_change_of_variables")
 def test_an_unbiased_evidence_is_never_replaced():
-    target, _ = wide_regression(prior_sd=30.0)
+    target, _ = wide_regression()
     attrs, said = sampled(target, draws=500, chains=2, unbiased=True)
     assert attrs["log_evidence_method"] == "tempering"
     assert attrs["log_evidence_trusted"] == 0
@@ -146,13 +147,12 @@ def test_a_healthy_run_has_both_and_reports_the_more_precise():
     assert abs(attrs["log_evidence_bridge"] - known.log_evidence) < 5 * attrs["log_evidence_bridge_se"]
 
 
-def test_particles_that_did_not_mix_at_the_end_replace_nothing(monkeypatch):
+@pytest.mark.usefixtures("no_change_of_variables")
+def test_particles_that_did_not_mix_at_the_end_replace_nothing():
     """In a funnel the last particles are no better than those on the way, and bridges between them are off as well.
 
     That is so where no change of variables is found.
     """
-    monkeypatch.setattr(coordinates, "find_noncentring", lambda *_: None)
-    monkeypatch.setattr(bridge_sampling, "find_noncentring", lambda *_: None)
     start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     attrs, said = sampled(funnel(5), initial=start, draws=400, chains=2, max_moves=30)
     assert attrs["log_evidence_method"] == "tempering"

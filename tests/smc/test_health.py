@@ -9,7 +9,6 @@ from ppl_backends.kernels.hmc import LEAPFROG, Hmc, Trajectory
 from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc import bridge_sampling, coordinates
 from ppl_backends.smc.evidence import combine_evidence
 from ppl_backends.smc.health import distrust, figures_of
 from ppl_backends.smc.moves import MoveSettings
@@ -58,13 +57,12 @@ def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
     assert "have descendants" in reasons
 
 
-def test_trajectories_that_diverge_are_a_reason(monkeypatch):
+@pytest.mark.usefixtures("no_change_of_variables")
+def test_trajectories_that_diverge_are_a_reason():
     """The neck of a funnel, which nothing else may show: chains agree, forget, and the evidence is low by 0.1.
 
     That is so where no change of variables is found.
     """
-    monkeypatch.setattr(coordinates, "find_noncentring", lambda *_: None)
-    monkeypatch.setattr(bridge_sampling, "find_noncentring", lambda *_: None)
     start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     with pytest.warns(SamplerWarning, match="trajectories diverged"):
         idata = pb.sample_smc(funnel(5), initial=start, draws=2000, chains=3, random_seed=4, progressbar=False)

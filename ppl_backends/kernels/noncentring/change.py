@@ -11,8 +11,8 @@ zⱼ = (xⱼ − mⱼ)/sⱼ the effect is a standard normal, whatever u. With w 
 parametrisation, where the data decide nothing is left to do, and between them it is the partially non-centred one
 (Papaspiliopoulos, Roberts & Sköld 2007). The density of (u, z) is that of x times ∏ⱼ sⱼ.
 
-The others u are standardised. A scale may be smallest, or largest, in the middle: |u| is √(u² + ¼), which is smooth. A funnel
-may lie along no coordinate. All of the above then holds of y = A⁻¹x.
+The others u are standardised. A scale may be smallest, or largest, in the middle: |u| is √(u² + ¼), which is smooth,
+and stays below four. A funnel may lie along no coordinate. All of the above then holds of y = A⁻¹x.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array, Index
 
 _RANGE = 40.0  # of logarithms of scales
+_FAR = 4.0  # standard deviations
 
 
 class Scales(NamedTuple):
@@ -109,7 +110,7 @@ class NonCentring:
         along = slope * (scales.s * z[:, self.effects] - 2.0 * (1.0 - scales.w) * shift) + 1.0
         by_feature = (slope * scales.w) @ self.mean[2:].T
         by_scale, by_size = np.split((along * scales.w) @ self.log_scale[1:].T, 2, axis=1)
-        by_u = by_feature[:, : u.shape[1]] + by_scale + by_size * u / size(u)
+        by_u = by_feature[:, : u.shape[1]] + by_scale + by_size * size_slope(u)
         for (i, j), by_product in zip(self.products, by_feature[:, u.shape[1] :].T, strict=True):
             by_u[:, i] += by_product * u[:, j]
             by_u[:, j] += by_product * u[:, i]
@@ -134,9 +135,15 @@ class NonCentring:
 
 
 def size(u: Array) -> Array:
-    """Return |u|, smooth at zero."""
-    smooth: Array = np.sqrt(u**2 + 0.25)
-    return smooth
+    """Return |u|, smooth at zero and at most four, since scales far out are not known."""
+    r = np.sqrt(u**2 + 0.25)
+    return np.asarray(r / (1.0 + (r / _FAR) ** 4) ** 0.25)
+
+
+def size_slope(u: Array) -> Array:
+    """Return the derivative of :func:`size`."""
+    r = np.sqrt(u**2 + 0.25)
+    return np.asarray(u / r / (1.0 + (r / _FAR) ** 4) ** 1.25)
 
 
 def features(u: Array, products: Index) -> Array:

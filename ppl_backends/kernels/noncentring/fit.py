@@ -37,7 +37,8 @@ _NONLINEAR = 0.1  # the same, below which nothing needs a change
 _FEWEST_POINTS, _POINTS = 50, 1000
 _MOST_COORDINATES = 1000  # each is looked at for the scales of all others
 _LARGEST_DESIGN = 20_000_000  # numbers, of the regressions of all means
-_ROUNDS = 30  # of Fisher scoring
+_MOST_LEVELS = 4
+_ROUNDS = 20  # of Fisher scoring
 _LARGEST = 10.0  # square of a slope, over the variance fitted, at which it is cut
 _LONGEST_STEP = 1.0
 _RIDGE = 1e-8
@@ -155,7 +156,9 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
     """
     roots = np.flatnonzero(found.slopes[0].any(axis=1))
     standard, _ = standardised(x[:, roots])
-    while len(found.effects):
+    for _ in range(_MOST_LEVELS + 1):
+        if not len(found.effects):
+            break
         change = _fit(x, gradient, found._replace(roots=found.roots[:0]), None)
         z = np.clip(change.to_z(x)[:, change.effects], -1e6, 1e6)
         away = np.abs(z - np.median(z, axis=0))

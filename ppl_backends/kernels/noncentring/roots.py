@@ -137,13 +137,16 @@ def funnel_axes(x: Array, gradient: Array) -> Array | None:
     _, spread = standardised(x)
     centred, slope = (x - np.median(x, axis=0)) / spread, gradient * spread
     factor = np.linalg.cholesky(slope.T @ slope)
-    length = np.log((linalg.solve_triangular(factor, slope.T, lower=True) ** 2).sum(axis=0))
+    length = np.log(np.maximum((linalg.solve_triangular(factor, slope.T, lower=True) ** 2).sum(axis=0), 1e-300))
     for _ in range(_AXES_ROUNDS):
         direction, *_ = np.linalg.lstsq(centred, length - length.mean(), rcond=None)
         along = centred @ direction
         # Where the gradient is small, that along the effects is next to none.
         wide, narrow = along < np.quantile(along, _WIDE), along > np.median(along)
-        ratio, common = linalg.eigh(*(slope[part].T @ slope[part] / part.sum() for part in (wide, narrow)))
+        moments = [slope[part].T @ slope[part] / part.sum() for part in (wide, narrow)]
+        if not np.isfinite(moments).all():
+            return None
+        ratio, common = linalg.eigh(*moments)
         change = np.abs(np.log(np.maximum(ratio, 1e-300)))
         change[np.argmin(change)] = 0.0  # one at least decides
         scaled = common[:, change > _SCALED]

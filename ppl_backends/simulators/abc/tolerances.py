@@ -177,6 +177,7 @@ class TolerancePath:
 
     reference = None
     gradient = False
+    metric = "dense"
     description = "prior"
 
     def __init__(self, problem: AbcProblem, source: Source, m: int, target: float, qmc: bool) -> None:
