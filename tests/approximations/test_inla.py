@@ -1,6 +1,7 @@
 """Improved Laplace marginals against quadrature, their joint distribution, and what is said where they fail."""
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import stats
 from scipy.integrate import trapezoid
@@ -138,7 +139,6 @@ def test_separated_data_have_no_mode():
 
 def test_a_climb_into_a_funnel_has_a_result():
     """The likelihood has two predictors, so that nothing is integrated over, and the joint density has no mode."""
-    import pymc as pm
 
     rng, group = np.random.default_rng(3), np.arange(60) % 10
     y = np.exp(0.5 * np.cumsum(0.3 * rng.standard_normal(60))) * rng.standard_normal(60)
@@ -150,6 +150,21 @@ def test_a_climb_into_a_funnel_has_a_result():
         q = quiet(model)
     assert not q.converged
     assert np.isfinite(q.quantile(0.5)).all()
+
+
+def test_a_regression_in_pymc_is_that_of_its_factors():
+    """Its sites are log-concave, so that no other mode is looked for."""
+    rng = np.random.default_rng(3)
+    X, y = rng.standard_normal((60, 2)), rng.integers(0, 2, 60)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=2)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    found, expected = (
+        pb.fit_inla(model),
+        pb.fit_inla(pb.Factors(X, 0.0, Logit(y), prior_mean=0.0, prior_precision=0.25)),
+    )
+    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-5)
+    assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-5)
 
 
 def test_another_mode_is_spoken_of():

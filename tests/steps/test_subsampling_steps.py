@@ -117,7 +117,7 @@ def test_rows_of_any_kind_have_control_variates():
         b = pm.Normal("b", 0, 2, shape=2)
         sigma = pm.HalfNormal("sigma", 1)
         pm.StudentT("y", nu=5, mu=b[0] + b[1] * z, sigma=sigma, observed=y)
-        with pytest.warns(SamplerWarning, match="is approximate: E"):
+        with pytest.warns(SamplerWarning, match="is approximate: e"):
             step = S.SubsampledMetropolis(steps=6)
         assert isinstance(step.algorithm.rows, ObservedRows)
         idata = pb.sample_mcmc(step=step, draws=1000, tune=10, chains=2, **QUIET)

@@ -134,7 +134,7 @@ def fit_inla(
         else:
             q = find_mode(target, initvals, random_seed=random_seed).gaussian
             progress.update(0, 0.3)
-            one_mode = factors is not None and factors.log_concave
+            one_mode = factors is not None and factors.at().log_concave
             if np.isnan(q.log_evidence):
                 result = _without_improvement(target, q)
             else:
