@@ -5,7 +5,7 @@ r"""Rules that turn a noisy gradient g into a step of ascent.
     adagrad    step · g / √(g₁² + … + g_t²) (Duchi, Hazan & Singer 2011)
 
 Parameters are in the units of a base Gaussian, where a constant length suits all of them. Adam and Adagrad give every
-parameter a length of its own: they need no such units, and forget less of noise.
+parameter a length of its own, so that they need no such units.
 """
 
 from __future__ import annotations

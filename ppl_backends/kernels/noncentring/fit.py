@@ -64,15 +64,16 @@ def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
 
 def _find(x: Array, gradient: Array) -> NonCentring | None:
     """Find the change after which the density is clearly nearer to a Gaussian than by a simpler one; None for none."""
-    some = slice(None, None, max(1, len(x) // _POINTS))  # to choose with
-    best, nonlinear = None, _nonlinear(x[some], gradient[some])
-    for candidate in _candidates(x[some], gradient[some]):
+    step = max(1, len(x) // _POINTS)
+    some, slope = x[::step], gradient[::step]  # to choose with
+    best, nonlinear = None, _nonlinear(some, slope)
+    for candidate in _candidates(some, slope):
         if nonlinear.max() < _NONLINEAR:
             break
-        change = _fit(x[some], gradient[some], *candidate)
-        z = change.to_z(x[some])
+        change = _fit(some, slope, *candidate)
+        z = change.to_z(some)
         if np.isfinite(z).all():
-            after = _nonlinear(z, change.gradient(z, gradient[some]))
+            after = _nonlinear(z, change.gradient(z, slope))
             if _distance_from_gaussian(after) < _distance_from_gaussian(nonlinear) - _CLEARLY_NEARER:
                 best, nonlinear = candidate, after
     return None if best is None else _fit(x, gradient, *best)
@@ -80,24 +81,22 @@ def _find(x: Array, gradient: Array) -> NonCentring | None:
 
 def _candidates(x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
     """Yield roots of curves alone, of scales of coordinates as they are, and of those along other axes, and these axes."""
-    for find in (lambda x, _: no_roots(x.shape[1]), find_roots):
-        for found in _with_and_without_curves(find(x, gradient), x, gradient):
-            yield found, None
+    yield from _along(None, no_roots(x.shape[1]), x, gradient)
+    yield from _along(None, find_roots(x, gradient), x, gradient)
     axes = funnel_axes(x, gradient)
     if axes is not None:
         x, gradient = _turned(x, gradient, axes)
-        for found in _with_and_without_curves(find_roots(x, gradient), x, gradient):
-            yield found, axes
+        yield from _along(axes, find_roots(x, gradient), x, gradient)
 
 
-def _with_and_without_curves(roots: Roots, x: Array, gradient: Array) -> Iterator[Roots]:
-    """Yield roots, and with those of curves; neither where there are no effects."""
+def _along(axes: Array | None, roots: Roots, x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
+    """Yield roots among coordinates along axes, and with those of curves; neither where there are no effects."""
     roots = _without_level(roots, x, gradient)
     if len(roots.effects):
-        yield roots
+        yield roots, axes
     bent = with_curves(roots, x, gradient)
     if len(bent.effects) > len(roots.effects):
-        yield bent
+        yield bent, axes
 
 
 def _turned(x: Array, gradient: Array, axes: Array) -> tuple[Array, Array]:

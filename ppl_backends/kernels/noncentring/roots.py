@@ -72,8 +72,7 @@ def find_roots(x: Array, gradient: Array) -> Roots:
         if not strength.any():
             break
         roots.append(int(np.argmax(strength)))
-    chosen = np.r_[roots, np.add(roots, dim)].astype(int)
-    basis = np.column_stack([np.ones(n), columns[:, chosen]])
+    chosen, basis = _regressors(columns, roots)
     found, *_ = np.linalg.lstsq(basis, response, rcond=None)
     error = (response - basis @ found).std(axis=0) * np.diag(np.linalg.pinv(basis.T @ basis))[1:, None] ** 0.5
     # An effect that hardly shows its root is in the same neck: less is asked for than of a root.
@@ -97,10 +96,11 @@ def with_curves(found: Roots, x: Array, gradient: Array) -> Roots:
     slopes = _slopes_beside_others((x - x.mean(axis=0)) / spread, standard**2, mean, copies_of(x))
     np.fill_diagonal(slopes, 0.0)
     slopes[found.effects] = slopes[:, found.effects] = slopes[:, found.roots] = 0.0
-    roots: list[int] = []
-    while (strength := (slopes**2).sum(axis=1)).any() and len(roots) < _MOST_ROOTS:
+    for _ in range(_MOST_ROOTS):
+        strength = (slopes**2).sum(axis=1)
+        if not strength.any():
+            break
         root = int(np.argmax(strength))
-        roots.append(root)
         bent = np.flatnonzero(slopes[root])
         found = Roots(
             np.union1d(found.roots, root),
@@ -161,14 +161,19 @@ def funnel_axes(x: Array, gradient: Array) -> Array | None:
     return np.asarray(spread[:, None] * axes / np.linalg.norm(axes, axis=0))
 
 
+def _regressors(columns: Array, roots: list[int]) -> tuple[Index, Array]:
+    """Return the indices of roots and of their sizes among columns, and these columns beside a constant one."""
+    chosen = np.r_[roots, np.add(roots, columns.shape[1] // 2)].astype(int)
+    return chosen, np.column_stack([np.ones(len(columns)), columns[:, chosen]])
+
+
 def _clear_slopes(columns: Array, response: Array, roots: list[int]) -> Array:
     """Return slopes ``(2, dim, dim)`` of the responses on one more coordinate, and its size, beside the roots.
 
     Those that are not clear are 0.
     """
-    n, dim = response.shape
-    chosen = np.r_[roots, np.add(roots, dim)].astype(int)
-    q, _ = np.linalg.qr(np.column_stack([np.ones(n), columns[:, chosen]]))
+    dim = response.shape[1]
+    q, _ = np.linalg.qr(_regressors(columns, roots)[1])
     slopes = slopes_on(columns - q @ (q.T @ columns), response - q @ (q.T @ response), copies_of(columns))
     slopes = slopes.reshape(2, dim, dim)
     slopes[:, np.arange(dim), np.arange(dim)] = 0.0
