@@ -56,6 +56,7 @@ _LAZY = {
     "sample_pmmh": "ppl_backends.state_space",
     "sample_smc": "ppl_backends.smc",
     "sample_smc2": "ppl_backends.state_space",
+    "sample_tempering": "ppl_backends.tempering",
     "sample_truncated": "ppl_backends.orthants",
     "select_variables": "ppl_backends.model_search",
     "thermodynamic_integration": "ppl_backends.smc.ladder",

@@ -35,7 +35,7 @@ NAMES = {
 }
 # A graph, and an array of graphs, for a Markov chain of a simulator to begin with.
 EXCEPTIONS = {("ERGM", "start")}
-SAMPLERS = (pb.sample_smc, pb.sample_ibis, pb.sample_importance, pb.sample_mcmc, pb.sample_abc)
+SAMPLERS = (pb.sample_smc, pb.sample_tempering, pb.sample_ibis, pb.sample_importance, pb.sample_mcmc, pb.sample_abc)
 FITS = (pb.fit_laplace, pb.fit_ep, pb.fit_inla, pb.fit_vi)
 
 

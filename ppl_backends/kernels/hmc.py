@@ -181,7 +181,7 @@ def leap(rng: Any, flight: Flight, density: Any, metric: AnyMetric, share: Any) 
     """
     h, p, turned = flight.h, flight.p, flight.turned
     move = h * p
-    here = density(flight.here.x + metric.colour(move), rng)
+    here = flight.here.renewed(density(flight.here.x + metric.colour(move), rng))
     outside = here.log_density == -np.inf
     if outside.any():
         here, turned, p = here.where(outside, flight.here), turned + outside, p.copy()

@@ -53,6 +53,10 @@ class Population:
 
         return _joined(choose, [self, proposal])
 
+    def renewed(self, found: Self) -> Self:
+        """Return what a density found at new points of these rows, with what a record keeps of its rows themselves."""
+        return found
+
     def scatter(self, index: Rows, rows: Self) -> Self:
         """Return a copy with ``rows`` in place of the points ``index``."""
 

@@ -197,15 +197,17 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
 
 def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     """Return a reason if all particles have left a mode."""
-    lost = figures.lost
-    if lost is None:
-        return []
+    return [] if figures.lost is None else [lost_mode_reason(figures.lost, names)]
+
+
+def lost_mode_reason(lost: LostMode, names: Sequence[str] = ()) -> str:
+    """Return what is said of a mode that no draw is in."""
     name = _name(lost.coordinate, names)
-    return [
+    return (
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
         "unconstrained scale, holds no draw because all particles left it: use initial='auto', which starts from all "
         "modes that it finds, or increase draws"
-    ]
+    )
 
 
 def _name(coordinate: int, names: Sequence[str]) -> str:

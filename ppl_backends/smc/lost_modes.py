@@ -11,6 +11,7 @@ measured, by importance sampling from the Gaussian there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import expit
@@ -20,10 +21,9 @@ from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.smc.health import Figures, LostMode
+from ppl_backends.smc.health import LostMode
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.path import TemperingPath
-from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.wrapped import WrappedTarget
 
@@ -40,13 +40,27 @@ def can_be_sought(target: BaseTarget) -> bool:
     return target.has_gradient and target.dim <= _LARGEST_DIM
 
 
-def find_lost_mode(path: TemperingPath, figures: Figures, rows: int, rng: np.random.Generator) -> LostMode | None:
+class Seen(Protocol):
+    """Last particles of a run, and some that it visited, each with the log density of the path's end."""
+
+    @property
+    def x(self) -> Array: ...
+
+    @property
+    def log_density(self) -> Array: ...
+
+    @property
+    def visited(self) -> Any: ...
+
+
+def find_lost_mode(
+    path: TemperingPath, runs: Sequence[Seen], log_evidence: float, rows: int, rng: np.random.Generator
+) -> LostMode | None:
     """Return the largest mode that earlier particles lead to and that no last particle is in, if it has 1 % of the mass.
 
     ``rows`` is how many particles the moves evaluated in one call.
     """
-    runs = figures.runs
-    if not can_be_sought(path.target) or not all(run.complete and run.weighted is None for run in runs):
+    if not can_be_sought(path.target):
         return None
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -57,8 +71,7 @@ def find_lost_mode(path: TemperingPath, figures: Figures, rows: int, rng: np.ran
         found = [
             LostMode(share, mode.mean, _farthest(mode.mean, last))
             for mode in modes_above(end, starts, _ITERATIONS)
-            if beyond(last, mode).all()
-            and (share := _share(end, mode, figures.evidence.log_evidence, rng)) > _SMALLEST_SHARE
+            if beyond(last, mode).all() and (share := _share(end, mode, log_evidence, rng)) > _SMALLEST_SHARE
         ]
     return max(found, key=lambda mode: mode.share, default=None)
 
@@ -83,7 +96,7 @@ class _EndOfPath(WrappedTarget):
         return difference_hessian(lambda points: self.log_density_and_gradient(points)[1], x)
 
 
-def _starts(end: _EndOfPath, runs: Sequence[SMCResult], last: Array) -> Array:
+def _starts(end: _EndOfPath, runs: Sequence[Seen], last: Array) -> Array:
     """Return earlier particles that lead elsewhere than to the last ones: the likeliest and some others ``(m, dim)``."""
     x = np.concatenate([run.visited.x for run in runs])
     log_density, last_density = (

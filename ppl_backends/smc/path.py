@@ -68,7 +68,8 @@ class TemperingPath:
 
     ``reference`` is a dense Gaussian near to the targets on the way; ``approximation`` what the path starts from, where
     that was fitted, with ``tails`` its mixture with Student t's; ``integral`` that of the prior as written, where it is
-    known. ``gradient`` says whether particles are moved by their gradients, ``metric`` in which of
+    known; ``draws_are_independent`` whether the start is drawn directly, and not by a run of its own. ``gradient`` says
+    whether particles are moved by their gradients, ``metric`` in which of
     :data:`~ppl_backends.kernels.metric.METRICS`.
     """
 
@@ -77,6 +78,7 @@ class TemperingPath:
     approximation: Any = None
     tails: StudentMixture | None = None
     integral: PriorIntegral | None = None
+    draws_are_independent: bool = True
     gradient: bool = False
     metric: str = "dense"
 

@@ -314,7 +314,9 @@ class _Call(NamedTuple):
         )
         figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
         rows = -(-self.draws // (settings.len_chain or 1))
-        figures = figures._replace(lost=find_lost_mode(path, figures, rows, check_rng))
+        if all(run.complete and run.weighted is None for run in runs):
+            lost = find_lost_mode(path, runs, figures.evidence.log_evidence, rows, check_rng)
+            figures = figures._replace(lost=lost)
         prior = prior_normalizer(path, runs) if path.integral else None
         verdict = judge(
             figures,

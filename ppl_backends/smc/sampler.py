@@ -193,6 +193,8 @@ class SampledPriorPath(PriorPath):
     Its settings are those of :func:`run_tempering`, but chains are not waste-free, and given betas are not meant for it.
     """
 
+    draws_are_independent = False
+
     def __init__(self, target: BaseTarget, prior: BaseTarget, kernel: Kernel, **settings: Any) -> None:
         super().__init__(target)
         check_proper(target)

@@ -1,0 +1,254 @@
+r"""Non-reversible parallel tempering: explore, swap, and follow replicas (Syed, Bouchard-Côté, Deligiannidis & Doucet 2022).
+
+One scan t does, for every chain and with V = −increment,
+
+1. *explore*: each replica moves by a kernel that leaves π_β of its own β invariant; the one at β₀ = 0 is drawn anew where the
+   reference can be sampled;
+2. *swap*: replicas at βᵢ and βᵢ₊₁ change places with probability
+
+       min{1, exp[(βᵢ₊₁ − βᵢ)(V(xᵢ₊₁) − V(xᵢ))]},
+
+   all even i where t is even and all odd i where it is odd (deterministic even-odd swaps, section 3.3): a replica whose swaps
+   are accepted goes on in its direction, in place of diffusing;
+3. *record* the state at β = 1, increments, rejection rates, and which replicas completed a round trip.
+
+Tuning runs in rounds of doubling length (Algorithm 4). After each one the temperatures are moved to where rejection rates are
+equal, their number to about 2Λ, and kernels are calibrated by the points of their temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.targets.protocol import Array, Index
+from ppl_backends.tempering.barrier import Barrier
+from ppl_backends.tempering.replicas import Explorer, Replicas, at_points, calibrated
+
+FIRST_ROUND = 16  # scans
+_MOST_MOVES = 16
+_CORRELATED = 0.6  # of V before and after the moves of a scan, above which a scan makes more of them
+_POINTS = 2000  # of a temperature, that a metric is of
+
+
+class Ensemble(NamedTuple):
+    """Chains of replicas.
+
+    Attributes
+    ----------
+    replicas : Replicas
+        ``(chains · levels)``.
+    betas : ndarray (levels,)
+    explorer : Explorer
+    replica : ndarray (chains, levels) of int
+        Which replica is at each temperature.
+    ends : ndarray (chains, levels) of int
+        By replica: 1 after the reference was visited last, 2 after the target was since, 0 before either.
+    time : int
+        Scans so far, whose parity says which swaps are next.
+    """
+
+    replicas: Replicas
+    betas: Array
+    explorer: Explorer
+    replica: Index
+    ends: Index
+    time: int = 0
+
+    @property
+    def chains(self) -> int:
+        """Return the number of chains."""
+        return len(self.replica)
+
+    @property
+    def levels(self) -> int:
+        """Return the number of temperatures."""
+        return len(self.betas)
+
+
+class ScanFigures(NamedTuple):
+    """Figures of one scan: rejection rates and increments, ``(chains, levels − 1)`` and ``(chains, levels)``.
+
+    ``trips`` ``(chains,)`` are round trips completed, ``inside`` the share of fresh draws in the support, NaN where
+    none are drawn, ``acceptance`` that of the moves ``(levels,)``, and ``before`` the increments before the moves.
+    """
+
+    rejection: Array
+    increment: Array
+    trips: Index
+    inside: float
+    acceptance: Array
+    before: Array
+
+
+def scan(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[Ensemble, ScanFigures]:
+    """Make one scan."""
+    # 1. Explore
+    ensemble, acceptance, before, inside = _explore(ensemble, rng, tune)
+
+    # 2. Swap
+    chains, levels = ensemble.chains, ensemble.levels
+    increment = ensemble.replicas.increment.reshape(chains, levels)
+    log_ratio = log_swap_ratio(ensemble.betas, increment)
+    accepted = np.log(rng.random(log_ratio.shape)) < log_ratio
+    accepted[:, 1 - ensemble.time % 2 :: 2] = False
+    order = _swapped(accepted)
+    rows = (order + levels * np.arange(chains)[:, None]).ravel()
+    replicas = replace(ensemble.replicas.take(rows), beta=ensemble.replicas.beta)
+    index = np.take_along_axis(ensemble.replica, order, axis=1)
+
+    # 3. Record
+    ends, trips = _followed(ensemble.ends, index)
+    figures = ScanFigures(
+        -np.expm1(np.minimum(log_ratio, 0.0)),
+        replicas.increment.reshape(chains, levels),
+        trips,
+        inside,
+        acceptance,
+        before,
+    )
+    return ensemble._replace(replicas=replicas, replica=index, ends=ends, time=ensemble.time + 1), figures
+
+
+def log_swap_ratio(betas: Array, increment: Array) -> Array:
+    """Return the log ratio ``(chains, levels − 1)`` of swaps between neighbours; −inf where a density would be zero."""
+    with np.errstate(invalid="ignore"):
+        ratio: Array = np.diff(betas) * (increment[:, :-1] - increment[:, 1:])
+    return np.where(increment[:, :-1] == -np.inf, -np.inf, ratio)
+
+
+def _explore(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[Ensemble, Array, Array, float]:
+    """Move all replicas, those at β = 0 by fresh draws where the reference has such."""
+    chains, levels, path = ensemble.chains, ensemble.levels, ensemble.explorer.path
+    at, inside = np.tile(np.arange(levels), chains), np.nan
+    before = ensemble.replicas.increment.reshape(chains, levels)
+    if not path.draws_are_independent:
+        moved = ensemble.explorer.move(rng, ensemble.replicas, at, tune)
+        return ensemble._replace(replicas=moved.replicas, explorer=moved.explorer), moved.acceptance, before, inside
+    warm = at > 0
+    moved = ensemble.explorer.move(rng, ensemble.replicas.take(warm), at[warm], tune)
+    replicas = ensemble.replicas.scatter(warm, moved.replicas)
+    fresh = at_points(path, path.draw(chains, rng).population, np.zeros(chains))
+    kept = ensemble.replicas.take(~warm)
+    drawn = kept.where(fresh.increment > -np.inf, fresh)  # the reference is restricted to the support
+    inside = float(np.mean(fresh.increment > -np.inf))
+    acceptance = np.where(np.arange(levels) == 0, inside, moved.acceptance)
+    changed = ensemble._replace(replicas=replicas.scatter(~warm, drawn), explorer=moved.explorer)
+    return changed, acceptance, before, inside
+
+
+def _swapped(accepted: Any) -> Index:
+    """Return from which level ``(chains, levels)`` each one's new state comes; no two accepted swaps are adjacent."""
+    chains, pairs = accepted.shape
+    order = np.tile(np.arange(pairs + 1), (chains, 1))
+    shift = np.zeros_like(order)
+    shift[:, :-1] += accepted
+    shift[:, 1:] -= accepted
+    return order + shift
+
+
+def _followed(ends: Index, index: Index) -> tuple[Index, Index]:
+    """Return which end each replica visited last, and the round trips ``(chains,)`` that were completed now."""
+    chain = np.arange(len(index))
+    ends, coldest, hottest = ends.copy(), index[:, -1], index[:, 0]
+    arrived = ends[chain, coldest] == 1
+    ends[chain[arrived], coldest[arrived]] = 2
+    trips = (ends[chain, hottest] == 2).astype(np.intp)
+    ends[chain, hottest] = 1
+    return ends, trips
+
+
+@dataclass
+class Record:
+    """What scans of a round gave: figures of every scan, and points of every temperature."""
+
+    figures: list[ScanFigures]
+    x: list[Array]
+    every: int
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, scans: int) -> Record:
+        """Return an empty record, which keeps some thousand points of a temperature."""
+        return cls([], [], max(1, -(-scans * ensemble.chains // _POINTS)))
+
+    def add(self, ensemble: Ensemble, figures: ScanFigures) -> None:
+        """Add a scan."""
+        if len(self.figures) % self.every == 0:
+            self.x.append(ensemble.replicas.x.reshape(ensemble.chains, ensemble.levels, -1))
+        self.figures.append(figures)
+
+    def barrier(self, betas: Array) -> Barrier:
+        """Return the barrier, by the mean rejection rates."""
+        return Barrier(betas, np.mean([figures.rejection for figures in self.figures], axis=(0, 1)))
+
+    def points(self, level: int) -> Array:
+        """Return points of a temperature ``(m, dim)``, of the second half of the scans."""
+        kept = self.x[len(self.x) // 2 :]
+        return np.concatenate([x[:, level] for x in kept])
+
+    def correlation(self) -> float:
+        """Return the mean correlation over temperatures of increments before and after the moves of a scan."""
+        before = np.concatenate([figures.before for figures in self.figures])[:, 1:]
+        after = np.concatenate([figures.increment for figures in self.figures])[:, 1:]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            a, b = (np.where(np.isfinite(v), v, np.nan) for v in (before, after))
+            a, b = a - np.nanmean(a, axis=0), b - np.nanmean(b, axis=0)
+            found = np.nanmean(a * b, axis=0) / np.sqrt(np.nanmean(a**2, axis=0) * np.nanmean(b**2, axis=0))
+        return float(np.nanmean(found)) if np.isfinite(found).any() else 0.0
+
+
+def round_lengths(tune: int) -> list[int]:
+    """Return lengths of tuning rounds that double and add up to ``tune``."""
+    rounds = max(1, int(np.log2(tune / FIRST_ROUND + 1))) if tune else 0
+    lengths = [int(tune * 2**k / (2**rounds - 1)) for k in range(rounds)]
+    return [length for length in lengths[:-1] if length] + [tune - sum(lengths[:-1])] if lengths else []
+
+
+def tuned(ensemble: Ensemble, rng: np.random.Generator, tune: int, plan: Plan, report: Callable[..., None]) -> Ensemble:
+    """Run the rounds that adapt temperatures and kernels (Algorithm 4)."""
+    for length in round_lengths(tune):
+        record = Record.of(ensemble, length)
+        for _ in range(length):
+            ensemble, figures = scan(ensemble, rng, tune=True)
+            record.add(ensemble, figures)
+            report(ensemble, figures)
+        ensemble = adapted(ensemble, record, plan)
+    return ensemble
+
+
+class Plan(NamedTuple):
+    """What tuning may choose: the number of intervals and of moves a scan, where these are None."""
+
+    intervals: int | None = None
+    moves: int | None = None
+
+
+def adapted(ensemble: Ensemble, record: Record, plan: Plan) -> Ensemble:
+    """Return the ensemble with the temperatures, kernels and moves that a round asks for."""
+    explorer, barrier = ensemble.explorer, record.barrier(ensemble.betas)
+    betas = barrier.equalised(plan.intervals or barrier.wanted_intervals())
+    nearest = np.clip(np.rint(np.interp(betas, ensemble.betas, np.arange(ensemble.levels))).astype(np.intp), 0, None)
+    nearest[0], nearest[-1] = 0, ensemble.levels - 1
+    moved = np.maximum(nearest, 1)  # the reference may be drawn anew, without moves that tune a step
+    scales = [np.broadcast_to(step.average, ensemble.levels)[moved] for step in explorer.steps]
+    points = {level: record.points(level) for level in set(nearest.tolist())}
+    moves = plan.moves or _moves(explorer.moves, record.correlation())
+    changed = replace(
+        calibrated(explorer.path, explorer.kernels, [points[level] for level in nearest], scales), moves=moves
+    )
+    chains, levels = ensemble.chains, len(betas)
+    rows = (nearest + ensemble.levels * np.arange(chains)[:, None]).ravel()
+    replicas = replace(ensemble.replicas.take(rows), beta=np.tile(betas, chains))
+    index = np.tile(np.arange(levels), (chains, 1))
+    return Ensemble(replicas, betas, changed, index, np.zeros_like(index), ensemble.time)
+
+
+def _moves(now: int, correlation: float) -> int:
+    """Return the number of moves a scan that leaves little correlation, by the correlation that those of now leave."""
+    if correlation <= 0:
+        return max(1, now // 2)
+    one = min(correlation, 0.99) ** (1.0 / now)
+    return int(np.clip(np.ceil(np.log(_CORRELATED) / np.log(one)), 1, _MOST_MOVES))

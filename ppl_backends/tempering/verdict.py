@@ -1,0 +1,143 @@
+"""Reasons not to trust a run of parallel tempering, each with its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_backends.importance.outside import LARGEST_UNDEFINED
+from ppl_backends.numerics.weights import few_independent
+from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat
+from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.health import LostMode, lost_mode_reason
+from ppl_backends.targets.protocol import Array
+from ppl_backends.tempering.barrier import Barrier
+from ppl_backends.tempering.evidence import SteppingStones
+from ppl_backends.tempering.run import Run
+
+_FEWEST_TRIPS = 20  # of all chains
+_FEWEST_SWAPS = 0.03  # acceptance rate of the worst pair of temperatures
+_UNSTABLE, _UNSTABLE_BY = 0.25, 1.0  # relative and absolute change of Λ from one half of the draws to the other
+_DISAGREEMENT = 4.0  # standard errors
+_FEWEST_DRAWS = 20
+
+
+class Diagnostics(NamedTuple):
+    """Figures of a run.
+
+    Attributes
+    ----------
+    barrier, first_half, second_half : Barrier
+        By the rejection rates of all draws, and of either half.
+    round_trips : int
+        Of all chains.
+    rhat, ess : ndarray (dim,)
+        Of the draws; the smaller effective number of draws of mean and standard deviation.
+    stones : SteppingStones
+    evidence : EvidenceEstimate
+    lost : LostMode or None
+    """
+
+    barrier: Barrier
+    first_half: Barrier
+    second_half: Barrier
+    round_trips: int
+    rhat: Array
+    ess: Array
+    stones: SteppingStones
+    evidence: EvidenceEstimate
+    lost: LostMode | None
+
+
+def reasons(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
+    """Return the reasons not to trust draws and evidence; none for a healthy run."""
+    said = _of_swaps(run, found) + _of_draws(run, found, names) + _of_evidence(found)
+    if found.lost is not None:
+        said.append(lost_mode_reason(found.lost, names))
+    if run.undefined > LARGEST_UNDEFINED:
+        said.append(
+            f"{100 * run.undefined:.1f} % of the moves at beta = 1 met a log density that is NaN or +inf and counts as "
+            "zero, so a part of the posterior may be missing: find the operation of the model that is not finite there"
+        )
+    return said
+
+
+def _of_swaps(run: Run, found: Diagnostics) -> list[str]:
+    said, rate = [], 1.0 - found.barrier.rejection
+    worst = int(np.argmin(rate))
+    if rate[worst] < _FEWEST_SWAPS:
+        said.append(
+            f"{100 * rate[worst]:.2g} % of the swaps between beta = {run.betas[worst]:.3g} and "
+            f"{run.betas[worst + 1]:.3g} are accepted: increase tune, or start from an approximation by initial="
+        )
+    if found.round_trips < _FEWEST_TRIPS:
+        said.append(
+            f"{found.round_trips} round trips between the reference and the posterior in {run.x.shape[1]} draws of all "
+            f"chains, fewer than {_FEWEST_TRIPS}: increase draws"
+        )
+    first, second = found.first_half.total, found.second_half.total
+    if abs(first - second) > max(_UNSTABLE_BY, _UNSTABLE * min(first, second)):
+        said.append(
+            f"the communication barrier is {first:.1f} in the first half of the draws and {second:.1f} in the second: "
+            "increase tune"
+        )
+    return said
+
+
+def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
+    said, draws = [], run.x.shape[0] * run.x.shape[1]
+    if len(run.x) > 1 and run.x.shape[1] >= _FEWEST_DRAWS:
+        worst = int(np.argmax(np.nan_to_num(found.rhat, nan=np.inf)))
+        if not found.rhat[worst] <= LARGEST_RHAT:
+            said.append(
+                f"the chains have not converged: R-hat is {found.rhat[worst]:.2f} for `{names[worst]}`, above "
+                f"{LARGEST_RHAT}: increase tune and draws"
+            )
+    if few_independent(float(found.ess.min()), draws):
+        worst = int(np.argmin(found.ess))
+        said.append(
+            f"the draws of `{names[worst]}` are worth {found.ess[worst]:.0f} independent ones in its mean or standard "
+            "deviation: increase draws"
+        )
+    return said
+
+
+def _of_evidence(found: Diagnostics) -> list[str]:
+    said, evidence = [], found.evidence
+    if evidence.runs_disagree:
+        said.append(
+            f"the chains' log evidences have a standard deviation of {evidence.spread:.2f}, more than the error that each "
+            "chain reports: increase draws"
+        )
+    gap, error = found.stones.gap
+    if not abs(gap) <= _DISAGREEMENT * error + 1e-6:
+        said.append(
+            f"stepping stones from below give a log evidence {abs(gap):.2f} {'above' if gap > 0 else 'below'} those from "
+            f"above, {abs(gap) / max(error, 1e-300):.0f} times the error of the difference: increase tune and draws"
+        )
+    return said
+
+
+def diagnose(run: Run, evidence: EvidenceEstimate, stones: SteppingStones, lost: LostMode | None) -> Diagnostics:
+    """Return the figures that the verdict rests on."""
+    half = run.rejection.shape[1] // 2
+    whole, first, second = (
+        Barrier(run.betas, part.mean(axis=(0, 1)))
+        for part in (run.rejection, run.rejection[:, :half], run.rejection[:, half:])
+    )
+    centred = run.x - run.x.mean(axis=(0, 1))
+    ess = np.minimum(effective_draws(run.x, "mean"), effective_draws(centred**2, "mean"))
+    rhat = rank_rhat(run.x) if len(run.x) > 1 else np.full(run.x.shape[2], np.nan)
+    return Diagnostics(whole, first, second, int(run.trips.sum()), rhat, ess, stones, evidence, lost)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """States that a chain visited, as the search for lost modes reads those of a tempering run."""
+
+    x: Array
+    log_density: Array
+    visited: Any
