@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import wraps
@@ -167,6 +167,21 @@ def array(expected: str = "an array of finite numbers") -> Option:
     return Option(expected, read)
 
 
+def entries(expected: str = "names or integers, or a mask", at_least: int = 0) -> Option:
+    """Return the option that is a name or an integer, or a collection of names and integers, or of True and False."""
+
+    def read(value: Any) -> list[Any]:
+        if isinstance(value, bool | np.bool_ | bytes | Mapping):
+            raise TypeError
+        given = [value] if isinstance(value, str | int | np.integer) else list(value)
+        flags = sum(isinstance(each, bool | np.bool_) for each in given)
+        if len(given) < at_least or flags not in (0, len(given)):
+            raise ValueError
+        return [each if isinstance(each, str | bool | np.bool_) else operator.index(each) for each in given]
+
+    return Option(expected, read)
+
+
 def function(expected: str) -> Option:
     """Return the option that is callable."""
     return that(callable, expected)
@@ -208,6 +223,7 @@ seed = Option("a non-negative integer, a NumPy generator or None", _read_seed)
 path = instance(str | os.PathLike, "a path")  # type: ignore[arg-type]
 executor = instance(Executor, "a concurrent.futures.Executor, such as a ProcessPoolExecutor of spawned processes")
 none = choice(None)
+mapping = instance(Mapping, "a dict by name")
 
 COMMON: dict[str, Option] = {
     "adapt": flag,

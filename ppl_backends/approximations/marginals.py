@@ -71,7 +71,8 @@ def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
         return np.arange(len(names))
     found = []
     for c in np.atleast_1d(np.asarray(coordinates, dtype=object)):
-        known = c in names if isinstance(c, str) else -len(names) <= int(c) < len(names)
+        number = isinstance(c, int | np.integer) and not isinstance(c, bool)
+        known = c in names if isinstance(c, str) else number and -len(names) <= c < len(names)
         if not known:
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {shown}")

@@ -23,7 +23,7 @@ from scipy.special import digamma, logsumexp, multigammaln, xlogy
 from ppl_backends.errors import ModelError
 from ppl_backends.mean_field.ascent import Ascent, best_of, log_beta, warn_unconverged
 from ppl_backends.numerics.gaussian import LOG_2PI
-from ppl_backends.options import Option, checked, integer, number
+from ppl_backends.options import Option, array, checked, integer, number
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
 
@@ -248,7 +248,7 @@ OPTIONS = {
 }
 
 
-@checked(mean_precision=number(above=0), **OPTIONS)
+@checked(x=array("an array of finite numbers (n, d)"), mean_precision=number(above=0), **OPTIONS)
 def fit_gaussian_mixture(
     x: Any,
     components: int | Iterable[int] = range(1, 9),

@@ -22,7 +22,7 @@ from ppl_backends.model_search.results import Listed, Searched, search_inference
 from ppl_backends.model_search.sampler import SAVED, Runs, run_searches, stage_stats
 from ppl_backends.model_search.space import ModelSpace, make_space
 from ppl_backends.numerics.weights import systematic_resampling
-from ppl_backends.options import checked, choice, function, integer
+from ppl_backends.options import checked, choice, entries, function, integer, mapping, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.checkpoint import Checkpoint
@@ -40,6 +40,10 @@ _COMPARED = 48  # models at which functions are compared that give their prior
     points=integer(1),
     method=choice("auto", "enumerate", "smc"),
     draws=integer(2),
+    select=none | mapping,
+    always=none | entries(),
+    groups=none | mapping,
+    heredity=choice(None, "strong", "weak") | mapping,
 )
 def select_variables(
     model: Any = None,

@@ -21,7 +21,7 @@ from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
-from ppl_backends.options import array, checked, instance, integer, none
+from ppl_backends.options import array, checked, choice, entries, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.power import with_power
@@ -35,6 +35,8 @@ GAUSSIAN_RANGE = 7.0  # standard deviations on the grid of a coordinate that kee
 @checked(
     initvals=none | instance(Mapping, "a dict of values by name") | array("an array (dim,)"),
     points=integer(9),
+    coordinates=none | entries("names or integers", at_least=1),
+    hyper=choice("auto", None) | entries("one to six names or integers", at_least=1),
 )
 def fit_inla(
     model: Any = None,
