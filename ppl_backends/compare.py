@@ -330,6 +330,14 @@ def plot_evidence(table: Any, *, ax: Any = None) -> Any:
     -------
     matplotlib.axes.Axes
         Lower bounds have an arrow to the right, figures that failed their method's checks are hollow.
+
+    Examples
+    --------
+    >>> import ppl_backends as pb
+    >>> target = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> wide = pb.FunctionTarget(1, lambda x: (-0.05 * (x**2).sum(1), -0.1 * x))
+    >>> table = pb.compare_evidence({"narrow": pb.fit_laplace(target), "wide": pb.fit_laplace(wide)})
+    >>> axes = pb.plot_evidence(table)
     """
     import matplotlib.pyplot as plt
 

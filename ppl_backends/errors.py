@@ -19,43 +19,128 @@ __all__ = [
 
 
 class ModelError(ValueError):
-    """A model, or its data, that the method asked for cannot use."""
+    """A model, or its data, that the method asked for cannot use.
+
+    Examples
+    --------
+    >>> import ppl_backends as pb
+    >>> try:
+    ...     pb.sample_smc(pb.FunctionTarget(1, lambda x: -0.5 * (x**2).sum(1)), draws="many")
+    ... except pb.errors.ModelError as error:
+    ...     print(str(error).split(":")[0])
+    draws='many'
+    """
 
 
 class PriorSamplingError(ModelError):
-    """The prior cannot be drawn from (improper, or no sampler is known); start from a Gaussian instead."""
+    """The prior cannot be drawn from (improper, or no sampler is known); start from a Gaussian instead.
+
+    Examples
+    --------
+    >>> from ppl_backends.errors import ModelError, PriorSamplingError
+    >>> issubclass(PriorSamplingError, ModelError)  # so that `except ModelError` catches it
+    True
+    """
 
 
 class FactorSearchError(ModelError):
-    """A search for factors that ended in an error of its own: whether the model has any is not known."""
+    """A search for factors that ended in an error of its own: whether the model has any is not known.
+
+    Examples
+    --------
+    >>> from ppl_backends.errors import FactorSearchError, ModelError
+    >>> issubclass(FactorSearchError, ModelError)  # so that `except ModelError` catches it
+    True
+    """
 
 
 class CompilationError(ModelError):
-    """A model that could not be translated or compiled; the message is the compiler's own."""
+    """A model that could not be translated or compiled; the message is the compiler's own.
+
+    Examples
+    --------
+    >>> from ppl_backends.errors import CompilationError, ModelError
+    >>> issubclass(CompilationError, ModelError)  # so that `except ModelError` catches it
+    True
+    """
 
 
 class CheckpointError(OSError):
-    """A checkpoint that could not be written; the one before is still there."""
+    """A checkpoint that could not be written; the one before is still there.
+
+    Examples
+    --------
+    >>> from ppl_backends.errors import CheckpointError
+    >>> issubclass(CheckpointError, OSError)  # a full disk, a folder without write permission
+    True
+    """
 
 
 class WorkerError(RuntimeError):
-    """A worker process that died."""
+    """A worker process that died.
+
+    Examples
+    --------
+    >>> from ppl_backends.errors import WorkerError
+    >>> issubclass(WorkerError, RuntimeError)
+    True
+    """
 
 
 class PPLBackendsWarning(UserWarning):
-    """Base of every warning the package emits."""
+    """Base of every warning the package emits.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> from ppl_backends.errors import PPLBackendsWarning
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", PPLBackendsWarning)  # in a pipeline: stop where a result is not to be trusted
+    """
 
 
 class ApproximationWarning(PPLBackendsWarning):
-    """An approximation that did not converge, or that its own diagnostics distrust."""
+    """An approximation that did not converge, or that its own diagnostics distrust.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.errors import ApproximationWarning
+    >>> def cauchy(x):
+    ...     return -np.log1p(x[:, 0] ** 2), -2 * x / (1 + x**2)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     q = pb.fit_laplace(pb.FunctionTarget(1, cauchy))
+    >>> [w.category is ApproximationWarning for w in caught], q.converged
+    ([True], False)
+    """
 
 
 class SamplerWarning(PPLBackendsWarning):
-    """A run whose figures show that its result should not be trusted as it stands."""
+    """A run whose figures show that its result should not be trusted as it stands.
+
+    Examples
+    --------
+    >>> import warnings, ppl_backends as pb
+    >>> from ppl_backends.errors import SamplerWarning
+    >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", SamplerWarning)  # an exception in place of a warning
+    ...     idata = pb.sample_importance(target, random_seed=1)
+    >>> int(idata.posterior.attrs["log_evidence_trusted"])
+    1
+    """
 
 
 class BackendWarning(PPLBackendsWarning):
-    """A slower backend is used than the one asked for or expected."""
+    """A slower backend is used than the one asked for or expected.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> from ppl_backends.errors import BackendWarning
+    >>> warnings.filterwarnings("ignore", category=BackendWarning)  # results are the same, only slower
+    """
 
 
 def user_level() -> int:

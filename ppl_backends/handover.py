@@ -53,6 +53,17 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
     ------
     ModelError
         If there are fewer draws than chains, or the source is not of this model.
+
+    Examples
+    --------
+    >>> import pymc as pm, ppl_backends as pb
+    >>> from ppl_backends.handover import initvals_for_pymc
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     y = pm.Normal("y", mu, 1, observed=[0.3, 0.9, 1.4])
+    >>> starts = initvals_for_pymc(pb.fit_laplace(model), model, chains=2, random_seed=1)
+    >>> len(starts), starts[0]["mu"].shape
+    (2, ())
     """
     (rng,) = spawn_generators(random_seed, 1)
     free = [variable.name for variable in model.free_RVs]
@@ -84,6 +95,17 @@ def nuts_for_pymc(source: Any, model: Any, **options: Any) -> Any:
     -------
     pymc.NUTS
         For ``pm.sample(step=...)``.
+
+    Examples
+    --------
+    >>> import pymc as pm, ppl_backends as pb
+    >>> from ppl_backends.handover import nuts_for_pymc
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     y = pm.Normal("y", mu, 1, observed=[0.3, 0.9, 1.4])
+    >>> step = nuts_for_pymc(pb.fit_laplace(model), model, target_accept=0.9)
+    >>> type(step).__name__
+    'NUTS'
     """
     import pymc as pm
 
@@ -106,6 +128,16 @@ def nutpie_options(source: Any, model: Any) -> dict[str, Any]:
     -------
     dict
         ``init_mean`` ``(dim,)``.
+
+    Examples
+    --------
+    >>> import pymc as pm, ppl_backends as pb
+    >>> from ppl_backends.handover import nutpie_options
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     y = pm.Normal("y", mu, 1, observed=[0.3, 0.9, 1.4])
+    >>> sorted(nutpie_options(pb.fit_laplace(model), model))
+    ['init_mean']
     """
     return {"init_mean": np.asarray(_gaussian(source, model).mean)}
 
@@ -131,6 +163,11 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
     ------
     ModelError
         If there is no Stan program to speak of, or fewer draws than chains.
+
+    Examples
+    --------
+    >>> q = pb.fit_laplace("model.stan", data="data.json")  # doctest: +SKIP
+    >>> CmdStanModel(stan_file="model.stan").sample(data="data.json", inits=cmdstan_inits(q))  # doctest: +SKIP
     """
     if chains < 1:
         raise ModelError(f"chains={chains}: expected an integer of at least 1")
@@ -165,6 +202,13 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
     ------
     ModelError
         If ``kind`` is neither, or the draws are too few for a covariance of full rank.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.handover import cmdstan_metric
+    >>> cmdstan_metric(pb.GaussianApproximation(np.zeros(2), np.diag([1.0, 4.0])), "diag_e")
+    {'inv_metric': array([1., 4.])}
     """
     if kind not in ("dense_e", "diag_e"):
         raise ModelError(f"kind={kind!r}: expected 'dense_e' or 'diag_e'")

@@ -1,11 +1,14 @@
 """Every Python block of the README and of the documentation runs, page by page, with nothing but what the page defines."""
 
 import ast
+import functools
+import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -111,3 +114,50 @@ def test_names_of_the_package_in_a_page_exist(page):
             assert found is not None, f"pb.{name}"
             if not inspect.ismodule(found):
                 break
+
+
+sys.path.insert(0, str(ROOT / "docs"))
+import api_pages  # noqa: E402
+
+LISTED = [name for name, _ in api_pages.listed((ROOT / "docs/api.md").read_text())]
+MODULES_WITH_PAGES = ("approximations.ep", "datasets", "errors", "marginal_likelihood", "targets", *pb._ROOMS)
+
+
+def resolve(name):
+    """Object of a dotted name."""
+    parts = name.split(".")
+    for k in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:k]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, parts[k:], found)
+    raise AssertionError(name)
+
+
+def test_every_public_name_has_a_page():
+    listed = {id(resolve(name)) for name in LISTED}
+    public = {f"pb.{name}": getattr(pb, name) for name in pb._LAZY}
+    for module in MODULES_WITH_PAGES:
+        found = importlib.import_module(f"ppl_backends.{module}")
+        public |= {f"{module}.{name}": getattr(found, name) for name in found.__all__}
+    missing = [
+        name
+        for name, found in public.items()
+        if (inspect.isclass(found) or inspect.isfunction(found)) and id(found) not in listed
+    ]
+    assert len(public) > 100
+    assert not missing, "add these names to docs/api.md"
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_public_name_has_an_example(name):
+    assert ">>> " in inspect.getdoc(resolve(name)), "its docstring needs a section Examples"
+
+
+def test_an_inventory_names_what_its_list_names(tmp_path):
+    names = tmp_path / "numpy.txt"
+    names.write_text("# https://numpy.org/doc/stable/\nnumpy.ndarray class reference/generated/$.html\n")
+    head, _, body = Path(api_pages.write_inventory(names, tmp_path)).read_bytes().rpartition(b"zlib.\n")
+    assert head.startswith(b"# Sphinx inventory version 2\n")
+    assert zlib.decompress(body) == b"numpy.ndarray py:class 1 reference/generated/numpy.ndarray.html#$ -\n"

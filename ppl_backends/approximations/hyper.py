@@ -42,6 +42,15 @@ class HyperParameters(NamedTuple):
         Log p(y | φ) + log p(φ) there.
     summary : str
         One line that says what was done.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import HyperParameters
+    >>> points, weights = np.array([[-1.0], [1.0]]), np.array([0.4, 0.6])
+    >>> hyper = HyperParameters(("log tau",), np.zeros(1), points, weights, np.zeros(2), "two points")
+    >>> hyper.weights @ hyper.points
+    array([0.2])
     """
 
     names: tuple[str, ...]

@@ -22,6 +22,14 @@ class Marginals(NamedTuple):
     grid, density : ndarray (k, m)
         One row a coordinate; each row of ``density`` integrates to one over its grid.
     mean, sd, skewness : ndarray (k,)
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, Logit
+    >>> marginals = pb.fit_ep(Factors(np.eye(2), 0.0, Logit([0, 1]), 0.0, 1.0)).marginals()
+    >>> marginals.mean.round(2), marginals.density.shape == marginals.grid.shape
+    (array([-0.41,  0.41]), True)
     """
 
     names: tuple[str, ...]

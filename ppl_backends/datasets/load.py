@@ -35,6 +35,13 @@ class BinaryRegression(NamedTuple):
         Column names of ``X``, ``"intercept"`` first.
     description : str
         What the data are, what ``y = 1`` means, and how the predictors were scaled.
+
+    Examples
+    --------
+    >>> from ppl_backends.datasets import load_binary_regression
+    >>> data = load_binary_regression("pima")
+    >>> data.X.shape, data.names[0]
+    ((532, 8), 'intercept')
     """
 
     X: NDArray[np.float64]

@@ -79,6 +79,18 @@ class Certificate(NamedTuple):
         For pairs and a Gaussian, with ``inequality="kl"``: upper bound on the mean risk of a pair of one row of either class,
         which is 1 − AUC under the 0–1 loss. It is not 2n₊n₋/(n(n − 1)) times ``bound`` but a bound of its own, given the
         numbers of either class. Else NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import GibbsPosterior, certify, fit_gibbs_vi
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "zero_one", X, y, learning_rate=60.0)
+    >>> found = certify(posterior, fit_gibbs_vi(posterior))
+    >>> found.epsilon, bool(found.expected_risk < found.bound), found.candidates
+    (0.05, True, 1)
     """
 
     bound: float

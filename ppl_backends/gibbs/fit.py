@@ -138,6 +138,17 @@ def fit_gibbs_vi_path(
     -------
     list of GibbsVI
         Their ``posterior`` has the learning rate.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import GibbsPosterior, fit_gibbs_vi_path
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=60.0)
+    >>> [round(q.posterior.learning_rate) for q in fit_gibbs_vi_path(posterior, [6.0, 60.0])]
+    [6, 60]
     """
     rates = np.asarray(learning_rates, dtype=np.float64)
     if rates.ndim != 1 or not len(rates) or np.any(np.diff(rates) <= 0):

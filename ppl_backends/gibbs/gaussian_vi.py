@@ -105,6 +105,18 @@ class GibbsVI(GaussianApproximation):
         Upper bound on how far the ELBO is from the family's best, in nats; NaN where the objective is not convex.
     trace : ndarray (n_iterations, 3)
         λ, expected risk and KL along the way; with sampled pairs the risk is estimated.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import GibbsPosterior, fit_gibbs_vi
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=60.0)
+    >>> q = fit_gibbs_vi(posterior)
+    >>> q.family, q.converged, bool(q.expected_risk < 0.5)
+    ('dense', True, True)
     """
 
     posterior: GibbsPosterior
@@ -277,6 +289,18 @@ def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
     """Return E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` and a loss of linear scores.
 
     Pairs are summed in blocks, so that 10⁸ of them take seconds and no memory to speak of.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import GibbsPosterior, expected_risk, fit_gibbs_vi
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=60.0)
+    >>> q = fit_gibbs_vi(posterior)
+    >>> bool(np.isclose(expected_risk(posterior, q), q.expected_risk))
+    True
     """
     risk = posterior._linear("expected_risk")
     if not isinstance(q, Gaussian):

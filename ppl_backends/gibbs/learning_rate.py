@@ -216,6 +216,17 @@ def choose_prior_scale(
     Returns
     -------
     PriorScaleChoice
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import GibbsPosterior, choose_prior_scale
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(40, 2))
+    >>> y = np.sign(X @ [1.0, -1.0] + 0.5 * rng.normal(size=40))
+    >>> posterior = GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=40.0)
+    >>> choose_prior_scale(posterior, [0.01, 1.0]).scale
+    0.01
     """
     prior = posterior.gaussian_prior
     if prior is None:

@@ -47,6 +47,14 @@ class Loss:
     convex : bool
     classification : bool
         Whether outcomes are two classes, coded −1 and +1 here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import Hinge, Loss
+    >>> loss = Hinge()
+    >>> isinstance(loss, Loss), loss.name, loss.value(np.array([0.5]), np.array([1.0]))
+    (True, 'hinge', array([0.5]))
     """
 
     name: str = "loss"
@@ -98,7 +106,15 @@ class Loss:
 
 
 class ZeroOne(Loss):
-    """1 where y s ≤ 0: misclassification, a score of zero counted as an error."""
+    """1 where y s ≤ 0: misclassification, a score of zero counted as an error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import ZeroOne
+    >>> ZeroOne().value(np.array([0.5, -0.5]), np.array([1.0, 1.0]))
+    array([0., 1.])
+    """
 
     name, bound, has_gradient, convex = "zero_one", 1.0, False, False
 
@@ -126,7 +142,15 @@ class ZeroOne(Loss):
 
 
 class Hinge(Loss):
-    """(1 − y s)₊."""
+    """(1 − y s)₊.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import Hinge
+    >>> Hinge().value(np.array([0.5, 3.0]), np.array([1.0, 1.0]))
+    array([0.5, 0. ])
+    """
 
     name = "hinge"
 
@@ -150,7 +174,15 @@ class Hinge(Loss):
 
 
 class Logistic(Loss):
-    """log(1 + e^{−y s}); with λ = n the Gibbs posterior is logistic regression."""
+    """log(1 + e^{−y s}); with λ = n the Gibbs posterior is logistic regression.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import Logistic
+    >>> Logistic().value(np.array([0.0]), np.array([1.0])).round(3)
+    array([0.693])
+    """
 
     name, smooth = "logistic", True
 
@@ -174,7 +206,15 @@ class Logistic(Loss):
 
 
 class Squared(Loss):
-    """(y − s)²."""
+    """(y − s)².
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import Squared
+    >>> Squared().value(np.array([0.5]), np.array([2.0]))
+    array([2.25])
+    """
 
     name, smooth, classification = "squared", True, False
 

@@ -220,6 +220,17 @@ def inclusion_probabilities(fit: Any) -> Array:
     ------
     ModelError
         If the prior of the fit is another one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import GibbsPosterior, SpikeSlab, fit_pair_ep, inclusion_probabilities
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 3))
+    >>> y = np.sign(X @ [1.0, 0.0, -1.0] + 0.3 * rng.normal(size=60))
+    >>> q = fit_pair_ep(GibbsPosterior(SpikeSlab(3), "auc", X, y, learning_rate=60.0))
+    >>> inclusion_probabilities(q).round(1)
+    array([1. , 0.3, 0.9])
     """
     prior = fit.target.prior if isinstance(fit.target, GibbsPosterior) else None
     if not isinstance(prior, SpikeSlab):

@@ -39,6 +39,12 @@ class TuningRecord(NamedTuple):
         The method.
     candidates : int or None
         Size of the grid it was chosen from, fixed before the data were seen; None where there was no such grid.
+
+    Examples
+    --------
+    >>> from ppl_backends.gibbs import TuningRecord
+    >>> TuningRecord("learning rate", "cross-validation", 5).candidates
+    5
     """
 
     what: str

@@ -26,7 +26,15 @@ _ASYMMETRY = 1e-8  # of a kernel's matrix, relative
 
 
 class Scores(NamedTuple):
-    """Mean and standard deviation of scores at rows ``(n,)``."""
+    """Mean and standard deviation of scores at rows ``(n,)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs import Scores
+    >>> Scores(mean=np.array([0.2, -1.0]), sd=np.array([0.5, 0.4])).sd
+    array([0.5, 0.4])
+    """
 
     mean: Array
     sd: Array

@@ -44,6 +44,15 @@ class Evidence:
         blocks are from their mean at most), ``efficiency`` and ``weights_pareto_k`` of importance weights at the proposal's
         points.
 
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> q = pb.fit_laplace(target)
+    >>> found = pb.evidence(q.to_inference_data(draws=1000, random_seed=1), target, random_seed=1)
+    >>> bool(abs(found.log_evidence - np.log(2 * np.pi)) < 0.05), found.trusted, found.interval(0.95)[0] < found.log_evidence
+    (True, True, True)
+
     References
     ----------
     Meng, X.-L. and Wong, W. H. (1996). Simulating ratios of normalizing constants via a simple identity. *Statistica

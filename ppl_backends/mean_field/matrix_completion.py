@@ -62,6 +62,17 @@ class MatrixFactors:
     restarts : ndarray
         Final bound of every start.
     converged : bool
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.mean_field import fit_matrix_completion
+    >>> rng = np.random.default_rng(1)
+    >>> table = rng.normal(size=(8, 1)) @ rng.normal(size=(1, 6))
+    >>> rows, columns = np.divmod(np.arange(48), 6)
+    >>> fit = fit_matrix_completion(rows, columns, table[rows, columns], max_rank=2, random_seed=1, progressbar=False)
+    >>> fit.rows.shape, fit.columns.shape
+    ((8, 1), (6, 1))
     """
 
     method = "mean-field coordinate ascent"

@@ -137,6 +137,16 @@ class GaussianMixture(_Mixture):
     selection : dict of int to float
         Highest bound for every number of components tried.
     converged : bool
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.mean_field import fit_gaussian_mixture
+    >>> rng = np.random.default_rng(1)
+    >>> x = np.r_[rng.normal(-3, 1, (50, 2)), rng.normal(3, 1, (50, 2))]
+    >>> fit = fit_gaussian_mixture(x, [2], random_seed=1, progressbar=False)
+    >>> fit.k, fit.means.shape, fit.weights.round(1)
+    (2, (2, 2), array([0.5, 0.5]))
     """
 
     def __init__(self, x: Array, k: int, weight_prior: float, mean_precision: float) -> None:
@@ -200,6 +210,15 @@ class CategoricalMixture(_Mixture):
         As of :class:`GaussianMixture`.
     probabilities : list of ndarray (K, levels)
         Posterior mean of every variable's distribution within each component.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.mean_field import fit_categorical_mixture
+    >>> x = np.repeat([[0, 1, 1], [1, 0, 0]], 20, axis=0)
+    >>> fit = fit_categorical_mixture(x, [2], random_seed=1, progressbar=False)
+    >>> fit.k, [p.shape for p in fit.probabilities]
+    (2, [(2, 2), (2, 2), (2, 2)])
     """
 
     def __init__(self, x: Array, levels: Array, k: int, weight_prior: float, level_prior: float) -> None:

@@ -35,6 +35,14 @@ class Prediction(NamedTuple):
         Monte Carlo standard error of ``mean``.
     sd : ndarray (n,)
         Of the expected response over models and their coefficients; noise of a response comes on top.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.model_search import Prediction
+    >>> p = Prediction(mean=np.array([0.8]), se=np.array([0.001]), sd=np.array([0.05]))
+    >>> p.mean
+    array([0.8])
     """
 
     mean: Array

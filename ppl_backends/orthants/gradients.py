@@ -41,6 +41,14 @@ class RectangleGradient:
     cholesky : ndarray (dim, dim)
         Derivative by the lower Cholesky factor.
     trusted : bool
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.orthants import rectangle_gradient
+    >>> found = rectangle_gradient(np.eye(2), lower=np.zeros(2), random_seed=1)
+    >>> found.mean.shape, found.cov.shape, found.trusted
+    ((2,), (2, 2), True)
     """
 
     log_p: float

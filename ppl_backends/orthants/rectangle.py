@@ -55,6 +55,13 @@ class RectangleProbability:
         Whether ``log_p_se`` can be relied on.
     reasons : tuple of str
         Why not.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> p = pb.rectangle_probability(np.eye(2), lower=0.0, random_seed=1)
+    >>> round(float(np.exp(p.log_p)), 3), p.trusted
+    (0.25, True)
     """
 
     log_p: Any

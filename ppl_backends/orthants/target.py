@@ -28,6 +28,14 @@ class Rectangles(NamedTuple):
     mean : ndarray (m, n, dim)
     cholesky : ndarray (m, dim, dim) or (m, n, dim, dim)
     lower, upper : ndarray (n, dim) or (m, n, dim)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.orthants import probit_rectangles
+    >>> boxes = probit_rectangles([[1, 0], [1, 1]], np.zeros((1, 2)), np.eye(2))
+    >>> boxes.mean.shape, boxes.lower.shape
+    ((1, 2, 2), (2, 2))
     """
 
     mean: Array
@@ -171,13 +179,30 @@ def probit_rectangles(y: Any, mean: Array, cholesky: Array) -> Rectangles:
     """Return the rectangles of :class:`ppl_backends.MultivariateProbit`: ``y`` ``(n, items)`` of 0 and 1.
 
     ``mean`` ``(m, items)`` or ``(m, n, items)``, ``cholesky`` ``(items, items)`` or one for each of ``m`` points.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.orthants import probit_rectangles
+    >>> boxes = probit_rectangles([[1, 0]], np.zeros((1, 2)), np.eye(2))
+    >>> boxes.lower, boxes.upper
+    (array([[  0., -inf]]), array([[inf,  0.]]))
     """
     yes = np.asarray(y) == 1
     return _of_utilities(yes.shape, mean, cholesky, np.where(yes, 0.0, -np.inf), np.where(yes, np.inf, 0.0))
 
 
 def ordinal_rectangles(y: Any, mean: Array, cholesky: Array, cutpoints: Array) -> Rectangles:
-    """Return those of :class:`ppl_backends.MultivariateOrdinal`; ``cutpoints`` ``(levels - 1,)`` or ``(m, levels - 1)``."""
+    """Return those of :class:`ppl_backends.MultivariateOrdinal`; ``cutpoints`` ``(levels - 1,)`` or ``(m, levels - 1)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.orthants import ordinal_rectangles
+    >>> boxes = ordinal_rectangles([[0, 2]], np.zeros((1, 2)), np.eye(2), np.array([-1.0, 1.0]))
+    >>> boxes.lower, boxes.upper
+    (array([[[-inf,   1.]]]), array([[[-1., inf]]]))
+    """
     y = np.asarray(y)
     cuts = np.atleast_2d(cutpoints)
     edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (-np.inf, np.inf)))
@@ -188,6 +213,14 @@ def choice_rectangles(y: Any, utilities: Array, cholesky: Array) -> Rectangles:
     """Return those of :class:`ppl_backends.MultinomialProbit`: ``y`` ``(n, periods)``.
 
     ``utilities`` ``(m, periods, alternatives)`` or ``(m, n, periods, alternatives)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.orthants import choice_rectangles
+    >>> boxes = choice_rectangles([[2]], np.zeros((1, 1, 3)), np.eye(3))
+    >>> boxes.mean.shape, boxes.upper.shape
+    ((1, 1, 2), (1, 1, 2))
     """
     y, utilities = np.asarray(y), np.asarray(utilities, dtype=float)
     periods, alternatives = utilities.shape[-2:]
@@ -198,7 +231,16 @@ def choice_rectangles(y: Any, utilities: Array, cholesky: Array) -> Rectangles:
 
 
 def ranking_rectangles(y: Any, worths: Array, scale: Any = 1.0) -> Rectangles:
-    """Return those of :class:`ppl_backends.ThurstoneRanking`: ``y`` ``(n, items)``, ``worths`` ``(m, items)``."""
+    """Return those of :class:`ppl_backends.ThurstoneRanking`: ``y`` ``(n, items)``, ``worths`` ``(m, items)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.orthants import ranking_rectangles
+    >>> boxes = ranking_rectangles([[1, 0, 2]], np.zeros((1, 3)))
+    >>> boxes.mean.shape
+    (1, 1, 2)
+    """
     y, worths = np.asarray(y), np.asarray(worths, dtype=float)
     factor = np.eye(y.shape[1]) * np.broadcast_to(scale, (*np.shape(scale)[:-1], y.shape[1]))[..., None, :]
     return _of_gaps(y[:, :-1], y[:, 1:], worths, factor, y.shape[1])

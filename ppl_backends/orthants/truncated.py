@@ -47,6 +47,13 @@ class TruncatedDraws:
         Effective sample size: the number of draws where they are exact, else that of the lineages of the particles.
     acceptance : float
         Share of the proposals that was accepted; NaN for particles.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> inside = pb.sample_truncated(np.eye(2), lower=0.0, draws=100, random_seed=1)
+    >>> inside.draws.shape, inside.exact, bool(inside.draws.min() >= 0)
+    ((100, 2), True, True)
     """
 
     draws: Array = field(repr=False)

@@ -32,6 +32,15 @@ class Equilibration:
     mean, sd : ndarray (m, starts, lengths, k)
         Over the replicates.
     replicates : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.simulators import Equilibration
+    >>> burn_in, zeros = np.array([50, 100]), np.zeros((1, 2, 2, 1))
+    >>> found = Equilibration(np.array([[-1.0]]), ("empty", "complete"), ("edges",), burn_in, 100, zeros, zeros + 1, 200)
+    >>> found.starts
+    ('empty', 'complete')
     """
 
     theta: Array

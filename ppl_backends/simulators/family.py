@@ -44,6 +44,12 @@ class ExponentialFamily:
         Of one data set.
     exact : bool
         Whether draws follow p(· | θ) exactly. A Markov chain run for a while is not exact.
+
+    Examples
+    --------
+    >>> from ppl_backends.simulators import ExponentialFamily, Ising
+    >>> isinstance(Ising((4, 4)), ExponentialFamily), Ising((4, 4)).statistic_names
+    (True, ('interaction',))
     """
 
     statistic_names: tuple[str, ...]

@@ -87,6 +87,14 @@ class Reweighted(NamedTuple):
         Of the new density.
     betas : ndarray (chains,)
         Where the points come from.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.smc.ladder import Reweighted
+    >>> points = Reweighted(np.array([[0.0], [1.0]]), np.log([0.75, 0.25]), 0.1, 1.6, -3.0, np.array([0.0, 1.0]))
+    >>> points.mean()
+    array([0.25])
     """
 
     x: Array

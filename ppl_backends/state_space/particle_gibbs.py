@@ -73,6 +73,17 @@ def sample_particle_gibbs(
     SamplerWarning
         If R̂ of a coordinate is above 1.05.
 
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     rho = pm.Uniform("rho", -0.95, 0.95)
+    ...     series = pb.state_space.linear_gaussian()
+    ...     y = pb.StateSpace("y", series, rho=rho, sigma_x=1.0, sigma_y=0.5, observed=[0.3, 0.9, 0.4, -0.8])
+    >>> idata = pb.sample_particle_gibbs(model, draws=100, tune=50, chains=4, random_seed=1, progressbar=False)
+    >>> idata.posterior["rho"].shape
+    (4, 100)
+
     References
     ----------
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.

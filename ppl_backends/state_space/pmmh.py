@@ -102,6 +102,17 @@ def sample_pmmh(
         If the likelihood estimates are too noisy, R̂ of a coordinate is above 1.05, or chains stay at estimates that came
         out too large for so long that draws are worth less than 400; it says how many draws, or particles, help.
 
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     rho = pm.Uniform("rho", -0.95, 0.95)
+    ...     series = pb.state_space.linear_gaussian()
+    ...     y = pb.StateSpace("y", series, rho=rho, sigma_x=1.0, sigma_y=0.5, observed=[0.3, 0.9, 0.4, -0.8])
+    >>> idata = pb.sample_pmmh(model, draws=200, tune=200, chains=4, random_seed=1, progressbar=False)
+    >>> idata.posterior["rho"].shape
+    (4, 200)
+
     References
     ----------
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.

@@ -105,6 +105,17 @@ def sample_smc2(
     ModelError
         If the model has no state-space model, or every particle gives a row probability zero.
 
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     rho = pm.Uniform("rho", -0.95, 0.95)
+    ...     series = pb.state_space.linear_gaussian()
+    ...     y = pb.StateSpace("y", series, rho=rho, sigma_x=1.0, sigma_y=0.5, observed=[0.3, 0.9, 0.4, -0.8])
+    >>> idata = pb.sample_smc2(model, draws=100, chains=2, random_seed=1, progressbar=False)
+    >>> idata.posterior["rho"].shape, bool(idata.posterior.attrs["log_evidence_se"] < 0.2)
+    ((2, 100), True)
+
     References
     ----------
     Chopin, N., Jacob, P. E. and Papaspiliopoulos, O. (2013). SMC²: an efficient algorithm for sequential analysis of state

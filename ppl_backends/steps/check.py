@@ -49,6 +49,20 @@ def check_acceptance(
     dict
         ``mean_absolute_error``, the estimate of E|a − â|, with its standard error ``mean_absolute_error_se``;
         ``mean_acceptance`` and ``mean_exact_acceptance``.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.simulators import ERGM
+    >>> graphs = ERGM(5, ["edges"], moves="enumerate")
+    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
+    >>> step = pb.steps.NoisyExchange(n_draws=20)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=50, chains=1, random_seed=1, progressbar=False)
+    >>> sorted(pb.steps.check_acceptance(target, idata, step=step, states=5, random_seed=1))
+    ['mean_absolute_error', 'mean_absolute_error_se', 'mean_acceptance', 'mean_exact_acceptance']
     """
     if idata is None:
         raise ModelError("idata is missing: pass the run to check")
@@ -90,6 +104,21 @@ def check_subsets(idata: Any) -> dict[str, float]:
         ``ess_of_z``, effective size of the first coordinate of z(U); ``z_norm``, root mean square of ‖z(U)‖, and
         ``z_norm_uniform`` that of uniform subsets where the run knows it; ``swap_acceptance``; ``distinct_rows`` seen by a
         chain, the smallest of all.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
+    >>> rng = np.random.default_rng(0)
+    >>> design, y = np.c_[np.ones(500), rng.integers(0, 2, 500)], rng.integers(0, 2, 500)
+    >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    >>> step = pb.steps.InformedSubsampling(subset=100, correction=None)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=100, chains=1, random_seed=1, progressbar=False)
+    ...     found = pb.steps.check_subsets(idata)
+    >>> sorted(found)
+    ['distinct_rows', 'ess_of_z', 'swap_acceptance', 'z_norm', 'z_norm_uniform']
     """
     import arviz as az
 

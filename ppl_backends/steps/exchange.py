@@ -75,6 +75,20 @@ class NoisyExchange(_AuxiliaryStep):
         N. With 1 this is :class:`Exchange`; the error rises from zero there before it falls again.
     power, covariance, model
         As for :class:`Exchange`.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.simulators import ERGM
+    >>> graphs = ERGM(5, ["edges"], moves="enumerate")
+    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
+    >>> step = pb.steps.NoisyExchange(n_draws=20)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'approximate'
     """
 
     @checked(n_draws=integer(1), power=number(above=0), covariance=COVARIANCE)
@@ -100,6 +114,18 @@ class MALAExchange(_AuxiliaryStep):
         Draws that estimate each gradient.
     power, covariance, model
         As for :class:`Exchange`.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.simulators import ERGM
+    >>> graphs = ERGM(5, ["edges"], moves="enumerate")
+    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
+    >>> step = pb.steps.MALAExchange()
+    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'exact'
     """
 
     algorithm = staticmethod(mala_exchange)
@@ -127,6 +153,20 @@ class NoisyMALAExchange(_AuxiliaryStep):
         N.
     power, covariance, model
         As for :class:`Exchange`.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.simulators import ERGM
+    >>> graphs = ERGM(5, ["edges"], moves="enumerate")
+    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
+    >>> step = pb.steps.NoisyMALAExchange(n_draws=20)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'approximate'
     """
 
     algorithm = staticmethod(mala_exchange)
@@ -156,6 +196,20 @@ class NoisyLangevin(_AuxiliaryStep):
         Draws that estimate each gradient.
     power, covariance, model
         As for :class:`Exchange`; the covariance is the posterior's.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.simulators import ERGM
+    >>> graphs = ERGM(5, ["edges"], moves="enumerate")
+    >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
+    >>> step = pb.steps.NoisyLangevin()
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'approximate'
     """
 
     algorithm = NoisyLangevinAlgorithm

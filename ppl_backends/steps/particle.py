@@ -53,6 +53,18 @@ class ParticleGibbs(_ParticleStep):
     model : pm.Model, optional
         The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     rho = pm.Uniform("rho", -0.95, 0.95)
+    ...     series = pb.state_space.linear_gaussian()
+    ...     y = pb.StateSpace("y", series, rho=rho, sigma_x=1.0, sigma_y=0.5, observed=[0.3, 0.9, 0.4, -0.8])
+    >>> step = pb.steps.ParticleGibbs()
+    >>> idata = pb.sample_mcmc(model, step=step, draws=50, tune=50, random_seed=1, progressbar=False)
+    >>> idata.posterior["rho"].shape
+    (4, 50)
+
     References
     ----------
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
@@ -106,6 +118,18 @@ class ParticleMetropolis(_ParticleStep):
         while tuning, with a centre that half of the proposals are drawn around.
     model : pm.Model, optional
         The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     rho = pm.Uniform("rho", -0.95, 0.95)
+    ...     series = pb.state_space.linear_gaussian()
+    ...     y = pb.StateSpace("y", series, rho=rho, sigma_x=1.0, sigma_y=0.5, observed=[0.3, 0.9, 0.4, -0.8])
+    >>> step = pb.steps.ParticleMetropolis()
+    >>> idata = pb.sample_mcmc(model, step=step, draws=200, tune=100, random_seed=1, progressbar=False)
+    >>> idata.posterior["rho"].shape
+    (4, 200)
 
     References
     ----------

@@ -17,6 +17,13 @@ class Step:
     :func:`~ppl_backends.mcmc.sample.sample_mcmc` binds to its target.
 
     Subclasses define ``__init__(self, vars=None, *, ..., model=None)``, which keeps its options, and :meth:`bind`.
+
+    Examples
+    --------
+    >>> import ppl_backends as pb
+    >>> options = pb.steps.HMC(target_accept=0.9)  # outside of a model context: options that sample_mcmc binds to its target
+    >>> isinstance(options, pb.steps.Step)
+    True
     """
 
     def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:

@@ -87,6 +87,20 @@ class SubsampledMetropolis(_SubsamplingStep):
         Its mean is the expansion point that the control variates expand about.
     model : pm.Model, optional
 
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
+    >>> rng = np.random.default_rng(0)
+    >>> design, y = np.c_[np.ones(500), rng.normal(size=500)], rng.integers(0, 2, 500)
+    >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    >>> step = pb.steps.SubsampledMetropolis(subset=100)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'approximate'
+
     References
     ----------
     Quiroz, M., Kohn, R., Villani, M. and Tran, M.-N. (2019). Speeding up MCMC by efficient data subsampling. *JASA* 114.
@@ -142,6 +156,20 @@ class SubsampledHMC(_SubsamplingStep):
         εL, in posterior standard deviations.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     model : pm.Model, optional
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
+    >>> rng = np.random.default_rng(0)
+    >>> design, y = np.c_[np.ones(500), rng.normal(size=500)], rng.integers(0, 2, 500)
+    >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    >>> step = pb.steps.SubsampledHMC(subset=100)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # it is approximate, and says so
+    ...     idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'approximate'
     """
 
     @checked(subset=SUBSET, path_length=number(above=0), approximation=APPROXIMATION)
@@ -224,6 +252,18 @@ class TunaMetropolis(_SubsamplingStep):
     approximation : {"laplace", "ep"} or approximation
         Its covariance shapes the proposals.
     model : pm.Model, optional
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
+    >>> rng = np.random.default_rng(0)
+    >>> design, y = np.c_[np.ones(500), rng.normal(size=500)], rng.integers(0, 2, 500)
+    >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
+    >>> step = pb.steps.TunaMetropolis()
+    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata.posterior.attrs["accuracy"]
+    'exact'
     """
 
     @checked(chi=number(above=0), scale=none | number(above=0), approximation=APPROXIMATION)

@@ -30,7 +30,16 @@ SCORE_BYTES = 2**25  # of a block of rows, for differences
 
 
 class Evaluation(NamedTuple):
-    """One pass over a batch of points, prior and likelihood apart."""
+    """One pass over a batch of points, prior and likelihood apart.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.targets.protocol import Evaluation
+    >>> one = Evaluation(log_prior=np.array([-0.5]), log_likelihood=np.array([-2.0]))
+    >>> one.log_prior_gradient is None
+    True
+    """
 
     log_prior: Array  #: ``(n,)``
     log_likelihood: Array  #: ``(n,)``
@@ -52,7 +61,15 @@ class Evaluation(NamedTuple):
 
 
 class JointEvaluation(NamedTuple):
-    """One pass over a batch of points of a target whose prior and likelihood are not known apart."""
+    """One pass over a batch of points of a target whose prior and likelihood are not known apart.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.targets import JointEvaluation
+    >>> JointEvaluation(np.array([-2.5])).log_density
+    array([-2.5])
+    """
 
     log_density: Array
     gradient: Array | None = None
@@ -129,6 +146,14 @@ class Observations:
     """The rows of data that the likelihood is a sum over, in data order.
 
     Subclasses supply ``n`` and :meth:`log_likelihood`, and :meth:`sum` where it has gradients.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
+    >>> rows = FactorsTarget(Factors(np.eye(2), 0.0, Logit([0, 1]), 0.0, 1.0)).observations
+    >>> rows.n, rows.log_likelihood(np.zeros((1, 2)), np.array([1])).round(2)
+    (2, array([[-0.69]]))
     """
 
     n: int  #: number of observations
@@ -194,7 +219,15 @@ class Observations:
 
 @runtime_checkable
 class Target(Protocol):
-    """Interface of a model for all methods; see the module docstring and ``docs/targets.md``."""
+    """Interface of a model for all methods; see the module docstring and ``docs/targets.md``.
+
+    Examples
+    --------
+    >>> import ppl_backends as pb
+    >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> isinstance(target, pb.Target)
+    True
+    """
 
     dim: int
     names: tuple[str, ...]
@@ -217,7 +250,20 @@ class Target(Protocol):
 
 
 class BaseTarget:
-    """Derives the protocol from :meth:`evaluate`; subclasses override what they can do better."""
+    """Derives the protocol from :meth:`evaluate`; subclasses override what they can do better.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.targets.protocol import BaseTarget, Evaluation
+    >>> class Flipped(BaseTarget):
+    ...     dim, names, label = 1, ("x",), "one coin, seven heads of ten"
+    ...     def evaluate(self, x, gradient=False):
+    ...         s = x[:, 0]
+    ...         return Evaluation(-0.5 * s**2, 7 * s - 10 * np.log1p(np.exp(s)))
+    >>> Flipped().log_density(np.zeros((3, 1))).round(2)
+    array([-6.93, -6.93, -6.93])
+    """
 
     dim: int  #: number of unconstrained coordinates
     names: tuple[str, ...]  #: flat unconstrained names such as ``beta[0]`` or ``sigma_log__``

@@ -41,6 +41,16 @@ def evidence_gradient(
 
     At a fixed point the evidence is stationary in the sites (Minka 2001), so central differences hold the sites fixed: no
     further run of EP is needed. ``step`` is relative to max(1, abs(φ)).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Logit, evidence_gradient, fit_ep
+    >>> def at(phi):
+    ...     return Factors(np.eye(2), 0.0, Logit([0, 1]), 0.0, np.exp(-2 * phi[0]))
+    >>> phi = np.zeros(1)
+    >>> evidence_gradient(at, phi, fit_ep(at(phi))).shape
+    (1,)
     """
     if not approximation.converged:
         raise ModelError(

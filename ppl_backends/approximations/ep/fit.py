@@ -183,6 +183,17 @@ def fit_ep_sharded(
     -------
     EPApproximation
         Its ``factors`` is None; all sites count as observations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import ArrayShard, Logit, fit_ep_sharded
+    >>> rng = np.random.default_rng(1)
+    >>> X, y = rng.normal(size=(100, 2)), rng.integers(0, 2, 100)
+    >>> shards = [ArrayShard(X[k::2], np.zeros(50), Logit(y[k::2])) for k in range(2)]
+    >>> q = fit_ep_sharded(shards, 0.0, 1.0, dim=2)
+    >>> q.converged, q.mean.shape
+    (True, (2,))
     """
     options = Options(fraction, damping, tolerance, max_sweeps)
     prior = GaussianPrior(prior_mean, prior_precision, dim)

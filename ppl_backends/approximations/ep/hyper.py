@@ -55,6 +55,17 @@ class EPMixture(MixtureApproximation):
         1/p(yᵢ | y₋ᵢ) is the posterior mean over φ of 1/p(yᵢ | y₋ᵢ, φ).
     at_mode : EPApproximation
         EP given the most probable φ.
+
+    Examples
+    --------
+    >>> import pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     tau = pm.HalfNormal("tau", 1)
+    ...     effect = pm.Normal("effect", 0, tau, shape=3)
+    ...     y = pm.Poisson("y", pm.math.exp(effect), observed=[3, 1, 2])
+    >>> q = pb.fit_ep(model)
+    >>> type(q).__name__, q.hyper.names, q.at_mode.mean.shape
+    ('EPMixture', ('tau_log__',), (3,))
     """
 
     overlapping = True

@@ -29,6 +29,14 @@ class LeaveOneOut(NamedTuple):
         Their sum.
     se : float
         Its standard error, √n times the standard deviation of the terms.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, Logit
+    >>> loo = pb.fit_ep(Factors(np.eye(2), 0.0, Logit([0, 1]), 0.0, 1.0)).loo
+    >>> round(loo.elpd, 3), loo.log_density.shape
+    (-1.386, (2,))
     """
 
     log_density: Array
@@ -49,6 +57,14 @@ class EPApproximation(GaussianApproximation):
         ``sweeps``, ``change`` (relative, of the site parameters, in the last sweep), ``damping``, ``failed_sites``, and
         ``interaction`` of sites with several modes. Where single sites weigh much, ``sd_error`` is the largest of
         :meth:`sd_errors`.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, Probit
+    >>> q = pb.fit_ep(Factors(np.eye(2), 0.0, Probit([1.0, -1.0]), 0.0, 1.0))
+    >>> q.mean.round(2), round(q.log_evidence, 2), q.loo.log_density.round(2)
+    (array([ 0.56, -0.56]), -1.39, array([-0.69, -0.69]))
     """
 
     factors: Factors | None

@@ -27,7 +27,16 @@ Loaded = tuple[Any, Array, SiteFamily]
 
 
 class ArrayShard:
-    """Rows of a design, their offsets and sites, held in memory."""
+    """Rows of a design, their offsets and sites, held in memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import ArrayShard, Logit, fit_ep_sharded
+    >>> shards = [ArrayShard(np.eye(2), np.zeros(2), Logit([0, 1])), ArrayShard(np.eye(2), np.zeros(2), Logit([1, 1]))]
+    >>> fit_ep_sharded(shards, 0.0, 1.0, dim=2).converged
+    True
+    """
 
     def __init__(self, design: Any, offset: Array, sites: SiteFamily) -> None:
         self.design, self.offset, self.sites = design, offset, sites
@@ -46,6 +55,15 @@ class FileShard:
     read : callable
         Without arguments; returns the design ``(n, d)``, the offset and the sites, e.g. from a :class:`numpy.memmap`.
     n_sites : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import FileShard, Logit, fit_ep_sharded
+    >>> def read():
+    ...     return np.eye(2), np.zeros(2), Logit([0, 1])
+    >>> fit_ep_sharded([FileShard(read, n_sites=2)], 0.0, 1.0, dim=2).converged
+    True
     """
 
     def __init__(self, read: Callable[[], tuple[Any, Any, SiteFamily]], n_sites: int) -> None:
@@ -88,6 +106,14 @@ class EPSites(NamedTuple):
         Quadrature in use: 8, 32, 128 or 256 Gauss–Hermite nodes; 4 means adaptive panels. 0 where moments have a closed form.
     failed : ndarray (n,) of bool
         Sites whose cavity was not proper, or whose integral was not found, when EP stopped.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> from ppl_backends.approximations.ep import Factors, Normal
+    >>> q = pb.fit_ep(Factors(np.eye(2), 0.0, Normal([1.0, -1.0], sd=0.5), 0.0, 1.0))
+    >>> q.sites.tau.round(3)
+    array([4., 4.])
     """
 
     tau: Array

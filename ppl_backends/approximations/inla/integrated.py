@@ -115,6 +115,17 @@ class IntegratedLaplace(WithMarginals):
         ``fits``, ``design_points`` and ``effective_points`` of φ, and at the most probable one ``evidence_correction`` (terms
         of second order), ``mean_shift`` (largest distance of a mean from the mode, in standard deviations), ``sd_ratio``
         (farthest from one, of a standard deviation over that of the Gaussian at the mode) and ``skewness`` (largest).
+
+    Examples
+    --------
+    >>> import pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     tau = pm.HalfNormal("tau", 1)
+    ...     effect = pm.Normal("effect", 0, tau, shape=3)
+    ...     y = pm.Poisson("y", pm.math.exp(effect), observed=[3, 1, 2])
+    >>> q = pb.fit_inla(model)
+    >>> type(q).__name__, q.hyper.names, q.marginals().names
+    ('IntegratedLaplace', ('tau_log__',), ('tau_log__', 'effect[0]', 'effect[1]', 'effect[2]'))
     """
 
     representation = "nested"

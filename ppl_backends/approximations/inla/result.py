@@ -55,6 +55,14 @@ class INLAApproximation(WithMarginals, GaussianCopula):
     diagnostics : dict
         ``laplace_log_evidence``; ``grid_points``, the conditional modes that were climbed to, and ``failed_share``, of them
         without a mode; ``other_mode_share``; and of the 256 points those of :func:`~ppl_backends.fit_laplace`.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> q = pb.fit_inla(target)
+    >>> bool(np.allclose(q.mean, 0, atol=0.01)), q.sd.round(2), q.converged
+    (True, array([1., 1.]), True)
     """
 
     _marginals: Marginals

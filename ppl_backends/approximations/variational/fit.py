@@ -460,6 +460,14 @@ class VariationalApproximation(GaussianApproximation):
         That the bound is known up to a constant only, where the prior is improper.
     history : dict of str to array
         Per sample size (or phase): ``draws``, ``elbo``, ``iterations``, ``change``.
+
+    Examples
+    --------
+    >>> import numpy as np, ppl_backends as pb
+    >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+    >>> q = pb.fit_vi(target, random_seed=1)
+    >>> q.family, bool(abs(q.elbo - np.log(2 * np.pi)) < 0.01), bool(q.pareto_k < 0.7)
+    ('dense', True, True)
     """
 
     evidence_note: str | None

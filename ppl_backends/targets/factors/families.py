@@ -46,7 +46,16 @@ def signs(y: Any) -> Array:
 
 
 class Probit(SiteFamily):
-    """Φ(y s) with y = ±1; closed-form moments."""
+    """Φ(y s) with y = ±1; closed-form moments.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Probit, fit_ep
+    >>> sites = Probit([1.0, -1.0])
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_concave = True
     sign: Array
@@ -77,7 +86,16 @@ class Probit(SiteFamily):
 
 
 class Logit(SiteFamily):
-    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default, then y may be coded ±1)."""
+    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default, then y may be coded ±1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Logit, fit_ep
+    >>> sites = Logit([3, 1], trials=[5, 4])
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_concave = True
     successes: Array
@@ -117,6 +135,14 @@ class Step(SiteFamily):
     """Exponential of a 0-1 loss, exp(−penalty · 1{y s < 0}); closed-form moments. An infinite penalty is a half-line.
 
     Ridgway, Alquier, Chopin & Liang (2014), PAC-Bayesian AUC classification and scoring, section 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Step, fit_ep
+    >>> sites = Step([1.0, -1.0])
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
     """
 
     sign: Array
@@ -187,7 +213,16 @@ def _truncated_variance(z: Array) -> Array:
 
 
 class Laplace(SiteFamily):
-    """Laplace density of ``y`` about s with the given scale; as a prior, of s about y. Closed-form moments."""
+    """Laplace density of ``y`` about s with the given scale; as a prior, of s about y. Closed-form moments.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Laplace, fit_ep
+    >>> sites = Laplace([0.5, -1.0], scale=2.0)
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_concave = True
     y: Array
@@ -220,7 +255,16 @@ class Laplace(SiteFamily):
 
 
 class NormalMixture(SiteFamily):
-    """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments; ``(k,)`` or ``(n, k)`` each."""
+    """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments; ``(k,)`` or ``(n, k)`` each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, NormalMixture, fit_ep
+    >>> sites = NormalMixture([0.5, 0.5], [0.0, 0.0], [0.1, 1.0], n=2)
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_weights: Array
     means: Array
@@ -262,7 +306,16 @@ class NormalMixture(SiteFamily):
 
 
 class Normal(SiteFamily):
-    """N(y; s, sd²); closed-form moments, with which EP is exact."""
+    """N(y; s, sd²); closed-form moments, with which EP is exact.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Normal, fit_ep
+    >>> sites = Normal([0.5, -1.0], sd=2.0)
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_concave = True
     y: Array
@@ -291,7 +344,16 @@ class Normal(SiteFamily):
 
 
 class Poisson(SiteFamily):
-    """Poisson count ``y`` of mean exp(s); an exposure belongs in the offset."""
+    """Poisson count ``y`` of mean exp(s); an exposure belongs in the offset.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, Poisson, fit_ep
+    >>> sites = Poisson([3, 0])
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_concave = True
     y: Array
@@ -316,7 +378,16 @@ class Poisson(SiteFamily):
 
 
 class NegativeBinomial(SiteFamily):
-    """Negative binomial count ``y`` of mean exp(s) and variance μ + μ²/alpha."""
+    """Negative binomial count ``y`` of mean exp(s) and variance μ + μ²/alpha.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, NegativeBinomial, fit_ep
+    >>> sites = NegativeBinomial([3, 0], alpha=2.0)
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
+    """
 
     log_concave = True
     y: Array
@@ -344,6 +415,14 @@ class StudentT(SiteFamily):
 
     To the power −2/(ν + 1) any of them is a parabola (Ridgway 2015, example 1.3.5; Jylänki, Vanhatalo & Vehtari 2011), whose
     moments under a normal law are polynomials.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Factors, StudentT, fit_ep
+    >>> sites = StudentT([0.5, -1.0], nu=3.0)
+    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
+    True
     """
 
     y: Array

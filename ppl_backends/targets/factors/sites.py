@@ -51,6 +51,14 @@ class SiteFamily:
     ----------
     **parameters : array_like
         The data of the sites, broadcast to a common leading length.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import Poisson, SiteFamily
+    >>> sites = Poisson([3, 0])
+    >>> isinstance(sites, SiteFamily), sites.n, sites.log_site(np.zeros((1, 2))).round(2)
+    (True, 2, array([[-2.79, -1.  ]]))
     """
 
     n: int
@@ -131,6 +139,14 @@ class FunctionSites(SiteFamily):
     -----
     A function without ``rows`` is evaluated on a full block of nodes × sites, in which the rows asked for are filled in
     and all others repeat a point that was asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.approximations.ep import FunctionSites
+    >>> sites = FunctionSites(lambda s: -np.abs(s), n=2)
+    >>> sites.log_site(np.array([[0.0, 3.0]]))
+    array([[-0., -3.]])
     """
 
     def __init__(
@@ -262,7 +278,14 @@ class PoweredSites(SiteFamily):
 
 
 class StackedSites(SiteFamily):
-    """Families one after another, e.g. a likelihood and then a Cauchy prior along every coordinate."""
+    """Families one after another, e.g. a likelihood and then a Cauchy prior along every coordinate.
+
+    Examples
+    --------
+    >>> from ppl_backends.approximations.ep import Logit, StackedSites, StudentT
+    >>> StackedSites([Logit([0, 1, 1]), StudentT([0.0, 0.0])]).n
+    5
+    """
 
     def __init__(self, families: Sequence[SiteFamily]) -> None:
         self.families = list(families)
