@@ -25,6 +25,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 LONGEST_VALUE = 60  # characters of a value that a message shows
+FEW = 8  # numbers of an array that a message shows
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Option:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: in one line, and not a long one."""
+    """Return a value as a message shows it: in one line, and not a long one; a large array by its shape."""
+    if isinstance(value, np.ndarray) and value.size > FEW:
+        return f"array of shape {value.shape}"
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
@@ -279,6 +282,8 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
     if len(args) > len(by_position):
         first = len(by_position)
         option = "draws" if is_integer[first] and "draws" in parameters else "option"
+        if {"X", "y"} <= parameters.keys():
+            raise ModelError(f"{name}() takes data by name, not by position: write {name}(X=X, y=y)")
         raise ModelError(f"{name}() takes options by name, not by position: write {option}={shown(args[first])}")
     if by_position and by_position[0] == "model" and args and is_integer[0]:
         habit = f"{name}(model, draws={args[0]})" if "draws" in parameters else f"{name}(model)"

@@ -7,12 +7,14 @@
 ``cox``       Log-Gaussian Cox process of the Finnish pines on a grid, from the prior, in the normalisation of Table 5.3:
               without the factors of the Poisson probabilities that do not depend on the field.
 
-Every repeat is one run of 1,024 particles that are moved until they have forgotten, as in the thesis (``--len-chain 10``:
-waste-free). A kernel is named with its tuning, ``hmc-pr`` (a trial at every temperature), ``hmc-ft`` (Fearnhead & Taylor), or
-without, by acceptance rate. Load is the number of evaluations of the density (with its
-gradient, but for the random walk) per run; the adjusted variance is the variance of the log evidence, or of the mean of the
-first coordinate, times the load, here over that of the first kernel. Beside it stands the log evidence by bridge sampling
-from the last particles of all repeats together.
+Every repeat is one run of 1,024 particles (``--particles``) that are moved until they have forgotten, as in the thesis
+(``--len-chain 10``: waste-free). A kernel is named with its tuning, ``hmc-pr`` (a trial at every temperature), ``hmc-ft``
+(Fearnhead & Taylor), or without, by acceptance rate. Load is the number of evaluations of the density (with its gradient,
+but for the random walk) per run; the adjusted variance is the variance of the log evidence, or of the mean of the first
+coordinate, times the load, here over that of the first kernel. Beside it stand the standard deviation of a run's log
+evidence by its lineages; the mean squared jump of a move at the last temperature, in variances and over that of independent
+draws; the moves at every temperature, mean over repeats; and the log evidence by bridge sampling from the last particles of
+all repeats together.
 
 ``--thesis`` is for its conditions: a diagonal metric; steps that begin uniform up to 0.1 with lengths up to 100 for HMC, and
 up to 1 for MALA and the random walk, which are tuned by ``ft`` as well; it goes with ``--ess 0.5``. ``--ladder`` has evenly
@@ -24,6 +26,7 @@ Run: python examples/benchmarks/buchholz_chapter5.py gaussian student mixture bi
 
 import argparse
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -64,6 +67,39 @@ class Gaussian:
     def sample(self, n, rng):
         """Draws ``(n, dim)``."""
         return self.mean + rng.standard_normal((n, len(self.mean))) @ self.root.T
+
+
+class Mirrored:
+    """A normal density on a square grid that its mirror images leave as it is, which makes four blocks of its covariance."""
+
+    def __init__(self, mean, cov):
+        side = round(len(cov) ** 0.5)
+        half = np.eye(side)[: side // 2]
+        halves = [(half + sign * half[:, ::-1]) / np.sqrt(2) for sign in (1, -1)]
+        self.side, self.halves, self.mean = side, halves, mean
+        bases = [np.kron(rows, columns) for rows in halves for columns in halves]
+        self.parts = [Gaussian(np.zeros(len(cov) // 4), u @ cov @ u.T) for u in bases]
+
+    def _blocks(self, x):
+        grid = x.reshape(len(x), self.side, self.side)
+        return [(r @ grid @ c.T).reshape(len(x), -1) for r in self.halves for c in self.halves]
+
+    def _grid(self, blocks):
+        k, n, total = self.side // 2, len(blocks[0]), 0.0
+        for block, (r, c) in zip(blocks, ((r, c) for r in self.halves for c in self.halves), strict=True):
+            total = total + r.T @ block.reshape(n, k, k) @ c
+        return total.reshape(n, -1)
+
+    def __call__(self, x):
+        """Log density ``(n,)`` and gradient ``(n, dim)``."""
+        values, slopes = zip(
+            *(part(block) for part, block in zip(self.parts, self._blocks(x - self.mean), strict=True)), strict=True
+        )
+        return sum(values), self._grid(slopes)
+
+    def sample(self, n, rng):
+        """Draws ``(n, dim)``."""
+        return self.mean + self._grid([part.sample(n, rng) for part in self.parts])
 
 
 class Student:
@@ -136,7 +172,7 @@ def mixture(dim):
 def cox(cells):
     """The field itself (not whitened), whose start is the prior."""
     counts, mean, factor = cox_data(cells)
-    area, prior = 1.0 / len(counts), Gaussian(np.full(len(counts), mean), factor @ factor.T)
+    area, prior = 1.0 / len(counts), Mirrored(mean, factor @ factor.T)
 
     def log_likelihood(x):
         intensity = area * np.exp(x)
@@ -161,17 +197,21 @@ def run(target, kernel, repeats, seed, **options):
     else:
         options["tuning"] = tuning or "auto"
     options["kernel"] = kernel
+    options.setdefault("draws", 1024)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PPLBackendsWarning)
-        idata = pb.sample_smc(target, draws=1024, chains=repeats, random_seed=seed, progressbar=False, **options)
+        idata = pb.sample_smc(target, chains=repeats, random_seed=seed, progressbar=False, **options)
     stats, posterior = group(idata, "sample_stats"), group(idata, "posterior")
     x = next(iter(posterior.data_vars.values())).values
     return {
         "log_evidence": stats["log_evidence_single_run"].values,
         "mean": x[:, :, 0].mean(axis=1),
         "positive": (x > 0).mean(axis=(1, 2)),
-        "load": float(stats["n_evaluations"].sum("stage").mean()) * 1024,
+        "load": float(stats["n_evaluations"].sum("stage").mean()) * options["draws"],
         "stages": float(stats["beta"].count("stage").mean()),
+        "moves": np.round(stats["n_moves"].mean("chain").values).astype(int),
+        "jump": 0.5 * np.mean([chain[np.isfinite(chain)][-1] for chain in stats["squared_jump"].values]),
+        "lineages": np.sqrt(np.mean(stats["log_evidence_single_run_se"].values ** 2)),
         "trusted": int(not posterior.attrs["warnings"]),  # of tempering, whatever is reported
         "bridge": (posterior.attrs.get("log_evidence_bridge"), posterior.attrs.get("log_evidence_bridge_se")),
     }
@@ -182,12 +222,17 @@ def report(label, problem, kernels, repeats, seed, **options):
     target, log_evidence, truth = problem
     first = None
     for kernel in kernels:
+        clock = time.process_time()
         found = run(target, kernel, repeats, seed, **options)
+        seconds = (time.process_time() - clock) / repeats
         adjusted = [found["load"] * np.var(found[name], ddof=1) for name in ("log_evidence", "mean")]
         first = first or adjusted
         z = found["log_evidence"]
         line = f"| {label} | {kernel} | {found['stages']:.0f} | {found['load']:.3g} | {z.mean():.3f} ± {z.std(ddof=1):.3f} |"
-        line += "".join(f" {value / one:.3g} |" for value, one in zip(adjusted, first, strict=True))
+        line += f" {found['lineages']:.3f} |" + "".join(
+            f" {value / one:.3g} |" for value, one in zip(adjusted, first, strict=True)
+        )
+        line += f" {found['jump']:.3f} | {' '.join(map(str, found['moves']))} | {seconds:.0f} |"
         bridged, error = found["bridge"]
         line += " |" if bridged is None else f" {bridged:.4f} ± {error:.4f} |"
         if label.startswith("mixture"):
@@ -215,7 +260,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--len-chain", type=int)
-    parser.add_argument("--initial", default="ep", help="for binary")
+    parser.add_argument("--initial", help="by default the thesis's: EP for binary regressions, else the prior")
+    parser.add_argument("--particles", type=int, default=1024)
     parser.add_argument("--ladder", type=int, help="so many temperatures, evenly spaced, in place of those by the ESS")
     parser.add_argument(
         "--ess", type=float, help="share of the particles that a step keeps, in runs that are made once"
@@ -223,24 +269,27 @@ def main():
     parser.add_argument("--thesis", action="store_true", help="diagonal metric and first steps of the thesis")
     options = parser.parse_args()
     common, chosen = (options.kernels, options.repeats, options.seed), {"len_chain": options.len_chain}
+    chosen["draws"] = options.particles
     chosen["thesis"] = options.thesis
     if options.ess:
         chosen |= {"ess_threshold": options.ess, "max_time": 1e6}  # with a limit no run is made again
     if options.ladder:
         chosen["schedule"] = np.linspace(0, 1, options.ladder + 1)[1:]
-    columns = ["problem", "kernel", "stages", "load", "log Z, mean ± sd of a run", "adj. var log Z", "adj. var mean"]
+    columns = ["problem", "kernel", "stages", "load", "log Z, mean ± sd of a run", "by lineages", "adj. var log Z"]
+    columns += ["adj. var mean", "jump", "moves", "CPU s a run"]
     columns += ["bridges, all runs", "against truth"]
     print(f"| {' | '.join(columns)} |")
     print("| --- " * len(columns) + "|", flush=True)
     for part in options.parts:
         if part == "cox":
             for cells in options.cells:
-                report(f"cox {cells * cells}", cox(cells), *common, **chosen)
+                initial = options.initial or "prior"
+                report(f"cox {cells * cells}", cox(cells), *common, initial=initial, **chosen)
         elif part == "binary":
             for name in options.sets:
                 for link in options.links:
                     sites = {"logit": Logit, "probit": Probit}[link]
-                    report(f"{name} {link}", binary(name, sites), *common, initial=options.initial, **chosen)
+                    report(f"{name} {link}", binary(name, sites), *common, initial=options.initial or "ep", **chosen)
         else:
             problem = {"gaussian": gaussian, "student": student, "mixture": mixture}[part]
             threshold = {"ess_threshold": 0.9} if part == "student" else {}

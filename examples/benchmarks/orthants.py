@@ -1,6 +1,7 @@
 """Rectangle probabilities against exact values: error, reported standard error, CPU seconds, and error² × CPU.
 
-    python examples/benchmarks/orthants.py table | scipy | ridgway | draws | margins | student | coverage | thesis
+    python examples/benchmarks/orthants.py table | scipy | ridgway | draws | margins | student | coverage | thesis | order |
+        student_ghk
         [--runs 10] [--rows "AR 200,Cauchy 180"] [--first 0]
 
 ``table``: every method by name on instances whose probability is known, or known to far more digits than the error;
@@ -11,8 +12,9 @@ compares draws with margins by quadrature: p-values of Kolmogorov and Smirnov's 
 probability is known. ``coverage`` counts the
 95 % intervals that contain the truth, where tilting alone is too sure of itself and on the Pima probit as an orthant of 532
 variables. ``thesis`` has the comparisons of Ridgway (2015, chapter 3): his SMC against GHK given the same time, on Cauchy
-covariances, of Student vectors and on panel probits; and truncated Student draws against Gibbs sampling given 100 times the
-time.
+covariances and on panel probits; and truncated Student draws against Gibbs sampling given 100 times the
+time. ``student_ghk`` has his SMC against GHK for Student vectors, and ``order`` GHK with the variables in Gibson's order and
+as they come.
 
 Instances: exchangeable orthants (log P = −log(d + 1)); autoregressions in a box [0, 15]^T, ρ = 0.7; two factors; rankings of
 equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the same law (Ridgway 2015, section 3.6).
@@ -30,6 +32,8 @@ from scipy.special import gammaln
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.math import panel_cholesky
+from ppl_backends.orthants.ordering import order_rectangle
+from ppl_backends.orthants.solvers import Net
 
 INF = np.inf
 METHODS = ("auto", "low_rank", "tilting", "tilted_smc", "particle_filter", "ghk", "ridgway", "ep")
@@ -403,11 +407,42 @@ def thesis(rows, runs):
     equal_time("Cauchy 40", *cauchy(40), INF, runs, 4096)
     for dim in (130, 180):
         equal_time(f"Cauchy {dim}", *cauchy(dim), INF, runs, 4096)
-    equal_time("Cauchy 40, Student 3", *cauchy(40), INF, runs, 1024, df=3.0)
     for size in ((5, 4), (10, 6)):
         equal_time(f"panel {size[0]} × {size[1]}", *panel(*size), runs, 1024, methods=("tilted_smc", "tilting"))
     for dim in (50, 100):
         student_means(dim, runs)
+
+
+def student_against_ghk(rows, runs):
+    """Figure 3.8: Student vectors at equal time."""
+    for dim in (20, 40):
+        equal_time(f"Cauchy {dim}, Student 3", *cauchy(dim), INF, runs, 512, df=3.0)
+
+
+def order(rows, runs, points=4096):
+    """Figure 3.3: GHK by scrambled Sobol points, one estimate of log P a run."""
+    for dim in (40, 50, 60):
+        cov, lower = cauchy(dim)
+        upper = np.full(dim, INF)
+        truth = pb.rectangle_probability(cov, lower, upper, random_seed=12345, n_points=16384)
+        print(f"Cauchy {dim}: log P {truth.log_p:.3f} ± {truth.log_p_se:.3f} by {truth.method}")
+        for reorder in (True, False):
+            rectangle = order_rectangle(cov, lower, upper, reorder=reorder)
+            log_p = Net(rectangle, points, False).run(1.0, np.random.SeedSequence(dim).spawn(runs)).log_p - truth.log_p
+            low, middle, high = np.quantile(log_p, [0.1, 0.5, 0.9])
+            print(
+                f"{'in order' if reorder else 'as they come':12s} {runs} runs of {points} points: mean {log_p.mean():+.2f}, "
+                f"sd {log_p.std(ddof=1):.2f}, deciles {low:+.2f} {high:+.2f}, median {middle:+.2f}, range "
+                f"{log_p.min():+.2f} {log_p.max():+.2f}, outside the box plot's whiskers {outliers(log_p)}",
+                flush=True,
+            )
+
+
+def outliers(values):
+    """Number of values that are more than one and a half times the interquartile range beyond the quartiles."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    reach = 1.5 * (high - low)
+    return int(((values < low - reach) | (values > high + reach)).sum())
 
 
 COMPARISONS = {
@@ -419,6 +454,8 @@ COMPARISONS = {
     "student": students,
     "coverage": coverage,
     "thesis": thesis,
+    "student_ghk": student_against_ghk,
+    "order": order,
 }
 
 

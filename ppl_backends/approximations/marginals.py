@@ -11,6 +11,8 @@ from scipy.integrate import cumulative_trapezoid, trapezoid
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.options import shown
+from ppl_backends.targets.protocol import coordinates_of
 
 
 class Marginals(NamedTuple):
@@ -58,6 +60,9 @@ class Marginals(NamedTuple):
 
     def quantile(self, probability: Any) -> Array:
         """Return the quantile of every coordinate ``(k,)``; of probabilities ``(m,)``, one row each ``(m, k)``."""
+        wanted = np.asarray(probability, dtype=np.float64)
+        if not np.all((wanted >= 0) & (wanted <= 1)):
+            raise ModelError(f"quantile({shown(probability)}): probabilities are from 0 to 1")
         rows = zip(self._cumulative(), self.grid, strict=True)
         return np.stack([np.interp(probability, c, g) for c, g in rows], axis=-1)
 
@@ -74,15 +79,18 @@ class Marginals(NamedTuple):
 
 
 def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
-    """Return the indices of coordinates given by name or number; all of them where none are given."""
+    """Return the indices of coordinates given by name, variable or number; all of them where none are given."""
     if coordinates is None:
         return np.arange(len(names))
-    found = []
+    found: list[int] = []
     for c in np.atleast_1d(np.asarray(coordinates, dtype=object)):
-        number = isinstance(c, int | np.integer) and not isinstance(c, bool)
-        known = c in names if isinstance(c, str) else number and -len(names) <= c < len(names)
-        if not known:
-            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-            raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {shown}")
-        found.append(names.index(c) if isinstance(c, str) else int(c))
+        if isinstance(c, str):
+            places = [names.index(c)] if c in names else coordinates_of(c, names)
+        else:
+            number = isinstance(c, int | np.integer) and not isinstance(c, bool)
+            places = [int(c) % len(names)] if number and -len(names) <= c < len(names) else []
+        if not places:
+            some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {some}")
+        found += places
     return np.array(found)

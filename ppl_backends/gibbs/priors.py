@@ -12,7 +12,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import checked, has_moments, integer, number
 from ppl_backends.targets.factors import GaussianPrior, NormalMixture
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, coordinates_of
 
 
 class _CoefficientPrior(BaseTarget):
@@ -184,7 +184,7 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
             raise ModelError(f"which of {found} are the {p} coefficients? say coefficients='name' or a list of names")
         names = fitting
     wanted = [names] if isinstance(names, str) else list(names)
-    columns = [j for name in wanted for j, own in enumerate(base) if _is_of(own, name)]
+    columns = [j for name in wanted for j in coordinates_of(name, prior.names)]
     if len(columns) != p:
         raise ModelError(f"coefficients={wanted!r} are {len(columns)} real coordinates and X has {p} columns")
     point = 0.7 * np.sin(np.arange(1.0, prior.dim + 1))[None]
@@ -198,8 +198,3 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
             f"coefficients={wanted!r} are constrained; a linear score takes real ones (write the risk as an expression)"
         )
     return np.array(columns)
-
-
-def _is_of(coordinate: str, variable: str) -> bool:
-    """Return whether an unconstrained coordinate (``tau_log__`` where it is transformed) is of a variable."""
-    return coordinate == variable or (coordinate.startswith(f"{variable}_") and coordinate.endswith("__"))

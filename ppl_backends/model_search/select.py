@@ -100,7 +100,7 @@ def select_variables(
     always : names, integers or mask, optional
         Columns in every model.
     groups : mapping of str to list of str, optional
-        Columns that are switched together, as the dummies of a factor.
+        Columns that are switched together, as the dummies of a factor; of a model also variables, with all their elements.
     heredity : {"strong", "weak"} or mapping, optional
         Whether a product needs all its parents, or one of them. Products are named ``"a:b"``, or given as
         ``{"child": ["parent", ...]}``.
@@ -156,7 +156,7 @@ def select_variables(
         _refuse_design(X, y, prior, always)
         form = model_form(model, data, select)
     elif X is None or y is None:
-        raise ModelError("give a model with select={'beta': True}, or X and y")
+        raise ModelError("write select_variables(X=X, y=y), or select_variables(model, select={'beta': True})")
     else:
         form = design_form(X, y, family, link, prior, always)
     space = make_space(form.names, form.always, dict(groups or {}) or None, heredity, model_prior)

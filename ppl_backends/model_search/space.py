@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import betaln
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, Index
+from ppl_backends.targets.protocol import Array, Index, coordinates_of
 
 Bits = NDArray[np.bool_]
 ModelPrior = str | Callable[[Bits], Any]
@@ -146,11 +146,11 @@ def _members(names: tuple[str, ...], always: Bits, groups: dict[str, list[str]])
     """Return the columns of each candidate, groups where their first column is, and labels."""
     group_of: dict[int, str] = {}
     for label, columns in groups.items():
-        for column in columns:
-            where = place(names, column, f"groups: {label!r}")
-            if where in group_of:
-                raise ModelError(f"groups: {column!r} is in {group_of[where]!r} and in {label!r}")
-            group_of[where] = label
+        for column in [columns] if isinstance(columns, str) else columns:
+            for where in places(names, column, f"groups: {label!r}"):
+                if where in group_of:
+                    raise ModelError(f"groups: {column!r} is in {group_of[where]!r} and in {label!r}")
+                group_of[where] = label
     found: dict[str, list[int]] = {}
     for j, name in enumerate(names):
         if not always[j]:
@@ -196,6 +196,12 @@ def by_model(columns: Bits) -> Iterator[tuple[Bits, Index]]:
     unique, which, counts = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
     order = np.argsort(which.ravel(), kind="stable")
     yield from zip(unique, np.split(order, np.cumsum(counts)[:-1]), strict=True)
+
+
+def places(names: tuple[str, ...], name: Any, where: str) -> list[int]:
+    """Return the indices of a name; of all elements where it is that of a vector of a model."""
+    elements = [] if name in names or not isinstance(name, str) else coordinates_of(name, names)
+    return elements or [place(names, name, where)]
 
 
 def place(names: tuple[str, ...], name: Any, where: str) -> int:

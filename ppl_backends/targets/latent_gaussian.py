@@ -20,6 +20,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.numerics.sparse_cholesky import SparseCholesky
+from ppl_backends.options import shown
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
@@ -128,6 +129,12 @@ class LatentGaussian(BaseTarget):
         hyper_start: Any = None,
         hyper_names: Sequence[str] | None = None,
     ) -> None:
+        if not (callable(precision) or sparse.issparse(precision) or np.ndim(precision) == 2):
+            raise ModelError(
+                f"precision={shown(precision)}: expected a matrix (d, d), or a function of phi that returns it"
+            )
+        if not (callable(likelihood) or isinstance(likelihood, SiteFamily)):
+            raise ModelError(f"likelihood={shown(likelihood)}: expected sites such as Poisson(y), or a function of phi")
         self.start = np.atleast_1d(np.asarray([] if hyper_start is None else hyper_start, dtype=np.float64))
         self._precision, self._likelihood, self._hyper_prior = precision, likelihood, hyper_prior
         p = len(self.start)

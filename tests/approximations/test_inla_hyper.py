@@ -9,6 +9,7 @@ from scipy.special import gammaln
 
 import ppl_backends as pb
 from ppl_backends.approximations.inla import latent
+from ppl_backends.approximations.marginals import chosen
 from ppl_backends.errors import ModelError
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
@@ -241,3 +242,20 @@ def test_hyper_parameters_that_the_user_names():
     np.testing.assert_allclose((draws.mean(axis=0) - q.mean) / q.sd, 0, atol=5 / np.sqrt(500))
     with pytest.raises(ModelError, match="some have to be latent"):
         quiet(target, hyper=names)
+
+
+def test_names_of_variables_stand_for_their_coordinates():
+    names = ("mu", "tau_log__", "tau_extra_log__", "u[0]", "u[1]")
+    assert chosen(["tau", "u"], names).tolist() == [1, 3, 4]
+    assert chosen(["tau_log__", -1], names).tolist() == [1, 4]
+    with pytest.raises(ModelError, match="no coordinate 'ta'; there are 5"):
+        chosen("ta", names)
+
+
+def test_what_is_no_model_is_refused_in_one_line(fitted):
+    with pytest.raises(ModelError, match=r"^precision=3: expected a matrix \(d, d\)"):
+        pb.LatentGaussian(3, Poisson(COUNTS))
+    with pytest.raises(ModelError, match=r"^likelihood=None: expected sites"):
+        pb.LatentGaussian(sparse.eye_array(14), None)
+    with pytest.raises(ModelError, match=r"^quantile\(1.5\): probabilities are from 0 to 1"):
+        fitted.quantile(1.5)

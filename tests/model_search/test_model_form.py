@@ -54,6 +54,18 @@ def test_masks_and_several_variables():
     assert {"a_gamma", "b_gamma"} <= set(idata.posterior)
 
 
+def test_a_variable_is_a_group_of_its_elements():
+    with pm.Model():
+        level, first, second = pm.Normal("level", 0, 20), pm.Normal("a", 0, 5, shape=3), pm.Normal("b", 0, 5, shape=2)
+        pm.Bernoulli("y", logit_p=level + X[:, :3] @ first + X[:, 3:] @ second, observed=Y)
+        whole = select(select={"a": True, "b": True}, groups={"second": "b"})
+        listed = select(select={"a": True, "b": True}, groups={"second": ["b[0]", "b[1]"]})
+        with pytest.raises(ModelError, match="groups: 'second': 'c' is not among 'level', 'a"):
+            select(select={"b": True}, groups={"second": ["c"]})
+    assert whole.selection["b_inclusion"][0] == whole.selection["b_inclusion"][1]
+    np.testing.assert_array_equal(whole.selection["b_inclusion"], listed.selection["b_inclusion"])
+
+
 def test_a_normal_likelihood_of_known_scale_in_closed_form():
     rng = np.random.default_rng(2)
     design = rng.standard_normal((40, 3))

@@ -67,10 +67,10 @@ def fit_inla(
         Of which unconstrained coordinates; all by default. The others keep the Gaussian at the mode. The cost of one is
         ``points`` Newton climbs in all the others, whose steps cost a Hessian and its Cholesky factor each.
     hyper : "auto", sequence of int or str, or None
-        Which unconstrained coordinates are hyper-parameters, one to six, to be integrated over: every other coordinate of
-        any model is then latent. ``"auto"``: those without which the model is a Gaussian times sites of one linear predictor
-        each, found as by :func:`~ppl_backends.fit_ep`, or those of a :class:`~ppl_backends.LatentGaussian`. None: there are
-        none.
+        Which variables or unconstrained coordinates are hyper-parameters, one to six coordinates, to be integrated over:
+        every other coordinate of any model is then latent. ``"auto"``: those without which the model is a Gaussian times
+        sites of one linear predictor each, found as by :func:`~ppl_backends.fit_ep`, or those of a
+        :class:`~ppl_backends.LatentGaussian`. None: there are none.
     points : int
         Values of every coordinate, six standard deviations to both sides of the mode; more are added where the density
         has not fallen by 14 nats there. Between them its log is a cubic spline.
