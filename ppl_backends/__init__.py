@@ -65,7 +65,19 @@ _LAZY = {
     "with_state_space": "ppl_backends.targets.declare_state_space",
 }
 
-_ROOMS = ("gibbs", "math", "mean_field", "model_search", "orthants", "simulators", "sklearn", "state_space", "steps")
+_ROOMS = (
+    "bambi",
+    "gibbs",
+    "math",
+    "mean_field",
+    "model_search",
+    "orthants",
+    "pymc",
+    "simulators",
+    "sklearn",
+    "state_space",
+    "steps",
+)
 
 __all__ = ["__version__", *_LAZY, *_ROOMS]
 
