@@ -67,6 +67,7 @@ _LAZY = {
 
 _ROOMS = (
     "bambi",
+    "datasets",
     "gibbs",
     "math",
     "mean_field",

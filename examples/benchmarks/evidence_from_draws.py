@@ -1,7 +1,8 @@
 """Evidences from draws: do intervals cover, and how wide are they?
 
 ``posteriordb``    posteriors of posteriordb with proper priors, each from ``--sets`` runs of nutpie, 4 × 1,000 draws. The
-                   reference is importance sampling by 8 nets of 2^15 points, from what is fitted to 4 × 4,000 other draws.
+                   truth is the package's reference evidence, else importance sampling by 8 nets of 2^15 points, from what
+                   is fitted to 4 × 4,000 other draws. ``--database`` is a checkout of posteriordb, for all its posteriors.
 ``subsets``        the same from posteriordb's reference draws (``--reference-draws``, a folder of its zipped files):
                    each set is 4,000 of the 10,000, which are thinned until they are nearly independent. Sets overlap, so
                    that errors of one posterior are correlated.
@@ -15,6 +16,7 @@ not run again; ``--print`` prints the table.
 
 Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/evidence_from_draws.py --file rows.jsonl
          [--kinds posteriordb subsets toys hierarchical] [--names NAME ...] [--methods bridge auto] [--sets 20]
+         [--database CHECKOUT]
      python examples/benchmarks/evidence_from_draws.py --file rows.jsonl --print
 """
 
@@ -90,15 +92,19 @@ def reference(target, x, points):
     return attrs["log_evidence"], attrs["log_evidence_se"]
 
 
-def posteriordb(names, methods, sets, points, known):
+def posteriordb(names, methods, sets, points, known, database):
     """Rows of every posterior and set of draws; ``known`` are done."""
     for name in names or PROPER:
-        target = read_target(name)
         asked = [(seed, method) for seed in range(sets) for method in methods if (name, seed, method) not in known]
         if not asked:
             continue
-        _, x = nutpie_draws(target, 4 * DRAWS, 1000)
-        truth, error = reference(target, x, points)
+        target = read_target(name, database)
+        if name in pb.datasets.reference_evidence_names():
+            about = pb.datasets.reference_evidence(name)
+            truth, error = about.log_evidence, about.log_evidence_se
+        else:
+            _, x = nutpie_draws(target, 4 * DRAWS, 1000)
+            truth, error = reference(target, x, points)
         for seed in sorted({seed for seed, _ in asked}):
             values, _ = nutpie_draws(target, DRAWS, seed)
             for method in [method for one, method in asked if one == seed]:
@@ -244,7 +250,8 @@ def table(rows):
     keys = dict.fromkeys((one["name"], one["method"]) for one in rows)
     for name, method in keys:
         print(line(name, method, [one for one in rows if (one["name"], one["method"]) == (name, method)]))
-    posteriors = [one for one in rows if one["name"].split(",")[0] in PROPER]
+    others = {*TOYS, f"hierarchical regression, {2 * GROUPS + 5} coordinates"}
+    posteriors = [one for one in rows if one["name"] not in others]
     for method in dict.fromkeys(one["method"] for one in posteriors):
         these = [one for one in posteriors if one["method"] == method]
         print(line("all of posteriordb", method, these))
@@ -277,6 +284,7 @@ def main():
     parser.add_argument("--sets", type=int, default=20)
     parser.add_argument("--points", type=int, default=2**15)
     parser.add_argument("--reference-draws", type=Path)
+    parser.add_argument("--database", type=Path)
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
@@ -286,7 +294,9 @@ def main():
     known = {(one["name"], one["seed"], one["method"]) for one in rows}
     for kind in options.kinds:
         found = {
-            "posteriordb": lambda: posteriordb(options.names, options.methods, options.sets, options.points, known),
+            "posteriordb": lambda: posteriordb(
+                options.names, options.methods, options.sets, options.points, known, options.database
+            ),
             "subsets": lambda: subsets(
                 options.names, options.methods, options.sets, options.points, known, options.reference_draws
             ),

@@ -1,132 +1,248 @@
-"""Reference log evidences by long runs of tempering SMC, with standard errors.
+"""Reference evidences: each by two methods of this package and one of somebody else's.
 
-Two kinds of problem: logistic and probit regressions with prior N(0, I) on all coefficients (predictors as
-``load_binary_regression`` scales them by default), and the Stan programs of ``tests/stan/posteriordb`` and ``stan_models``
-that have a proper prior. The evidence is ∫ exp(log density) of the program as written, constants and all: a half-normal
-written as a normal with a bound is not normalised by Stan, so such priors count half. Every row is a run of ``sample_smc`` of
-its own from the start named; where the first step is the last, it is importance sampling.
+Every row is one method on one posterior, with seed, version, CPU seconds and the command that makes it. Rows are appended to
+``--file`` as lines of JSON, and what is there is not run again. Ours are importance sampling by nets of points
+(``importance``), bridge sampling (``bridge``; from 4 × 600 draws of ``sample_mcmc``, or 4 × 1,000 of nutpie) and tempering
+SMC (``smc``). Others' are ``vegas``, ``nautilus``, and ``quadrature`` by the trapezoid rule in up to three coordinates;
+``exact``
+is a closed form. ``reference_collect.py`` makes the file of the package from the rows.
 
-Rows are appended to ``--file`` as lines of JSON, and what is there is not run again. ``--print`` prints the table.
+``--database`` is a checkout of https://github.com/stan-dev/posteriordb, ``--eprv3`` the folder ``data`` of
+https://github.com/EPRV3EvidenceChallenge/Inputs. Others' packages are vegas and nautilus-sampler.
 
-Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/reference_evidences.py --file evidences.jsonl
-         [--names german_credit-logit arK-arK ...] [--draws 8000] [--chains 8] [--initial auto]
-     python examples/benchmarks/reference_evidences.py --file evidences.jsonl --print
+Run: python examples/benchmarks/reference_evidences.py --file rows.jsonl --names pima-logit_gaussian --methods importance
+     python examples/benchmarks/reference_evidences.py --file rows.jsonl [--database CHECKOUT] [--eprv3 FOLDER] [--families …]
 """
 
 import argparse
+import importlib.metadata
 import json
+import sys
 import time
 import warnings
-import zipfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import reference_peer as peer
+from evidence_from_draws import nutpie_draws
+from reference_models import problems
+
 import ppl_backends as pb
-from ppl_backends.datasets import load_binary_regression
 from ppl_backends.errors import PPLBackendsWarning
+from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal
 from ppl_backends.results.inference_data import group
-from ppl_backends.targets.factors import Logit, Probit
-from ppl_backends.targets.propriety import improper_coordinate
+from ppl_backends.targets.integral import stated_integral
 
-ROOT = Path(__file__).parents[2]
-POSTERIORDB, PROGRAMS = ROOT / "tests" / "stan" / "posteriordb", ROOT / "stan_models"
-REGRESSIONS = ("plasma", "pima", "heart", "australian", "breast_wisconsin", "german_credit", "sonar", "musk")
+PRECISE = 0.005  # standard error above which importance sampling is done again, from what is fitted to draws
+SCRIPT = "python examples/benchmarks/reference_evidences.py"
 
 
-def regression(name, sites):
-    """A binary regression with prior N(0, I)."""
-    X, y, *_ = load_binary_regression(name)
-    return pb.Factors(X, 0.0, sites(np.asarray(y, dtype=int)), prior_mean=0.0, prior_precision=1.0)
+class Run:
+    """One posterior: its target, and draws of NUTS that the methods share."""
+
+    def __init__(self, name, problem, seed):
+        self.name, self.problem, self.seed = name, problem, seed
+        made = problem.make()
+        made, self.exact_value = made if isinstance(made, tuple) else (made, None)
+        self.target, self._draws = pb.as_target(made), None
+        self.nuts = problem.family == "posteriordb"
+        self.label = "4 × 1000 draws of nutpie" if self.nuts else "4 × 600 draws of sample_mcmc"
+
+    @property
+    def draws(self):
+        """Values by name, and unconstrained points ``(chain, draw, dim)``: NUTS by nutpie, or HMC of this package."""
+        if self._draws is None:
+            self._draws = nutpie_draws(self.target, 1000, self.seed, tune=400) if self.nuts else self._hmc()
+        return self._draws
+
+    def _hmc(self):
+        idata = pb.sample_mcmc(self.target, draws=600, tune=300, chains=4, random_seed=self.seed, progressbar=False)
+        values = {str(name): one.values for name, one in group(idata, "posterior").data_vars.items()}
+        flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
+        return values, np.asarray(self.target.unconstrain(flat)).reshape(4, 600, self.target.dim)
+
+    @property
+    def points(self):
+        """Unconstrained points ``(n, dim)``."""
+        return self.draws[1].reshape(-1, self.target.dim)
+
+    def importance(self, draws=8192, chains=8, approximation="auto"):
+        """Importance sampling by nets of points, from an approximation or from what is fitted to draws."""
+        found = self._importance(approximation, draws, chains)
+        if (found["trusted"] and found["log_evidence_se"] <= PRECISE) or approximation != "auto":
+            return found
+        fit = choose_proposal(self.draws[1], "auto", tuple(FITS))
+        other = self._importance(FITS[fit](self.points), draws, chains)
+        other["options"] = f"proposal fitted to {self.label}: {fit}"
+        return min((other, found), key=lambda one: (not one["trusted"], one["log_evidence_se"]))
+
+    def _importance(self, approximation, draws, chains):
+        idata = pb.sample_importance(
+            self.target,
+            approximation=approximation,
+            draws=draws,
+            chains=chains,
+            random_seed=self.seed,
+            progressbar=False,
+        )
+        return of_attrs(idata) | {"options": f"{chains} × {draws} points"}
+
+    def bridge(self):
+        """Bridge sampling from draws of a Markov chain."""
+        values, _ = self.draws
+        found = pb.evidence(values, self.target, method="bridge", random_seed=self.seed)
+        return {
+            "log_evidence": found.log_evidence,
+            "log_evidence_se": found.log_evidence_se,
+            "log_evidence_df": found.log_evidence_df,
+            "trusted": bool(found.trusted),
+            "warnings": list(found.reasons),
+            "options": f"{self.label}, proposal {found.proposal}",
+        }
+
+    def smc(self, draws=2000, chains=4, initial="auto", **options):
+        """Tempering SMC."""
+        idata = pb.sample_smc(
+            self.target,
+            draws=draws,
+            chains=chains,
+            initial=initial,
+            random_seed=self.seed,
+            progressbar=False,
+            **options,
+        )
+        start = group(idata, "posterior").attrs["initial"]
+        return of_attrs(idata) | {"options": f"{chains} × {draws} particles from {start}"}
+
+    def vegas(self, **options):
+        """Vegas."""
+        value, se, df = peer.vegas(self.target.log_density, self.target.dim, self.points, self.seed, **options)
+        return theirs(value, se, df, f"map from {self.label}")
+
+    def nautilus(self, **options):
+        """Nautilus."""
+        value, se, df = peer.nautilus(self.target.log_density, self.target.dim, self.points, self.seed, **options)
+        return theirs(value, se, df, f"map from {self.label}, widened")
+
+    def quadrature(self, **options):
+        """The trapezoid rule."""
+        value, se = peer.quadrature(self.target.log_density, self.target.dim, self.points, **options)
+        return theirs(value, se, None, f"trapezoid rule after a map from {self.label}")
+
+    def exact(self):
+        """The closed form."""
+        return theirs(self.exact_value, 0.0, None, "")
 
 
-def from_posteriordb(name):
-    """A posterior of posteriordb."""
-    with zipfile.ZipFile(POSTERIORDB / f"{name}.data.json.zip") as archive:
-        data = json.loads(archive.read(archive.namelist()[0]))
-    return pb.as_target(POSTERIORDB / f"{name}.stan", data)
+def theirs(value, se, df, options):
+    """The figures of a method that is not ours."""
+    return {"log_evidence": value, "log_evidence_se": se, "log_evidence_df": df, "trusted": True, "options": options}
 
 
-def from_programs(name):
-    """A program of this package."""
-    return pb.as_target(PROGRAMS / f"{name}.stan", json.loads((PROGRAMS / f"{name}.data.json").read_text()))
-
-
-def problems():
-    """Name → function that makes the target."""
-    found = {}
-    for name in REGRESSIONS:
-        found |= {f"{name}-{link.__name__.lower()}": partial(regression, name, link) for link in (Logit, Probit)}
-    found |= {path.stem: partial(from_posteriordb, path.stem) for path in sorted(POSTERIORDB.glob("*.stan"))}
-    return found | {path.stem: partial(from_programs, path.stem) for path in sorted(PROGRAMS.glob("*.stan"))}
-
-
-def run(name, make, draws, chains, initial, seed):
-    """One row."""
-    target = pb.as_target(make())
-    row = {"name": name, "dim": target.dim}
-    if not target.has_split:
-        return row | {"skipped": "prior and likelihood are not known apart"}
-    improper = improper_coordinate(target)
-    if improper is not None:
-        return row | {"skipped": f"the prior is improper along {improper}"}
-    clock = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PPLBackendsWarning)  # what is warned of is in the row
-        idata = pb.sample_smc(target, draws=draws, chains=chains, initial=initial, random_seed=seed, progressbar=False)
-    attrs, stats = group(idata, "posterior").attrs, group(idata, "sample_stats")
-    kept = ("log_evidence", "log_evidence_se", "log_evidence_df", "log_evidence_trusted", "initial", "warnings")
-    row |= {key: attrs[key] for key in kept if key in attrs}
-    return row | {
-        "stages": stats.sizes["stage"],
-        "chains": chains,
-        "draws": draws,
-        "seconds": time.process_time() - clock,
-        "single_runs": stats["log_evidence_single_run"].values.tolist(),
+def of_attrs(idata):
+    """The figures of a result of ours."""
+    attrs = group(idata, "posterior").attrs
+    warned = attrs.get("warnings", [])
+    return {
+        "log_evidence": float(attrs["log_evidence"]),
+        "log_evidence_se": float(attrs["log_evidence_se"]),
+        "log_evidence_df": attrs.get("log_evidence_df"),
+        "trusted": bool(attrs["log_evidence_trusted"]),
+        "warnings": [warned] if isinstance(warned, str) else list(warned),
     }
 
 
-def table(rows):
-    """Markdown."""
-    print("| posterior | dim | log evidence | start | stages | particles | CPU s | trusted |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        if "log_evidence" not in row:
+SOFTWARE = {
+    "importance": ("ours", "ppl_backends"),
+    "bridge": ("ours", "ppl_backends"),
+    "smc": ("ours", "ppl_backends"),
+    "vegas": ("others", "vegas"),
+    "nautilus": ("others", "nautilus-sampler"),
+    "quadrature": ("others", "numpy"),
+    "exact": ("exact", "scipy"),
+}
+
+
+def row(run, method, options):
+    """One method on one posterior."""
+    clock = time.process_time()
+    found = getattr(run, method)(**options)
+    by, package = SOFTWARE[method]
+    integral = stated_integral(run.target)
+    source = " --database CHECKOUT" if run.problem.family == "posteriordb" else ""
+    source += " --eprv3 FOLDER" if run.problem.family == "radial velocities" else ""
+    return {
+        "name": run.name,
+        "method": method,
+        "dim": run.target.dim,
+        "by": by,
+        "software": package,
+        "version": importlib.metadata.version(package),
+        "seed": run.seed,
+        "log_prior_normalizer": None if integral is None else integral.log_integral,
+        "seconds": round(time.process_time() - clock, 2),
+        "command": f"{SCRIPT} --file rows.jsonl --names {run.name} --methods {method} --seed {run.seed}{source}",
+    } | found
+
+
+def missing(options, rows):
+    """Names, problems and methods that are not in the file, in the order of ``--names``."""
+    done = {(one["name"], one["method"]) for one in rows}
+    known = problems(options.database, options.eprv3)
+    for name in options.names or known:
+        problem = known[name]
+        if options.families and problem.family not in options.families:
             continue
-        figures = f"{row['log_evidence']:.3f} ± {row['log_evidence_se']:.3f} | {row['initial']} | {row['stages']}"
-        trusted = "yes" if row["log_evidence_trusted"] else f"no: {row['warnings']}"
-        size = f"{row['chains']} × {row['draws']:,}"
-        print(f"| {row['name']} | {row['dim']} | {figures} | {size} | {row['seconds']:.0f} | {trusted} |")
-    skipped = [f"{row['name']} ({row['skipped']})" for row in rows if "skipped" in row]
-    if skipped:
-        print("\nNot in the table:", "; ".join(skipped))
+        left = [method for method in options.methods or problem.methods if (name, method) not in done]
+        if left:
+            yield name, problem, left
+
+
+def run_missing(options, rows):
+    """Append what is missing."""
+    for name, problem, methods in missing(options, rows):
+        try:
+            run = Run(name, problem, options.seed)
+        except Exception as error:
+            append(
+                options.file, {"name": name, "method": methods[0], "skipped": f"{type(error).__name__}: {error}"[:300]}
+            )
+            continue
+        for method in methods:
+            try:
+                found = row(run, method, problem.options.get(method, {}))
+            except Exception as error:  # what cannot be had is part of the table
+                found = {"name": name, "method": method, "skipped": f"{type(error).__name__}: {error}"[:300]}
+            append(options.file, found)
+
+
+def append(file, found):
+    """One line more."""
+    with file.open("a") as out:
+        out.write(json.dumps(found, default=lambda value: value.item()) + "\n")
+    figures = (found.get(key) for key in ("log_evidence", "log_evidence_se", "trusted", "seconds", "skipped"))
+    print(found["name"], found["method"], *figures, flush=True)
 
 
 def main():
-    """Run what is missing, or print."""
+    """Run what is missing, collect, export or print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--names", nargs="+")
-    parser.add_argument("--draws", type=int, default=8000)
-    parser.add_argument("--chains", type=int, default=8)
-    parser.add_argument("--initial", default="auto")
+    parser.add_argument("--families", nargs="+")
+    parser.add_argument("--methods", nargs="+", choices=list(SOFTWARE))
+    parser.add_argument("--database", type=Path)
+    parser.add_argument("--eprv3", type=Path)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
-    if options.print:
-        return table(rows)
-    known, done = problems(), {row["name"] for row in rows}
-    for name in options.names or known:
-        if name in done:
-            continue
-        row = run(name, known[name], options.draws, options.chains, options.initial, options.seed)
-        with options.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print({key: value for key, value in row.items() if key != "single_runs"}, flush=True)
-    return None
+    warnings.simplefilter("ignore", PPLBackendsWarning)  # what is warned of is in the row
+    run_missing(options, rows)
 
 
 if __name__ == "__main__":
+    np.seterr(all="ignore")
     main()

@@ -1,4 +1,6 @@
-"""Small real data sets that examples, tests and benchmarks share; ``README.md`` beside this file says whence they come.
+"""Small real data sets that examples, tests and benchmarks share, and reference evidences of posteriors.
+
+``README.md`` beside this file says whence the data come.
 
 >>> from ppl_backends.datasets import load_binary_regression
 >>> X, y, names, description = load_binary_regression("pima")
@@ -6,6 +8,16 @@
 ((532, 8), 177, ('intercept', 'npreg', 'glu'))
 """
 
+from ppl_backends.datasets.evidence import (
+    EvidenceEstimate,
+    ReferenceEvidence,
+    data_digest,
+    evidence_failures,
+    program_digest,
+    reference_evidence,
+    reference_evidence_names,
+    validate_reference_evidences,
+)
 from ppl_backends.datasets.load import (
     BINARY_REGRESSIONS,
     BinaryRegression,
@@ -18,8 +30,16 @@ from ppl_backends.datasets.load import (
 __all__ = [
     "BINARY_REGRESSIONS",
     "BinaryRegression",
+    "EvidenceEstimate",
+    "ReferenceEvidence",
+    "data_digest",
+    "evidence_failures",
     "load_binary_regression",
     "load_finpines",
     "load_florentine",
     "load_tuberculosis",
+    "program_digest",
+    "reference_evidence",
+    "reference_evidence_names",
+    "validate_reference_evidences",
 ]
