@@ -4,8 +4,7 @@ Every row is one method on one posterior, with seed, version, CPU seconds and th
 ``--file`` as lines of JSON, and what is there is not run again. Ours are importance sampling by nets of points
 (``importance``), bridge sampling (``bridge``; from 4 × 600 draws of ``sample_mcmc``, or 4 × 1,000 of nutpie) and tempering
 SMC (``smc``). Others' are ``vegas``, ``nautilus``, and ``quadrature`` by the trapezoid rule in up to three coordinates;
-``exact``
-is a closed form. ``reference_collect.py`` makes the file of the package from the rows.
+``exact`` is a closed form. ``reference_collect.py`` makes the file of the package from the rows.
 
 ``--database`` is a checkout of https://github.com/stan-dev/posteriordb, ``--eprv3`` the folder ``data`` of
 https://github.com/EPRV3EvidenceChallenge/Inputs. Others' packages are vegas and nautilus-sampler.
