@@ -150,8 +150,8 @@ class Resampled(NamedTuple):
 class Moved(NamedTuple):
     """The ``n`` particles of a stage, and the particle before resampling that each comes from.
 
-    ``tuning`` is what the moves have learned, ``summary`` their figures (None where none were made), and ``decided`` what a
-    run that is to repeat them needs to know.
+    ``tuning`` is what the moves have learned, ``summary`` their figures (None where none were made), ``decided`` what a
+    run that is to repeat them needs to know, and ``densest`` points that they evaluated, to be kept.
     """
 
     population: Any
@@ -159,6 +159,7 @@ class Moved(NamedTuple):
     tuning: Any = None
     summary: Any = None
     decided: Any = None
+    densest: Any = None
 
 
 class Step(NamedTuple):

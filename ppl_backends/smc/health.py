@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.weights import few_independent
@@ -56,14 +57,16 @@ class ShortSteps(NamedTuple):
 
 
 class LostMode(NamedTuple):
-    """A mode at ``x`` ``(dim,)`` that no last particle is in.
+    """A mode at ``x`` ``(dim,)`` that holds too few of the last particles, a share ``held`` of them.
 
-    It has a ``share`` of the evidence, and is farthest from the particles in a ``coordinate``.
+    It has a ``share`` of the evidence, is farthest from the particles in a ``coordinate``, and ``gaussian`` fits it.
     """
 
     share: float
     x: Array
     coordinate: int
+    held: float
+    gaussian: GaussianApproximation
 
 
 class Figures(NamedTuple):
@@ -205,8 +208,9 @@ def lost_mode_reason(lost: LostMode, names: Sequence[str] = ()) -> str:
     name = _name(lost.coordinate, names)
     return (
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
-        "unconstrained scale, holds no draw because all particles left it: use initial='auto', which starts from all "
-        "modes that it finds, or increase draws"
+        "unconstrained scale, holds "
+        + ("no draw" if lost.held == 0 else f"{100 * lost.held:.2g} % of the draws")
+        + ": use initial='auto', which starts from all modes that it finds, or increase draws"
     )
 
 

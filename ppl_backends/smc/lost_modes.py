@@ -1,38 +1,50 @@
-"""Search for modes that the ladder lost: climbs from places that earlier particles visited and the last ones did not.
+"""Search for modes that the ladder lost or hardly found: climbs from places that particles visited and did not account for.
 
 Where two modes separate late, all particles can end in one of them, and nothing that these particles know tells of the other.
-Particles of earlier, wider temperatures do. Some of every stage are kept, with the density at the end of the path. At
-a point x below the highest of the last particles x*, a Gaussian's gradient g has g(x)ᵀ(x* − x) = 2 {log p(x*) − log
-p(x)}; that of any log-concave density has at least half of it. Climbs begin at particles outside of the last ones
-where the ratio is small. A mode at the end of a climb that no last particle is in has its share of the evidence
-measured, by importance sampling from the Gaussian there.
+A narrow mode with most of the mass (a spike) is behind a phase transition: few moves at wide temperatures meet it, and those
+particles that enter at the end are not multiplied any more. Earlier particles, and the densest points that any move
+evaluated, tell of both. Climbs begin
+
+- at earlier particles outside of the last ones that lead elsewhere. At a point x below the highest of the last particles
+  x*, a Gaussian's gradient g has g(x)ᵀ(x* − x) = 2 {log p(x*) − log p(x)}; that of any log-concave density has at least half
+  of it;
+- at points, last particles among them, that are far denser than a Gaussian fitted to the last particles would be there.
+  Cooled particles (:mod:`~ppl_backends.smc.cooling`) add to these.
+
+The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds the
+weights. A mode is missed if it has more than twice the mass that particles within the ellipsoid stand for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.special import expit
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
+from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.smc.cooling import densest_when_cooled
 from ppl_backends.smc.health import LostMode
 from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.path import TemperingPath
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.wrapped import WrappedTarget
 
 _LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are worth
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
-_EACH = 6  # climbs from the most suspect particles, and from the likeliest of them
+_EACH = 6  # climbs from the most suspect particles, from the likeliest of them, and from the densest points
 _ITERATIONS = 30
 _POINTS = 512  # of importance sampling
+_FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
 _SMALLEST_SHARE = 0.01  # of the evidence
+_TIMES = 2.0  # the mass that particles stand for, above which a mode is missed
+_DENSER = 2.0  # nats above the Gaussian, in addition to what all but a hundredth of the last particles have
 
 
 def can_be_sought(target: BaseTarget) -> bool:
@@ -41,7 +53,7 @@ def can_be_sought(target: BaseTarget) -> bool:
 
 
 class Seen(Protocol):
-    """Last particles of a run, and some that it visited, each with the log density of the path's end."""
+    """Last particles of a run, and points that it visited, each with the log density of the path's end."""
 
     @property
     def x(self) -> Array: ...
@@ -56,7 +68,7 @@ class Seen(Protocol):
 def find_lost_mode(
     path: TemperingPath, runs: Sequence[Seen], log_evidence: float, rows: int, rng: np.random.Generator
 ) -> LostMode | None:
-    """Return the largest mode that earlier particles lead to and that no last particle is in, if it has 1 % of the mass.
+    """Return the largest mode that points lead to and that holds too few last particles, if 1 % of the mass is missing.
 
     ``rows`` is how many particles the moves evaluated in one call.
     """
@@ -65,15 +77,14 @@ def find_lost_mode(
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         end = _EndOfPath(path, rows)
-        starts = _starts(end, runs, last)
+        cooled = densest_when_cooled(end.log_density_and_gradient, last, rng)
+        starts = _starts(
+            end, [*(run.visited for run in runs), cooled], last, np.concatenate([r.log_density for r in runs])
+        )
         if not len(starts):
             return None
-        found = [
-            LostMode(share, mode.mean, _farthest(mode.mean, last))
-            for mode in modes_above(end, starts, _ITERATIONS)
-            if beyond(last, mode).all() and (share := _share(end, mode, log_evidence, rng)) > _SMALLEST_SHARE
-        ]
-    return max(found, key=lambda mode: mode.share, default=None)
+        found = [_missed(end, mode, last, log_evidence, rng) for mode in modes_above(end, starts, _ITERATIONS)]
+    return max((mode for mode in found if mode is not None), key=lambda mode: mode.share, default=None)
 
 
 class _EndOfPath(WrappedTarget):
@@ -96,25 +107,53 @@ class _EndOfPath(WrappedTarget):
         return difference_hessian(lambda points: self.log_density_and_gradient(points)[1], x)
 
 
-def _starts(end: _EndOfPath, runs: Sequence[Seen], last: Array) -> Array:
-    """Return earlier particles that lead elsewhere than to the last ones: the likeliest and some others ``(m, dim)``."""
-    x = np.concatenate([run.visited.x for run in runs])
-    log_density, last_density = (
-        np.concatenate(parts)
-        for parts in zip(*((run.visited.log_density, run.log_density) for run in runs), strict=True)
-    )
-    labels, outside = modes(last), np.isfinite(log_density)
-    held = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
-    for rows in held:
-        scale = np.maximum(last[rows].std(axis=0, ddof=1), 1e-150)
-        outside &= beyond(x / scale, _gaussian(last[rows], scale))
-    x, log_density = x[outside], log_density[outside]
+class _Held(NamedTuple):
+    """A mode of the last particles: which of them it holds, in what scales, and the Gaussian in these."""
+
+    rows: Index
+    scale: Array
+    gaussian: Gaussian
+
+    def beyond(self, x: Array) -> Any:
+        """Return which points ``(n, dim)`` are farther out than draws of the Gaussian are."""
+        return beyond(x / self.scale, self.gaussian)
+
+    def excess(self, x: Array, log_density: Array) -> Array:
+        """Return log density ``(n,)`` less that of the Gaussian, up to a constant."""
+        squares: Array = (self.gaussian.whiten(x / self.scale) ** 2).sum(axis=1)
+        return log_density + 0.5 * squares
+
+
+def _starts(end: _EndOfPath, visited: Sequence[Any], last: Array, last_density: Array) -> Array:
+    """Return the points ``(m, dim)`` that climbs begin at."""
+    x = np.concatenate([points.x for points in visited])
+    log_density = np.concatenate([points.log_density for points in visited])
+    labels = modes(last)
+    held = [_held(last, np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
+    x, log_density = x[np.isfinite(log_density)], log_density[np.isfinite(log_density)]
+    outside = np.all([each.beyond(x) for each in held], axis=0)
+    elsewhere = _leading_elsewhere(end, x[outside], log_density[outside], held, last, last_density)
+    x, log_density = np.concatenate([x, last]), np.concatenate([log_density, last_density])
+    return np.concatenate([elsewhere, _densest(x, log_density, held, last, last_density)])
+
+
+def _held(last: Array, rows: Index) -> _Held:
+    scale = np.maximum(last[rows].std(axis=0, ddof=1), 1e-150)
+    points = last[rows] / scale
+    cov = np.atleast_2d(np.cov(points.T)) + 1e-9 * np.eye(len(scale))
+    return _Held(rows, scale, Gaussian.from_covariance(points.mean(axis=0), cov))
+
+
+def _leading_elsewhere(
+    end: _EndOfPath, x: Array, log_density: Array, held: Sequence[_Held], last: Array, last_density: Array
+) -> Array:
+    """Return points outside of the last particles that lead elsewhere: the likeliest and some others."""
     if not len(x):
         return x
     _, gradient = end.log_density_and_gradient(x)
     ratio = np.full(len(x), -np.inf)
-    for rows in held:
-        highest = rows[np.argmax(last_density[rows])]
+    for mode in held:
+        highest = mode.rows[np.argmax(last_density[mode.rows])]
         fall = last_density[highest] - log_density
         towards = (gradient * (last[highest] - x)).sum(axis=1)
         ratio = np.maximum(ratio, np.where(fall > 0, towards / np.where(fall > 0, fall, 1.0), -np.inf))
@@ -123,17 +162,57 @@ def _starts(end: _EndOfPath, runs: Sequence[Seen], last: Array) -> Array:
     return x[np.union1d(lowest, highest)]
 
 
-def _gaussian(points: Array, scale: Array) -> Gaussian:
-    """Return the Gaussian of points in units of ``scale`` ``(dim,)``."""
-    points = points / scale
-    return Gaussian.from_covariance(points.mean(axis=0), np.atleast_2d(np.cov(points.T)) + 1e-9 * np.eye(len(scale)))
+def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, last_density: Array) -> Array:
+    """Return the points that are denser than any Gaussian of the last particles explains, the densest of them."""
+    beyond_all = np.full(len(x), np.inf)
+    for mode in held:
+        own = mode.excess(last[mode.rows], last_density[mode.rows])
+        beyond_all = np.minimum(beyond_all, mode.excess(x, log_density) - np.quantile(own, 0.99))
+    near = np.any([~mode.beyond(x) for mode in held], axis=0)
+    dense = np.flatnonzero(near & (beyond_all > _DENSER))
+    chosen = dense[np.argsort(-log_density[dense], kind="stable")]
+    _, first = np.unique(log_density[chosen], return_index=True)  # copies of a particle are one start
+    return x[chosen[np.sort(first)][:_EACH]]
 
 
-def _share(end: _EndOfPath, mode: GaussianApproximation, log_evidence: float, rng: np.random.Generator) -> float:
-    """Return the mode's share of the evidence, were it added to the evidence of the run."""
+def _missed(
+    end: _EndOfPath, mode: GaussianApproximation, last: Array, log_evidence: float, rng: np.random.Generator
+) -> LostMode | None:
+    """Return a mode whose particles stand for less than half of its mass, None for others."""
     x = mode.sample(_POINTS, rng)
-    log_weights = end.log_density_and_gradient(x)[0] - mode.log_density(x)
-    return float(expit(np.logaddexp.reduce(log_weights) - np.log(_POINTS) - log_evidence))
+    inside = ~beyond(x, mode)
+    log_weights = np.where(inside, end.log_density_and_gradient(x)[0] - mode.log_density(x), -np.inf)
+    peak = log_weights.max()
+    if not np.isfinite(peak):
+        return None
+    weights = np.exp(log_weights - peak)
+    if weights.sum() ** 2 < _FEWEST_WEIGHTS * (weights**2).sum():
+        return None
+    held = float(np.mean(~beyond(last, mode)))
+    mass = float(
+        np.exp(min(peak + np.log(weights.mean()) - log_evidence, 300.0))
+    )  # in units of the evidence of the run
+    share = (mass - held) / (1.0 + mass - held)
+    if mass <= _TIMES * held or share <= _SMALLEST_SHARE:
+        return None
+    return LostMode(mass / (1.0 + mass - held), mode.mean, _farthest(mode.mean, last), held, mode)
+
+
+def with_lost_mode(target: BaseTarget, last: Array, lost: LostMode, method: str) -> MixtureApproximation:
+    """Return Gaussians of the modes of the last particles, and of the one that they lost, in proportion to their masses."""
+    others = last[beyond(last, lost.gaussian)]
+    others = last if len(others) < 2 * last.shape[1] else others
+    labels = modes(others)
+    held = [metric_from_points(others[labels == label]) for label in range(labels.max() + 1)]
+    shares = (1.0 - lost.share) * np.bincount(labels) / len(labels)
+    factors = [gaussian.factor if gaussian.factor.ndim == 2 else np.diag(gaussian.factor) for gaussian in held]
+    return MixtureApproximation(
+        [*np.maximum(shares, _SMALLEST_SHARE), lost.share],
+        np.stack([*(gaussian.mean for gaussian in held), lost.gaussian.mean]),
+        np.stack([*(factor @ factor.T for factor in factors), lost.gaussian.cov]),
+        target=target,
+        method=method,
+    )
 
 
 def _farthest(x: Array, last: Array) -> int:

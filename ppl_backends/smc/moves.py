@@ -26,6 +26,7 @@ from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters
 from ppl_backends.numerics.population import concatenate
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of, coordinates_of_chains, planned_coordinates
 from ppl_backends.smc.core import Moved, Resampled
+from ppl_backends.smc.densest import Densest
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
@@ -203,6 +204,7 @@ class _Walk:
         self.tuning, self.density = tuning, path.density(drawn.stage)
         self.start = self.state.x
         self.modes, self.outside = modes(self.start), OutsidePoints(self.start)
+        self.densest = Densest(self.start.shape[1])
         self.weights = WeightAutocorrelation(*path.ahead(self.state), self.modes)
         self.product = np.ones(self.start.shape[1])
         self.scales: list[Parameters] = []
@@ -215,6 +217,7 @@ class _Walk:
     def _evaluate(self, x: Array, rng: np.random.Generator) -> PathState:
         found = self.density(x, rng)
         self.outside.see(x, found.log_density)
+        self.densest.see(x, found.at(1.0).log_density)
         return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:
@@ -259,13 +262,14 @@ class _Walk:
     def result(self, states: Sequence[PathState] | None = None) -> Moved:
         """Return the particles as they are now; or all ``states`` of the chains, those of a chain adjacent."""
         if states is None:
-            return Moved(self.state, self.drawn.parents, self.tuning, self._summary(1), tuple(self.scales))
+            made = self._summary(1), tuple(self.scales), self.densest
+            return Moved(self.state, self.drawn.parents, self.tuning, *made)
         # Where the length does not divide n, some states of the last chain are left out.
         n, length = len(self.drawn.weights), len(states)
         by_chain = np.arange(length * len(self.start)).reshape(length, -1).T.ravel()[:n]
         parents = np.repeat(self.drawn.parents, length)[:n]
         particles = concatenate(states).take(by_chain)
-        return Moved(particles, parents, self.tuning, self._summary(length), tuple(self.scales))
+        return Moved(particles, parents, self.tuning, self._summary(length), tuple(self.scales), self.densest)
 
     def _summary(self, length: int) -> MoveSummary:
         last = self.scales[-1]

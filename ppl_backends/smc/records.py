@@ -92,7 +92,10 @@ class WeightedPoints:
 
 @dataclass(frozen=True)
 class Visited:
-    """Some particles of every stage before its moves ``(m, dim)``, and the log density of the path's end there ``(m,)``."""
+    """Some particles of every stage before its moves, and the densest points that these evaluated ``(m, dim)``.
+
+    ``log_density`` ``(m,)`` is that of the path's end.
+    """
 
     x: Array
     log_density: Array
@@ -103,7 +106,8 @@ class Visited:
         most = _VISITED if len(self.x) else _VISITED_FIRST
         rows = np.linspace(0, len(state.x) - 1, min(most, len(state.x))).astype(np.intp)
         ends = state.take(rows).at(1.0)
-        return Visited(np.concatenate([self.x, ends.x]), np.concatenate([self.log_density, ends.log_density]))
+        parts = [self, ends] if step.moved.densest is None else [self, ends, step.moved.densest]
+        return Visited(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "log_density")))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.metric import METRICS
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import KERNELS
@@ -42,9 +43,9 @@ from ppl_backends.smc.health import (
     split_finished,
     warn_if_distrusted,
 )
-from ppl_backends.smc.lost_modes import find_lost_mode
+from ppl_backends.smc.lost_modes import find_lost_mode, with_lost_mode
 from ppl_backends.smc.moves import move_settings
-from ppl_backends.smc.path import TemperingPath
+from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.results import (
@@ -228,15 +229,22 @@ def sample_smc(
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **settings._asdict()}
     identity |= {"max_time": None, "power": power, "power_potentials": power_potentials}
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
-    generators = spawn_generators(saved.seed if saved else random_seed, 2 * chains + 4)
+    generators = spawn_generators(saved.seed if saved else random_seed, 3 * chains + 4)
     result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
     path = choose_path(target, saved.initial if saved else initial, initial_rng, chosen, settings)
 
     call = _Call(path, chosen, draws, executor, progressbar)
     may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    firsts, seconds = generators[:chains], generators[chains + 4 :] if may_run_again else []
-    figures, made, unfinished = call.run_all(settings, firsts, seconds, saved.begin(path) if saved else None)
-    verdict, attrs = call.judge(figures, made, bridge_rng, check_rng)
+    seconds, thirds = (
+        (generators[chains + 4 : 2 * chains + 4], generators[2 * chains + 4 :]) if may_run_again else ([], [])
+    )
+    figures, made, unfinished = call.run_all(
+        settings, generators[:chains], seconds, saved.begin(path) if saved else None
+    )
+    verdict, attrs, figures = call.judge(figures, made, bridge_rng, check_rng)
+    if figures.lost is not None and not unfinished and may_run_again and path.draws_are_independent:
+        found = call.from_all_modes(figures, settings, thirds, bridge_rng, check_rng)
+        path, figures, verdict, attrs = found or (path, figures, verdict, attrs)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         path,
@@ -304,8 +312,8 @@ class _Call(NamedTuple):
 
     def judge(
         self, figures: Figures, settings: Settings, bridge_rng: np.random.Generator, check_rng: np.random.Generator
-    ) -> tuple[Verdict, dict[str, float]]:
-        """Return the verdict on the runs, and the evidences of both methods as attributes."""
+    ) -> tuple[Verdict, dict[str, float], Figures]:
+        """Return the verdict on the runs, the evidences of both methods as attributes, and the figures of all trials."""
         path, runs = self.path, figures.runs
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
         bridge, moved_along = (
@@ -327,7 +335,30 @@ class _Call(NamedTuple):
             names=path.target.names,
         )
         complete = all(run.complete for run in runs)
-        return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}
+        return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}, figures
+
+    def from_all_modes(
+        self,
+        figures: Figures,
+        settings: Settings,
+        generators: Sequence[np.random.Generator],
+        bridge_rng: np.random.Generator,
+        check_rng: np.random.Generator,
+    ) -> tuple[TemperingPath, Figures, Verdict, dict[str, float]] | None:
+        """Run all chains from Gaussians at the modes that draws are in and at the one that they lost; None if interrupted."""
+        target, lost = self.path.target, figures.lost
+        assert lost is not None
+        method = f"modes of a run from {self.path.description}"
+        start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
+        call = self._replace(path=BridgePath(target, start, with_tails(target, start)))
+        try:
+            runs, interrupted = call._run(settings, generators, None)
+        except KeyboardInterrupt:  # the runs that lost the mode are there
+            return None
+        if interrupted or not all(run.complete for run in runs):
+            return None
+        verdict, attrs, found = call.judge(figures_of(runs, evidence_of(runs)), settings, bridge_rng, check_rng)
+        return call.path, found, verdict, attrs
 
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:

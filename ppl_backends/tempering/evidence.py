@@ -4,10 +4,16 @@ With Z_i the integral of γ at βᵢ and δ = βᵢ₊₁ − βᵢ, both
 
     log Z_{i+1} − log Z_i = log E_i[exp(δℓ)] = −log E_{i+1}[exp(−δℓ)]
 
-hold (Xie, Lewis, Fan, Kuo & Chen 2011). Their logs are biased in opposite directions, and half the sum of the two is taken.
-If they differ by more than their noise, states at a temperature are not draws of its distribution. To first order the error
-of a log mean is the mean of w/E[w] − 1; these terms, summed over temperatures in every scan, are one series, whose variance
-over batches of scans contains the correlation over scans and that between temperatures.
+hold (Xie, Lewis, Fan, Kuo & Chen 2011), but the weights exp(−δℓ) have no variance where the posterior is much narrower than
+the reference. The optimal combination of states at both temperatures is Bennett's (1976; Meng & Wong 1996): with the
+logistic function s, the log ratio c solves
+
+    mean over βᵢ of s(δℓ − c) = mean over βᵢ₊₁ of s(c − δℓ),
+
+whose terms are bounded. To first order its error is the mean of s(δℓᵢ − c) − s(c − δℓᵢ₊₁) over the sum of the means of
+s(1 − s). These terms, summed over temperatures in every scan, are one series, whose variance over batches of scans contains
+the correlation over scans and that between temperatures. Where log E_i[exp(δℓ)] differs from c by more than its noise,
+states at a temperature are not draws of its distribution.
 """
 
 from __future__ import annotations
@@ -15,19 +21,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
 
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.targets.protocol import Array
 
 _BATCHES = 20
+_HALVINGS = 60
 
 
 class SteppingStones(NamedTuple):
     """Log ratios of the integrals at both ends, by chain ``(chains,)``, and the variances of their errors.
 
-    ``log_evidence`` is half the sum of ``forward`` and ``backward``; ``difference_variance`` that of their difference;
-    ``by_level`` ``(levels,)`` accumulates the log evidence over temperatures, of all chains.
+    ``forward`` rests on the lower temperature of each pair alone, ``backward`` on the upper one;
+    ``difference_variance`` is that of ``log_evidence`` less ``forward``, and ``by_level`` ``(levels,)`` accumulates the log
+    evidence over temperatures, of all chains.
     """
 
     log_evidence: Array
@@ -45,30 +53,45 @@ class SteppingStones(NamedTuple):
 
     @property
     def gap(self) -> tuple[float, float]:
-        """Return forward less backward, and its standard error."""
+        """Return forward less the log evidence, and the standard error of that."""
         chains = len(self.forward)
-        return float((self.forward - self.backward).mean()), float(np.sqrt(self.difference_variance.mean() / chains))
+        return float((self.forward - self.log_evidence).mean()), float(
+            np.sqrt(self.difference_variance.mean() / chains)
+        )
 
 
 def stepping_stones(betas: Array, increment: Array) -> SteppingStones:
     """Return the log evidence from increments ``(chains, scans, levels)``."""
     _, scans, _ = increment.shape
     step = np.diff(betas)
-    up, down = step * increment[:, :, :-1], -step * increment[:, :, 1:]
-    log_up, log_down = (logsumexp(logs, axis=1) - np.log(scans) for logs in (up, down))  # (chains, levels - 1)
-    with np.errstate(invalid="ignore"):
-        forward_terms = np.exp(up - log_up[:, None]).sum(axis=2) - len(step)
-        backward_terms = np.exp(down - log_down[:, None]).sum(axis=2) - len(step)
-    both = 0.5 * (log_up - log_down)
+    below, above = step * increment[:, :, :-1], step * increment[:, :, 1:]
+    ratio = log_ratios(below, above)
+    up, down = expit(below - ratio[:, None]), expit(ratio[:, None] - above)
+    slope = (up * (1 - up)).mean(axis=1) + (down * (1 - down)).mean(axis=1)
+    terms = ((up - down) / np.maximum(slope, 1e-300)[:, None]).sum(axis=2)
+    log_up, log_down = (logsumexp(logs, axis=1) - np.log(scans) for logs in (below, -above))
+    forward_terms = np.exp(below - log_up[:, None]).sum(axis=2) - len(step)
     return SteppingStones(
-        both.sum(axis=1),
-        variance_of_mean(0.5 * (forward_terms - backward_terms)),
+        ratio.sum(axis=1),
+        variance_of_mean(terms),
         log_up.sum(axis=1),
         -log_down.sum(axis=1),
-        variance_of_mean(forward_terms + backward_terms),
+        variance_of_mean(forward_terms - terms),
         float(min(_BATCHES, scans) - 1),
-        np.concatenate([[0.0], np.cumsum(both.mean(axis=0))]),
+        np.concatenate([[0.0], np.cumsum(ratio.mean(axis=0))]),
     )
+
+
+def log_ratios(below: Array, above: Array) -> Array:
+    """Return Bennett's log ratios ``(chains, pairs)`` from δℓ ``(chains, scans, pairs)`` below and above, by bisection."""
+    finite = np.where(np.isfinite(below), below, above)
+    low = np.minimum(finite.min(axis=1), above.min(axis=1)) - 50.0
+    high = np.maximum(finite.max(axis=1), above.max(axis=1)) + 50.0
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        excess = expit(below - middle[:, None]).mean(axis=1) - expit(middle[:, None] - above).mean(axis=1)
+        low, high = np.where(excess > 0, middle, low), np.where(excess > 0, high, middle)
+    return np.asarray(0.5 * (low + high))
 
 
 def variance_of_mean(series: Array) -> Array:

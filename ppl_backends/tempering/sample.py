@@ -249,8 +249,9 @@ def _attrs(path: TemperingPath, run: Run, found: Diagnostics, said: list[str]) -
         "log_evidence_se": evidence.standard_error,
         "log_evidence_df": evidence.df,
         "log_evidence_method": "stepping stones",
-        "log_evidence_forward": evidence.log_evidence + found.stones.gap[0] / 2,
-        "log_evidence_backward": evidence.log_evidence - found.stones.gap[0] / 2,
+        "log_evidence_forward": evidence.log_evidence + found.stones.gap[0],
+        "log_evidence_backward": evidence.log_evidence
+        + float((found.stones.backward - found.stones.log_evidence).mean()),
         "log_evidence_trusted": int(not said and run.complete),
         "log_evidence_note": improper_note(path.target),
         "warnings": "; ".join(said),

@@ -115,8 +115,8 @@ def _of_evidence(found: Diagnostics) -> list[str]:
     gap, error = found.stones.gap
     if not abs(gap) <= _DISAGREEMENT * error + 1e-6:
         said.append(
-            f"stepping stones from below give a log evidence {abs(gap):.2f} {'above' if gap > 0 else 'below'} those from "
-            f"above, {abs(gap) / max(error, 1e-300):.0f} times the error of the difference: increase tune and draws"
+            f"stepping stones from below give a log evidence {abs(gap):.2f} {'above' if gap > 0 else 'below'} this "
+            f"one, {abs(gap) / max(error, 1e-300):.0f} times the error of the difference: increase tune and draws"
         )
     return said
 

@@ -1,0 +1,47 @@
+"""Search for narrow modes by cooling: some of the last particles are moved under p(x)^β with β from 1 to 16.
+
+A narrow mode with most of the mass takes up a tiny part of the region that particles of a wide one fill. Cooled particles
+gather where the wide mode is dense, and the narrow mode, whose density is much higher, attracts them from farther away.
+Nothing is weighted here: the densest points that the moves evaluate are places for climbs to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ppl_backends.kernels.calibrated import Evaluated
+from ppl_backends.kernels.hmc import Hmc
+from ppl_backends.kernels.metric import metric_from_points
+from ppl_backends.kernels.protocol import KernelParameters
+from ppl_backends.smc.densest import Densest
+from ppl_backends.targets.protocol import Array
+
+_POWERS = 2.0 ** np.arange(0.5, 4.1, 0.5)
+_PARTICLES, _MOVES = 1024, 3
+
+
+def densest_when_cooled(
+    density: Callable[[Array], tuple[Array, Array]], particles: Array, rng: np.random.Generator
+) -> Densest:
+    """Return the densest points met on the way; ``density`` gives the log density and its gradient at points ``(n, dim)``."""
+    dim = particles.shape[1]
+    x = particles[np.unique(np.linspace(0, len(particles) - 1, _PARTICLES).astype(np.intp))]
+    found, metric, kernel = Densest(dim), metric_from_points(particles), Hmc()
+    value, gradient = density(x)
+    for power in _POWERS:
+
+        def cooled(points: Array, _: np.random.Generator, power: float = power) -> Evaluated:
+            value, gradient = density(points)
+            found.see(points, value)
+            return Evaluated(points, power * value, power * gradient)
+
+        state = Evaluated(x, power * value, power * gradient)
+        # Steps in units of the cooled scale, and one length for all
+        used = KernelParameters(metric, kernel.initial_scale(dim) / power**0.5)
+        short = Hmc(length=kernel.length / power**0.5)
+        for _ in range(_MOVES):
+            state, _ = short.step(rng, state, cooled, used)
+        x, value, gradient = state.x, state.log_density / power, state.gradient / power
+    return found
