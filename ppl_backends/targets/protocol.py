@@ -231,6 +231,36 @@ class Observations:
         """Refuse rows that depend on each other, where that takes a look."""
 
 
+class PriorTerms:
+    """The log prior density in model space, without Jacobians, as a sum of terms by variable."""
+
+    names: tuple[str, ...]  #: variables that the terms are of
+
+    def values(self, x: Array) -> Array:
+        """Return the terms ``(n_points, len(names))``."""
+        raise NotImplementedError
+
+    def sum(self, x: Array, weights: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Return the sum weighted by ``weights`` ``(len(names),)``, ``(n_points,)``, and its gradient or None."""
+        raise NotImplementedError
+
+
+class WholePrior(PriorTerms):
+    """The log prior as one term, of a target whose model space is the unconstrained one."""
+
+    names = ("prior",)
+
+    def __init__(self, target: BaseTarget) -> None:
+        self._target = target
+
+    def values(self, x: Array) -> Array:
+        return self._target.evaluate_prior(x)[0][:, None]
+
+    def sum(self, x: Array, weights: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        value, slope = self._target.evaluate_prior(x, gradient)
+        return weights[0] * value, None if slope is None else weights[0] * slope
+
+
 @runtime_checkable
 class Target(Protocol):
     """Interface of a model for all methods; see the module docstring and ``docs/targets.md``.
@@ -291,6 +321,7 @@ class BaseTarget:
     dims: Mapping[str, Sequence[str]] = {}  #: as ArviZ takes them
     observed_data: Mapping[str, Array] = {}  #: the group of that name
     constant_data: Mapping[str, Array] = {}  #: the group of that name
+    parameter_names: tuple[str, ...] = ()  #: variables of :meth:`constrain` that are parameters; empty for all of them
     log_likelihood_names: Mapping[str, str] = {}  #: variables that are log likelihoods, and what they are of
     observations: Observations | None = None  #: the rows of the data
     #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each see one linear predictor
@@ -301,6 +332,8 @@ class BaseTarget:
     )
     simulate: Any = None  #: ``(x, rng) ->`` one data set per point
     likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not its estimate alone
+    #: an object with ``draw(x, rng)``, one data set per point by name, and ``on(data)``, the same target on such a data set
+    predictive: Any = None
     log_likelihood_estimate: Any = None  #: ``(x, rng) -> (n,)``, logs of independent unbiased estimates
     state_space: Any = None  #: the series that the likelihood is of: model, y, covariates and parameters_at(x)
     rest: Any = None  #: the target of all terms but a likelihood that may be estimated: that of the series, say
@@ -356,6 +389,11 @@ class BaseTarget:
         if not isinstance(parts, Evaluation):
             raise ModelError(str(self.split_problem))
         return parts.log_prior, parts.log_prior_gradient
+
+    @property
+    def prior_terms(self) -> PriorTerms:
+        """Return the log prior density in model space by variable, or as one term where variables are not known."""
+        return WholePrior(self)
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Return the part of ``log_likelihood`` that is not of observed variables ``(n,)``, and its gradient or None."""

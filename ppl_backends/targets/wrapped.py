@@ -41,6 +41,7 @@ class WrappedTarget(BaseTarget):
     split_problem = _of_target("split_problem")
     stated_propriety = _of_target("stated_propriety")
     evidence_note = _of_target("evidence_note")
+    parameter_names = _of_target("parameter_names")
     log_likelihood_names = _of_target("log_likelihood_names")
     log_prior_normalizer = _of_target("log_prior_normalizer")
     log_prior_normalizer_se = _of_target("log_prior_normalizer_se")
@@ -49,6 +50,7 @@ class WrappedTarget(BaseTarget):
     evaluate = _of_target("evaluate")
     evaluate_prior = _of_target("evaluate_prior")
     evaluate_potentials = _of_target("evaluate_potentials")
+    prior_terms = _of_target("prior_terms")
     hessian = _of_target("hessian")
     undefined = _of_target("undefined")
     explain = _of_target("explain")
@@ -63,6 +65,7 @@ class WrappedTarget(BaseTarget):
     prior_from_uniform = _of_target("prior_from_uniform")
     initial_points = _of_target("initial_points")
     simulate = _of_target("simulate")
+    predictive = None  # that of the target itself is of another density
     log_likelihood_estimate = _of_target("log_likelihood_estimate")
     likelihood_is_known = _of_target("likelihood_is_known")
     state_space = _of_target("state_space")

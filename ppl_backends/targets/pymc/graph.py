@@ -262,6 +262,19 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
     )
 
 
+def graph_of_free(
+    model: pm.Model, data: DataValues, shapes: ModelShapes
+) -> tuple[Variable, list[Variable], list[Variable]]:
+    """Return a ravelled point, inputs for the data, and the terms of the free variables without Jacobians."""
+    free = free_variables(model)
+    values = [model.rvs_to_values[rv] for rv in free]
+    point, pieces = _cut(values, shapes.value.values(), "point")
+    inputs, data_map = _data_inputs(data, static=True)
+    terms = model.logp(vars=free, jacobian=False, sum=False)
+    fixed = {**dict(zip(values, pieces, strict=True)), **data_map}
+    return point, inputs, replace_checks(_clone(terms, fixed))
+
+
 def _shapes_disagree(model: pm.Model, replace: Mapping[Variable, Variable], error: ValueError) -> ModelError:
     """Return one line for a log density that cannot be built, with the variable's name."""
     reason = one_line(error)

@@ -64,10 +64,10 @@ class PriorDraws:
     def __init__(self, graphs: Sequence[Variable]) -> None:
         graphs = _expand_composites(list(graphs))
         self._ndims = [graph.type.ndim for graph in graphs]
-        self._loop = _compile(graphs)
+        self._loop = random_function(graphs)
         size = pt.lscalar("n")
         try:
-            self._batched: Callable | None = _compile(_draw_many(graphs, size), size)
+            self._batched: Callable | None = random_function(_draw_many(graphs, size), size)
         except Exception:  # an operation that cannot be given a batch axis: draw one by one
             self._batched = None
 
@@ -291,7 +291,7 @@ def _draw_many(graphs: list[Variable], n: Variable) -> list[Variable]:
     return vectorize_graph(graphs, batched)
 
 
-def _compile(graphs: list[Variable], *inputs: Variable) -> Callable[..., list[Array]]:
+def random_function(graphs: list[Variable], *inputs: Variable) -> Callable[..., list[Array]]:
     """Return ``(rng, *inputs) -> draws``; every stream of the graph is seeded from ``rng``."""
     streams = [v for v in ancestors(graphs) if isinstance(v, SharedVariable) and isinstance(v.type, RandomType)]
     stand_ins = [random_generator_type() for _ in streams]

@@ -37,6 +37,8 @@ from ppl_backends.targets.pymc.graph import (
 from ppl_backends.targets.pymc.inverse_cdf import PriorFromUniform
 from ppl_backends.targets.pymc.normalizer import Masses, integrate_prior, prior_masses
 from ppl_backends.targets.pymc.observations import PyMCObservations
+from ppl_backends.targets.pymc.predictive import PyMCPredictive
+from ppl_backends.targets.pymc.prior_terms import PyMCPriorTerms
 from ppl_backends.targets.pymc.priors import PriorSampler
 
 JITTER_ROUNDS = 12
@@ -78,6 +80,9 @@ class PyMCTarget(BaseTarget):
     has_split = True
     label = "PyMC model"
     accepts_intractable = False
+    _exchangeable: tuple[
+        Variable, ...
+    ] = ()  # shared variables that hold observed values of a target that data are drawn for
     _one_shape = False
 
     def __init__(
@@ -91,6 +96,7 @@ class PyMCTarget(BaseTarget):
         with no_c_compiler():
             self._shapes = shapes_of(model, self._data)
         self.names = flat_names(self._shapes.value)
+        self.parameter_names = tuple(self._shapes.model)
         self.dim = len(self.names)
         if not self.dim:
             raise ModelError("the free variables of the model have no elements: there is nothing to infer")
@@ -163,6 +169,12 @@ class PyMCTarget(BaseTarget):
         value, slope = sanitize(*self._call("potentials", as_points(x, self.dim)))
         return value, slope if gradient else None
 
+    @cached_property
+    def prior_terms(self) -> PyMCPriorTerms:  # type: ignore[override]
+        """Return the log prior density in model space by free variable."""
+        with no_c_compiler():
+            return PyMCPriorTerms(self.model, self._data, self._shapes, self._compiled.backends)
+
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Return the Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
 
@@ -189,7 +201,9 @@ class PyMCTarget(BaseTarget):
         with self._lock:
             if self._factors is None:
                 try:
-                    self._factors = PyMCFactors(self.model, self._data, self._shapes, self.backend)
+                    self._factors = PyMCFactors(
+                        self.model, self._data, self._shapes, self.backend, late=self._exchangeable
+                    )
                 except ModelError as refusal:
                     self._factors = refusal
                 except NotImplementedError as missing:  # an operation that cannot be batched
@@ -378,6 +392,35 @@ class PyMCTarget(BaseTarget):
             data[named[name]] = _checked(name, named[name], value)
         _resize_dims(self.model, data)
         return PyMCTarget._on(self, data)
+
+    @cached_property
+    def predictive(self) -> PyMCPredictive:  # type: ignore[override]
+        """Return what draws data from the model and makes the target of data drawn."""
+        return PyMCPredictive(self)
+
+    def of_model(self, model: pm.Model) -> PyMCTarget:
+        """Return the target of a copy of the model whose observed values are shared variables."""
+        other = PyMCTarget(model, backend=self.backend, cores=self._cores_asked)
+        other._exchangeable = tuple(model.rvs_to_values[rv] for rv in observed_variables(model))
+        return other
+
+    def with_observations(self, values: DataValues, named: Mapping[str, Any]) -> PyMCTarget:
+        """Return the same target with other values of shared variables, of the same shapes; factors are not sought anew."""
+        other = object.__new__(type(self))
+        kept = {
+            name: value for name, value in self.__dict__.items() if name not in ("likelihood_factors", "predictive")
+        }
+        other.__dict__.update(kept)
+        other._data = {**self._data, **{v: np.asarray(value, dtype=v.dtype) for v, value in values.items()}}
+        other._arguments = DataArguments(other._data.values())
+        other._lock, other._factors = Lock(), None
+        other.observed_data = {**self.observed_data, **named}
+        other.observations = PyMCObservations(other)
+        try:
+            other._factors = self.factors.on(other._data, other.log_density)
+        except ModelError as refusal:
+            other._factors = refusal if isinstance(self._factors, ModelError) else None
+        return other
 
     def is_of(self, model: pm.Model) -> bool:
         """Return whether this is the target of ``model`` as it is now: the same variables and data."""

@@ -147,6 +147,16 @@ class CompiledModel:
         finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
         return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0)
 
+    def evaluate_without_jacobian(self, x: Array, gradient: bool) -> tuple[Array, Array | None]:
+        """Return the log density of the parameters in model space ``(n,)``, and its gradient in ``x``, point by point."""
+        x, value, slope = np.ascontiguousarray(x), np.full(len(x), -np.inf), np.zeros_like(x, order="C")
+        if gradient:
+            self._each("bs_log_density_gradient", (False, False), x, value, slope)
+        else:
+            self._each("bs_log_density", (False, False), x, value)
+        finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
+        return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0) if gradient else None
+
     def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
         """Return flat values ``(n, columns)``, NaN where the program throws, and how often it does."""
         x, values = np.ascontiguousarray(x), np.full((len(x), self._widths[everything]), np.nan)

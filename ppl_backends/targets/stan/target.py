@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, as_points
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, PriorTerms, as_points
 from ppl_backends.targets.stan.build import program_key
 from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
 from ppl_backends.targets.stan.data import read_data, to_arrays
@@ -27,6 +27,7 @@ from ppl_backends.targets.stan.program import StanProgram, looks_like_code
 from ppl_backends.targets.stan.split import split_program
 from ppl_backends.targets.stan.split.propriety import Propriety
 from ppl_backends.targets.stan.split.routes import Split
+from ppl_backends.targets.stan.split.terms import prior_terms
 from ppl_backends.targets.stan.variables import collect, flatten
 
 INITIAL_TRIES = 100
@@ -189,6 +190,14 @@ class StanTarget(BaseTarget):
             raise ModelError(str(self.split_problem))
         return part.model.evaluate(as_points(x, self.dim), gradient, self.cores)
 
+    @cached_property
+    def prior_terms(self) -> PriorTerms:  # type: ignore[override]
+        """Return the log prior density in model space by variable; the first request compiles a program."""
+        part = self.program_split.prior
+        if part is None:
+            raise ModelError(str(self.split_problem))
+        return prior_terms(self.compiled, part.model)
+
     def undefined(self, x: Array) -> NDArray[np.bool_]:
         """Return where the program computes NaN or +inf ``(n,)``; a point that it rejects has density zero."""
         found = np.zeros(len(x), dtype=bool)
@@ -306,7 +315,7 @@ class StanTarget(BaseTarget):
         return values
 
     @property
-    def parameter_names(self) -> tuple[str, ...]:
+    def parameter_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the variables of the parameters block, an element of a tuple as ``t.1``."""
         return tuple(variable.name for variable in self._model.parameters)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 
@@ -42,12 +43,19 @@ class SiteGraph:
         with no_c_compiler():
             [elements] = clone_replace([term.value], replace=pieces, rebuild_strict=False)
             self.log_site = _by_site(elements, term.grouping.site_of_term, n)
-        large = {v: v.type() for v in ancestors([self.log_site]) if isinstance(v, Constant) and _is_large_number(v)}
+        large = {
+            v: v.type() for v in ancestors([self.log_site]) if isinstance(v, SharedVariable) or _is_large_number(v)
+        }
         [self.log_site] = clone_replace([self.log_site], replace=large)
         self.arguments: list[Variable] = [slope, intercept, *hyper, *large.values()]
-        self.constants = [np.asarray(v.data) for v in large]
+        self._large = list(large)
         self.rows = block_cap(8 * max(n, m), fewest=8, largest=32)
         self._compiled: tuple[str, Any] | None = None
+
+    @property
+    def constants(self) -> list[Array]:
+        """Return the values of large constants, and the present ones of late data."""
+        return [np.asarray(v.get_value() if isinstance(v, SharedVariable) else v.data) for v in self._large]
 
     def function(self) -> tuple[str, Any]:
         """Return the backend, and the batched function ``(scalars (rows, n), *arguments) -> [log t (rows, n)]``."""
@@ -95,5 +103,7 @@ def _by_site(elements: Variable, site: np.ndarray, n: int) -> Variable:
     return pt.inc_subtensor(pt.zeros(n)[site[read]], flat[read])
 
 
-def _is_large_number(constant: Constant) -> bool:
+def _is_large_number(constant: Variable) -> bool:
+    if not isinstance(constant, Constant):
+        return False
     return np.size(constant.data) > LARGE and getattr(constant.type, "dtype", "bool") != "bool"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import copy
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names,
 PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few where there are many sites to see a fault
 MANY_SITES = 10_000
 PROOF_SCALES = (0.3, 3.0, 30.0)
+SWAP_POINTS, SWAP_TOLERANCE = 3, 1e-6  # of factors on other data, which are compared with the density as a whole
 
 
 class PyMCFactors(ConditionalFactors):
@@ -44,9 +46,10 @@ class PyMCFactors(ConditionalFactors):
         shapes: ModelShapes,
         backend: str = "auto",
         likelihood_only: bool = False,
+        late: Sequence[Variable] = (),
     ) -> None:
         rng = np.random.default_rng(0)
-        self._graph = TermGraph(model, data, shapes, likelihood_only)
+        self._graph, self._data = TermGraph(model, data, shapes, likelihood_only, late), data
         self._rectangles = take_rectangles(self._graph)
         if self._rectangles and likelihood_only:
             raise ModelError("rectangles are no sites of one predictor each")
@@ -60,7 +63,29 @@ class PyMCFactors(ConditionalFactors):
         self._families: dict[int, tuple[list[Array], Recognised | None]] = {}
         self._prove(rng)
 
+    def on(self, data: DataValues, log_density: Callable[[Array], Array]) -> PyMCFactors:
+        """Return the same factors on other late data, once compared with the log density at random points."""
+        other = copy.copy(self)
+        other._data, other._latest, other._families = data, None, {}
+        other._gaussian = self._gaussian.unknown()
+        rng, d = np.random.default_rng(0), len(self.coordinates)
+        factors, points = other.at(self.start), np.tile(self._point(self.start), (SWAP_POINTS, 1))
+        theta = 0.5 * rng.normal(size=(SWAP_POINTS, d))
+        points[:, self.coordinates] = theta
+        wanted = log_density(points) - other.log_hyper_prior(self.start)
+        error = np.abs(factors.log_density(theta) - wanted)
+        if not (error <= SWAP_TOLERANCE * (1 + np.abs(wanted))).all():
+            raise ModelError(f"the factors on other data differ from the log density by {np.nanmax(error):.2g}")
+        return other
+
     def _given(self, x: Array) -> Factors:
+        with self._graph.lock:
+            if self._graph.load(self._data):
+                for term in (*self._structure.sites, *self._structure.normal):
+                    term.renew()
+            return self._given_loaded(x)
+
+    def _given_loaded(self, x: Array) -> Factors:
         gaussian, groups = self._gaussian.at(x), []
         log_constant = gaussian.log_constant + self._sum(self._constants, x)
         for term in self._structure.sites:
@@ -242,6 +267,12 @@ class QuadraticTerms:
             self._function = PointFunction(graph, held, [total, pt.concatenate(flat)])
         self._depends_on_hyper = graph.depends([term.value for term in self.terms], held)
         self._fixed: GaussianPart | None = None
+
+    def unknown(self) -> QuadraticTerms:
+        """Return the same terms for other late data."""
+        other = copy.copy(self)
+        other._fixed = None
+        return other
 
     def value(self, x: Array) -> Array:
         """Return the sum of the terms ``(k,)`` at points ``(k, dim)`` that share the hyper-parameters."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence, Set
 from functools import cached_property, reduce
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +59,19 @@ class Term(NamedTuple):
 
 
 class TermGraph:
-    """Terms of the log density of a model as graphs of its value variables, data being constants."""
+    """Terms of the log density of a model as graphs of its value variables, data being constants.
 
-    def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes, likelihood_only: bool = False) -> None:
+    ``late`` data are variables of their own, whose values :meth:`load` exchanges; one caller at a time, who holds the ``lock``.
+    """
+
+    def __init__(
+        self,
+        model: pm.Model,
+        data: DataValues,
+        shapes: ModelShapes,
+        likelihood_only: bool = False,
+        late: Sequence[Variable] = (),
+    ) -> None:
         free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
         variables = observed if likelihood_only else [*free, *observed, *potentials]
         inputs = {
@@ -68,13 +79,17 @@ class TermGraph:
             for rv, (name, shape) in zip(free, shapes.value.items(), strict=True)
         }
         constants = {shared: pt.constant(value, dtype=shared.dtype) for shared, value in data.items()}
+        self.late = {shared: pytensor.shared(np.array(data[shared]), shape=data[shared].shape) for shared in late}
+        constants |= self.late
+        self.lock, self._loaded = RLock(), dict(data)
         with no_c_compiler():
             graphs = clone_replace(
                 model.logp(vars=variables, sum=False), replace={**inputs, **constants}, rebuild_strict=False
             )
             initial = model.initial_point(random_seed=1)
         start = [initial[name] for name in shapes.value]
-        graphs = _folded(_settled(graphs, list(inputs.values()), start), list(inputs.values()))
+        settled = _settled(graphs, list(inputs.values()), start)
+        graphs = _folded(settled, [*inputs.values(), *self.late.values()])
         self.values = {v.name: v for v in inputs.values()}
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.value.values())])
         self.columns = {name: slice(a, b) for name, a, b in zip(self.values, ends, ends[1:], strict=False)}
@@ -87,6 +102,18 @@ class TermGraph:
         self.terms = [
             Term(rv.name, priors.get(rv), piece) for rv, parts in zip(variables, pieces, strict=True) for piece in parts
         ]
+
+    def load(self, data: DataValues) -> bool:
+        """Give the late data these values; return whether they differ from the ones before."""
+        changed = [v for v in self.late if data[v] is not self._loaded[v]]
+        for v in changed:
+            self.late[v].set_value(np.array(data[v], dtype=v.dtype))
+        self._loaded = dict(data)
+        return bool(changed)
+
+    def reads_late(self, variables: Sequence[Variable]) -> bool:
+        """Return whether any of the variables depends on late data."""
+        return not set(self.late.values()).isdisjoint(ancestors(variables))
 
     def sampled(self, rng: np.random.Generator) -> tuple[TermGraph, dict[Variable, Variable]]:
         """Return the same with a sample of the rows of long terms, and the quantities that those of the sample stand for.

@@ -90,6 +90,11 @@ class SiteTerm:
                 break
         return x
 
+    def renew(self) -> None:
+        """Let go of a geometry that rests on late data which have changed."""
+        if self.graph.reads_late(self.cut):
+            self._fixed_geometry = None
+
     @property
     def n_sites(self) -> int:
         """Return the number of sites."""

@@ -1,0 +1,51 @@
+"""Expected log predictive densities in the form that the installed ArviZ compares models by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ppl_backends.results.inference_data import ARVIZ_MAJOR
+from ppl_backends.targets.protocol import Array
+
+
+def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_samples: int, good_k: float) -> Any:
+    """Return ``ELPDData`` of ArviZ with pointwise densities and Pareto k, on the log scale.
+
+    The ``pareto_k`` may have further coordinates, which say how each density was computed.
+    """
+    n = pointwise.size
+    elpd, se = float(pointwise.sum()), float((n * pointwise.values.var()) ** 0.5)
+    bad = bool((pareto_k > good_k).any())
+    if ARVIZ_MAJOR == 0:
+        from arviz.stats.stats_utils import ELPDData
+
+        figures = {
+            "elpd_loo": elpd,
+            "se": se,
+            "p_loo": p,
+            "n_samples": n_samples,
+            "n_data_points": n,
+            "warning": bad,
+            "loo_i": pointwise,
+            "scale": "log",
+            "pareto_k": pareto_k,
+            "good_k": good_k,
+        }
+        return ELPDData(data=list(figures.values()), index=list(figures))
+    from arviz_stats import utils
+
+    kind = getattr(utils, "ELPDDataLOO", utils.ELPDData)  # one class for all kinds before ArviZ 1.3
+    figures = {"elpd": elpd, "se": se, "p": p, "n_samples": n_samples, "n_data_points": n, "scale": "log"}
+    figures |= {"warning": bad, "good_k": good_k, "elpd_i": pointwise, "pareto_k": pareto_k}
+    return kind(**figures) if kind is not utils.ELPDData else kind(kind="loo", **figures)
+
+
+def log_mean(values: Array, axis: int = 0) -> Array:
+    """Return the log of the mean of exp(values) along an axis."""
+    from scipy.special import logsumexp
+
+    found: Array = logsumexp(values, axis=axis) - np.log(values.shape[axis])
+    return found

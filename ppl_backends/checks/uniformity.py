@@ -1,0 +1,73 @@
+r"""Tests of whether ranks are uniform: χ² over bins, and bands of the empirical distribution function that hold everywhere.
+
+Of n ranks that are uniform on {0, …, L}, the number at or below a place z is binomial. A band of pointwise intervals of
+one level holds at all places with a smaller probability; that level is chosen so that it is the one asked for, by simulation
+(Säilynoja, Bürkner & Vehtari 2022, Algorithm 2).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from scipy.stats import binom, chi2
+
+from ppl_backends.targets.protocol import Array
+
+_SIMULATIONS = 2000
+_FEWEST_IN_BIN, _MOST_BINS, _PLACES = 25, 20, 100
+
+
+def chi_squared(ranks: Array, n_ranks: int) -> tuple[Array, Array]:
+    """Return χ² statistics and p-values ``(k,)`` of ranks ``(n, k)`` in ``{0, ..., n_ranks − 1}``, in equal bins."""
+    counts = histogram(ranks, n_ranks)
+    expected = len(ranks) / counts.shape[1]
+    statistic = ((counts - expected) ** 2).sum(axis=1) / expected
+    return statistic, chi2.sf(statistic, counts.shape[1] - 1)
+
+
+def histogram(ranks: Array, n_ranks: int) -> Array:
+    """Return counts ``(k, bins)`` in bins that hold equally many ranks, as many as divide them and leave 25 to each."""
+    most = max(2, min(_MOST_BINS, len(ranks) // _FEWEST_IN_BIN))
+    bins = max([b for b in range(1, most + 1) if n_ranks % b == 0 and b > 1] or [n_ranks])
+    place = ranks * bins // n_ranks
+    return np.stack([np.bincount(column, minlength=bins) for column in place.T])
+
+
+def places_of(n_ranks: int) -> Array:
+    """Return the ranks at which distribution functions are looked at, at most 100 of them."""
+    return np.unique(np.linspace(1, n_ranks - 1, min(n_ranks - 1, _PLACES)).astype(int))
+
+
+def empirical(ranks: Array, places: Array) -> Array:
+    """Return the share of ranks ``(n, k)`` below each place ``(k, places)``."""
+    return np.stack([np.searchsorted(np.sort(column), places, side="left") for column in ranks.T]) / len(ranks)
+
+
+@lru_cache(maxsize=32)
+def _least_tails(n: int, n_ranks: int) -> Array:
+    """Return sorted smallest two-sided tail probabilities over all places, of simulated uniform ranks."""
+    rng, places = np.random.default_rng(0), places_of(n_ranks)
+    edges = np.concatenate([[0], places, [n_ranks]])
+    counts = rng.multinomial(n, np.diff(edges) / n_ranks, size=_SIMULATIONS)[:, :-1]
+    return np.sort(_tails(np.cumsum(counts, axis=1), n, places / n_ranks).min(axis=1))
+
+
+def _tails(below: Array, n: int, probability: Array) -> Array:
+    """Return two-sided tail probabilities of binomial counts."""
+    return 2 * np.minimum(binom.cdf(below, n, probability), binom.sf(below - 1, n, probability))
+
+
+def ecdf_p_values(ranks: Array, n_ranks: int) -> Array:
+    """Return p-values ``(k,)`` of the largest departure of the distribution function from a straight line."""
+    n, places = len(ranks), places_of(n_ranks)
+    below = np.rint(empirical(ranks, places) * n)
+    least = _tails(below, n, places / n_ranks).min(axis=1)
+    return (1 + np.searchsorted(_least_tails(n, n_ranks), least, side="right")) / (1 + _SIMULATIONS)
+
+
+def simultaneous_band(n: int, n_ranks: int, probability: float) -> tuple[Array, Array]:
+    """Return bounds ``(places,)`` that the distribution function of uniform ranks stays within at all places."""
+    tail = np.quantile(_least_tails(n, n_ranks), 1 - probability)
+    share = places_of(n_ranks) / n_ranks
+    return binom.ppf(tail / 2, n, share) / n, binom.isf(tail / 2, n, share) / n

@@ -1,0 +1,129 @@
+"""Pictures of power-scaling sensitivity: posteriors under powers of prior and likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.checks.sensitivity import LIKELIHOOD, PRIOR, Sensitivity
+from ppl_backends.errors import ModelError
+from ppl_backends.options import checked, choice, instance, none
+from ppl_backends.targets.protocol import Array
+
+_MOST = 4  # quantities that are drawn by default
+
+
+@checked(
+    result=instance(Sensitivity, "the result of pb.sensitivity"),
+    quantities=none | instance(Sequence, "a sequence of names of rows of the table"),
+    components=instance(Sequence, "a sequence of names, such as ('prior', 'likelihood')"),
+    kind=choice("ecdf", "moments"),
+)
+def plot_sensitivity(
+    result: Sensitivity,
+    quantities: Sequence[str] | None = None,
+    *,
+    components: Sequence[str] = (PRIOR, LIKELIHOOD),
+    kind: str = "ecdf",
+    axes: Any = None,
+) -> Any:
+    """Draw how quantities change where a component of the posterior is raised to a power.
+
+    Curves that lie on each other say that the quantity does not depend on that component. Where both prior and likelihood
+    move it, they disagree.
+
+    Parameters
+    ----------
+    result : Sensitivity
+        From :func:`~ppl_backends.sensitivity`.
+    quantities : sequence of str, optional
+        Rows of its table; the four most sensitive ones by default.
+    components : sequence of str
+        ``"prior"``, ``"likelihood"`` or ``"prior[name]"``, a row of panels each.
+    kind : {"ecdf", "moments"}
+        Distribution functions at each power, or mean ± sd against the power. Error bars in the latter are two standard errors
+        of the mean.
+    axes : array of matplotlib.axes.Axes, optional
+        One for each component and quantity.
+
+    Returns
+    -------
+    ndarray of matplotlib.axes.Axes (components, quantities)
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     _ = pm.Normal("y", mu, 1, observed=np.array([7.5, 8.0, 8.5]))
+    >>> idata = pb.sample_smc(model, draws=500, random_seed=1, progressbar=False)
+    >>> pb.plot_sensitivity(pb.sensitivity(idata, model, random_seed=1)).shape
+    (2, 1)
+    """
+    known = list(result.table.index)
+    chosen = _most_sensitive(result, components) if quantities is None else list(quantities)
+    for asked, names, what in ((chosen, known, "quantities"), (components, _components(result), "components")):
+        unknown = [name for name in asked if name not in names]
+        if unknown or isinstance(asked, str):
+            raise ModelError(f"{what}: {(unknown or [asked])[0]!r} is none of {', '.join(names[:8])}")
+    axes = _grid(axes, len(components), len(chosen))
+    draw = _distributions if kind == "ecdf" else _moments
+    for row, component in zip(axes, components, strict=True):
+        for axis, name in zip(row, chosen, strict=True):
+            draw(axis, result, component, name)
+            axis.set_title(f"{name}, powers of the {component}", fontsize="medium")
+    if kind == "ecdf":
+        axes[0, 0].legend(title="power", fontsize="small", title_fontsize="small")
+    return axes
+
+
+def _components(result: Sensitivity) -> list[str]:
+    return [str(name) for name in result.moments["component"].values]
+
+
+def _most_sensitive(result: Sensitivity, components: Sequence[str]) -> list[str]:
+    known = [name for name in components if name in result.table]
+    largest = result.table[known].max(axis=1)
+    kept = set(largest.sort_values(ascending=False, kind="stable").index[:_MOST])
+    return [name for name in result.table.index if name in kept]
+
+
+def _distributions(axis: Any, result: Sensitivity, component: str, name: str) -> None:
+    """Plot one distribution function for each power, from low to high."""
+    powers = result.moments["power"].values
+    colours = _colours(powers)
+    for power, colour in zip(powers, colours, strict=True):
+        values, weight = result.values(component, float(power), name)
+        order = np.argsort(values)
+        axis.plot(values[order], np.cumsum(weight[order]), color=colour, label=f"{power:g}", linewidth=1.5)
+    axis.set(xlabel=name, ylabel="share of the posterior below", ylim=(0, 1))
+
+
+def _moments(axis: Any, result: Sensitivity, component: str, name: str) -> None:
+    """Plot the mean with its error, and a band of one standard deviation, against the power."""
+    figures = result.moments.sel(component=component, quantity=name)
+    powers, mean, sd = figures["power"].values, figures["mean"].values, figures["sd"].values
+    axis.fill_between(powers, mean - sd, mean + sd, alpha=0.2, linewidth=0, label="mean ± sd")
+    axis.errorbar(powers, mean, 2 * figures["mean_se"].values, marker="o", capsize=3)
+    axis.set(xscale="log", xlabel="power", ylabel=name, xticks=powers, xticklabels=[f"{p:g}" for p in powers])
+    axis.minorticks_off()
+
+
+def _colours(powers: Array) -> list[Any]:
+    """Return blue below one, black at one and red above."""
+    return ["black" if power == 1 else "tab:blue" if power < 1 else "tab:red" for power in powers]
+
+
+def _grid(axes: Any, rows: int, columns: int) -> Any:
+    """Return the axes given, or those of a new figure, in rows and columns."""
+    if axes is not None:
+        flat = np.ravel(np.asarray(axes, dtype=object))
+        if len(flat) != rows * columns:
+            raise ModelError(f"axes: {len(flat)} given, {rows * columns} needed")
+        return flat.reshape(rows, columns)
+    import matplotlib.pyplot as plt
+
+    size = (3.4 * columns, 2.9 * rows)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)[1]
