@@ -55,6 +55,7 @@ class Powered(WrappedTarget):
 
 
 def linear():
+    """Return a regression with known noise."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(120, 50))
     with pm.Model() as model:
@@ -64,6 +65,7 @@ def linear():
 
 
 def means():
+    """Return normal means around a common mean."""
     rng = np.random.default_rng(2)
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0, 5), pm.HalfNormal("tau", 2)
@@ -73,6 +75,7 @@ def means():
 
 
 def logistic():
+    """Return a logistic regression."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(250, 40))
     with pm.Model() as model:
@@ -83,6 +86,7 @@ def logistic():
 
 
 def counts():
+    """Return counts with an effect each."""
     rng = np.random.default_rng(4)
     with pm.Model() as model:
         mu, tau, z = pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1), pm.Normal("z", 0, 1, shape=40)
@@ -91,6 +95,7 @@ def counts():
 
 
 def stan(name):
+    """Return what reads a Stan program and its data."""
     return lambda: (STAN / f"{name}.stan", json.loads((STAN / f"{name}.data.json").read_text()))
 
 
@@ -146,6 +151,7 @@ def sensitivity():
 
 
 def series():
+    """Return three time series."""
     rng = np.random.default_rng(0)
     y = np.zeros(60)
     for t in range(1, 60):
@@ -193,6 +199,7 @@ def lfo():
 
 
 def pima(link):
+    """Return a regression on the Pima data."""
     X, y, *_ = load_binary_regression("pima")
     with pm.Model() as model:
         eta = pm.math.dot(X, pm.Normal("beta", 0, 1, shape=X.shape[1]))
@@ -211,7 +218,7 @@ def sbc():
 
     def narrow(target, n, rng):
         q = pb.fit_ep(target, progressbar=False)
-        return q.mean + 0.9 * (q.sample(n, rng) - q.mean)
+        return q.mean + 0.8 * (q.sample(n, rng) - q.mean)
 
     for link in ("probit", "logit"):
         for method in ("ep", narrow):
@@ -223,6 +230,7 @@ def sbc():
 
 
 def show(name, result):
+    """Print a row."""
     table, k = result.table, len(result.labels)
     print(
         f"{name}, {result.method} | {len(result.ranks)} | {result.p_value:.2g}, {min(1, k * table['p_ecdf'].min()):.2g} | "

@@ -243,7 +243,9 @@ def _refit(
 ) -> Array:
     """Return log p(y_t | y_{1:t−1}) by chain ``(chains,)`` from the posterior of the rows before it."""
     rows = FirstRows(target, t, rows_have_gradients(target))
-    idata = sample_smc(rows, **sizes, executor=executor, random_seed=rng, progressbar=False)
+    idata = sample_smc(
+        rows, draws=sizes["draws"], chains=sizes["chains"], executor=executor, random_seed=rng, progressbar=False
+    )
     _, x = unconstrained_draws(idata, target)
 
     def row(x: Array, gradient: bool) -> tuple[Array, Array | None]:
@@ -282,8 +284,8 @@ def _warn(k: Array, limit: float) -> None:
     bad = int((k > limit).sum())
     if bad:
         warnings.warn(
-            f"lfo: Pareto k of {bad} of {len(k)} predicted observations is above {limit:.2f} (largest {k.max():.2f}): increase "
-            "max_refits or draws",
+            f"lfo: Pareto k of {bad} of {len(k)} predicted observations is above {limit:.2f} (largest {k.max():.2f}): "
+            "increase max_refits or draws",
             SamplerWarning,
             stacklevel=4,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -115,7 +116,7 @@ def loo_moment_match(
     fits = [weigh(-log_likelihood[:, i], log_likelihood[:, i]) for i in range(n)]
     before, sources, memory = np.array([fit.k for fit in fits]), [PSIS] * n, 0.0
     for i, rng in zip(np.flatnonzero(before > limit), spawn_generators(random_seed, n), strict=False):
-        matched = match_moments(target, posterior, lambda x, i=i: rows(x, i), fits[i], limit, max_iterations)
+        matched = match_moments(target, posterior, partial(rows, i=int(i)), fits[i], limit, max_iterations)
         if matched.k < fits[i].k:
             fits[i], sources[i] = matched, MATCHED
         if fits[i].k > limit and refit:
@@ -138,7 +139,7 @@ def _warn(reasons: list[str], k: Array, limit: float, memory: float) -> None:
             "sample more draws",
         ]
     if memory > MEMORY_LEFT:
-        said = f"draws moved to the posterior without an observation did not mix (autocorrelation {memory:.2f}): give more draws="
+        said = f"draws moved to a posterior without a row did not mix (autocorrelation {memory:.2f}): increase draws"
         reasons = [*reasons, said]
     for reason in reasons:
         warnings.warn(f"loo_moment_match: {reason}", SamplerWarning, stacklevel=4)
@@ -171,8 +172,8 @@ class Rows:
         """Return the observations of a target, or refuse one that does not know them."""
         if target.observations is None:
             raise ModelError(
-                f"{target.label}: the observations are not known one by one: add log_lik to the generated quantities of a Stan "
-                "program, or give rows="
+                f"{target.label}: the observations are not known one by one: add log_lik to the generated quantities of a "
+                "Stan program, or give rows="
             )
         start, row = target.initial_points(1, np.random.default_rng(0)), np.zeros(1, dtype=np.intp)
         try:
@@ -219,11 +220,13 @@ class Affine(NamedTuple):
     shift: Array
 
     def __call__(self, x: Array) -> Array:
-        return x @ self.matrix.T + self.shift
+        mapped: Array = x @ self.matrix.T + self.shift
+        return mapped
 
     def inverse(self, x: Array) -> Array:
         """Return what is mapped to the points."""
-        return np.linalg.solve(self.matrix, (x - self.shift).T).T
+        found: Array = np.asarray(np.linalg.solve(self.matrix, (x - self.shift).T).T, dtype=np.float64)
+        return found
 
     @property
     def log_det(self) -> float:

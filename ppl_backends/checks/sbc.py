@@ -240,11 +240,18 @@ def sbc(
     if failed:
         text = f"sbc: {len(failed)} of {n} simulations failed and are left out (the first with: {failed[0]}): change options="
         warnings.warn(text, SamplerWarning, stacklevel=3)
-    figures = [np.stack(column) for column in list(zip(*found, strict=True))[:4]]
-    name = method if isinstance(method, str) else getattr(method, "__name__", "method")
-    warned = sum(outcome.warned for outcome in found)
+    rank, true, mean, sd = (np.stack([outcome[k] for outcome in found]) for k in range(4))
     return Calibration(
-        figures[0], ranks + 1, *figures[1:], labels, name, len(failed), warned, time.process_time() - began
+        ranks=rank,
+        n_ranks=ranks + 1,
+        truth=true,
+        mean=mean,
+        sd=sd,
+        labels=labels,
+        method=method if isinstance(method, str) else getattr(method, "__name__", "method"),
+        failed=len(failed),
+        warned=sum(outcome.warned for outcome in found),
+        cpu_seconds=time.process_time() - began,
     )
 
 

@@ -71,8 +71,8 @@ class Sensitivity:
         A row for every component and power: ``pareto_k`` of the weights, ``ess``, and ``source``: ``"weights"``, or
         ``"moves"`` with the number of ``stages`` and the correlation left (``memory``).
     moments : xarray.Dataset
-        With dims (component, power, quantity): ``mean``, ``sd``, ``mean_se``, ``sd_se``, ``distance`` and ``distance_se``. The
-        power 1 is the posterior itself.
+        With dims (component, power, quantity): ``mean``, ``sd``, ``mean_se``, ``sd_se``, ``distance`` and ``distance_se``.
+        The power 1 is the posterior itself.
     """
 
     table: pd.DataFrame
@@ -257,8 +257,8 @@ def _components(target: BaseTarget, prior_variables: Sequence[str] | None) -> di
     unknown = sorted(set(prior_variables or ()) - set(terms.names))
     if unknown or isinstance(prior_variables, str):
         raise ModelError(
-            f"prior_variables: {(unknown or [prior_variables])[0]!r} is no variable with a prior of its own; those are "
-            f"{', '.join(terms.names)}"
+            f"prior_variables: {unknown[0] if unknown else prior_variables!r} is no variable with a prior of its own; those "
+            f"are {', '.join(terms.names)}"
         )
 
     def part(names: Sequence[str]) -> Component:
@@ -317,8 +317,8 @@ def _scale(
 def _not_mixed(scaled: dict[tuple[str, float], Scaled]) -> list[str]:
     """Return what to say of moved draws that still correlate with where they were."""
     return [
-        f"the draws moved to the power {power:g} of the {name} did not mix (autocorrelation {each.memory:.2f}): give more "
-        "draws=, or fit that power itself"
+        f"the draws moved to the power {power:g} of the {name} did not mix (autocorrelation {each.memory:.2f}): increase "
+        "draws, or fit that power itself"
         for (name, power), each in scaled.items()
         if each.memory > MEMORY_LEFT
     ]
@@ -340,8 +340,8 @@ class _Quantities:
         values, labels = self._target.constrain(x), []
         for name in self._names:
             shape = np.shape(values[name])[1:]
-            dims = list(self._target.dims.get(name) or [None] * len(shape))
-            coords = [self._target.coords.get(dim, ()) for dim in dims]
+            dims = list(self._target.dims.get(name) or [""] * len(shape))
+            coords = [self._target.coords.get(dim or "", ()) for dim in dims]
             axes = [c if len(c) == size else np.arange(size) for c, size in zip(coords, shape, strict=True)]
             for index in np.ndindex(*shape):
                 place = ", ".join(str(axis[i]) for axis, i in zip(axes, index, strict=True))
@@ -356,7 +356,9 @@ def _quantities(target: BaseTarget, var_names: Sequence[str] | None) -> _Quantit
     unknown = [name for name in names if name not in known]
     if unknown or isinstance(var_names, str):
         shown = ", ".join(list(known)[:8])
-        raise ModelError(f"var_names: {(unknown or [var_names])[0]!r} is no variable of {target.label} ({shown})")
+        raise ModelError(
+            f"var_names: {unknown[0] if unknown else var_names!r} is no variable of {target.label} ({shown})"
+        )
     return _Quantities(target, names)
 
 

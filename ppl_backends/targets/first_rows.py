@@ -43,6 +43,7 @@ class FirstRows(WrappedTarget):
         if gradient:
             rows, rows_slope = sanitize(*observations.sum(x, self._rows, gradient=True))
             assert slope is not None
+            assert rows_slope is not None
             return Evaluation(prior, value + rows, prior_slope, slope + rows_slope)
         return Evaluation(prior, value + sanitize(observations.sum(x, self._rows))[0])
 

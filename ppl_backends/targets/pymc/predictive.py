@@ -37,6 +37,10 @@ class PyMCPredictive:
             self._model, self._shared = with_shared_observations(target.model, target._data)
             self._draw = self._function()
         self._target = target.of_model(self._model)
+        if self._target.names != target.names:
+            raise ModelError(
+                f"{target.label}: a copy of it has other coordinates, so data drawn cannot be put in their place"
+            )
 
     def _function(self) -> Any:
         free, observed = free_variables(self._model), observed_variables(self._model)
@@ -68,6 +72,9 @@ def with_shared_observations(model: pm.Model, data: Mapping[Any, Array]) -> tupl
     """Return a copy of a model whose observed values are shared variables, and these by name of the observed variable."""
     values = observed_values(model, dict(data))
     copy = clone_model(model)
+    for kind in ("free_RVs", "observed_RVs", "potentials", "deterministics"):  # which a copy has in an order of its own
+        places = {variable.name: place for place, variable in enumerate(getattr(model, kind))}
+        getattr(copy, kind).sort(key=lambda variable, places=places: places[variable.name])
     shared = {}
     for rv in observed_variables(copy):
         old = copy.rvs_to_values[rv]

@@ -170,7 +170,7 @@ class PyMCTarget(BaseTarget):
         return value, slope if gradient else None
 
     @cached_property
-    def prior_terms(self) -> PyMCPriorTerms:  # type: ignore[override]
+    def prior_terms(self) -> PyMCPriorTerms:
         """Return the log prior density in model space by free variable."""
         with no_c_compiler():
             return PyMCPriorTerms(self.model, self._data, self._shapes, self._compiled.backends)
@@ -394,7 +394,7 @@ class PyMCTarget(BaseTarget):
         return PyMCTarget._on(self, data)
 
     @cached_property
-    def predictive(self) -> PyMCPredictive:  # type: ignore[override]
+    def predictive(self) -> PyMCPredictive:
         """Return what draws data from the model and makes the target of data drawn."""
         return PyMCPredictive(self)
 

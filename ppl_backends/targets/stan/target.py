@@ -191,7 +191,7 @@ class StanTarget(BaseTarget):
         return part.model.evaluate(as_points(x, self.dim), gradient, self.cores)
 
     @cached_property
-    def prior_terms(self) -> PriorTerms:  # type: ignore[override]
+    def prior_terms(self) -> PriorTerms:
         """Return the log prior density in model space by variable; the first request compiles a program."""
         part = self.program_split.prior
         if part is None:

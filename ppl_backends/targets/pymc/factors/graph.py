@@ -61,7 +61,8 @@ class Term(NamedTuple):
 class TermGraph:
     """Terms of the log density of a model as graphs of its value variables, data being constants.
 
-    ``late`` data are variables of their own, whose values :meth:`load` exchanges; one caller at a time, who holds the ``lock``.
+    ``late`` data are variables of their own, whose values :meth:`load` exchanges for one caller at a time, who holds the
+    ``lock``.
     """
 
     def __init__(
