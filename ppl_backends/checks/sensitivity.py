@@ -257,7 +257,7 @@ def _components(target: BaseTarget, prior_variables: Sequence[str] | None) -> di
     unknown = sorted(set(prior_variables or ()) - set(terms.names))
     if unknown or isinstance(prior_variables, str):
         raise ModelError(
-            f"prior_variables: {unknown[0] if unknown else prior_variables!r} is no variable with a prior of its own; those "
+            f"prior_variables: {(unknown[0] if unknown else prior_variables)!r} is no variable with a prior of its own; those "
             f"are {', '.join(terms.names)}"
         )
 
@@ -357,7 +357,7 @@ def _quantities(target: BaseTarget, var_names: Sequence[str] | None) -> _Quantit
     if unknown or isinstance(var_names, str):
         shown = ", ".join(list(known)[:8])
         raise ModelError(
-            f"var_names: {unknown[0] if unknown else var_names!r} is no variable of {target.label} ({shown})"
+            f"var_names: {(unknown[0] if unknown else var_names)!r} is no variable of {target.label} ({shown})"
         )
     return _Quantities(target, names)
 

@@ -1,0 +1,124 @@
+"""Leave-one-out and leave-future-out against quadrature and conjugate predictions."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations
+
+Y = np.array([0.1, -0.4, 0.5, 0.2, -0.3, 0.0, 6.0])
+
+
+class Rows(Observations):
+    def __init__(self, y):
+        self.y, self.n = y, len(y)
+
+    def log_likelihood(self, x, index=None):
+        y = self.y if index is None else self.y[index]
+        return stats.norm.logpdf(y, x[:, :1], np.exp(x[:, 1:]))
+
+    def sum(self, x, index=None, weights=None, gradient=False):
+        y = self.y if index is None else self.y[index]
+        z = (y - x[:, :1]) / np.exp(x[:, 1:])
+        value = self.log_likelihood(x, index).sum(axis=1)
+        if not gradient:
+            return value
+        return value, np.stack([(z / np.exp(x[:, 1:])).sum(axis=1), (z**2 - 1).sum(axis=1)], axis=1)
+
+
+class Normal(BaseTarget):
+    """Unknown mean and log sd, with priors N(0, 9) and N(0, 1)."""
+
+    dim, names, has_split, log_prior_normalizer = 2, ("mu", "log_sigma"), True, 0.0
+    sd = np.array([3.0, 1.0])
+
+    def __init__(self, y):
+        self.observations = Rows(y)
+
+    def evaluate(self, x, gradient=False):
+        prior = stats.norm.logpdf(x, 0, self.sd).sum(axis=1)
+        if not gradient:
+            return Evaluation(prior, self.observations.sum(x))
+        value, slope = self.observations.sum(x, gradient=True)
+        return Evaluation(prior, value, -x / self.sd**2, slope)
+
+    def sample_prior(self, n, rng):
+        return self.sd * rng.standard_normal((n, 2))
+
+
+def evidence(target, n_rows):
+    """Log evidence of the rows given by quadrature."""
+    grid = np.stack(np.meshgrid(np.linspace(-10, 10, 601), np.linspace(-4, 4, 401), indexing="ij"), axis=-1).reshape(
+        -1, 2
+    )
+    density = stats.norm.logpdf(grid, 0, target.sd).sum(axis=1)
+    if len(n_rows):
+        density = density + target.observations.log_likelihood(grid, np.asarray(n_rows)).sum(axis=1)
+    return logsumexp(density)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return Normal(Y)
+
+
+def test_bad_weights_of_an_outlier_are_repaired(target):
+    idata = pb.sample_smc(target, draws=2000, chains=2, random_seed=1, progressbar=False)
+    loo = pb.loo_moment_match(idata, target, random_seed=1)
+    elpd = loo["loo_i"] if "loo_i" in dir(loo) else loo.elpd_i
+    every = list(range(len(Y)))
+    known = [evidence(target, every) - evidence(target, [j for j in every if j != i]) for i in every]
+    np.testing.assert_allclose(elpd.values[:-1], known[:-1], atol=0.05)
+    assert abs(elpd.values[-1] - known[-1]) < 0.25
+    assert loo.pareto_k["k_before"].values[-1] > 0.7
+    assert loo.pareto_k["source"].values[-1] != "PSIS"
+    assert float(loo.pareto_k.max()) < 0.7
+
+
+def test_arviz_compares_repaired_densities(target):
+    import arviz as az
+
+    idata = pb.sample_smc(target, draws=500, chains=2, random_seed=1, progressbar=False)
+    loo = pb.loo_moment_match(idata, target, random_seed=1)
+    assert list(az.compare({"a": loo, "b": loo})["rank"]) == [0, 1]
+
+
+def test_moment_matching_maps_a_gaussian_onto_a_shifted_one():
+    """The posterior without the row is N(m, 1), the draws are of N(0, ½), so weights in place have no variance."""
+    from ppl_backends.checks.loo import Posterior, match_moments, weigh
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4000, 1)) * 0.5
+    target = pb.FunctionTarget(1, lambda x: (-2.0 * x[:, 0] ** 2, -4.0 * x))
+
+    def row(x):  # p(y | θ) with π / p ∝ N(1.5, 1)
+        return -2.0 * x[:, 0] ** 2 + 0.5 * (x[:, 0] - 1.5) ** 2
+
+    before = weigh(-row(x), row(x))
+    after = match_moments(target, Posterior(x, target.log_density(x)), row, before, 0.5, 30)
+    known = 0.5 * np.log(np.pi / 2) - 0.5 * np.log(2 * np.pi)  # log of ∫ exp(−2x²) over ∫ exp(−½(x − 1.5)²)
+    assert before.k > 0.6
+    assert after.k < 0.5
+    assert abs(after.elpd - known) < 0.05
+
+
+def test_rows_are_predicted_from_those_before_them(target):
+    result = pb.lfo(target, min_observations=2, draws=500, random_seed=1, progressbar=False)
+    known = [evidence(target, range(t + 1)) - evidence(target, range(t)) for t in range(2, len(Y))]
+    score = result.pointwise["log_score"].values
+    assert (abs(score - known) < 5 * result.pointwise["mcse"].values + 0.02).all()
+    assert result.n_fits == 1
+    two = pb.lfo(target, min_observations=2, steps=2, draws=500, random_seed=1, progressbar=False)
+    np.testing.assert_allclose(two.pointwise["log_score"].values, score[:-1] + score[1:], atol=0.05)
+    with pytest.raises(ModelError, match="there are 7 observations"):
+        pb.lfo(target, min_observations=7, progressbar=False)
+
+
+def test_a_refit_gives_the_density_of_its_row(target):
+    from ppl_backends.checks.lfo import _refit
+
+    found = _refit(target, 6, {"draws": 1000, "chains": 2}, None, np.random.default_rng(1))
+    assert abs(found.mean() - (evidence(target, range(7)) - evidence(target, range(6)))) < 0.2

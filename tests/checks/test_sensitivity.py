@@ -1,0 +1,116 @@
+"""Power scaling against conjugate posteriors."""
+
+import numpy as np
+import pytest
+
+import ppl_backends as pb
+from ppl_backends.checks.distances import compare
+from ppl_backends.errors import ModelError
+
+Y = np.array([1.0, 2.0, 4.0])
+
+
+def conjugate(prior_power=1.0, likelihood_power=1.0):
+    """Mean and sd of the posterior of a N(0, 1) prior and N(θ, 1) data under powers."""
+    precision = prior_power + likelihood_power * len(Y)
+    return likelihood_power * Y.sum() / precision, precision**-0.5
+
+
+@pytest.fixture(scope="module")
+def target():
+    return pb.FunctionTarget(
+        1,
+        lambda x: (-0.5 * ((Y - x) ** 2).sum(axis=1), Y.sum() - len(Y) * x),
+        lambda x: (-0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), -x),
+        sample_prior=lambda n, rng: rng.standard_normal((n, 1)),
+        names=["theta"],
+    )
+
+
+@pytest.fixture(scope="module")
+def draws():
+    mean, sd = conjugate()
+    return {"x": mean + sd * np.random.default_rng(0).standard_normal((4, 1000, 1))}
+
+
+@pytest.mark.parametrize("method", ["weights", "moves"])
+def test_posteriors_under_powers_are_the_conjugate_ones(target, draws, method):
+    result = pb.sensitivity(draws, target, method=method, random_seed=1)
+    assert (result.sources["source"] == method).all()
+    for component in ("prior", "likelihood"):
+        for power in (0.8, 1.0, 1.25):
+            figures = result.moments.sel(component=component, power=power).isel(quantity=0)
+            truth = conjugate(**{f"{component}_power": power})
+            for value, error, known in zip(
+                (figures["mean"], figures["sd"]), (figures["mean_se"], figures["sd_se"]), truth, strict=True
+            ):
+                assert abs(value - known) < 4.5 * error
+                assert error < 0.03
+
+
+def test_the_table_says_that_prior_and_data_disagree(target, draws):
+    result = pb.sensitivity(draws, target, random_seed=1)
+    assert result["diagnosis"].iloc[0] == "potential prior-data conflict"
+    assert {"prior", "prior_se", "likelihood", "likelihood_se"} <= set(result.table.columns)
+    again = pb.sensitivity(draws, target, method="moves", random_seed=1)
+    for name in ("prior", "likelihood"):
+        error = np.hypot(result[f"{name}_se"], again[f"{name}_se"])
+        assert (abs(result[name] - again[name]) < 4.5 * error).all()
+    posterior = result.posterior("prior", 0.8, random_seed=1)["posterior"]
+    assert posterior.sizes["draw"] == 2000
+    with pytest.raises(ModelError, match="expected one of"):
+        result.posterior("prior", 0.5)
+
+
+def test_a_distance_of_samples_of_one_distribution_is_noise():
+    rng = np.random.default_rng(0)
+    unit = np.arange(2000) // 10
+    one, other = (
+        (rng.standard_normal((2000, 1)), np.full(2000, 1 / 2000), unit),
+        (rng.standard_normal((2000, 1)), np.full(2000, 1 / 2000), unit),
+    )
+    shifted = (other[0] + 0.5, *other[1:])
+    found = compare(one, {"same": other, "shifted": shifted}, 200, 100, rng)
+    assert found.distance["same"][0] < 4 * found.distance_se["same"][0]
+    assert found.distance["shifted"][0] > 5 * found.distance_se["shifted"][0]
+
+
+def test_priors_of_single_variables_have_no_jacobian():
+    import pymc as pm
+    from scipy import stats
+
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0, 5.0), pm.HalfNormal("tau", 2.0)
+        pm.Normal("y", mu, tau, observed=Y)
+    target = pb.as_target(model)
+    x = target.initial_points(4, np.random.default_rng(0))
+    at = target.constrain(x)
+    known = np.stack([stats.norm.logpdf(at["mu"], 0, 5), stats.halfnorm.logpdf(at["tau"], 0, 2)], axis=1)
+    assert target.prior_terms.names == ("mu", "tau")
+    np.testing.assert_allclose(target.prior_terms.values(x), known, atol=1e-6)
+    value, slope = target.prior_terms.sum(x, np.array([2.0, 3.0]), True)
+    np.testing.assert_allclose(value, known @ [2, 3], atol=1e-6)
+    np.testing.assert_allclose(slope[:, 0], -2 * at["mu"] / 25, atol=1e-6)
+    np.testing.assert_allclose(slope[:, 1], -3 * at["tau"] ** 2 / 4, atol=1e-6)
+    idata = pb.sample_smc(target, draws=200, chains=2, random_seed=1, progressbar=False)
+    result = pb.sensitivity(idata, model, random_seed=1)
+    assert {"prior[mu]", "prior[tau]"} <= set(result.table.columns)
+    with pytest.raises(ModelError, match="prior_variables: 'nu'"):
+        pb.sensitivity(idata, model, prior_variables=["nu"])
+    with pytest.raises(ModelError, match="var_names: 'nu'"):
+        pb.sensitivity(idata, model, var_names=["nu"])
+
+
+@pytest.mark.slow
+@pytest.mark.stan
+def test_priors_of_a_stan_program_by_variable():
+    from scipy import stats
+
+    code = """data { int N; vector[N] y; } parameters { real mu; real<lower=0> tau; }
+    model { mu ~ normal(0, 5); tau ~ cauchy(0, 2); y ~ normal(mu, tau); }"""
+    target = pb.as_target(code, {"N": 3, "y": Y.tolist()})
+    x = target.initial_points(4, np.random.default_rng(0))
+    at = target.parameters(x)
+    known = np.stack([stats.norm.logpdf(at["mu"], 0, 5), stats.cauchy.logpdf(at["tau"], 0, 2)], axis=1)
+    assert target.prior_terms.names == ("mu", "tau")
+    np.testing.assert_allclose(target.prior_terms.values(x), known, atol=1e-9)
