@@ -2,8 +2,8 @@
 Is the method calibrated?
 =========================
 
-Ranks of true values among draws of expectation propagation, for a logistic regression with 30 observations, and of a twin whose
-draws lie too near to the mean. Ranks outside the grey bands are not those of a calibrated method.
+Ranks of true values among draws of expectation propagation, for a logistic regression with 30 observations, and of a twin
+whose draws lie too near to the mean. Ranks outside the grey bands are not those of a calibrated method.
 """
 
 import matplotlib.pyplot as plt

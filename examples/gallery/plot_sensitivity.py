@@ -2,8 +2,8 @@
 Is the conclusion the prior's or the data's?
 ============================================
 
-Five measurements lie around 5; the prior of their mean says that it is near 0. Raised to a power, prior and likelihood both move
-the posterior, in opposite directions: they disagree.
+Five measurements lie around 5; the prior of their mean says that it is near 0. Raised to a power, prior and likelihood both
+move the posterior, in opposite directions: they disagree.
 """
 
 import matplotlib.pyplot as plt

@@ -257,8 +257,8 @@ def _components(target: BaseTarget, prior_variables: Sequence[str] | None) -> di
     unknown = sorted(set(prior_variables or ()) - set(terms.names))
     if unknown or isinstance(prior_variables, str):
         raise ModelError(
-            f"prior_variables: {(unknown[0] if unknown else prior_variables)!r} is no variable with a prior of its own; those "
-            f"are {', '.join(terms.names)}"
+            f"prior_variables: {(unknown[0] if unknown else prior_variables)!r} is no variable with a prior of its own; "
+            f"those are {', '.join(terms.names)}"
         )
 
     def part(names: Sequence[str]) -> Component:
