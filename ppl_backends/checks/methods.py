@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.approximations.base import Approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.results.inference_data import is_inference_data, unconstrained_draws
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points
@@ -79,7 +80,7 @@ def draws_of(found: Any, target: BaseTarget, n: int, rng: np.random.Generator) -
         x = unconstrained_draws(found, target)[1].reshape(-1, target.dim)
     elif isinstance(found, np.ndarray):
         x = as_points(found, target.dim)
-    elif callable(getattr(found, "sample", None)):
+    elif isinstance(found, Approximation):
         return as_points(found.sample(n, rng), target.dim)
     else:
         raise ModelError(

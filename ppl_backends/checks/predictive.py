@@ -37,10 +37,10 @@ def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_sampl
         return ELPDData(data=list(figures.values()), index=list(figures))
     from arviz_stats import utils
 
-    kind = getattr(utils, "ELPDDataLOO", utils.ELPDData)  # one class for all kinds before ArviZ 1.3
+    kind = vars(utils).get("ELPDDataLOO")  # one class for all kinds before ArviZ 1.3
     figures = {"elpd": elpd, "se": se, "p": p, "n_samples": n_samples, "n_data_points": n, "scale": "log"}
     figures |= {"warning": bad, "good_k": good_k, "elpd_i": pointwise, "pareto_k": pareto_k}
-    return kind(**figures) if kind is not utils.ELPDData else kind(kind="loo", **figures)
+    return utils.ELPDData(kind="loo", **figures) if kind is None else kind(**figures)
 
 
 def log_mean(values: Array, axis: int = 0) -> Array:

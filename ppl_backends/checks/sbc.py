@@ -248,7 +248,7 @@ def sbc(
         mean=mean,
         sd=sd,
         labels=labels,
-        method=method if isinstance(method, str) else getattr(method, "__name__", "method"),
+        method=method if isinstance(method, str) else "a function",
         failed=len(failed),
         warned=sum(outcome.warned for outcome in found),
         cpu_seconds=time.process_time() - began,

@@ -31,7 +31,7 @@ from ppl_backends.options import checked, choice, increasing, instance, integer,
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.targets.convert import as_target
-from ppl_backends.targets.protocol import Array, BaseTarget, Index
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 
 PRIOR, LIKELIHOOD = "prior", "likelihood"
 CONFLICT = "potential prior-data conflict"
@@ -277,12 +277,12 @@ def _components(target: BaseTarget, prior_variables: Sequence[str] | None) -> di
 def _likelihood(target: BaseTarget, x: Array, gradient: bool) -> tuple[Array, Array | None]:
     """Return the log likelihood of the observed variables, without Potentials."""
     parts = target.evaluate(x, gradient)
-    value, slope = parts.log_likelihood, getattr(parts, "log_likelihood_gradient", None)
-    assert value is not None
+    assert isinstance(parts, Evaluation)
+    value, slope = parts.log_likelihood, parts.log_likelihood_gradient
     if target.has_potentials:
         potential, potential_slope = target.evaluate_potentials(x, gradient)
         value = value - potential
-        slope = None if slope is None else slope - potential_slope
+        slope = None if slope is None or potential_slope is None else slope - potential_slope
     return value, slope
 
 
