@@ -1,4 +1,4 @@
-"""Progress bars in PyMC's style: one line a chain, with the figures of the method live."""
+"""Progress bars in PyMC's style: one line a chain under a line of headings, with the figures of the method live."""
 
 from __future__ import annotations
 
@@ -7,52 +7,65 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Column
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column, Table
 
-VALUE, BAR, ELAPSED = 7, 8, 8  # columns that a figure, the shortest bar and the clock take
+VALUE, BAR, CLOCK = 7, 8, 9  # columns that a figure, the shortest bar and a clock take
 PATIENCE = 1.0  # seconds before a bar is drawn, so that short calls draw none
 
 
 class ChainProgress:
     """Progress of several chains; a context manager, which draws only if ``enabled``, on a terminal or in a notebook.
 
-    The first update after a second draws the bars, so that shorter calls draw nothing.
+    The first update after a second draws the bars, so that shorter calls draw nothing. The clock of a chain starts when the
+    chain does: where chains run one after another, when the one before has ended.
 
-    ``fields`` are names of figures beside the bar, in order; a narrow terminal leaves out those in the middle.
+    ``fields`` are headings of figures beside the bar, in order; a narrow terminal leaves out those in the middle.
     """
 
     def __init__(self, description: str, chains: int, fields: Sequence[str], enabled: bool = True) -> None:
         self.description, self.chains, self.fields = description, chains, tuple(fields)
         console = Console()
-        room = console.width - len(f"{description} · chain {chains}") - BAR - ELAPSED
+        room = console.width - len(f"{description} · chain {chains}") - BAR - 2 * CLOCK
+        shown = (*_fitting(self.fields, room), "elapsed", "left")
         columns = [
-            TextColumn("{task.description}", table_column=Column("Progress", no_wrap=True)),
+            TextColumn("{task.description}", table_column=Column("", no_wrap=True)),
             BarColumn(bar_width=24, table_column=Column("", ratio=1)),
             *(
-                TextColumn("{task.fields[" + name + "]}", table_column=Column(name, no_wrap=True))
-                for name in _fitting(self.fields, room)
+                TextColumn("{task.fields[" + name + "]}", table_column=Column(name, no_wrap=True, justify="right"))
+                for name in shown
             ),
-            TimeElapsedColumn(table_column=Column("Elapsed")),
         ]
         shows = enabled and (console.is_terminal or console.is_jupyter)
-        self._progress = Progress(*columns, console=console, disable=not shows, transient=False)
-        self._tasks: list = []
+        self._progress = _WithHeadings(*columns, console=console, disable=not shows, transient=False)
+        self._tasks: list[TaskID] = []
         self._began, self._drawn = 0.0, False
+        self._started: dict[int, float] = {}
+        self._ended: dict[int, float] = {}
 
     def __enter__(self) -> ChainProgress:
         self._began = perf_counter()
-        blank: dict[str, Any] = dict.fromkeys(self.fields, "")
+        blank: dict[str, Any] = dict.fromkeys((*self.fields, "elapsed", "left"), "")
         for chain in range(self.chains):
             name = f"{self.description} · chain {chain}" if self.chains > 1 else self.description
             self._tasks.append(self._progress.add_task(name, total=1.0, **blank))
         return self
 
+    def elapsed(self, chain: int) -> float:
+        """Return the seconds since a chain started, or those that it took."""
+        started = self._started.setdefault(chain, max(self._ended.values(), default=self._began))
+        return self._ended.get(chain, perf_counter()) - started
+
     def update(self, chain: int, completed: float, **figures: float | int | str) -> None:
         """Show that ``completed`` (a share in [0, 1]) of a chain is done, with its current figures."""
-        shown: dict[str, Any] = {name: _short(name, value) for name, value in figures.items()}
-        self._progress.update(self._tasks[chain], completed=completed, **shown)
+        seconds = self.elapsed(chain)
+        if completed >= 1.0:
+            self._ended.setdefault(chain, perf_counter())
+        left = clock(seconds * (1.0 - completed) / completed) if completed > 0.0 else ""
+        shown: dict[str, Any] = {name: _short(value) for name, value in figures.items()}
+        self._progress.update(self._tasks[chain], completed=completed, elapsed=clock(seconds), left=left, **shown)
         if not self._drawn and perf_counter() - self._began > PATIENCE:
             self._drawn = True
             self._progress.start()
@@ -64,14 +77,32 @@ class ChainProgress:
             self._progress.stop()
 
 
+class _WithHeadings(Progress):
+    """Rich's progress display with the headings of its columns."""
+
+    def make_tasks_table(self, tasks: Any) -> Table:
+        table = Table(
+            *(column.get_table_column().copy() for column in self.columns), box=box.SIMPLE_HEAD, padding=(0, 1)
+        )
+        for task in tasks:
+            table.add_row(*(column(task) for column in self.columns))
+        return table
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as 0:05, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def _fitting(fields: Sequence[str], room: int) -> list[str]:
     """Return the names that fit, the outer ones first."""
     kept = list(fields)
-    while len(kept) > 1 and sum(len(name) + VALUE + 2 for name in kept) > room:
+    while len(kept) > 1 and sum(max(len(name), VALUE) + 2 for name in kept) > room:
         kept.pop(len(kept) // 2)
     return kept
 
 
-def _short(name: str, value: float | int | str) -> str:
-    text = value if isinstance(value, str) else f"{value:.3g}"
-    return f"{name} {text}"
+def _short(value: float | int | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"

@@ -214,11 +214,14 @@ def _run_chains(
 ) -> list[ChainDraws]:
     """Run all chains, in order or as one batch, with their progress; each draws from its own generator."""
     local, stop, n = executor is None, threading.Event(), len(starts)
-    with ChainProgress(algorithm.name, n, ("acceptance",), enabled=progressbar) as progress:
+    with ChainProgress(algorithm.name, n, ("draws", "acceptance", "draws/s"), enabled=progressbar) as progress:
 
         def report(chains: Sequence[int], done: float, acceptance: Any) -> None:
+            steps = done * (tune + draws)
             for chain, rate in zip(chains, np.broadcast_to(acceptance, len(chains)), strict=True):
-                progress.update(chain, done, acceptance=float(rate))
+                drawn = f"{steps - tune:.0f}" if steps > tune else "tuning"
+                speed = steps / max(progress.elapsed(chain), 1e-9)
+                progress.update(chain, done, acceptance=float(rate), draws=drawn, **{"draws/s": f"{speed:.0f}"})
 
         groups = [range(n)] if algorithm.batched else [range(chain, chain + 1) for chain in range(n)]
         jobs = []

@@ -95,19 +95,11 @@ def _of_tempering(run: SMCState) -> tuple[float, dict[str, float | str]]:
         "β": stage.beta,
         "ESS": f"{stage.ess:.0f}",
         "log Z": f"{stage.log_evidence:.2f}",
-        "ETA": _clock(stage.seconds * (1.0 - done) / done),
     }
     if moves is not None:
         figures |= {"acceptance": moves.acceptance, "moves": f"{moves.n_moves}", "ε": moves.scale}
-        figures |= {"L": f"{moves.gradients / max(moves.n_moves, 1):.0f}"}
+        figures |= {"L": f"{moves.evaluations:.0f}"}
     return done, figures
 
 
-TEMPERING = Shows(("β", "ESS", "acceptance", "moves", "ε", "L", "log Z", "ETA"), _of_tempering)
-
-
-def _clock(seconds: float) -> str:
-    """Return seconds as 0:05, 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+TEMPERING = Shows(("β", "ESS", "acceptance", "moves", "ε", "L", "log Z"), _of_tempering)

@@ -62,7 +62,7 @@ class MoveSummary:
     ``scale`` is the (median) step of the last move, ``squared_jump`` per coordinate and move in units of the variance,
     ``gradients`` evaluations per particle, ``correlation`` what is left of weights and coordinates before the moves,
     within ``n_modes`` modes, ``noise`` two standard errors of it, ``divergent`` the share of energy errors above 20, and
-    ``non_centred`` the number of coordinates that were standardised by others.
+    ``non_centred`` the number of coordinates that were standardised by others, ``evaluations`` those of one move of one point.
     """
 
     n_moves: int
@@ -77,6 +77,7 @@ class MoveSummary:
     divergent: float = 0.0
     undefined: float = 0.0
     non_centred: int = 0
+    evaluations: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -286,4 +287,5 @@ class _Walk:
             float(np.mean(self.divergent or [0.0])),
             min(1.0, self.outside.n_undefined(self.path.target) / (len(self.scales) * len(self.state.x))),
             self.coordinates.n_non_centred,
+            self.gradients / len(self.scales),
         )
