@@ -29,7 +29,13 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "auto_examples/*.ipynb", "auto_examples/backreferences", "inventories"]
+exclude_patterns = [
+    "_build",
+    "auto_examples/*.ipynb",
+    "case_studies/*.ipynb",
+    "auto_examples/backreferences",
+    "inventories",
+]
 intersphinx_mapping = api_pages.intersphinx_mapping(HERE / "_build" / "inventories")
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -53,8 +59,8 @@ napoleon_type_aliases = {
 }
 
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples/gallery",
-    "gallery_dirs": "auto_examples",
+    "examples_dirs": ["../examples/gallery", "../examples/case_studies"],
+    "gallery_dirs": ["auto_examples", "case_studies"],
     "doc_module": ("ppl_backends",),
     "reference_url": {"ppl_backends": None},
     "backreferences_dir": "auto_examples/backreferences",

@@ -18,7 +18,11 @@ import ppl_backends as pb
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "auto_examples"} & {*page.parts}),
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if not {"_build", "auto_examples", "case_studies"} & {*page.parts}
+    ),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

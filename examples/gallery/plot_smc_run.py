@@ -21,16 +21,16 @@ with pm.Model() as model:
 idata = pb.sample_smc(model, draws=1000, random_seed=1, progressbar=False)
 
 # %%
-# Each chain finds its own temperatures; that they nearly coincide says that the chains see the same path. Acceptance stays
-# near the rate the kernel aims for, and each chain's log evidence, with its own 95 % interval, lies where the band of all
-# of them is.
+# Each line is a chain. Each chain finds its own temperatures; here they nearly coincide, so the chains follow the same path.
+# The acceptance rate stays near the target of the kernel. The last panel has the log evidence of each chain with its 95 %
+# interval, and the band is the interval of all chains together.
 
 pb.plot_smc_run(idata)
 plt.show()
 
 # %%
-# A run that cannot be trusted: one random-walk move per temperature is not enough. The chains' evidences are off the
-# reference by more than their bars say, and the title of the last panel says what the run itself found.
+# This run cannot be trusted, because one random-walk move per temperature is not enough. The evidences of the chains miss the
+# reference (dashed) by more than their intervals allow. The title of the last panel gives the verdict of the run.
 
 import warnings  # noqa: E402
 

@@ -106,10 +106,11 @@ def load_binary_regression(name: str, scaling: str | None = None, positive: str 
 
     References
     ----------
-    .. [1] A. Gelman, A. Jakulin, M. G. Pittau, Y.-S. Su (2008). A weakly informative default prior distribution for
-       logistic and other regression models. Annals of Applied Statistics 2(4).
-    .. [2] N. Chopin, J. Ridgway (2017). Leave Pima Indians alone: binary regression as a benchmark for Bayesian
-       computation. Statistical Science 32(1).
+    A. Gelman, A. Jakulin, M. G. Pittau, Y.-S. Su (2008). A weakly informative default prior distribution for
+    logistic and other regression models. Annals of Applied Statistics 2(4).
+
+    N. Chopin, J. Ridgway (2017). Leave Pima Indians alone: binary regression as a benchmark for Bayesian
+    computation. Statistical Science 32(1).
 
     Examples
     --------

@@ -62,7 +62,7 @@ class MoveSummary:
     ``scale`` is the (median) step of the last move, ``squared_jump`` per coordinate and move in units of the variance,
     ``gradients`` evaluations per particle, ``correlation`` what is left of weights and coordinates before the moves,
     within ``n_modes`` modes, ``noise`` two standard errors of it, ``divergent`` the share of energy errors above 20, and
-    ``non_centred`` the number of coordinates that were standardised by others, ``evaluations`` those of one move of one point.
+    ``non_centred`` the number of coordinates that were standardised by others, ``evaluations`` those of one move.
     """
 
     n_moves: int

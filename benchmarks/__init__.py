@@ -1,0 +1,1 @@
+"""Benchmarks for airspeed velocity: ``asv run`` times them for commits, ``asv compare`` shows what became slower."""
