@@ -216,6 +216,9 @@ WITHOUT_DRAWS = (
     "Mb_data-Mb_model",
     "Mt_data-Mt_model",
 )
+# A parameter without a statement has a flat prior in Stan.
+IMPROPER = ("earnings-", "kidiq", "mesquite-", "nes1", "nes2", "garch-", "kilpisjarvi")
+FLAT = "A parameter has a flat prior without bounds, so that the value, if there is one, is up to a constant."
 # Curved or with several modes: nested sampling is the method of others.
 NESTED = (
     "eight_schools-eight_schools_centered",
@@ -241,6 +244,9 @@ def posteriordb(database):
             program.read_text,
             partial(read_zip, root / "data" / "data" / f"{about['data_name']}.json.zip"),
             ("importance", "bridge", "nautilus" if name in NESTED else "vegas"),
+            improper=name.startswith(IMPROPER),
+            note=FLAT if name.startswith(IMPROPER) else "",
+            dim=sum(int(np.prod(size)) for size in about["dimensions"].values()),
         )
     return found
 

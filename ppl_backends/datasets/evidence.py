@@ -94,7 +94,7 @@ class ReferenceEvidence:
         others' software agree within four combined standard errors. ``"provisional"``: one of these is missing.
         ``"improper"``: the prior does not integrate, so that the evidence is known up to a constant only.
     log_evidence : float or None
-        Log integral of the density as written, with its Jacobian and all constants. None where that is infinite.
+        Log integral of the density as written, with its Jacobian and all constants. None where it was not computed.
     log_evidence_se, log_evidence_df : float or None
     log_prior_normalizer : float or None
         Log integral of the prior as written, 0 for normalised ones; None where it is not known.
