@@ -26,7 +26,7 @@ from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array, Index
 
-_RANGE = 40.0  # of logarithms of scales
+RANGE = 40.0  # of logarithms of scales
 _FAR = 4.0  # standard deviations
 
 
@@ -40,7 +40,7 @@ class Scales(NamedTuple):
 
 def scales_of(log_tau: Array, log_precision: Array) -> Scales:
     """Return s, log s and w of the scales τ and the precisions of the data."""
-    log_prior = -2.0 * np.clip(log_tau, -_RANGE, _RANGE)
+    log_prior = -2.0 * np.clip(log_tau, -RANGE, RANGE)
     total = np.logaddexp(log_prior, log_precision)
     return Scales(np.exp(-0.5 * total), -0.5 * total, np.exp(log_prior - total))
 

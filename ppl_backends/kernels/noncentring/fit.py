@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from ppl_backends.kernels.noncentring.change import NonCentring, Scales, features, scales_of, size
+from ppl_backends.kernels.noncentring.change import RANGE, NonCentring, Scales, features, scales_of, size
 from ppl_backends.kernels.noncentring.roots import (
     CLEARLY,
     LARGEST_SLOPE,
@@ -41,6 +41,7 @@ _MOST_LEVELS = 4
 _ROUNDS = 20  # of Fisher scoring
 _LARGEST = 10.0  # square of a slope, over the variance fitted, at which it is cut
 _LONGEST_STEP = 1.0
+_CONVERGED = 1e-3  # nats that one more round would gain
 _RIDGE = 1e-8
 _NO_DATA = -1000.0  # log P where P is zero
 _CLEARLY_LIKELIER = 5.0  # nats
@@ -213,17 +214,38 @@ class _PrecisionFit(NamedTuple):
 
     def scoring(self, coefficients: Array, log_precision: Array, free: Array, data: Any) -> tuple[Array, Array]:
         """Return coefficients ``(p, k)`` and log P by Fisher scoring in those that are free; in log P where ``data``."""
-        free = np.vstack([free, np.zeros(free.shape[1], dtype=bool) | data])
+        if not data:
+            return self._scoring_of_scales(coefficients, free), log_precision
+        fitted = np.vstack([coefficients, log_precision])
+        free = np.vstack([free, np.ones(free.shape[1], dtype=bool)])
+        moving = np.arange(free.shape[1])
         for _ in range(_ROUNDS):
-            columns, scales = self._columns(coefficients, log_precision, free)
-            excess = np.minimum(self.squares * scales.s**2, _LARGEST) - 1.0
-            right = np.einsum("npk,nk->kp", columns, excess)
-            step = np.linalg.solve(self._gram(columns), right[..., None])[..., 0].T * free
-            step *= np.minimum(1.0, _LONGEST_STEP / np.maximum(np.abs(step).max(axis=0), 1e-300))
-            coefficients, log_precision = coefficients + step[:-1], log_precision + step[-1]
-            if np.abs(step).max() < 1e-3:
+            squares = self.squares[:, moving]
+            columns, scales = self._columns(fitted[:-1, moving], fitted[-1, moving], free[:, moving])
+            excess = np.minimum(squares * scales.s**2, _LARGEST) - 1.0
+            right = np.einsum("npk,nk->kp", columns, excess, optimize=True)
+            step = _cut(np.linalg.solve(self._gram(columns), right[..., None])[..., 0].T * free[:, moving])
+            fitted[:, moving] += step
+            moving = moving[np.einsum("pk,kp->k", step, right) >= _CONVERGED]
+            if not len(moving):
                 break
-        return coefficients, log_precision
+        return fitted[:-1], fitted[-1]
+
+    def _scoring_of_scales(self, coefficients: Array, free: Array) -> Array:
+        """Return coefficients by Fisher scoring where all P are zero: the information is that of the basis, 4 B'B."""
+        square, ridge = 4.0 * self.basis.T @ self.basis, 1e-3 * np.eye(self.basis.shape[1])
+        inverse = np.stack([np.linalg.inv(square * np.outer(own, own) + ridge) for own in free.T])
+        fitted, moving = coefficients.copy(), np.arange(free.shape[1])
+        for _ in range(_ROUNDS):
+            log_tau = np.clip(self.basis @ fitted[:, moving], -RANGE, RANGE)
+            excess = np.minimum(self.squares[:, moving] * np.exp(2.0 * log_tau), _LARGEST) - 1.0
+            right = -2.0 * (self.basis.T @ excess) * free[:, moving]
+            step = _cut(np.einsum("kpq,qk->pk", inverse[moving], right) * free[:, moving])
+            fitted[:, moving] += step
+            moving = moving[(step * right).sum(axis=0) >= _CONVERGED]
+            if not len(moving):
+                break
+        return fitted
 
     def standard_errors(self, coefficients: Array, log_precision: Array, free: Array) -> Array:
         """Return those of the coefficients ``(p, k)``."""
@@ -242,6 +264,12 @@ class _PrecisionFit(NamedTuple):
     def _gram(self, columns: Array) -> Array:
         gram: Array = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
         return gram + 1e-3 * np.eye(gram.shape[1])
+
+
+def _cut(step: Array) -> Array:
+    """Return steps ``(p, k)``, those too long shortened."""
+    cut: Array = step * np.minimum(1.0, _LONGEST_STEP / np.maximum(np.abs(step).max(axis=0), 1e-300))
+    return cut
 
 
 def _drawn_together(values: Array, errors: Array, known: Array) -> Array:
