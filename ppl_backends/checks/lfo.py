@@ -61,6 +61,17 @@ class LeaveFutureOut:
         Posteriors that were computed: the run over the rows, the start of one under an improper prior, and refits.
     idata : arviz.InferenceData or xarray.DataTree
         The run over the rows, which ends at the posterior of all of them.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> y = np.cumsum(np.random.default_rng(0).normal(size=20))
+    >>> with pm.Model() as model:
+    ...     phi, sigma = pm.Normal("phi", 0, 1), pm.HalfNormal("sigma", 1)
+    ...     _ = pm.Normal("y", phi * y[:-1], sigma, observed=y[1:])
+    >>> result = pb.lfo(model, draws=200, random_seed=1, progressbar=False)
+    >>> result.elpd < 0, result.steps
+    (True, 1)
     """
 
     elpd: float

@@ -63,6 +63,16 @@ class Calibration:
         Simulations in which the method warned.
     cpu_seconds : float
         Of this process.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     beta = pm.Normal("beta", 0, 1, shape=2)
+    ...     _ = pm.Bernoulli("y", logit_p=beta[0] + beta[1] * np.linspace(-1, 1, 20), observed=np.ones(20, dtype=int))
+    >>> result = pb.sbc(model, method="ep", n=100, random_seed=1, progressbar=False)
+    >>> result.failed, bool(result.ranks.max() < result.n_ranks)
+    (0, True)
     """
 
     ranks: Array

@@ -73,6 +73,17 @@ class Sensitivity:
     moments : xarray.Dataset
         With dims (component, power, quantity): ``mean``, ``sd``, ``mean_se``, ``sd_se``, ``distance`` and ``distance_se``.
         The power 1 is the posterior itself.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, ppl_backends as pb
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     _ = pm.Normal("y", mu, 1, observed=np.array([7.5, 8.0, 8.5]))
+    >>> idata = pb.sample_smc(model, draws=500, random_seed=1, progressbar=False)
+    >>> result = pb.sensitivity(idata, model, random_seed=1)
+    >>> list(result.table.index), "pareto_k" in result.sources
+    (['mu'], True)
     """
 
     table: pd.DataFrame

@@ -45,6 +45,12 @@ class Sampler(_Contract):  # type: ignore[misc, valid-type, unused-ignore]
     **options
         Arguments of the method's own function, such as ``kernel`` of :func:`~ppl_backends.sample_smc`. What ``pm.sample``
         says (``draws``, ``chains``, ``random_seed``, …) is not among them.
+
+    Examples
+    --------
+    >>> import ppl_backends as pb
+    >>> isinstance(pb.pymc.SMC(kernel="barker"), pb.pymc.Sampler)
+    True
     """
 
     method = ""
