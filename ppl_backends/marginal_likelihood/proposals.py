@@ -82,9 +82,12 @@ def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
 
 
 def _has_modes(x: Array) -> bool:
-    """Return whether points are in several separated modes, and enough in each for a covariance."""
+    """Return whether points are in several separated modes, and enough distinct ones in each for a covariance."""
     labels = modes(x)
-    return bool(labels.any()) and _are_many(int(np.bincount(labels).min()) // 2, x.shape[1])
+    if not labels.any():
+        return False
+    fewest = min(len(np.unique(x[labels == label], axis=0)) for label in range(labels.max() + 1))
+    return fewest > x.shape[1] and _are_many(fewest // 2, x.shape[1])
 
 
 def _are_many(n: int, dim: int) -> bool:

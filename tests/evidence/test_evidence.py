@@ -307,3 +307,14 @@ def test_our_own_results_serve():
     assert is_right(found, known.log_evidence)
     sampled = pb.sample_mcmc(known.target, draws=500, tune=300, chains=4, random_seed=1, progressbar=False)
     assert is_right(pb.evidence(sampled, known.target, random_seed=1), known.log_evidence)
+
+
+def test_a_chain_that_never_moved_is_flagged():
+    known = conjugate_gaussian(4)
+    factor = np.linalg.cholesky(np.linalg.inv(-known.target.hessian(known.mean[None])[0]))
+    x = known.mean + np.random.default_rng(0).standard_normal((4, 500, 4)) @ factor.T
+    x[2] = known.mean + 30 * factor.sum(axis=1)
+    with pytest.warns(SamplerWarning, match="not trusted|cannot be trusted|chains disagree"):
+        found = pb.evidence({"x": x}, known.target, method="bridge", random_seed=1)
+    assert not found.trusted
+    assert any("chains disagree" in reason for reason in found.reasons)
