@@ -164,7 +164,7 @@ def lfo(
     ...     _ = pm.Normal("y", phi * y[:-1], sigma, observed=y[1:])
     >>> result = pb.lfo(model, draws=200, random_seed=1, progressbar=False)
     >>> result.pointwise.sizes["observation"], result.n_fits
-    (15, 1)
+    (14, 1)
     """
     target = as_target(model, data, cores=cores, **target_options)
     n = observations_of(target).n
