@@ -82,6 +82,7 @@ _ROOMS = (
     "pymc",
     "simulators",
     "sklearn",
+    "stan",
     "state_space",
     "steps",
 )
