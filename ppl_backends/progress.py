@@ -9,7 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.table import Column, Table
 
 VALUE, BAR, CLOCK = 7, 8, 9  # columns that a figure, the shortest bar and a clock take
@@ -81,11 +81,11 @@ class _WithHeadings(Progress):
     """Rich's progress display with the headings of its columns."""
 
     def make_tasks_table(self, tasks: Any) -> Table:
-        table = Table(
-            *(column.get_table_column().copy() for column in self.columns), box=box.SIMPLE_HEAD, padding=(0, 1)
-        )
+        columns = [column for column in self.columns if isinstance(column, ProgressColumn)]
+        headings = (column.get_table_column().copy() for column in columns)
+        table = Table(*headings, box=box.SIMPLE_HEAD, padding=(0, 1))
         for task in tasks:
-            table.add_row(*(column(task) for column in self.columns))
+            table.add_row(*(column(task) for column in columns))
         return table
 
 
