@@ -32,7 +32,6 @@ __all__ = [
     "Importance",
     "Laplace",
     "ParticleGibbs",
-    "Sampler",
     "sample",
 ]
 
