@@ -1,4 +1,4 @@
-"""Search for narrow modes by cooling: some of the last particles are moved under p(x)^β with β from 1 to 16.
+"""Search for narrow modes by cooling: some of the last particles are moved under p(x)^β with β from 1 to 256.
 
 A narrow mode with most of the mass takes up a tiny part of the region that particles of a wide one fill. Cooled particles
 gather where the wide mode is dense, and the narrow mode, whose density is much higher, attracts them from farther away.
@@ -18,7 +18,7 @@ from ppl_backends.kernels.protocol import KernelParameters
 from ppl_backends.smc.densest import Densest
 from ppl_backends.targets.protocol import Array
 
-_POWERS = 2.0 ** np.arange(0.5, 4.1, 0.5)
+_POWERS = 2.0 ** np.concatenate([np.arange(0.5, 4.1, 0.5), np.arange(5.0, 8.1)])
 _PARTICLES, _MOVES = 1024, 3
 
 
