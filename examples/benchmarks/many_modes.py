@@ -1,11 +1,9 @@
-"""Mixtures far apart, spikes and funnels by the samplers of this package: shares, evidences, and who is trusted.
+"""Mixtures far apart and spikes by the samplers of this package: shares, evidences, and who is trusted.
 
     python many_modes.py mixtures --repeats 20
     python many_modes.py spikes --repeats 20
-    python many_modes.py funnels --repeats 40
 
-Every target has a known log evidence of zero, but for centred eight schools and the horseshoe (``hostile_models.json``
-has none of these), which are compared with a long run. CPU seconds are of this process.
+Every target has a log evidence of zero. CPU seconds are of this process.
 """
 
 import argparse

@@ -44,6 +44,7 @@ _POINTS = 512  # of importance sampling
 _FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
 _SMALLEST_SHARE = 0.01  # of the evidence
 _TIMES = 2.0  # the mass that particles stand for, above which a mode is missed
+_COOLED = 0.5  # of the run's evaluations
 _DENSER = 2.0  # nats above the Gaussian, in addition to what all but a hundredth of the last particles have
 
 
@@ -66,18 +67,24 @@ class Seen(Protocol):
 
 
 def find_lost_mode(
-    path: TemperingPath, runs: Sequence[Seen], log_evidence: float, rows: int, rng: np.random.Generator
+    path: TemperingPath,
+    runs: Sequence[Seen],
+    log_evidence: float,
+    rows: int,
+    rng: np.random.Generator,
+    evaluations: float = np.inf,
 ) -> LostMode | None:
     """Return the largest mode that points lead to and that holds too few last particles, if 1 % of the mass is missing.
 
-    ``rows`` is how many particles the moves evaluated in one call.
+    ``rows`` is how many particles the moves evaluated in one call, and ``evaluations`` how many gradients they evaluated in
+    all: cooled particles cost at most half of them.
     """
     if not can_be_sought(path.target):
         return None
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         end = _EndOfPath(path, rows)
-        cooled = densest_when_cooled(end.log_density_and_gradient, last, rng)
+        cooled = densest_when_cooled(end.log_density_and_gradient, last, _COOLED * evaluations, rng)
         starts = _starts(
             end, [*(run.visited for run in runs), cooled], last, np.concatenate([r.log_density for r in runs])
         )

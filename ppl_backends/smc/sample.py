@@ -323,7 +323,8 @@ class _Call(NamedTuple):
         figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
         rows = -(-self.draws // (settings.len_chain or 1))
         if all(run.complete and run.weighted is None for run in runs):
-            lost = find_lost_mode(path, runs, figures.evidence.log_evidence, rows, check_rng)
+            moved = self.draws * sum(stage.moves.gradients for run in runs for stage in run.stages if stage.moves)
+            lost = find_lost_mode(path, runs, figures.evidence.log_evidence, rows, check_rng, moved)
             figures = figures._replace(lost=lost)
         prior = prior_normalizer(path, runs) if path.integral else None
         verdict = judge(
