@@ -19,23 +19,27 @@ from ppl_backends.smc.densest import Densest
 from ppl_backends.targets.protocol import Array
 
 _POWERS = 2.0 ** np.concatenate([np.arange(0.5, 4.1, 0.5), np.arange(5.0, 8.1)])
-_MOST_PARTICLES, _FEWEST_PARTICLES, _MOVES = 1024, 16, 3
+_PARTICLES, _MOVES = 1024, 3
 
 
 def densest_when_cooled(
-    density: Callable[[Array], tuple[Array, Array]], particles: Array, evaluations: float, rng: np.random.Generator
+    density: Callable[[Array], tuple[Array, Array]],
+    particles: Array,
+    rows: int,
+    evaluations: float,
+    rng: np.random.Generator,
 ) -> Densest:
     """Return the densest points met on the way; ``density`` gives the log density and its gradient at points ``(n, dim)``.
 
-    As many particles are moved as some number of ``evaluations`` allows.
+    As many particles are moved, in calls of ``rows``, as some number of ``evaluations`` allows.
     """
     dim, kernel = particles.shape[1], Hmc()
     found, metric = Densest(dim), metric_from_points(particles)
     each = len(_POWERS) * _MOVES * kernel.n_steps(kernel.initial_scale(dim))
-    count = min(_MOST_PARTICLES, int(min(evaluations, 1e9) / each))
-    if count < _FEWEST_PARTICLES:
+    calls = min(max(_PARTICLES // rows, 1), int(min(evaluations, 1e9) / (each * rows)))
+    if not calls:
         return found
-    x = particles[np.unique(np.linspace(0, len(particles) - 1, count).astype(np.intp))]
+    x = particles[np.unique(np.linspace(0, len(particles) - 1, calls * rows).astype(np.intp))]
     value, gradient = density(x)
     for power in _POWERS:
 

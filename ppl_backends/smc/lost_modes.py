@@ -84,7 +84,7 @@ def find_lost_mode(
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         end = _EndOfPath(path, rows)
-        cooled = densest_when_cooled(end.log_density_and_gradient, last, _COOLED * evaluations, rng)
+        cooled = densest_when_cooled(end.log_density_and_gradient, last, rows, _COOLED * evaluations, rng)
         starts = _starts(
             end, [*(run.visited for run in runs), cooled], last, np.concatenate([r.log_density for r in runs])
         )

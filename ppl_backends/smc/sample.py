@@ -36,6 +36,7 @@ from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import (
     Figures,
+    LostMode,
     Verdict,
     figures_of,
     is_too_coarse,
@@ -320,12 +321,12 @@ class _Call(NamedTuple):
             _bridge(path, runs, bridge_rng),
             path.for_moves(self.kernel.uses_gradient, settings.metric),
         )
-        figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
-        rows = -(-self.draws // (settings.len_chain or 1))
-        if all(run.complete and run.weighted is None for run in runs):
-            moved = self.draws * sum(stage.moves.gradients for run in runs for stage in run.stages if stage.moves)
-            lost = find_lost_mode(path, runs, figures.evidence.log_evidence, rows, check_rng, moved)
-            figures = figures._replace(lost=lost)
+        stopped: list[str] = []
+        try:
+            figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
+            figures = figures._replace(lost=self._lost_mode(figures, settings, check_rng))
+        except KeyboardInterrupt:  # the runs are there
+            stopped = ["interrupted before the search for lost modes had ended: run again for a verdict"]
         prior = prior_normalizer(path, runs) if path.integral else None
         verdict = judge(
             figures,
@@ -336,7 +337,18 @@ class _Call(NamedTuple):
             names=path.target.names,
         )
         complete = all(run.complete for run in runs)
+        if stopped:
+            verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="")
         return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}, figures
+
+    def _lost_mode(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> LostMode | None:
+        """Return a mode that the runs lost, where their last particles were moved."""
+        runs = figures.runs
+        if not all(run.complete and run.weighted is None for run in runs):
+            return None
+        rows = -(-self.draws // (settings.len_chain or 1))
+        moved = self.draws * sum(stage.moves.gradients for run in runs for stage in run.stages if stage.moves)
+        return find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, moved)
 
     def from_all_modes(
         self,

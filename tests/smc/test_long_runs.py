@@ -203,6 +203,15 @@ def test_ctrl_c_in_the_first_chain_returns_the_temperature_reached():
     assert attrs["log_evidence_trusted"] == 0
 
 
+def test_ctrl_c_in_the_search_for_lost_modes_keeps_the_draws():
+    options = OPTIONS | {"chains": 1}
+    with pytest.warns(SamplerWarning, match="interrupted before the search for lost modes had ended"):
+        idata = pb.sample_smc(Hooked(interrupt_at(calls_per_chain() - 3)), **options)
+    posterior = group(idata, "posterior")
+    assert posterior.attrs["log_evidence_trusted"] == 0
+    np.testing.assert_array_equal(posterior["x"], group(pb.sample_smc(Hooked(), **options), "posterior")["x"])
+
+
 def test_ctrl_c_before_anything_is_there_is_raised():
     with pytest.raises(KeyboardInterrupt):
         pb.sample_smc(Hooked(interrupt_at(3)), **OPTIONS)
