@@ -218,7 +218,9 @@ class _Walk:
     def _evaluate(self, x: Array, rng: np.random.Generator) -> PathState:
         found = self.density(x, rng)
         self.outside.see(x, found.log_density)
-        self.densest.see(x, found.at(1.0).log_density)
+        end = self.path.end_log_density(found)
+        if end is not None:
+            self.densest.see(x, end)
         return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:

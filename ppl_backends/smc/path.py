@@ -132,6 +132,10 @@ class TemperingPath:
         """Return the map from points to particles of π_β."""
         return lambda x, rng: self.particles(x, stage.beta, self.gradient, rng)
 
+    def end_log_density(self, population: PathState) -> Array | None:
+        """Return the log density ``(n,)`` of the path's end, for the search for lost modes; None where there is no search."""
+        return population.at(1.0).log_density
+
     def ahead(self, population: PathState) -> tuple[Array, float]:
         """Return the increments, which weigh the steps to come, and β."""
         return population.increment, population.beta

@@ -135,6 +135,9 @@ class RowsPath(TemperingPath):
         """Return the map from points to particles of the stage; it looks at the rows before ``stop`` alone."""
         return lambda x, rng: self._at(x, stage, self.gradient)
 
+    def end_log_density(self, population: PathState) -> None:
+        """Return None: lost modes are not looked for."""
+
     def moves(self, kernel: Kernel, settings: MoveSettings) -> Any:
         """Return the moves of a stage."""
         return UntilMixed(kernel, settings)

@@ -219,6 +219,9 @@ class TolerancePath:
         """Return the particles as they are: only kernels move them."""
         return population
 
+    def end_log_density(self, population: AbcPoints) -> None:
+        """Return None: lost modes are not looked for."""
+
     def ahead(self, population: AbcPoints) -> tuple[Array, float]:
         """Return the nearness of data sets, from 0 to 1, by which later steps will weight."""
         epsilon = population.stage.epsilon
