@@ -57,10 +57,10 @@ class Powered(WrappedTarget):
 def linear():
     """Return a regression with known noise."""
     rng = np.random.default_rng(1)
-    X = rng.normal(size=(120, 50))
+    X = rng.normal(size=(400, 200))
     with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 1, shape=50)
-        pm.Normal("y", pm.math.dot(X, beta), 1, observed=X @ rng.normal(size=50) + rng.normal(size=120))
+        beta = pm.Normal("beta", 0, 1, shape=200)
+        pm.Normal("y", pm.math.dot(X, beta), 1, observed=X @ rng.normal(size=200) + rng.normal(size=400))
     return model, None
 
 
@@ -69,18 +69,18 @@ def means():
     rng = np.random.default_rng(2)
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0, 5), pm.HalfNormal("tau", 2)
-        theta = pm.Normal("theta", mu, tau, shape=40)
-        pm.Normal("y", theta, 1, observed=1 + 2 * rng.normal(size=40) + rng.normal(size=40))
+        theta = pm.Normal("theta", mu, tau, shape=250)
+        pm.Normal("y", theta, 1, observed=1 + 2 * rng.normal(size=250) + rng.normal(size=250))
     return model, None
 
 
 def logistic():
     """Return a logistic regression."""
     rng = np.random.default_rng(3)
-    X = rng.normal(size=(250, 40))
+    X = rng.normal(size=(800, 200))
     with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 1, shape=40)
-        y = (rng.random(250) < 1 / (1 + np.exp(-X @ rng.normal(size=40) / 2))).astype(int)
+        beta = pm.Normal("beta", 0, 1, shape=200)
+        y = (rng.random(800) < 1 / (1 + np.exp(-X @ rng.normal(size=200) / 8))).astype(int)
         pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=y)
     return model, None
 
@@ -89,9 +89,30 @@ def counts():
     """Return counts with an effect each."""
     rng = np.random.default_rng(4)
     with pm.Model() as model:
-        mu, tau, z = pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1), pm.Normal("z", 0, 1, shape=40)
-        pm.Poisson("y", pm.math.exp(mu + tau * z), observed=rng.poisson(np.exp(1 + 0.7 * rng.normal(size=40))))
+        mu, tau, z = pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1), pm.Normal("z", 0, 1, shape=250)
+        pm.Poisson("y", pm.math.exp(mu + tau * z), observed=rng.poisson(np.exp(1 + 0.7 * rng.normal(size=250))))
     return model, None
+
+
+def robust():
+    """Return a regression with Student t noise."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(500, 200))
+    with pm.Model() as model:
+        beta, sigma = pm.Normal("beta", 0, 1, shape=200), pm.HalfNormal("sigma", 1)
+        y = X @ rng.normal(size=200) + rng.standard_t(4, size=500)
+        pm.StudentT("y", nu=4, mu=pm.math.dot(X, beta), sigma=sigma, observed=y)
+    return model, None
+
+
+def probit():
+    """Return a probit regression as a Stan program."""
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(800, 200))
+    y = (X @ rng.normal(size=200) / 10 + rng.normal(size=800) > 0).astype(int)
+    program = """data { int N; int D; matrix[N, D] X; array[N] int<lower=0, upper=1> y; } parameters { vector[D] beta; }
+    model { beta ~ normal(0, 1); y ~ bernoulli(Phi_approx(X * beta)); }"""
+    return program, {"N": 800, "D": 200, "X": X.tolist(), "y": y.tolist()}
 
 
 def stan(name):
@@ -100,12 +121,12 @@ def stan(name):
 
 
 MODELS = {
-    "linear regression, 50 coefficients": linear,
-    "40 normal means, centred": means,
-    "logistic regression, 40 coefficients": logistic,
-    "40 Poisson effects, non-centred": counts,
-    "hierarchical_logit.stan": stan("hierarchical_logit"),
-    "poisson_random_effects.stan": stan("poisson_random_effects"),
+    "linear regression, 200 coefficients": linear,
+    "250 normal means, centred": means,
+    "logistic regression, 200 coefficients": logistic,
+    "250 Poisson effects, non-centred": counts,
+    "robust regression, 200 coefficients": robust,
+    "probit regression in Stan, 200 coefficients": probit,
     "log_gaussian_cox.stan": stan("log_gaussian_cox"),
     "stochastic_volatility.stan": stan("stochastic_volatility"),
 }
