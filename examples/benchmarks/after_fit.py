@@ -147,7 +147,7 @@ def sensitivity():
     for name, make in MODELS.items():
         program, data = make()
         target = pb.as_target(program, data, cores=1)
-        idata = pb.sample_smc(target, random_seed=1, **DRAWS)
+        idata = pb.sample_smc(target, initial="laplace", random_seed=1, **DRAWS)
         clock = time.process_time()
         result = pb.sensitivity(idata, target, random_seed=2)
         seconds = time.process_time() - clock
