@@ -13,13 +13,20 @@ from typing import Any
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, flag, integer, none
-from ppl_backends.pymc import sample
+from ppl_backends.pymc import KEYWORDS, METHOD, sample
 from ppl_backends.targets.convert import is_instance
 
 __all__ = ["fit"]
 
 
-@checked(chains=none | integer(1), tune=none | integer(0), omit_offsets=flag, include_response_params=flag)
+@checked(
+    method=METHOD,
+    chains=none | integer(1),
+    tune=none | integer(0),
+    omit_offsets=flag,
+    include_response_params=flag,
+    idata_kwargs=KEYWORDS,
+)
 def fit(
     model: Any,
     *,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, path
+from ppl_backends.options import checked, instance, path
 from ppl_backends.results.inference_data import group, group_names, is_inference_data
 
 __all__ = ["StanFit", "write_csv"]
@@ -128,7 +128,7 @@ class StanFit:
         return f"StanFit({self.name!r}, chains={self.chains}, draws={self.num_draws_sampling})"
 
 
-@checked(folder=path)
+@checked(folder=path, name=instance(str, "a name"))
 def write_csv(idata: Any, folder: str | os.PathLike, *, name: str = "model") -> list[Path]:
     """Write a result as CSV files of CmdStan, one a chain, and return their paths.
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, integer, none
+from ppl_backends.options import checked, choice, entries, flag, instance, integer, none
 from ppl_backends.pymc.methods import METHODS, Run, find_method, run_method
 from ppl_backends.pymc.samplers import HAS_CONTRACT, Sampler, checked_model
 
@@ -36,7 +36,18 @@ __all__ = [
 ]
 
 
-@checked(chains=none | integer(1), tune=none | integer(0))
+KEYWORDS = none | instance(Mapping, "a dict of arguments")
+METHOD = choice(*METHODS) | instance(Sampler, "a sampler of pb.pymc")
+
+
+@checked(
+    method=METHOD,
+    chains=none | integer(1),
+    tune=none | integer(0),
+    var_names=none | entries("names of variables"),
+    idata_kwargs=KEYWORDS,
+    compute_convergence_checks=flag,
+)
 def sample(
     model: Any = None,
     *,

@@ -121,5 +121,5 @@ def test_parameters_of_the_response_are_kept_on_request(model):
 def test_bad_calls():
     with pytest.raises(ModelError, match=r"expected a bambi\.Model"):
         pb.bambi.fit("y ~ x")
-    with pytest.raises(ModelError, match="expected one of smc"):
+    with pytest.raises(ModelError, match="expected 'smc', 'ibis'"):
         pb.bambi.fit(linear(), method="nuts")

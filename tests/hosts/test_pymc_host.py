@@ -184,7 +184,7 @@ def test_the_signature_is_the_installed_contracts(normal, monkeypatch):
 
 
 def test_bad_calls(normal):
-    with pytest.raises(ModelError, match="expected one of smc"):
+    with pytest.raises(ModelError, match="expected 'smc', 'ibis'"):
         pb.pymc.sample(normal, method="nuts")
     with pytest.raises(ModelError, match=r"give it to SMC\(…\)"):
         pb.pymc.sample(normal, method=pb.pymc.SMC(), kernel="hmc")
