@@ -77,7 +77,8 @@ def fit_laplace(
     GaussianApproximation
         ``converged`` says that it can be used: there is a mode; by 256 points no posterior mean is more than a fifth
         of a standard deviation off, and no standard deviation more than a fifth; and a search from the likeliest draws of
-        the prior elsewhere finds no other mode with more than 1 % of the mass (a diagonal Gaussian is not compared).
+        the prior elsewhere finds no other mode with more than 1 % of the mass (a diagonal Gaussian is not compared, and
+        a log-concave density has no other mode).
         ``trouble`` has the reason if it cannot be used. ``log_evidence`` is NaN where there is no mode. ``diagnostics`` has
         ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇² log p scaled to a unit diagonal),
         ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points, ``mean_shift``, ``sd_ratio``,
@@ -109,7 +110,7 @@ def fit_laplace(
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
     dense = representation == "dense" or (representation == "auto" and target.dim <= LARGEST_DENSE_DIM)
     q = gaussian_at_mode(target, initvals, dense, max_iterations, random_seed, progressbar)
-    if q.converged and dense:
+    if q.converged and dense and not target.log_concave:
         q = _against_another_mode(target, q)
     if q.trouble:
         text = f"Laplace approximation of {target.label}: {q.trouble}{_advice(q)}"

@@ -317,6 +317,7 @@ class BaseTarget:
     has_potentials: bool = False  #: whether ``log_likelihood`` holds terms beside the observed variables
     is_estimated: bool = False  #: whether the likelihood is known by ``log_likelihood_estimate`` only
     is_prior: bool = False  #: whether the whole density is a prior: there is no likelihood
+    log_concave: bool = False  #: whether the density is known to be log-concave, so that it has one mode
     coords: Mapping[str, Sequence[Any]] = {}  #: as ArviZ takes them, for the variables of :meth:`constrain`
     dims: Mapping[str, Sequence[str]] = {}  #: as ArviZ takes them
     observed_data: Mapping[str, Array] = {}  #: the group of that name

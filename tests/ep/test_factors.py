@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import sparse, stats
 
-from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit, Poisson, StudentT
+import ppl_backends as pb
+from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit, Normal, Poisson, Probit, StudentT
 from ppl_backends.errors import ModelError, PriorSamplingError
 
 
@@ -108,3 +109,35 @@ def test_bad_factors_are_refused(message):
 def test_outcomes_must_be_binary():
     with pytest.raises(ModelError, match="0/1 or -1/"):
         Logit([0, 1, 2])
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5])
+@pytest.mark.parametrize("family", ["logit", "probit", "poisson", "normal"])
+def test_a_compiled_sum_over_many_rows_is_the_sum_over_blocks(family, power, monkeypatch):
+    rng = np.random.default_rng(3)
+    design, points = rng.standard_normal((200, 3)), rng.standard_normal((5, 3))
+    sites = {
+        "logit": lambda: Logit(rng.integers(0, 4, 200), trials=np.full(200, 3)),
+        "probit": lambda: Probit(rng.integers(0, 2, 200)),
+        "poisson": lambda: Poisson(rng.poisson(2, 200)),
+        "normal": lambda: Normal(rng.standard_normal(200), 0.7),
+    }[family]()
+    factors = Factors(design, 0.3, sites, 0.0, 0.5, log_constant=1.5).tempered(power)
+    blocks = FactorsTarget(factors).evaluate(points, gradient=True)
+    monkeypatch.setattr("ppl_backends.targets.factors.factorisation.COMPILED_SITES", 200)
+    compiled = FactorsTarget(factors).evaluate(points, gradient=True)
+    for part in ("log_prior", "log_likelihood", "log_prior_gradient", "log_likelihood_gradient"):
+        np.testing.assert_allclose(getattr(compiled, part), getattr(blocks, part), rtol=1e-9, atol=1e-9)
+
+
+def test_laplace_looks_for_no_other_mode_of_a_log_concave_posterior(monkeypatch):
+    def search(*_):
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("ppl_backends.approximations.laplace.find_other_mode", search)
+    design = np.random.default_rng(4).standard_normal((60, 2))
+    one_mode = FactorsTarget(Factors(design, 0.0, Poisson(np.arange(60) % 3), 0.0, 1.0))
+    assert pb.fit_laplace(one_mode, progressbar=False).converged
+    tails = FactorsTarget(Factors(design, 0.0, StudentT(design[:, 0], 4.0, 1.0), 0.0, 1.0))
+    with pytest.raises(AssertionError, match="searched"):
+        pb.fit_laplace(tails, progressbar=False)

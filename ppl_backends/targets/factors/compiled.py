@@ -64,6 +64,20 @@ def values(design, offset, y, extra, family, index, x):
 
 
 @jit
+def totals(design, offset, y, extra, family, points):
+    """Return Σᵢφᵢ ``(k,)`` and its gradient ``(k, d)`` at ``points`` ``(k, d)``, in one pass over the rows."""
+    k, dim = points.shape
+    value, slope = np.zeros(k), np.zeros((k, dim))
+    for i in range(len(design)):
+        for row in range(k):
+            phi, first, _ = site(family, _dot(design[i], points[row]) + offset[i], y[i], extra[i])
+            value[row] += phi
+            for j in range(dim):
+                slope[row, j] += first * design[i, j]
+    return value, slope
+
+
+@jit
 def residuals(design, y, extra, family, pilot, index, delta):
     """Return φᵢ less its second-order expansion ``(m,)``; ``pilot`` ``(n, 4)`` holds s, φ, φ′ and φ″ at its centre."""
     out = np.empty(len(index))

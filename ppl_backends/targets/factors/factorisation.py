@@ -15,11 +15,21 @@ from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.targets.factors.design import as_design
 from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import LOG_2PI, Array, FunctionSites, PoweredSites, SiteFamily, StackedSites
+from ppl_backends.targets.factors.sites import (
+    LOG_2PI,
+    Array,
+    CompiledFamily,
+    FunctionSites,
+    PoweredSites,
+    SiteFamily,
+    StackedSites,
+)
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations, as_points, sanitize
 
 BLOCK_BYTES = 2**26
 """Budget for one temporary of points × sites."""
+COMPILED_SITES, COMPILED_DIM = 20_000, 32
+"""At least as many sites in at most as many coordinates are summed by a compiled loop, without temporaries."""
 
 
 class Factors:
@@ -238,20 +248,38 @@ class FactorsTarget(BaseTarget):
         self.factors = factors
         self.dim, self.names = factors.dim, factors.names
         self.observations = _SiteObservations(factors) if factors.observed.any() else None
+        self.log_concave = factors.log_concave
 
     @cached_property
     def likelihood_factors(self) -> Factors | None:
         """Return the observed sites under a flat prior; None where there are none."""
         return self.factors.likelihood() if self.factors.observed.any() else None
 
+    @cached_property
+    def _likelihood_of_many_rows(self) -> _ManyRows | None:
+        """Return the likelihood as a compiled loop, for many rows of few coordinates of one known family."""
+        factors = self.factors
+        if factors.n_sites < COMPILED_SITES or factors.dim > COMPILED_DIM or sparse.issparse(factors.design):
+            return None
+        family = factors.sites.compiled() if factors.observed.all() else None
+        return None if family is None else _ManyRows(factors, family)
+
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         x = as_points(x, self.dim)
+        if self._likelihood_of_many_rows is not None:
+            return self._evaluate_many_rows(self._likelihood_of_many_rows, x, gradient)
         rows = max(1, BLOCK_BYTES // (8 * self.factors.n_sites))
         parts = [self._evaluate_block(x[k : k + rows], gradient) for k in range(0, len(x), rows)]
         joined: list[Any] = [None if parts[0][k] is None else np.concatenate([p[k] for p in parts]) for k in range(4)]
         prior, prior_slope = sanitize(joined[0], joined[2])
         likelihood, slope = sanitize(joined[1], joined[3])
         return Evaluation(prior, likelihood, prior_slope, slope)
+
+    def _evaluate_many_rows(self, likelihood: _ManyRows, x: Array, gradient: bool) -> Evaluation:
+        prior = self.factors.prior
+        log_prior, prior_slope = sanitize(prior.log_density(x), -prior.apply(x - prior.mean))
+        log_likelihood, slope = sanitize(*likelihood(x))
+        return Evaluation(log_prior, log_likelihood, prior_slope if gradient else None, slope if gradient else None)
 
     def _evaluate_block(self, x: Array, gradient: bool) -> tuple[Any, ...]:
         factors, observed = self.factors, self.factors.observed
@@ -294,6 +322,26 @@ class FactorsTarget(BaseTarget):
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
         return {} if self.observations is None else {"y": self.observations.log_likelihood(x)}
+
+
+class _ManyRows:
+    """The log likelihood of rows of one compiled family, and its gradient; constants come from the family itself."""
+
+    def __init__(self, factors: Factors, family: CompiledFamily) -> None:
+        self._arguments = (np.ascontiguousarray(factors.design), factors.offset, family.y, family.extra, family.family)
+        zero = np.zeros((1, factors.dim))
+        exact = factors.log_site(factors.predictor(zero)).sum() + factors.log_constant
+        self._constant = float(exact - self._sums(zero)[0][0])
+
+    def _sums(self, x: Array) -> tuple[Array, Array]:
+        from ppl_backends.targets.factors.compiled import totals
+
+        return totals(*self._arguments, np.ascontiguousarray(x))
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """Return the log likelihood ``(k,)`` and its gradient ``(k, d)`` at ``x`` ``(k, d)``."""
+        value, slope = self._sums(x)
+        return value + self._constant, slope
 
 
 class _SiteObservations(Observations):
