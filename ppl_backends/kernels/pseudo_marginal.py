@@ -110,7 +110,7 @@ class EstimatedPoints(Population):
         All other terms of the log density.
     estimate : ndarray (n,)
         Log of the likelihood estimate.
-    noise : ndarray (n, N, n_normals) or None
+    noise : ndarray (n, …) or None
     n_estimates : int
         N.
     variance : float
@@ -149,9 +149,12 @@ class EstimatedDensity:
     ----------
     fewest, most_at_start, most : int
         N to begin with, and at most at the start and later.
+    decay : float
+        Power of N that the variance of the log estimate falls with.
     """
 
     fewest, most_at_start, most = 1, MOST_AT_START, MOST_ESTIMATES
+    decay = 1.0
 
     def __init__(
         self,
@@ -250,11 +253,15 @@ class EstimatedDensity:
             found = self.measured(found, rng)
             if found.variance <= TOO_NOISY or found.n_estimates >= most:
                 break
-            more = int(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4
-            found = replace(found, n_estimates=min(most, self.rounded(found.n_estimates * more)))
+            more = float(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4.0
+            found = replace(
+                found, n_estimates=min(most, self.rounded(int(np.ceil(found.n_estimates * more ** (1 / self.decay)))))
+            )
         if found.variance < TOO_FINE and found.n_estimates == points.n_estimates:
-            fewer = min(found.n_estimates, self.rounded(int(np.ceil(found.n_estimates * found.variance))))
-            found = replace(found, n_estimates=fewer, variance=found.variance * found.n_estimates / fewer)
+            least = int(np.ceil(found.n_estimates * found.variance ** (1 / self.decay)))
+            fewer = min(found.n_estimates, self.rounded(least))
+            variance = found.variance * (found.n_estimates / fewer) ** self.decay
+            found = replace(found, n_estimates=fewer, variance=variance)
         if found.n_estimates == points.n_estimates and np.isfinite(points.estimate).all():
             return found
         fresh = self.fresh(replace(found, estimate=np.full(len(points.x), -np.inf)), rng)

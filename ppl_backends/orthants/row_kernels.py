@@ -13,7 +13,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from scipy.special import erfcx
 
-from ppl_backends.orthants.kernels import CENTRE, MIDDLE, TAIL, _ratio
+from ppl_backends.numerics.normal import CENTRE, MIDDLE, TAIL, ratio
 from ppl_backends.orthants.orthant_kernels import WORK, exact_row, lay_paths
 
 UNBOUNDED = 1e4  # in standard deviations, for bounds that are infinite
@@ -72,13 +72,13 @@ def _normal_quantile(y):
     p = math.exp(y)
     q = p - 0.5
     if abs(q) <= 0.425:
-        return q * _ratio(CENTRE, 0.180625 - q * q)
+        return q * ratio(CENTRE, 0.180625 - q * q)
     if y < -600.0:
         far = math.sqrt(2.0 * max(-y - 0.5 * math.log(-4.0 * math.pi * y), 1.0))
         log_mass = _log_tail(far)
         return -far - (log_mass - y) * math.exp(log_mass + 0.5 * far * far + LOG_ROOT_2PI)
     r = math.sqrt(-(y if q < 0.0 else math.log(max(1.0 - p, 1e-300))))
-    x = _ratio(MIDDLE, r - 1.6) if r <= 5.0 else _ratio(TAIL, min(r - 5.0, 20.0))
+    x = ratio(MIDDLE, r - 1.6) if r <= 5.0 else ratio(TAIL, min(r - 5.0, 20.0))
     return math.copysign(x, q)
 
 

@@ -28,7 +28,7 @@ _LONG_STAY = 50  # draws
     tune=integer(0),
     n_particles=choice("auto") | integer(1),
     filter=FILTERS,
-    correlation=number(at_least=0, below=1),
+    correlation=choice("auto") | number(at_least=0, below=1),
     covariance=none | array("a covariance matrix"),
     states=flag,
 )
@@ -41,7 +41,7 @@ def sample_pmmh(
     chains: int = 8,
     n_particles: int | str = "auto",
     filter: str = "auto",
-    correlation: float = 0.0,
+    correlation: float | str = "auto",
     covariance: Any = None,
     states: bool = False,
     executor: Executor | None = None,
@@ -66,16 +66,18 @@ def sample_pmmh(
         Draws kept per chain, and draws before them that adapt the proposals and the filters, and are dropped.
     n_particles : int or "auto"
         Particles of a filter; ``"auto"`` finds at the start and while tuning how many make the variance of the log of the
-        likelihood estimate about one. With fewer, chains stick.
+        likelihood estimate about one (where filters are correlated, of the ratio of two). With fewer, chains stick.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
-    correlation : float
-        Of the normal numbers of a filter from one step to the next. With 0.9 a fraction of the particles does, where states
-        are few-dimensional; nearer to one, chains are as slow as the numbers are.
+    correlation : float or "auto"
+        The largest share of the rows whose random numbers the filter of a proposal keeps, so that it errs like the present
+        filter and a fraction of the particles does. It sorts its particles and takes their numbers from a lattice.
+        ``"auto"`` is 0.8 where a state is one number and Numba compiles the filter, and 0 elsewhere and for ``states=True``:
+        fresh independent numbers for every filter.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space; learnt while tuning by default.
     states : bool
-        Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``; with ``correlation=0``.
+        Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``; not with correlated filters.
     executor : concurrent.futures.Executor, optional
         Runs the batch elsewhere; the result is the same.
     initvals : dict, list of dict, or array, optional
@@ -116,8 +118,11 @@ def sample_pmmh(
     References
     ----------
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
+    Deligiannidis, G., Doucet, A. and Pitt, M. K. (2018). The correlated pseudomarginal method. *JRSS B* 80(5), 839–870.
     """
-    if states and correlation > 0:
+    if states and correlation == "auto":
+        correlation = 0.0
+    if states and correlation:
         raise ModelError("states=True: the numbers of a correlated filter are not kept; use correlation=0")
     target = as_target(model, data, **target_options)
     step = ParticleMetropolis.specification(

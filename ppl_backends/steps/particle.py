@@ -110,9 +110,10 @@ class ParticleMetropolis(_ParticleStep):
         the estimate about one.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
-    correlation : float
-        ρ of the normal numbers of a filter from one step to the next (0.9 to 0.95 where it is not 0): fewer
-        particles then do. The filter sorts its particles.
+    correlation : float or "auto"
+        The largest share of the rows whose random numbers the filter of a proposal keeps, so that it errs like the present
+        filter and fewer particles do. It sorts its particles and takes their numbers from a lattice. ``"auto"`` is 0.8 where
+        a state is one number and Numba compiles the filter, and 0 elsewhere: fresh independent numbers for every filter.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space, which are then those of a random walk; by default it is learnt
         while tuning, with a centre that half of the proposals are drawn around.
@@ -140,7 +141,7 @@ class ParticleMetropolis(_ParticleStep):
     @checked(
         n_particles=choice("auto") | integer(1),
         filter=FILTERS,
-        correlation=number(at_least=0, below=1),
+        correlation=choice("auto") | number(at_least=0, below=1),
         covariance=none | array("a covariance matrix"),
     )
     def __init__(
@@ -149,7 +150,7 @@ class ParticleMetropolis(_ParticleStep):
         *,
         n_particles: int | str = "auto",
         filter: str = "auto",
-        correlation: float = 0.0,
+        correlation: float | str = "auto",
         covariance: Any = None,
         model: Any = None,
     ) -> None:

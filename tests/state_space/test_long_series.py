@@ -41,7 +41,7 @@ def linear_gaussian_by_ten_particles():
         parameters = {"rho": pm.Uniform("rho", -1, 1)}
         parameters |= {name: pm.Exponential(name, 1) for name in NAMES[1:]}
         pb.StateSpace("y", pb.state_space.linear_gaussian(), **parameters, observed=data("linear_gaussian"))
-    idata = pb.sample_pmmh(model, n_particles=10, draws=8000, random_seed=2, progressbar=False)
+    idata = pb.sample_pmmh(model, n_particles=10, random_seed=2, progressbar=False)
     draws = np.stack([group(idata, "posterior")[name].values for name in NAMES], axis=-1)
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
     batches = np.stack([draws, (draws - mean) ** 2 / (2 * sd)], axis=-1).reshape(64, -1, 3, 2).mean(axis=1)

@@ -19,9 +19,10 @@ from ppl_backends.kernels.streams import Generators
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.results.inference_data import as_inference_data, group
 from ppl_backends.state_space.pmmh import warn_of_stuck_chains
-from ppl_backends.targets.state_space.compiled import normals_from
+from ppl_backends.targets.state_space.compiled import CompiledFilter, normals_from
 from ppl_backends.targets.state_space.filter import Filter
-from tests.state_space.toys import MODEL, Y, posterior, target
+from ppl_backends.targets.state_space.lattice import lattice_normals
+from tests.state_space.toys import MODEL, Y, log_likelihood, posterior, target
 from tests.statistics import assert_mean_is
 
 N_CHAINS, N_STEPS, BURN_IN = 48, 500, 100
@@ -73,15 +74,42 @@ def test_independent_proposals_leave_the_posterior_as_it_is(correlation):
     assert_exact(chains(correlation, metric=LEARNT))
 
 
+def ratios(normals, n):
+    """L̂/L of filters of these normals."""
+    filters = CompiledFilter(Filter(MODEL, Y), {"mu": np.zeros(1)})
+    found = filters.run_with_normals({"mu": np.full(len(normals), 0.5)}, n, normals)
+    return np.exp(found - log_likelihood(0.5))
+
+
+def lattices(shifts, n):
+    return np.stack([lattice_normals(each, n).ravel() for each in shifts])
+
+
+def test_a_lattice_makes_estimates_precise_and_leaves_them_unbiased():
+    rng = np.random.default_rng(1)
+    for n in (4, 12):
+        lattice = ratios(lattices(rng.standard_normal((3000, len(Y), 2)), n), n)
+        assert_mean_is(lattice[:, None], [1.0])
+    independent = ratios(rng.standard_normal((3000, len(Y) * (n + 1))), n)
+    assert np.log(lattice).var() < np.log(independent).var() / 2
+
+
+def test_one_shift_of_the_lattice_for_all_rows_is_found_out():
+    shifts = np.repeat(np.random.default_rng(1).standard_normal((3000, 1, 2)), len(Y), axis=1)
+    with pytest.raises(AssertionError):
+        assert_mean_is(ratios(lattices(shifts, 4), 4)[:, None], [1.0])
+
+
 def test_independent_proposals_that_are_taken_for_symmetric_do_not(monkeypatch):
     monkeypatch.setattr(metropolis, "_log_student", lambda y: np.zeros(len(y)))
     with pytest.raises(AssertionError):
         assert_exact(chains(metric=LEARNT))
 
 
-def test_an_estimate_that_is_not_kept_is_found_out():
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_an_estimate_that_is_not_kept_is_found_out(correlation):
     with pytest.raises(AssertionError):
-        assert_exact(chains(density=Reestimating))
+        assert_exact(chains(correlation, density=Reestimating))
 
 
 def test_numbers_of_particles_are_few():
@@ -116,7 +144,7 @@ def test_filters_are_replayed_from_their_seeds(run):
 
 
 def test_the_same_seed_gives_the_same_draws(run):
-    again = pb.sample_pmmh(target(), draws=600, tune=300, random_seed=3, progressbar=False)
+    again = pb.sample_pmmh(target(), draws=600, tune=300, correlation=0, random_seed=3, progressbar=False)
     assert np.array_equal(group(again, "posterior")["x"], group(run, "posterior")["x"])
 
 

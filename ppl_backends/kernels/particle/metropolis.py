@@ -4,9 +4,14 @@ The chain's record holds the filter by its seed: every number that the filter dr
 data, so that the states that belong to a draw can be had again later (:func:`~ppl_backends.kernels.particle.paths.replayed`).
 All chains move as one batch, with one call of the filter for all of their proposals.
 
-The correlated form (Deligiannidis, Doucet & Pitt 2018) keeps the filter's normal numbers u in place of the seed, and moves
-them to ρu + √(1 − ρ²)ε. The filter sorts its particles before it resamples them: nearby numbers then choose nearby particles,
-without which the correlation is lost at the first resampling.
+The correlated form (Deligiannidis, Doucet & Pitt 2018) keeps the filter's normal numbers u in place of the seed. A
+proposal moves the parameters, and a stretch of the rows gets fresh numbers (blocks in place of an autoregression: Tran,
+Kohn, Quiroz & Villani 2016), so that the ratio compares two estimates that err alike. The length of the stretch is
+drawn anew for every proposal, its share of the rows log-uniform between 1 − ρ and 1: numbers are forgotten soon
+whatever ρ is. The filter sorts its particles before it resamples them, so that equal numbers choose nearby particles;
+without that, the first resampling loses the correlation. Since particles are sorted, the numbers of a row may come from
+a lattice (:mod:`~ppl_backends.targets.state_space.lattice`), which makes the estimates themselves several times as
+precise.
 """
 
 from __future__ import annotations
@@ -37,10 +42,14 @@ from ppl_backends.kernels.pseudo_marginal import (
 from ppl_backends.kernels.streams import each
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.state_space.compiled import CompiledFilter
+from ppl_backends.targets.state_space.lattice import lattice_normals
 
 ACCEPTANCE = 0.3  # of a random walk in few dimensions
 MOST_NOISE = 8.0  # that an acceptance rate is derived from
 INDEPENDENT, TAILS = 0.5, 5.0  # share of independent proposals, and their degrees of freedom
+CORRELATION = 0.8  # where it is chosen here
+DECAY = 1.5  # the variance of an estimate from a lattice falls with this power of the number of particles
 CANDIDATES, LEFT = 64, 4.0  # points of either kind to start from, and how many of them remain in effect
 
 
@@ -59,20 +68,26 @@ class FilterEstimator:
     def __init__(self, target: BaseTarget, particle_filter: Any, correlated: bool) -> None:
         self._target, self._series, self.correlated = target, target.full.state_space, correlated
         self.filter = compiled(particle_filter, self._parameters(np.zeros((1, target.dim))), correlated)
+        self.n_rows, self._n_normals = particle_filter.n_rows, particle_filter.model.n_normals
         self.n_normals = 1 if correlated else None  # tells correlated estimates from others
+        self.sorts_numbers = isinstance(self.filter, CompiledFilter) and self.filter.state_dim == 1
 
     def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
-        """Return the random inputs of the filters of ``n`` points: seeds ``(n,)``, or normals ``(n, k)``."""
+        """Return the random inputs of the filters of ``n`` points: seeds ``(n,)``, or normals ``(n, rows, k)``."""
         if not self.correlated:
             return seeds_from(rng, n)
-        normals: Array = rng.standard_normal((n, self.filter.n_normals(n_particles)))
-        return normals
+        return np.stack([self.normals(self.n_rows, n_particles, own) for own in each(rng, n)])
+
+    def normals(self, n_rows: int, n_particles: int, rng: np.random.Generator) -> Array:
+        """Return the normals ``(n_rows, k)`` of some rows of one filter."""
+        return lattice_normals(rng.standard_normal((n_rows, self._n_normals + 1)), n_particles)
 
     def __call__(self, x: Array, n_particles: int, noise: Array) -> Array:
         """Return the log estimates at points ``(n, dim)``."""
-        run: Any = self.filter.run_with_normals if self.correlated else self.filter.run
-        estimates: Array = run(self._parameters(x), n_particles, noise)
-        return estimates
+        filters: Any = self.filter
+        if not self.correlated:
+            return np.asarray(filters.run(self._parameters(x), n_particles, noise))
+        return np.asarray(filters.run_with_normals(self._parameters(x), n_particles, noise.reshape(len(x), -1)))
 
     def _parameters(self, x: Array) -> dict[str, Array]:
         found: dict[str, Array] = self._series.parameters_at(self._target.embed(x))
@@ -116,19 +131,26 @@ class FilteredDensity(EstimatedDensity):
         """Return proposals ``(n, dim)`` with filters of their own."""
         log_rest = self.target.log_density(x)
         inside = np.isfinite(log_rest)
-        fresh = self.estimator.numbers(len(x), points.n_estimates, rng)
-        noise = self.moved(points.noise, fresh)
+        noise = self.moved(points.noise, points.n_estimates, rng)
         estimate = np.full(len(x), -np.inf)
         if inside.any():
             found = self.estimator(np.where(inside[:, None], x, points.x), points.n_estimates, noise)
             estimate[inside] = found[inside]
         return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
 
-    def moved(self, noise: Any, fresh: Array) -> Array:
-        """Return a proposal's numbers: an AR(1) step from the present ones, or fresh seeds."""
-        if not self.estimator.correlated or noise is None:
-            return fresh
-        return self.correlation * noise + np.sqrt(1 - self.correlation**2) * fresh
+    def moved(self, noise: Any, n_particles: int, rng: Any) -> Array:
+        """Return a proposal's numbers: fresh seeds, or the present numbers with fresh ones in a stretch of rows.
+
+        Rows are on a circle: after the last comes the first.
+        """
+        if not self.estimator.correlated:
+            return self.estimator.numbers(len(noise), n_particles, rng)
+        noise, n_rows = noise.copy(), self.estimator.n_rows
+        for i, own in enumerate(each(rng, len(noise))):
+            length = int(np.ceil(n_rows * (1.0 - self.correlation) ** own.random()))
+            stretch = (own.integers(n_rows) + np.arange(length)) % n_rows
+            noise[i, stretch] = self.estimator.normals(length, n_particles, own)
+        return noise
 
     def initial_point(self, rng: np.random.Generator) -> Array | None:
         """Return one of many points, dispersed ones and draws of the prior, by a power of its estimated posterior.
@@ -167,7 +189,7 @@ class FilteredDensity(EstimatedDensity):
             noise = self.estimator.numbers(len(points.x), points.n_estimates, rng)
             values[i] = self.estimator(points.x, points.n_estimates, noise)
             if self.estimator.correlated:
-                near = self.moved(noise, self.estimator.numbers(len(points.x), points.n_estimates, rng))
+                near = self.moved(noise, points.n_estimates, rng)
                 values[i] -= self.estimator(points.x, points.n_estimates, near)
         with np.errstate(invalid="ignore"):
             variance = (values**2).mean(axis=0) if self.estimator.correlated else values.var(axis=0, ddof=1)
@@ -233,8 +255,9 @@ class ParticleMetropolis(EstimatedMetropolis):
     particle_filter : Filter
     n_particles : int or "auto"
         N_x; "auto" finds it at the start and while tuning.
-    correlation : float
-        ρ of the filters' normal numbers from one step to the next; 0 for fresh filters.
+    correlation : float or "auto"
+        The largest share of rows whose normal numbers a proposal keeps, ρ; 0 for fresh filters. "auto" is 0.8 where states
+        are numbers and Numba compiles the filter, else 0.
     covariance : array (dim, dim), optional
         Shape of the proposals; learnt while tuning by default.
     """
@@ -245,15 +268,19 @@ class ParticleMetropolis(EstimatedMetropolis):
         particle_filter: Any,
         *,
         n_particles: Any = "auto",
-        correlation: float = 0.0,
+        correlation: Any = "auto",
         covariance: Any = None,
     ) -> None:
-        kernel, estimator = ParticleMetropolisKernel(), FilterEstimator(target, particle_filter, correlation > 0)
+        kernel, estimator = ParticleMetropolisKernel(), FilterEstimator(target, particle_filter, correlation != 0)
+        if correlation == "auto":
+            correlation = CORRELATION if estimator.sorts_numbers else 0.0
+            estimator = estimator if correlation else FilterEstimator(target, particle_filter, False)
         rest = rest_of(target)
         scale, rate = kernel.initial_scale(target.dim), kernel.target_acceptance
         tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate, pooled=True)
         first = None if n_particles == "auto" else n_particles
         density = FilteredDensity(rest, estimator, correlation, first, tuning)
+        density.decay = DECAY if estimator.correlated else 1.0
         super().__init__(kernel, density, "take a guided filter (proposal=), or a correlated one (correlation=0.99)")
         own = estimator.filter is not particle_filter
         self.attributes = {
