@@ -81,6 +81,7 @@ _ROOMS = (
     "orthants",
     "pymc",
     "simulators",
+    "simuk",
     "sklearn",
     "stan",
     "state_space",

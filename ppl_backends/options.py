@@ -227,6 +227,7 @@ path = instance(str | os.PathLike, "a path")  # type: ignore[arg-type]
 executor = instance(Executor, "a concurrent.futures.Executor, such as a ProcessPoolExecutor of spawned processes")
 none = choice(None)
 mapping = instance(Mapping, "a dict by name")
+names = instance(str | Sequence | Mapping, "names of log likelihoods in a Stan program")  # type: ignore[arg-type]
 
 COMMON: dict[str, Option] = {
     "adapt": flag,
@@ -235,7 +236,7 @@ COMMON: dict[str, Option] = {
     "cores": none | integer(1),
     "draws": integer(1),
     "executor": none | executor,
-    "log_likelihood": flag,
+    "log_likelihood": flag | names,
     "log_prior": flag,
     "max_time": none | number(at_least=0, at_most=np.inf),
     "power": number(at_least=0),

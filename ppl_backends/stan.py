@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, instance, path
+from ppl_backends.options import checked, path
 from ppl_backends.results.inference_data import group, group_names, is_inference_data
 
-__all__ = ["StanFit", "write_csv"]
+__all__ = ["StanFit"]
 
 LOG_LIK = "log_lik"
-POINTWISE = ("log_likelihood", "posterior_predictive")
+POINTWISE = ("log_likelihood", "posterior_predictive", "predictions")
 CSV_DIGITS = 17
 
 
@@ -110,7 +110,32 @@ class StanFit:
 
     @checked(dir=path)
     def save_csvfiles(self, dir: str | os.PathLike = ".") -> list[Path]:
-        """Write one CSV file a chain into a folder, and return their paths; see :func:`write_csv`."""
+        """Write CSV files of CmdStan, one a chain, and return their paths.
+
+        Parameters
+        ----------
+        dir : path
+            Made if it is not there. Files are called ``name_1.csv``, and so on.
+
+        Returns
+        -------
+        list of pathlib.Path
+
+        Raises
+        ------
+        ModelError
+            If a variable has a name that a CSV header cannot hold.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import ppl_backends as pb
+        >>> target = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+        >>> idata = pb.sample_mcmc(target, draws=10, chains=2, tune=10, random_seed=1, progressbar=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [file.name for file in pb.stan.StanFit(idata).save_csvfiles(folder)]
+        ['model_1.csv', 'model_2.csv']
+        """
         folder = Path(dir)
         folder.mkdir(parents=True, exist_ok=True)
         draws, paths = self.draws(), []
@@ -126,40 +151,6 @@ class StanFit:
 
     def __repr__(self) -> str:
         return f"StanFit({self.name!r}, chains={self.chains}, draws={self.num_draws_sampling})"
-
-
-@checked(folder=path, name=instance(str, "a name"))
-def write_csv(idata: Any, folder: str | os.PathLike, *, name: str = "model") -> list[Path]:
-    """Write a result as CSV files of CmdStan, one a chain, and return their paths.
-
-    Parameters
-    ----------
-    idata : arviz.InferenceData or xarray.DataTree
-    folder : path
-        Made if it is not there.
-    name : str
-        Files are called ``name_1.csv``, and so on.
-
-    Returns
-    -------
-    list of pathlib.Path
-
-    Raises
-    ------
-    ModelError
-        If it has no posterior, or a name that a CSV header cannot hold.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import ppl_backends as pb
-    >>> target = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
-    >>> idata = pb.sample_mcmc(target, draws=10, chains=2, tune=10, random_seed=1, progressbar=False)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [file.name for file in pb.stan.write_csv(idata, folder)]
-    ['model_1.csv', 'model_2.csv']
-    """
-    return StanFit(idata, name=name).save_csvfiles(folder)
 
 
 def flat_names(name: str, shape: tuple[int, ...]) -> list[str]:

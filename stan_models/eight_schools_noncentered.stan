@@ -22,6 +22,7 @@ model {
   }
 }
 generated quantities {
+  array[J] real y_rep = normal_rng(theta, sigma);
   vector[J] log_lik;
   for (j in 1:J) {
     log_lik[j] = normal_lpdf(y[j] | theta[j], sigma[j]);

@@ -21,6 +21,7 @@ FOREIGN = {
     "steps/adapter.py": "variables of PyMC",
     "model_search/forms.py": "data frames of whatever library",
     "simulators/abc/": "operations and simulators of PyMC",
+    "simuk.py": "released versions of simuk and later ones",
     "bambi.py": "objects of libraries that hold a Bambi model",
     "pymc/methods.py": "modes of PyTensor",
 }

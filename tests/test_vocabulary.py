@@ -6,7 +6,7 @@ import pytest
 
 import ppl_backends as pb
 
-ROOMS = (pb, pb.bambi, pb.pymc, pb.steps, pb.gibbs, pb.mean_field, pb.orthants, pb.simulators)
+ROOMS = (pb, pb.bambi, pb.pymc, pb.simuk, pb.steps, pb.gibbs, pb.mean_field, pb.orthants, pb.simulators)
 # Other words for what has a name: the name.
 NAMES = {
     "start": "initial (a distribution) or initvals (points)",

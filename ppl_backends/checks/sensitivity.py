@@ -37,6 +37,8 @@ PRIOR, LIKELIHOOD = "prior", "likelihood"
 CONFLICT = "potential prior-data conflict"
 STRONG = "potential strong prior or weak likelihood"
 FINE = "-"
+LARGEST_K = 0.5
+"""Pareto k above which draws are moved: beyond it the weights have no variance, and the sds they give are off by 15 %."""
 _REPLICATES = 100
 
 
@@ -181,7 +183,8 @@ def sensitivity(
         Variables whose priors are the component ``"prior"``; all by default. In a hierarchical model name the
         hyper-parameters: the distribution of a group's members is a part of the model.
     method : {"auto", "weights", "moves"}
-        ``"auto"`` weights the draws, and moves them where Pareto k is above its limit, min(0.7, 1 − 1/log10(draws)).
+        ``"auto"`` weights the draws, and moves them where Pareto k is above 0.5, or above 1 − 1/log10(draws) if that is
+        smaller.
     draws : int
         Draws that are moved, at most.
     threshold : float
@@ -312,7 +315,7 @@ def _scale(
     smoothed, k = smoothed_weights(log_weights)
     weight, _ = normalised_weights(smoothed)
     scaled = Scaled(cloud.x, weight, cloud.unit, k, effective_sample_size(smoothed), False)
-    if method == "weights" or (method == "auto" and k <= largest_k(len(log_term))):
+    if method == "weights" or (method == "auto" and k <= min(LARGEST_K, largest_k(len(log_term)))):
         return scaled
 
     def change(x: Array, gradient: bool) -> tuple[Array, Array | None]:

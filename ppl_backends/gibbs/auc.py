@@ -72,20 +72,26 @@ def auc_hinge_risk(scores: Array, positive: Mask, gradient: bool = False) -> tup
     return value, slope
 
 
-def pair_risk(scores: Array, positive: Mask, loss: Loss, gradient: bool = False) -> tuple[Array, Array | None]:
-    """Return mean over ordered pairs of any loss of sᵢ − sⱼ, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``."""
+def pair_risk(
+    scores: Array, positive: Mask, loss: Loss, gradient: bool = False, weights: Array | None = None
+) -> tuple[Array, Array | None]:
+    """Return mean over ordered pairs of any loss of sᵢ − sⱼ, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``.
+
+    The label of a pair is the product of the ``weights`` ``(n,)``, one by default.
+    """
+    weights = np.ones(len(positive)) if weights is None else weights
     above, below = scores[:, positive], scores[:, ~positive]
     value = np.zeros(len(scores))
     slope = np.zeros_like(scores) if gradient else None
     at_above, at_below = np.flatnonzero(positive), np.flatnonzero(~positive)
     step = max(1, BLOCK_BYTES // (8 * len(scores) * max(1, below.shape[1])))
-    one = np.ones(())
     for start in range(0, above.shape[1], step):
         rows = slice(start, start + step)
         difference = above[:, rows, None] - below[:, None, :]
-        value += loss.value(difference, one).sum(axis=(1, 2))
+        labels = np.outer(weights[at_above[rows]], weights[at_below])
+        value += loss.value(difference, labels).sum(axis=(1, 2))
         if slope is not None:
-            part = loss.slope(difference, one)
+            part = loss.slope(difference, labels)
             slope[:, at_above[rows]] += part.sum(axis=2)
             slope[:, at_below] -= part.sum(axis=1)
     scale = pair_scale(positive)

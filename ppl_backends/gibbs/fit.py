@@ -266,9 +266,9 @@ def fit_by_pairs(
     trace, tail = [], n_iterations // 2
     for t in range(1, n_iterations + 1):
         q = coordinates.gaussian(z)
-        design, offset = _pairs(risk, batch_size, rng)
+        design, offset, labels = _pairs(risk, batch_size, rng)
         spread = q.whiten_gradient(design)
-        found = inner.expectation(design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread), np.ones(1))
+        found = inner.expectation(design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread), labels)
         in_mean = share * (found.slope @ design) / batch_size + precision @ (q.mean - prior.gaussian.mean) / rate
         pull = share * found.curvature / batch_size
         if family == "dense":
@@ -292,16 +292,17 @@ def fit_by_pairs(
     return as_result(posterior, solution, family, trace, batch_size=float(batch_size))
 
 
-def _pairs(risk: LinearRisk, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return differences of ``size`` pairs drawn with replacement, and of their offsets."""
+def _pairs(risk: LinearRisk, size: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Return differences of ``size`` pairs drawn with replacement, those of their offsets, and their labels."""
     i, j = (rows[rng.integers(len(rows), size=size)] for rows in (risk.above, risk.below))
-    return risk.differences(i, j)
+    return *risk.differences(i, j), risk.pair_labels(i, j)
 
 
 def _mean_loss(inner, q: Gaussian, pairs: tuple) -> float:
-    design, offset = pairs
+    design, offset, labels = pairs
     spread = q.whiten_gradient(design)
-    return float(_pair_values(inner, design @ q.mean + offset, np.einsum("nd,nd->n", spread, spread)).mean())
+    variance = np.einsum("nd,nd->n", spread, spread)
+    return float(_pair_values(inner, design @ q.mean + offset, variance, labels).mean())
 
 
 def _settled(trace: Array, rate: float) -> bool:

@@ -30,7 +30,7 @@ from scipy.optimize import minimize
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ApproximationWarning, ModelError
-from ppl_backends.gibbs.losses import Expectation, Loss, PairLoss
+from ppl_backends.gibbs.losses import Expectation, Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.gibbs.risks import LinearRisk
 from ppl_backends.numerics.gaussian import Gaussian
@@ -327,13 +327,14 @@ def _expected_pair_risk(risk: LinearRisk, mean: Array, spread: Array) -> float:
         of_pairs += variance[below]
         of_pairs += variance[rows, None]
         np.maximum(of_pairs, 0.0, out=of_pairs)
-        total += float(_pair_values(inner, mean[rows, None] - mean[below], of_pairs).sum())
+        labels = np.abs(np.outer(risk.y[rows], risk.y[below])) if isinstance(inner, Weighted) else np.ones(1)
+        total += float(_pair_values(inner, mean[rows, None] - mean[below], of_pairs, labels).sum())
     return 2 * total / (risk.n * (risk.n - 1))
 
 
-def _pair_values(inner: Loss, difference: Array, variance: Array) -> Array:
+def _pair_values(inner: Loss, difference: Array, variance: Array, labels: Array) -> Array:
     """Return expected losses of pairs; those that no score can tell apart count one half under the 0–1 loss."""
-    value = inner.expected(difference, variance, np.ones(1))
+    value = inner.expected(difference, variance, labels)
     if inner.bound == 1.0 and not inner.has_gradient:
         value[(variance == 0) & (difference == 0)] = 0.5
     return value
@@ -344,4 +345,5 @@ def _rows(posterior: GibbsPosterior) -> tuple[Array, Array, Array]:
     risk = posterior._linear("VI")
     if not isinstance(risk.loss, PairLoss):
         return risk.X, risk.offset, risk.y
-    return *risk.differences(*risk.all_pairs()), np.ones(len(risk.above) * len(risk.below))
+    rows = risk.all_pairs()
+    return *risk.differences(*rows), risk.pair_labels(*rows)

@@ -355,8 +355,66 @@ class PairLoss(Loss):
         self.bound, self.smooth, self.convex = inner.bound, inner.smooth, inner.convex
         self.has_gradient = inner.has_gradient
 
+    def prepare(self, y: Any) -> Array:
+        """Return −1 and +1, or ±w where pairs have weights."""
+        return self.inner.prepare(y) if isinstance(self.inner, Weighted) else super().prepare(y)
+
     def __repr__(self) -> str:
         return f"PairLoss({self.inner!r})"
+
+
+class Weighted(Loss):
+    """A loss of two classes times a weight of each observation; outcomes hold both, as ±w.
+
+    Weights travel with the outcomes through subsets and folds. In a pair loss the label of a pair is w_i w_j.
+
+    Parameters
+    ----------
+    inner : Loss
+        Of two classes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_backends.gibbs.losses import Weighted
+    >>> Weighted(Hinge()).value(np.array([0.5, 0.5]), np.array([2.0, -1.0]))
+    array([1. , 1.5])
+    """
+
+    def __init__(self, inner: Loss) -> None:
+        self.inner, self.name, self.smooth, self.convex = inner, inner.name, inner.smooth, inner.convex
+        self.has_gradient, self.classification = inner.has_gradient, inner.classification
+
+    def prepare(self, y: Any) -> Array:
+        """Return ±w as they are."""
+        y = np.asarray(y, dtype=np.float64)
+        if not (np.isfinite(y) & (y != 0)).all():
+            raise ModelError(f"{self.name} loss: weights must be positive and finite; leave out rows of weight zero")
+        return y
+
+    def value(self, s: Array, y: Array) -> Array:
+        return np.abs(y) * self.inner.value(s, np.sign(y))
+
+    def slope(self, s: Array, y: Array) -> Array:
+        return np.abs(y) * self.inner.slope(s, np.sign(y))
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        return np.abs(y) * self.inner.curvature(s, np.sign(y))
+
+    def sites(self, y: Array, weight: float) -> SiteFamily:
+        """Return the sites of the loss, each to the power of its weight."""
+        if isinstance(self.inner, ZeroOne):
+            return Step(np.sign(y), weight * np.abs(y))
+        if isinstance(self.inner, Hinge):
+            return TwoSlopes(np.sign(y), weight * np.maximum(y, 0.0), weight * np.maximum(-y, 0.0))
+        return _loss_sites(self, y, weight)
+
+    def expectation(self, mean: Array, variance: Array, y: Array) -> Expectation:
+        found, weight = self.inner.expectation(mean, variance, np.sign(y)), np.abs(y)
+        return Expectation(weight * found.value, weight * found.slope, weight * found.curvature)
+
+    def __repr__(self) -> str:
+        return f"Weighted({self.inner!r})"
 
 
 class TwoSlopes(SiteFamily):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ppl_backends.approximations.ep import ArrayShard, FileShard, fit_ep_sharded
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.losses import Loss, PairLoss
+from ppl_backends.gibbs.losses import Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.gibbs.priors import GaussianPriorTarget, SpikeSlab
 from ppl_backends.options import checked
@@ -172,6 +172,8 @@ def _shards(posterior: GibbsPosterior) -> list[Any]:
     risk = posterior._linear("fit_pair_ep")
     if not isinstance(risk.loss, PairLoss):
         raise ModelError("fit_pair_ep: expected a pair loss; use fit_ep or sample_smc")
+    if isinstance(risk.loss.inner, Weighted):
+        raise ModelError("fit_pair_ep: pairs with weights are not known here; use fit_gibbs_vi or sample_smc")
     above, below = risk.above, risk.below
     step = max(1, SHARD_PAIRS // len(below))
     return [

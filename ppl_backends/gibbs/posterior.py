@@ -132,7 +132,7 @@ class GibbsPosterior(WrappedTarget):
     evidence_note = "pseudo-evidence: the normalising constant of a Gibbs posterior"
     observed_data: Mapping[str, Array] = {}
     constant_data: Mapping[str, Array] = {}
-    log_likelihood_names: Mapping[str, str] = {}
+    generated_groups: Mapping[str, Mapping[str, str]] = {}
     digests, append, evaluate_potentials = BaseTarget.digests, BaseTarget.append, BaseTarget.evaluate_potentials
     with_fixed_batch_size = BaseTarget.with_fixed_batch_size
 
@@ -372,7 +372,8 @@ class GibbsPosterior(WrappedTarget):
                 f"EP on {pairs} pairs takes a design of {size / 2**30:.1f} GiB; use "
                 "ppl_backends.gibbs.fit_pair_ep, which makes it in pieces, fit_gibbs_vi or sample_smc"
             )
-        return *risk.differences(*risk.all_pairs()), risk.loss.inner.sites(np.ones(pairs), self.site_weight)
+        rows = risk.all_pairs()
+        return *risk.differences(*rows), risk.loss.inner.sites(risk.pair_labels(*rows), self.site_weight)
 
     @property
     def observations(self) -> LossObservations | None:  # type: ignore[override]

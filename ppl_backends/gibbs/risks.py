@@ -32,6 +32,10 @@ class LinearRisk:
         """Return the rows of either class in every pair ``(n₊ n₋,)``, that of the first the slower one."""
         return np.repeat(self.above, len(self.below)), np.tile(self.below, len(self.above))
 
+    def pair_labels(self, i: Index, j: Index) -> Array:
+        """Return the label of pairs: 1, or the product of the weights of a :class:`~ppl_backends.gibbs.losses.Weighted`."""
+        return np.abs(self.y[i] * self.y[j])
+
     def differences(self, i: Index, j: Index) -> tuple[Array, Array]:
         """Return rows and offsets of pairs."""
         return self.X[i] - self.X[j], self.offset[i] - self.offset[j]
@@ -69,7 +73,7 @@ class LinearRisk:
             return auc_risk(scores, self.positive), None
         if isinstance(inner, Hinge):
             return auc_hinge_risk(scores, self.positive, wanted)
-        return pair_risk(scores, self.positive, inner, wanted)
+        return pair_risk(scores, self.positive, inner, wanted, np.abs(self.y))
 
     def hessian(self, x: Array) -> Array:
         """Return Hessian ``(k, dim, dim)`` of the risk, for losses of single observations."""

@@ -42,7 +42,7 @@ from ppl_backends.options import check_memory, checked, choice, flag
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results import build_inference_data
-from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.estimated import EstimatedTarget
 from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.power import with_power
@@ -95,7 +95,7 @@ def sample_importance(
     cores: int | None = None,
     random_seed: SeedLike = None,
     progressbar: bool = True,
-    log_likelihood: bool = False,
+    log_likelihood: Any = False,
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
@@ -133,7 +133,7 @@ def sample_importance(
     random_seed : int or numpy.random.Generator, optional
     progressbar : bool
     log_likelihood, log_prior : bool
-        Whether to store those groups.
+        Whether to store those groups. ``log_likelihood`` may name generated quantities of a Stan program.
     **target_options
         Passed on to :func:`ppl_backends.as_target`.
 
@@ -173,7 +173,9 @@ def sample_importance(
     >>> bool(np.isclose(idata.posterior.attrs["log_evidence"], np.log(2 * np.pi)))
     True
     """
-    target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
+    target = with_power(
+        as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
+    )
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng, estimate_rng = spawn_generators(random_seed, chains + 4)

@@ -23,7 +23,7 @@ from ppl_backends.results.convergence import LARGEST_RHAT, rank_rhat
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.steps.calibrated import HMC
 from ppl_backends.steps.specification import Step, is_bound
-from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
 
@@ -58,7 +58,7 @@ def sample_mcmc(
     power_potentials: bool = False,
     random_seed: Any = None,
     progressbar: bool = True,
-    log_likelihood: bool = False,
+    log_likelihood: Any = False,
     **target_options: Any,
 ) -> Any:
     """Draw from a posterior by a step method of ``pb.steps``.
@@ -87,7 +87,7 @@ def sample_mcmc(
     random_seed : int or Generator, optional
     progressbar : bool
     log_likelihood : bool
-        Whether to store the pointwise log likelihood.
+        Whether to store the pointwise log likelihood; names of a Stan program's generated quantities count as True.
     **target_options
         Passed on to :func:`~ppl_backends.as_target`.
 
@@ -119,7 +119,8 @@ def sample_mcmc(
     True
     """
     clock = time.perf_counter()
-    target, bind = _resolve(model, data, step, power, power_potentials, target_options)
+    options = {**naming(log_likelihood), **target_options}
+    target, bind = _resolve(model, data, step, power, power_potentials, options)
     check_memory(draws, chains, target.dim)
     given = _given_starts(target, initvals, chains)
     algorithm = bind(target)

@@ -120,8 +120,12 @@ def build_inference_data(
     }
     coords, dims = target.coords, target.dims
     drawn = target.constrain(flat, rng)
-    # Stan's generated quantity log_lik belongs to a group of its own, as arviz.from_cmdstanpy has it.
-    pointwise = {new: drawn.pop(old) for old, new in target.log_likelihood_names.items() if old in drawn}
+    # Stan's generated quantities belong to groups of their own, as arviz.from_cmdstanpy has them.
+    generated = {
+        name: {new: drawn.pop(old) for old, new in names.items() if old in drawn}
+        for name, names in target.generated_groups.items()
+    }
+    pointwise = generated.pop("log_likelihood", {})
     groups = {"posterior": _draws(drawn, chains, draws, coords, dims).assign_attrs(all_attrs)}
     stats = xr.Dataset({name: (list(on), np.asarray(values)) for name, (on, values) in (sample_stats or {}).items()})
     groups["sample_stats"] = _with_index_coords(stats, target)
@@ -130,7 +134,8 @@ def build_inference_data(
         groups[name] = _with_index_coords(data, target)
     if log_likelihood and not pointwise:
         pointwise = target.pointwise_log_likelihood(flat)
-    groups["log_likelihood"] = _draws(pointwise, chains, draws, coords, dims)
+    for name, drawn in {**generated, "log_likelihood": pointwise}.items():
+        groups[name] = _draws(drawn, chains, draws, coords, dims)
     if log_prior:
         groups["log_prior"] = _draws({"log_prior": _log_prior(target, flat)}, chains, draws, {}, {})
     if unconstrained:

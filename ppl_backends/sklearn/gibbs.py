@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import roc_auc_score
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from ppl_backends.approximations.given import from_draws
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.certificates import Certificate, certify
 from ppl_backends.gibbs.fit import fit_gibbs_vi
 from ppl_backends.gibbs.learning_rate import choose_learning_rate
+from ppl_backends.gibbs.losses import LOSSES, FunctionLoss, Loss, PairLoss, Weighted, resolve_loss
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.targets.factors.sites import Array
 
 METHODS = ("vi", "ep", "smc")
+
+
+class _Rows(NamedTuple):
+    """Rows as they were given, with labels −1 and +1 and positive weights."""
+
+    X: Array
+    labels: Array
+    weight: Array
+
+
+def _weighted(loss: Any, labels: Array, weight: Array) -> tuple[Any, Array]:
+    """Return a loss and its outcomes such that the mean over rows is the mean over copies of rows."""
+    n, total = len(weight), weight.sum()
+    if (weight == weight[0]).all() and (weight[0] == 1 or not _is_paired(loss)):
+        return loss, labels
+    found = FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
+    if not isinstance(found, PairLoss):
+        return Weighted(found), labels * weight * (n / total)
+    if not total > 1:
+        raise ValueError(
+            f"sample_weight sums to {total:.3g}: weights of pairs count copies of rows, more than one in all"
+        )
+    return PairLoss(Weighted(found.inner)), labels * weight * np.sqrt(n * (n - 1) / (total * (total - 1)))
+
+
+def _is_paired(loss: Any) -> bool:
+    return isinstance(loss, PairLoss) or (isinstance(loss, str) and isinstance(LOSSES.get(loss, Loss)(), PairLoss))
 
 
 class _LinearGibbs(ClassifierMixin, BaseEstimator):
@@ -38,7 +67,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = False
         return tags
 
-    def fit(self, X: Any, y: Any) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit the pseudo-posterior.
 
         Parameters
@@ -46,6 +75,9 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         X : array (n, p)
         y : array (n,)
             Two classes.
+        sample_weight : array (n,), optional
+            Weights of the losses of rows, the product of two for a pair; a whole number is as many copies of the row. λ is
+            their sum by default.
 
         Returns
         -------
@@ -57,18 +89,63 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         if kind != "binary":
             raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
         self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[0]!r}; two are needed")
-        self.center_ = X.mean(axis=0) if self.standardize else np.zeros(X.shape[1])
-        spread = X.std(axis=0) if self.standardize else np.ones(X.shape[1])
+        return self._fit_rows(self._checked_rows(X, y, sample_weight), None)
+
+    def update(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Add rows, and go on from the pseudo-posterior so far.
+
+        The result is that of ``fit`` on all rows: VI starts at the Gaussian so far, SMC bridges from it to the new
+        pseudo-posterior, and EP is run again. For the 0–1 loss VI keeps to the minimum that it was in.
+
+        Parameters
+        ----------
+        X : array (n, p)
+            New rows; those of before are kept.
+        y : array (n,)
+            Of the classes that ``fit`` saw.
+        sample_weight : array (n,), optional
+
+        Returns
+        -------
+        self
+        """
+        check_is_fitted(self)
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y has the class {unknown[0]!r}, which fit has not seen")
+        new = self._checked_rows(X, y, sample_weight)
+        return self._fit_rows(_Rows(*map(np.concatenate, zip(self._rows, new, strict=True))), self.approximation_)
+
+    def _checked_rows(self, X: Array, y: Any, sample_weight: Any) -> _Rows:
+        """Return rows of positive weight."""
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weight < 0).any():
+            raise ValueError("sample_weight has negative values")
+        kept = weight > 0
+        return _Rows(X[kept], np.where(y == self.classes_[-1], 1.0, -1.0)[kept], weight[kept])
+
+    def _fit_rows(self, rows: _Rows, start: Any) -> Any:
+        """Fit to rows with weights, from an earlier approximation where there is one."""
+        X, labels, weight = self._rows = rows
+        if len(self.classes_) < 2 or len(np.unique(labels)) < 2:
+            raise ValueError(
+                f"y has one class only, {self.classes_[0]!r}, among rows of positive weight; two are needed"
+            )
+        self.center_ = np.average(X, axis=0, weights=weight) if self.standardize else np.zeros(X.shape[1])
+        spread = (
+            np.sqrt(np.average((X - self.center_) ** 2, axis=0, weights=weight))
+            if self.standardize
+            else np.ones(X.shape[1])
+        )
         self.scale_ = np.where(spread > 1e-12 * (1 + np.abs(self.center_)), spread, 1.0)
-        labels = np.where(y == self.classes_[1], 1.0, -1.0)
         prior = (0.0, float(self.prior_scale) ** 2)
-        posterior = GibbsPosterior(prior, self.loss, self._design(X), labels, learning_rate=float(len(labels)))
+        loss, outcomes = _weighted(self.loss, labels, weight)
+        posterior = GibbsPosterior(prior, loss, self._design(X), outcomes, learning_rate=float(weight.sum()))
         self._check_loss(posterior)
         self.posterior_ = self._with_rate(posterior)
-        self._fit_approximation()
-        self.threshold_ = self._threshold(X, labels)
+        self._fit_approximation(start)
+        self.threshold_ = self._threshold(rows)
         self.coef_ = (self._coefficients() / self.scale_)[None]
         offset = self._mean[0] if self.fit_intercept else 0.0
         self.intercept_ = np.array([offset - self.threshold_ - self.coef_[0] @ self.center_])
@@ -78,7 +155,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
     def _check_loss(self, posterior: GibbsPosterior) -> None:
         raise NotImplementedError
 
-    def _threshold(self, X: Array, labels: Array) -> float:
+    def _threshold(self, rows: _Rows) -> float:
         return 0.0
 
     def _design(self, X: Array) -> Array:
@@ -94,6 +171,8 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
             how = {"cv": "cross-validation", "bound": "bound"}.get(rate)
             if how is None:
                 raise ModelError(f"learning_rate={rate!r}: expected a number, 'cv', 'bound' or None")
+            if how == "bound":
+                self._refuse_weights()
             assert posterior.y is not None
             positive = int((posterior.y > 0).sum())
             folds = min(5, max(2, min(positive, posterior.n - positive)))
@@ -106,15 +185,20 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         state = self.random_state
         return int(state.randint(2**31)) if isinstance(state, np.random.RandomState) else state
 
-    def _fit_approximation(self) -> None:
+    def _refuse_weights(self) -> None:
+        if (self._rows.weight != 1).any():
+            raise ModelError("PAC-Bayes bounds are for independent rows of equal weight; leave out sample_weight")
+
+    def _fit_approximation(self, start: Any) -> None:
         """Find mean and a factor of the covariance of θ, and the draws of SMC."""
         if self.method not in METHODS:
             raise ModelError(f"method={self.method!r}: expected one of {', '.join(METHODS)}")
         if self.method == "smc":
             from ppl_backends.smc import sample_smc
 
+            initial = "prior" if start is None else from_draws(start, self.posterior_)
             self.approximation_ = sample_smc(
-                self.posterior_, draws=1000, chains=2, random_seed=self._seed(), progressbar=False
+                self.posterior_, draws=1000, chains=2, initial=initial, random_seed=self._seed(), progressbar=False
             )
             theta = self.approximation_["posterior"]["theta"].values.reshape(-1, self.posterior_.dim)
             self._mean = theta.mean(axis=0)
@@ -127,7 +211,9 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
 
             self.approximation_ = fit_ep(self.posterior_)
         else:
-            self.approximation_ = fit_gibbs_vi(self.posterior_, family=self.family, random_seed=self._seed())
+            self.approximation_ = fit_gibbs_vi(
+                self.posterior_, family=self.family, initial=start, random_seed=self._seed()
+            )
         self._mean, factor = self.approximation_.mean, self.approximation_.cholesky
         self._factor = factor if factor.ndim == 2 else np.diag(factor)
 
@@ -165,6 +251,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
     def certificate(self, epsilon: float = 0.05, **options: Any) -> Certificate:
         """Return the PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which refuses where none holds."""
         check_is_fitted(self)
+        self._refuse_weights()
         found = certify(self.posterior_, self.approximation_, epsilon=epsilon, **options)
         if not self.standardize:
             return found
@@ -307,10 +394,14 @@ class GibbsRanker(_LinearGibbs):
         if not posterior.paired:
             raise ModelError(f"loss={self.loss!r} is not a loss of pairs; use GibbsClassifier")
 
-    def _threshold(self, X: Array, labels: Array) -> float:
-        scores = np.sort(self._design(X) @ self._mean)
-        cut = int((labels < 0).sum())
-        return float(0.5 * (scores[cut - 1] + scores[cut]))
+    def _threshold(self, rows: _Rows) -> float:
+        """Return the score above which rows have the weight of the positive class."""
+        scores = self._design(rows.X) @ self._mean
+        order = np.argsort(scores, kind="stable")
+        below, negative = np.cumsum(rows.weight[order]), rows.weight[rows.labels < 0].sum()
+        k = int(np.argmax(below >= negative * (1 - 1e-12)))
+        reached = below[k] <= negative * (1 + 1e-12)  # else the cut falls among the copies of one row
+        return float(0.5 * (scores[order[k]] + scores[order[k + 1 if reached else k]]))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the AUC of the scores."""

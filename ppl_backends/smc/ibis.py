@@ -34,7 +34,7 @@ from ppl_backends.smc.rows import Prequential, RowsPath, rows_have_gradients
 from ppl_backends.smc.sampler import Settings, Watcher
 from ppl_backends.smc.schedule import Resampling, make_schedule
 from ppl_backends.smc.updates import before_stages, ibis_inference_data, n_chains, restored
-from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.protocol import BaseTarget
 
 _OPTIONS = {
@@ -67,7 +67,7 @@ def sample_ibis(
     checkpoint: str | os.PathLike | None = None,
     random_seed: Any = None,
     progressbar: bool = True,
-    log_likelihood: bool = False,
+    log_likelihood: Any = False,
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
@@ -134,7 +134,7 @@ def sample_ibis(
     True
     """
     clock = time.perf_counter()
-    target = as_target(model, data, cores=cores, **target_options)
+    target = as_target(model, data, cores=cores, **naming(log_likelihood), **target_options)
     asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     call = RowsCall(clock, settings, executor, progressbar, asked)
@@ -163,7 +163,7 @@ def update_smc(
     max_time: float | None = None,
     random_seed: Any = None,
     progressbar: bool = True,
-    log_likelihood: bool = False,
+    log_likelihood: Any = False,
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
@@ -214,7 +214,7 @@ def update_smc(
     30
     """
     clock = time.perf_counter()
-    target = as_target(model, data, cores=cores, **target_options)
+    target = as_target(model, data, cores=cores, **naming(log_likelihood), **target_options)
     if new is not None:
         target = target.append(new)
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)

@@ -60,7 +60,7 @@ from ppl_backends.smc.routes import choose_kernel, choose_path
 from ppl_backends.smc.sampler import Settings, run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
-from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
 
 _DEFAULT_TUNING = "acceptance"
@@ -107,7 +107,7 @@ def sample_smc(
     keep_ladder: bool = False,
     random_seed: Any = None,
     progressbar: bool = True,
-    log_likelihood: bool = False,
+    log_likelihood: Any = False,
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
@@ -175,7 +175,7 @@ def sample_smc(
     random_seed : int or Generator, optional
     progressbar : bool
     log_likelihood, log_prior : bool
-        Whether to store those groups.
+        Whether to store those groups. ``log_likelihood`` may name generated quantities of a Stan program.
     **target_options
         Passed on to :func:`~ppl_backends.as_target`.
 
@@ -213,7 +213,9 @@ def sample_smc(
     True
     """
     moves, length = move_settings(min_moves, max_moves), chain_length(len_chain, draws)
-    target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
+    target = with_power(
+        as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
+    )
     check_memory(draws, chains, target.dim)
     clock = time.perf_counter()
     chosen = choose_kernel(kernel, target, target.has_gradient)

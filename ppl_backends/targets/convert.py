@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +141,23 @@ def pymc_model(model: Any = None) -> Any:
 
 def _stan_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:
     from ppl_backends.targets.stan import stan_target
+    from ppl_backends.targets.stan.groups import Groups
 
     if backend != "auto":
         raise ModelError(f"backend={backend!r} is for PyMC models; Stan programs are compiled with C++")
-    known = [name for name in inspect.signature(stan_target).parameters if name not in ("model", "data", "cores")]
+    known = [
+        name for name in inspect.signature(stan_target).parameters if name not in ("model", "data", "cores", "groups")
+    ]
+    known += [each.name for each in fields(Groups)]
     for name in options:
         if name not in known:
             raise ModelError(f"unknown option {name!r} for a Stan program; known are cores, {', '.join(known)}")
     return stan_target(model, data=data, cores=cores, **options)
+
+
+def naming(log_likelihood: Any) -> dict[str, Any]:
+    """Return the option of a target that names of log likelihoods are; none where they are asked for by a flag."""
+    return {} if isinstance(log_likelihood, bool) else {"log_likelihood": log_likelihood}
 
 
 def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:

@@ -323,7 +323,8 @@ class BaseTarget:
     observed_data: Mapping[str, Array] = {}  #: the group of that name
     constant_data: Mapping[str, Array] = {}  #: the group of that name
     parameter_names: tuple[str, ...] = ()  #: variables of :meth:`constrain` that are parameters; empty for all of them
-    log_likelihood_names: Mapping[str, str] = {}  #: variables that are log likelihoods, and what they are of
+    #: group of a result → variables of :meth:`constrain` that belong to it, and their names there
+    generated_groups: Mapping[str, Mapping[str, str]] = {}
     observations: Observations | None = None  #: the rows of the data
     #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each see one linear predictor
     factors: Any = None

@@ -42,7 +42,7 @@ class WrappedTarget(BaseTarget):
     stated_propriety = _of_target("stated_propriety")
     evidence_note = _of_target("evidence_note")
     parameter_names = _of_target("parameter_names")
-    log_likelihood_names = _of_target("log_likelihood_names")
+    generated_groups = _of_target("generated_groups")
     log_prior_normalizer = _of_target("log_prior_normalizer")
     log_prior_normalizer_se = _of_target("log_prior_normalizer_se")
     log_prior_normalizer_df = _of_target("log_prior_normalizer_df")

@@ -26,7 +26,7 @@ from ppl_backends.smc.records import Visited
 from ppl_backends.smc.results import prior_normalizer, with_prior_error
 from ppl_backends.smc.routes import choose_kernel, choose_path
 from ppl_backends.smc.sampler import Settings
-from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
@@ -63,7 +63,7 @@ def sample_tempering(
     executor: Executor | None = None,
     random_seed: Any = None,
     progressbar: bool = True,
-    log_likelihood: bool = False,
+    log_likelihood: Any = False,
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
@@ -101,7 +101,7 @@ def sample_tempering(
     random_seed : int or Generator, optional
     progressbar : bool
     log_likelihood, log_prior : bool
-        Whether to store those groups.
+        Whether to store those groups. ``log_likelihood`` may name generated quantities of a Stan program.
     **target_options
         Passed on to :func:`~ppl_backends.as_target`.
 
@@ -146,7 +146,9 @@ def sample_tempering(
     True
     """
     clock = time.perf_counter()
-    target = with_power(as_target(model, data, cores=cores, **target_options), power, power_potentials)
+    target = with_power(
+        as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
+    )
     check_memory(draws, chains, target.dim)
     if target.is_estimated:
         raise ModelError(f"{target.label}: the likelihood is an estimate; use sample_smc or sample_pmmh")

@@ -42,7 +42,7 @@ def test_variables_and_columns(idata):
 
 def test_cmdstanpy_reads_the_files(idata, tmp_path):
     cmdstanpy = pytest.importorskip("cmdstanpy")
-    paths = pb.stan.write_csv(idata, tmp_path / "csv")
+    paths = pb.stan.StanFit(idata).save_csvfiles(tmp_path / "csv")
     assert [path.name for path in paths] == ["model_1.csv", "model_2.csv"]
     fit = cmdstanpy.from_csv([str(path) for path in paths])
     ours = pb.stan.StanFit(idata).stan_variables()

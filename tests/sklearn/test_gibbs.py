@@ -90,3 +90,76 @@ def test_works_in_a_pipeline_and_is_reachable(data):
 def test_what_does_not_fit_is_refused(data, estimator, message):
     with pytest.raises(ModelError, match=message):
         estimator.fit(*data)
+
+
+KINDS = [
+    GibbsClassifier(),
+    GibbsClassifier(loss="zero_one"),
+    GibbsClassifier(loss="logistic", learning_rate=40.0),
+    GibbsRanker(),
+    GibbsRanker(loss="auc_hinge"),
+]
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return np.random.default_rng(1).integers(0, 4, size=60)
+
+
+@pytest.mark.parametrize("estimator", KINDS, ids=str)
+def test_a_whole_weight_is_as_many_copies_of_a_row(data, weights, estimator):
+    X, y = data[0][:60], data[1][:60]
+    weighted = clone(estimator).fit(X, y, sample_weight=weights)
+    copies = clone(estimator).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    np.testing.assert_allclose(weighted.coef_, copies.coef_, rtol=1e-9)
+    np.testing.assert_allclose(weighted.intercept_, copies.intercept_, rtol=1e-9)
+    np.testing.assert_allclose(weighted._factor, copies._factor, rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(weighted.approximation_.expected_risk, copies.approximation_.expected_risk, rtol=1e-9)
+    assert weighted.learning_rate_ == copies.learning_rate_
+    plain = clone(estimator).fit(X, y)
+    assert np.abs(plain.coef_ / weighted.coef_ - 1).max() > 0.01  # weights do something
+
+
+@pytest.mark.parametrize("kind", [GibbsClassifier, GibbsRanker])
+def test_weights_in_ep_and_in_the_density(data, weights, kind):
+    """EP approximates the copies of a row one by one, and a row with a weight at once: near, not equal."""
+    X, y = data[0][:60], data[1][:60]
+    weighted = kind(method="ep").fit(X, y, sample_weight=weights)
+    copies = kind(method="ep").fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    np.testing.assert_allclose(weighted.coef_, copies.coef_, rtol=0.05)
+    points = np.random.default_rng(0).normal(size=(5, weighted.posterior_.dim))
+    densities = [each.posterior_.log_density(points) for each in (weighted, copies)]
+    np.testing.assert_allclose(densities[0], densities[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", [*KINDS, GibbsClassifier(method="smc", random_state=1)], ids=str)
+def test_update_is_a_fit_to_all_rows(data, weights, estimator):
+    X, y = data[0][:60], data[1][:60]
+    whole = clone(estimator).fit(X, y, sample_weight=weights)
+    pieces = clone(estimator).fit(X[:40], y[:40], sample_weight=weights[:40])
+    before = pieces.coef_.copy()
+    assert pieces.update(X[40:], y[40:], sample_weight=weights[40:]) is pieces
+    # VI to its tolerance of 1e-4 nats, that is 0.015 sds; SMC to five standard errors of 500 effective draws.
+    error = (0.3 if estimator.method == "smc" else 0.03) * np.sqrt((whole._factor**2).sum(axis=-1).max()) / whole.scale_
+    assert (np.abs(pieces.coef_[0] - whole.coef_[0]) < error).all()
+    assert (np.abs(before[0] - whole.coef_[0]) > 0.1 * error).any()
+    assert pieces.learning_rate_ == whole.learning_rate_
+
+
+def test_weights_and_updates_that_do_not_fit_are_refused(data):
+    X, y = data
+    fitted = GibbsClassifier(loss="zero_one").fit(X, y, sample_weight=np.linspace(0.5, 1.5, 150))
+    with pytest.raises(ModelError, match="bounds are for independent rows"):
+        fitted.certificate()
+    with pytest.raises(ModelError, match="bounds are for independent rows"):
+        GibbsClassifier(loss="zero_one", learning_rate="bound").fit(X, y, sample_weight=np.arange(150))
+    with pytest.raises(ValueError, match="negative"):
+        GibbsClassifier().fit(X, y, sample_weight=-np.ones(150))
+    with pytest.raises(ValueError, match="more than one in all"):
+        GibbsRanker().fit(X, y, sample_weight=np.full(150, 1e-3))
+    with pytest.raises(ValueError, match="one class only"):
+        GibbsClassifier().fit(X, y, sample_weight=(y == "a").astype(float))
+    with pytest.raises(ValueError, match="fit has not seen"):
+        fitted.update(X[:2], ["a", "c"])
+    with pytest.raises(ModelError, match="pairs with weights"):
+        pb.gibbs.fit_pair_ep(GibbsRanker().fit(X, y, sample_weight=np.linspace(0.5, 1.5, 150)).posterior_)

@@ -21,6 +21,7 @@ from ppl_backends.targets.stan.build import program_key
 from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
 from ppl_backends.targets.stan.data import read_data, to_arrays
 from ppl_backends.targets.stan.factors import StanFactors, find_factors
+from ppl_backends.targets.stan.groups import Groups
 from ppl_backends.targets.stan.library import BatchedModel
 from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations
 from ppl_backends.targets.stan.program import StanProgram, looks_like_code
@@ -31,6 +32,7 @@ from ppl_backends.targets.stan.split.terms import prior_terms
 from ppl_backends.targets.stan.variables import collect, flatten
 
 INITIAL_TRIES = 100
+NO_GROUPS = Groups()
 
 
 def stan_target(
@@ -40,11 +42,10 @@ def stan_target(
     cores: int | None = None,
     rows: Mapping[str, Sequence[str]] | None = None,
     likelihood_data: Sequence[str] | None = None,
-    coords: Mapping[str, Sequence[Any]] | None = None,
-    dims: Mapping[str, Sequence[str]] | None = None,
     prior: str | None = "auto",
     predictor: str | None = None,
     include_paths: Sequence[str] = (),
+    **groups: Any,
 ) -> StanTarget:
     """Return a Stan program with data as a target; the program is compiled, or its library taken from the cache.
 
@@ -61,8 +62,6 @@ def stan_target(
         ``{"N": ["x", "y"]}``. The target can then be evaluated on subsets of its observations.
     likelihood_data : sequence of str, optional
         The observed data variables, where the program alone does not tell prior from likelihood.
-    coords, dims : mapping, optional
-        As ``arviz.from_cmdstanpy`` takes them.
     prior : {"auto"} or None
         None does not look for the prior part of the density.
     predictor : str, optional
@@ -70,6 +69,9 @@ def stan_target(
         where only one can be.
     include_paths : sequence of str
         Folders of ``#include`` files, besides the program's own.
+    **groups
+        ``coords``, ``dims``, ``posterior_predictive``, ``predictions``, ``log_likelihood``, ``observed_data`` and
+        ``constant_data``, as ``arviz.from_cmdstanpy`` takes them: see :class:`~ppl_backends.targets.stan.groups.Groups`.
 
     Returns
     -------
@@ -85,7 +87,8 @@ def stan_target(
     if prior not in ("auto", None):
         raise ModelError(f"prior={prior!r}: expected 'auto' or None")
     compiled = CompiledProgram(_read_model(model, tuple(include_paths)), read_data(data), cores, rows, likelihood_data)
-    return StanTarget(compiled, coords, dims, prior == "auto", predictor)
+    given = {name: value for name, value in groups.items() if value is not None}
+    return StanTarget(compiled, Groups(**given), prior == "auto", predictor)
 
 
 def _read_model(model: Any, include_paths: tuple[str, ...]) -> StanProgram | Path:
@@ -123,8 +126,7 @@ class StanTarget(BaseTarget):
     def __init__(
         self,
         compiled: CompiledProgram,
-        coords: Mapping[str, Sequence[Any]] | None = None,
-        dims: Mapping[str, Sequence[str]] | None = None,
+        groups: Groups = NO_GROUPS,
         find_prior: bool = True,
         predictor: str | None = None,
     ) -> None:
@@ -134,10 +136,19 @@ class StanTarget(BaseTarget):
         self.label, self.data, self.dim, self.names = compiled.label, compiled.data, compiled.dim, compiled.names
         self.program, self.library, self.cores = compiled.program, compiled.library, compiled.cores
         self._model, self._rows, self.program_split = compiled.model, compiled.rows, split_program(compiled, find_prior)
-        self.coords, self.dims = dict(coords or {}), dict(dims or {})
+        self.groups, self.coords = groups, dict(groups.coords)
+        variables = [variable.name for variable in compiled.model.variables]
+        groups.check(variables, self.parameter_names, list(to_arrays(self.data)), self.label)
+        renamed = {
+            new: groups.dims[old]
+            for names in groups.generated.values()
+            for old, new in names.items()
+            if old in groups.dims
+        }
+        self.dims = {**renamed, **groups.dims}
 
     def __reduce__(self) -> Any:
-        return StanTarget, (self.compiled, self.coords, self.dims, self._find_prior, self._predictor)
+        return StanTarget, (self.compiled, self.groups, self._find_prior, self._predictor)
 
     def __repr__(self) -> str:
         return f"StanTarget({self.label!r}, dim={self.dim})"
@@ -145,7 +156,7 @@ class StanTarget(BaseTarget):
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
         """Return the same program on new data, which replace those of the same name; nothing is compiled again."""
         compiled = self.compiled.with_data({**self.data, **read_data(new)})
-        return StanTarget(compiled, self.coords, self.dims, self._find_prior, self._predictor)
+        return StanTarget(compiled, self.groups, self._find_prior, self._predictor)
 
     def digests(self) -> dict[str, str]:
         """Return digests of the program as compiled, of its data, and of how prior and likelihood are told apart."""
@@ -329,7 +340,13 @@ class StanTarget(BaseTarget):
         return self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
 
     @property
-    def log_likelihood_names(self) -> dict[str, str]:  # type: ignore[override]
+    def generated_groups(self) -> dict[str, dict[str, str]]:  # type: ignore[override]
+        """Return what was named, and ``log_lik`` as log likelihood unless that was named too."""
+        found = self.groups.generated
+        pointwise = self._found_log_lik() if self.groups.finds_log_likelihood else {}
+        return {**found, "log_likelihood": pointwise} if pointwise else found
+
+    def _found_log_lik(self) -> dict[str, str]:
         """Return ``{"log_lik": name}`` where the program has it: the observed variable of its shape, else ``log_lik``."""
         shapes = [variable.columns.shape for variable in self._model.variables if variable.name == LOG_LIK]
         if not shapes:
@@ -338,10 +355,12 @@ class StanTarget(BaseTarget):
         return {LOG_LIK: matching[0] if len(matching) == 1 else LOG_LIK}
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """Return the generated quantity ``log_lik``, or the log likelihood of every row where ``rows=`` was given."""
+        """Return the quantities that are log likelihoods, or that of every row where ``rows=`` was given."""
         x = as_points(x, self.dim)
-        if self.log_likelihood_names:
-            return {self.log_likelihood_names[LOG_LIK]: self.compiled.log_lik(x)}
+        named = self.generated_groups.get("log_likelihood")
+        if named:
+            values = self.compiled.values(x, list(named))
+            return {new: values[old] for old, new in named.items()}
         if self._rows is None or self.observations is None:
             raise ModelError(f"{self.label}: no generated quantity log_lik; add it to the program, or give rows=")
         return {LOG_LIK: self.observations.log_likelihood(x)}
@@ -371,16 +390,14 @@ class StanTarget(BaseTarget):
 
     @property
     def observed_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        """Return the data of the likelihood, where that is known."""
-        return {
-            name: array for name, array in to_arrays(self.data).items() if name in self.program_split.likelihood_data
-        }
+        """Return the data that were named, else those of the likelihood, where that is known."""
+        given = self.groups.observed_data
+        default = self.program_split.likelihood_data if given is None else ()
+        return self.groups.data_of("observed_data", to_arrays(self.data), default)
 
     @property
     def constant_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        """Return all other data."""
-        return {
-            name: array
-            for name, array in to_arrays(self.data).items()
-            if name not in self.program_split.likelihood_data
-        }
+        """Return the data that were named, else all that are not observed."""
+        arrays = to_arrays(self.data)
+        observed = self.observed_data if self.groups.constant_data is None else ()
+        return self.groups.data_of("constant_data", arrays, arrays.keys() - observed)
