@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pymc as pm
-from scipy.special import logsumexp
+from scipy.special import digamma, expit, gammaln, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.checks.distances import compare
@@ -51,102 +52,108 @@ class Powered(WrappedTarget):
         return None
 
 
-def linear():
-    """Return a regression with known noise."""
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(400, 200))
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 1, shape=200)
-        pm.Normal("y", pm.math.dot(X, beta), 1, observed=X @ rng.normal(size=200) + rng.normal(size=400))
-    return model, None
+def effects(groups, likelihood):
+    """Return θ_g ~ N(μ, τ²), with μ ~ N(0, 2²) and half-normal τ, under ``likelihood(θ, more) -> value, slopes``.
+
+    Coordinates are μ, log τ, and one more with a normal prior (log of a dispersion), before the effects.
+    """
+
+    def prior(x):
+        mu, log_tau, more, theta = x[:, 0], x[:, 1], x[:, 2], x[:, 3:]
+        tau = np.exp(log_tau)
+        z = (theta - mu[:, None]) / tau[:, None]
+        value = -(mu**2) / 8 - tau**2 / 2 + (1 - groups) * log_tau - (z**2).sum(axis=1) / 2 - (more - 2) ** 2 / 2
+        slope = np.column_stack(
+            [
+                -mu / 4 + z.sum(axis=1) / tau,
+                -(tau**2) + 1 - groups + (z**2).sum(axis=1),
+                2 - more,
+                -z / tau[:, None],
+            ]
+        )
+        return value, slope
+
+    def evaluate(x):
+        value, more, theta = likelihood(x[:, 3:], x[:, 2])
+        return value, np.column_stack([np.zeros((len(x), 2)), more, theta])
+
+    names = ["mu", "log_tau", "log_alpha", *(f"theta[{g}]" for g in range(groups))]
+    return pb.FunctionTarget(groups + 3, evaluate, prior, names=names)
 
 
-def means():
-    """Return normal means around a common mean."""
-    rng = np.random.default_rng(2)
-    with pm.Model() as model:
-        mu, tau = pm.Normal("mu", 0, 5), pm.HalfNormal("tau", 2)
-        theta = pm.Normal("theta", mu, tau, shape=200)
-        pm.Normal("y", theta, 1, observed=1 + 2 * rng.normal(size=200) + rng.normal(size=200))
-    return model, None
-
-
-def logistic():
-    """Return a logistic regression."""
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(600, 150))
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 0.3, shape=150)
-        y = (rng.random(600) < 1 / (1 + np.exp(-X @ rng.normal(size=150) / 8))).astype(int)
-        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=y)
-    return model, None
-
-
-def counts():
-    """Return counts with an effect each."""
+def poisson(groups=200):
+    """Return Poisson counts, one a group."""
     rng = np.random.default_rng(4)
-    with pm.Model() as model:
-        mu, tau = pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1)
-        theta = pm.Normal("theta", mu, tau, shape=200)
-        pm.Poisson("y", pm.math.exp(theta), observed=rng.poisson(np.exp(2 + 0.7 * rng.normal(size=200))))
-    return model, None
+    y = rng.poisson(np.exp(2 + 0.7 * rng.normal(size=groups)))
+    return effects(groups, lambda t, a: ((t * y - np.exp(t)).sum(axis=1), 0 * a, y - np.exp(t)))
 
 
-def shares():
-    """Return binomial counts with an effect each."""
+def binomial(groups=200):
+    """Return binomial counts, one of 20 a group."""
     rng = np.random.default_rng(7)
-    with pm.Model() as model:
-        mu, tau = pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1)
-        theta = pm.Normal("theta", mu, tau, shape=200)
-        y = rng.binomial(20, 1 / (1 + np.exp(0.5 - rng.normal(size=200))))
-        pm.Binomial("y", n=20, logit_p=theta, observed=y)
-    return model, None
+    y = rng.binomial(20, expit(rng.normal(-0.5, 1, size=groups)))
+    return effects(groups, lambda t, a: ((t * y - 20 * np.logaddexp(0, t)).sum(axis=1), 0 * a, y - 20 * expit(t)))
 
 
-def overdispersed():
-    """Return negative binomial counts in groups of four, with dispersion to be found."""
-    rng = np.random.default_rng(8)
-    group = np.repeat(np.arange(200), 4)
-    rate = np.exp(1.5 + 0.8 * rng.normal(size=200))[group]
-    with pm.Model() as model:
-        mu, tau, alpha = pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1), pm.HalfNormal("alpha", 10)
-        theta = pm.Normal("theta", mu, tau, shape=200)
-        y = rng.negative_binomial(5, 5 / (5 + rate))
-        pm.NegativeBinomial("y", mu=pm.math.exp(theta[group]), alpha=alpha, observed=y)
-    return model, None
-
-
-def robust():
-    """Return a regression with Student t noise."""
-    rng = np.random.default_rng(5)
-    X = rng.normal(size=(400, 200))
-    with pm.Model() as model:
-        beta, sigma = pm.Normal("beta", 0, 1, shape=200), pm.HalfNormal("sigma", 1)
-        y = X @ rng.normal(size=200) + rng.standard_t(4, size=400)
-        pm.StudentT("y", nu=4, mu=pm.math.dot(X, beta), sigma=sigma, observed=y)
-    return model, None
-
-
-def waiting():
-    """Return exponential waiting times in groups of three, as a Stan program."""
+def exponential(groups=200):
+    """Return sums of three exponential waiting times a group."""
     rng = np.random.default_rng(6)
-    group = np.repeat(np.arange(200), 3)
-    y = rng.exponential(np.exp(0.7 * rng.normal(size=200))[group])
-    program = """data { int N; int G; array[N] int g; vector[N] y; }
-    parameters { real mu; real<lower=0> tau; vector[G] theta; }
-    model { mu ~ normal(0, 2); tau ~ normal(0, 1); theta ~ normal(mu, tau); y ~ exponential(exp(-theta[g])); }"""
-    return program, {"N": 600, "G": 200, "g": (group + 1).tolist(), "y": y.tolist()}
+    y = rng.exponential(np.exp(0.7 * rng.normal(size=groups)), size=(3, groups)).sum(axis=0)
+    return effects(groups, lambda t, a: ((-3 * t - y * np.exp(-t)).sum(axis=1), 0 * a, -3 + y * np.exp(-t)))
+
+
+def negative_binomial(groups=150):
+    """Return negative binomial counts, four a group, with unknown dispersion."""
+    rng = np.random.default_rng(8)
+    y = rng.negative_binomial(5, 5 / (5 + np.exp(rng.normal(1.5, 0.8, size=groups))), size=(4, groups))
+
+    def likelihood(theta, log_alpha):
+        alpha, rate = np.exp(log_alpha)[:, None, None], np.exp(theta)[:, None, :]
+        share = (y + alpha) / (rate + alpha)
+        value = gammaln(y + alpha) - gammaln(alpha) + alpha * np.log(alpha) + y * np.log(rate)
+        value = (value - (y + alpha) * np.log(rate + alpha)).sum(axis=(1, 2))
+        in_alpha = digamma(y + alpha) - digamma(alpha) + np.log(alpha) + 1 - np.log(rate + alpha) - share
+        return value, (alpha * in_alpha).sum(axis=(1, 2)), (y - rate * share).sum(axis=1)
+
+    return effects(groups, likelihood)
+
+
+def means(groups=200):
+    """Return normal means."""
+    rng = np.random.default_rng(2)
+    y = rng.normal(1, 5**0.5, size=groups)
+    return effects(groups, lambda t, a: (-((y - t) ** 2).sum(axis=1) / 2, 0 * a, y - t))
+
+
+def regression(kind, n, d, scale):
+    """Return a regression with coefficients N(0, scale²)."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(n, d))
+    eta = scale * X @ rng.normal(size=d)
+    noise = {"normal": rng.normal(size=n), "student": rng.standard_t(4, size=n), "logistic": rng.logistic(size=n)}[kind]
+    y = (eta + noise > 0).astype(float) if kind == "logistic" else eta + noise
+
+    def likelihood(x):
+        s = x @ X.T
+        if kind == "logistic":
+            return (s * y - np.logaddexp(0, s)).sum(axis=1), (y - expit(s)) @ X
+        r = y - s
+        if kind == "normal":
+            return -(r**2).sum(axis=1) / 2, r @ X
+        return -2.5 * np.log1p(r**2 / 4).sum(axis=1), (5 * r / (4 + r**2)) @ X
+
+    return pb.FunctionTarget(d, likelihood, lambda x: (-(x**2).sum(axis=1) / (2 * scale**2), -x / scale**2))
 
 
 MODELS = {
-    "200 Poisson effects": counts,
-    "200 binomial effects": shares,
-    "200 exponential effects in Stan": waiting,
-    "200 negative binomial effects": overdispersed,
-    "200 normal means, centred": means,
-    "linear regression, 200 coefficients": linear,
-    "robust regression, 200 coefficients": robust,
-    "logistic regression, 150 coefficients": logistic,
+    "200 Poisson effects": poisson,
+    "200 binomial effects": binomial,
+    "200 exponential effects": exponential,
+    "150 negative binomial effects, dispersion": negative_binomial,
+    "logistic regression, 200 coefficients": partial(regression, "logistic", 800, 200, 0.2),
+    "Student t regression, 200 coefficients": partial(regression, "student", 400, 200, 1.0),
+    "200 normal means": means,
+    "normal regression, 200 coefficients": partial(regression, "normal", 400, 200, 1.0),
 }
 
 
@@ -163,15 +170,14 @@ def sensitivity():
     """Compare posteriors at powers 0.8 and 1.25 with refits, for the component whose weights have the largest k."""
     print("model | component | power | k | quantities | |z| mean: largest, share > 2 | |z| sd | of weights | CPU s")
     for name, make in MODELS.items():
-        program, data = make()
-        target = pb.as_target(program, data, cores=1)
+        target = make()
         idata = pb.sample_smc(target, initial="laplace", random_seed=1, **DRAWS)
         clock = time.process_time()
         result = pb.sensitivity(idata, target, random_seed=2)
         seconds = time.process_time() - clock
         weighted = pb.sensitivity(idata, target, method="weights", random_seed=2)
         component = result.sources["pareto_k"].unstack("power").max(axis=1).drop("prior", errors="ignore").idxmax()
-        names = list(target.parameter_names)
+        names = list(target.parameter_names) or ["x"]
         for power in (0.8, 1.25):
             refit = pb.sample_smc(Powered(target, component, power), initial="laplace", random_seed=3, **DRAWS)
             mean, sd, mean_se, sd_se = moments_of(refit, target, names)
