@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, choice, instance
+from ppl_backends.options import checked, choice, instance, that
 from ppl_backends.pymc.methods import METHODS, Run, run_method
 from ppl_backends.pymc.samplers import Sampler
 from ppl_backends.targets.convert import as_target, is_instance
@@ -26,7 +26,10 @@ HOSTS = ("pymc", "bambi")
 """Kinds of models of simuk that a method can fit."""
 
 
-@checked(sampler=choice(*METHODS) | instance(Sampler, "a sampler of pb.pymc"))
+@checked(
+    sbc=that(lambda sbc: is_instance(sbc, "simuk", "SBC"), "a simuk.SBC"),
+    sampler=choice(*METHODS) | instance(Sampler, "a sampler of pb.pymc"),
+)
 def adapt(sbc: Any, *, sampler: Any = "smc", **options: Any) -> Any:
     """Let a ``simuk.SBC`` draw from its posteriors by a method of this package.
 
@@ -62,8 +65,6 @@ def adapt(sbc: Any, *, sampler: Any = "smc", **options: Any) -> Any:
     >>> sbc = simuk.SBC(model, num_simulations=100, sample_kwargs={"draws": 99, "chains": 1})  # doctest: +SKIP
     >>> pb.simuk.adapt(sbc, sampler="importance").run_simulations()  # doctest: +SKIP
     """
-    if not is_instance(sbc, "simuk", "SBC"):
-        raise ModelError(f"sbc is of type {type(sbc).__name__}: expected a simuk.SBC")
     if sbc.engine not in HOSTS:
         raise ModelError(f"the model of this simuk.SBC is of {sbc.engine}: expected one of PyMC or Bambi")
     if isinstance(sampler, Sampler):

@@ -14,8 +14,6 @@ X = np.linspace(-1, 1, 12)
 def test_only_a_calibration_of_simuk_is_taken():
     with pytest.raises(ModelError, match=r"expected a simuk\.SBC"):
         pb.simuk.adapt("SBC")
-    with pytest.raises(ModelError, match="expected 'smc', 'ibis'"):
-        pb.simuk.adapt("SBC", sampler="nuts")
 
 
 simuk = pytest.importorskip("simuk")
@@ -94,3 +92,5 @@ def test_bambi_models():
 def test_arguments_that_no_method_knows_are_refused(model):
     with pytest.raises(ModelError, match=r"sample_kwargs has 'target_accept'"):
         pb.simuk.adapt(simuk.SBC(model, sample_kwargs={"target_accept": 0.9}))
+    with pytest.raises(ModelError, match="expected 'smc', 'ibis'"):
+        pb.simuk.adapt(calibration(model, 2), sampler="nuts")
