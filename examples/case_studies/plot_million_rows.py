@@ -2,8 +2,9 @@
 A logistic regression on a million rows
 =======================================
 
-**The question.** A shop shows two versions of a page to a million visitors and records who buys. By how much does the new version
-raise the odds of a purchase? Is the effect the same on phones and on computers? The analysis must run every hour on a laptop.
+**The question.** A shop shows two versions of a page to a million visitors and records who buys. By how much does the
+new version raise the odds of a purchase? Is the effect the same on phones and on computers? The analysis must run every
+hour on a laptop.
 
 The data are simulated, so that the answer is known.
 """
@@ -29,8 +30,9 @@ print(f"{bought.sum()} of {n} visitors bought")
 # %%
 # The model
 # ---------
-# A logistic regression with a N(0, 2.5²) prior on each coefficient. It is written as factors: a design, a family of sites and a Gaussian
-# prior. A PyMC model or a Stan program works as well (``pb.fit_laplace(model)``); factors need no compilation.
+# A logistic regression with a N(0, 2.5²) prior on each coefficient. It is written as factors: a design, a family of
+# sites and a Gaussian prior. A PyMC model or a Stan program works as well (``pb.fit_laplace(model)``); factors need no
+# compilation.
 
 
 def regression(columns):
@@ -51,8 +53,9 @@ def timed(call):
 # %%
 # Step 1: a Gaussian at the mode
 # ------------------------------
-# With a million rows the posterior should be close to Gaussian. Laplace's approximation climbs to the mode by a few Newton steps. Then
-# it checks itself at 256 points: ``converged`` is the verdict, and ``importance_efficiency`` is one if the Gaussian is the posterior.
+# With a million rows the posterior should be close to Gaussian. Laplace's approximation climbs to the mode by a few
+# Newton steps. Then it checks itself at 256 points: ``converged`` is the verdict, and ``importance_efficiency`` is one
+# if the Gaussian is the posterior.
 
 laplace, seconds_of_laplace = timed(lambda: pb.fit_laplace(target, progressbar=False))
 print(f"{seconds_of_laplace:.1f} CPU seconds, converged: {laplace.converged}")
@@ -61,9 +64,9 @@ print(f"efficiency of the Gaussian as an importance proposal: {laplace.diagnosti
 # %%
 # Step 2: an exact chain that reads one row a step
 # ------------------------------------------------
-# NUTS reads all rows for every gradient, dozens of times a draw. :class:`~ppl_backends.steps.ScalableMetropolis` accepts or rejects by the
-# Gaussian first, and then reads only the rows that could change this decision. The chain is exact: its stationary distribution is
-# the posterior. It shares nothing with the check of step 1.
+# NUTS reads all rows for every gradient, dozens of times a draw. :class:`~ppl_backends.steps.ScalableMetropolis`
+# accepts or rejects by the Gaussian first, and then reads only the rows that could change this decision. The chain is
+# exact: its stationary distribution is the posterior. It shares nothing with the check of step 1.
 
 step = pb.steps.ScalableMetropolis(approximation=laplace)
 chains, seconds_of_chains = timed(
@@ -96,8 +99,8 @@ plt.show()
 # %%
 # Is the effect the same on phones?
 # ---------------------------------
-# Two models, with and without the interaction. The Gaussian is nearly exact here, so its evidence is too: the 256 points move the log
-# evidence by ``evidence_shift``, which is far below the difference.
+# Two models, with and without the interaction. The Gaussian is nearly exact here, so its evidence is too: the 256
+# points move the log evidence by ``evidence_shift``, which is far below the difference.
 
 without = pb.fit_laplace(regression([0, 1, 2, 4]), progressbar=False)
 log_factor = laplace.log_evidence - without.log_evidence
@@ -119,7 +122,8 @@ ax.legend(title="mean and 95 % interval", loc="upper right")
 plt.show()
 
 # %%
-# **The decision.** The new version raises the odds on computers by about a tenth, and the interval on both devices lies above one, so the shop
-# switches. The data do not need a separate effect for phones: the Bayes factor favours the simpler model, although the data were made with a small
-# interaction. A million visitors, of whom a few per cent buy, are too few to see it. Laplace's approximation takes seconds, and both checks say that it is
-# the posterior. It runs every hour; the exact chain runs when ``converged`` is False.
+# **The decision.** The new version raises the odds on computers by about a tenth, and the interval on both devices lies
+# above one, so the shop switches. The data do not need a separate effect for phones: the Bayes factor favours the
+# simpler model, although the data were made with a small interaction. A million visitors, of whom a few per cent buy,
+# are too few to see it. Laplace's approximation takes seconds, and both checks say that it is the posterior. It runs
+# every hour; the exact chain runs when ``converged`` is False.
