@@ -21,9 +21,10 @@ with pm.Model() as model:
 idata = pb.sample_smc(model, draws=1000, random_seed=1, progressbar=False)
 
 # %%
-# Each line is a chain. Each chain finds its own temperatures; here they nearly coincide, so the chains follow the same path.
-# The acceptance rate stays near the target of the kernel. The last panel has the log evidence of each chain with its 95 %
-# interval, and the band is the interval of all chains together.
+# Each line is a chain. Each chain finds its own temperatures; here they nearly coincide. The effective sample size is that
+# of the weights, before resampling. The acceptance rate stays near the target of the kernel, 0.9 for HMC. The step of the
+# kernel is in standard deviations of the particles. The last panel has the log evidence of each chain by tempering with its
+# 95 % interval, and the band is the interval that the run reports.
 
 pb.plot_smc_run(idata)
 plt.show()

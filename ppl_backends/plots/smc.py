@@ -17,22 +17,26 @@ from ppl_backends.targets.protocol import Array
 _COVERAGE = 0.95
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_PANELS = 6  # parameters that plot_ladder draws by default
-_PANELS = {
-    "beta": "inverse temperature β",
-    "ess": "effective sample size",
-    "accept_rate": "acceptance rate",
-    "scale": "scale of the kernel",
-    "log_marginal_likelihood": "running log evidence",
+_PANELS = {  # title and unit
+    "beta": ("inverse temperature β", "β"),
+    "ess": ("effective sample size", "particles"),
+    "accept_rate": ("acceptance rate", "share of the moves"),
+    "scale": ("step of the kernel", "sds of the particles"),
+    "log_marginal_likelihood": ("running log evidence", "nats"),
 }
-_ALONG_ROWS = {"beta": ("n_observations", "rows let in"), "scale": ("n_particles", "particles of a filter, N_x")}
+_ALONG_ROWS = {
+    "beta": ("n_observations", ("rows so far", "rows")),
+    "scale": ("n_particles", ("size of the filters, N_x", "particles")),
+}
+_MOST_LABELS = 8  # chains that a legend names
 
 
 @checked(idata=inference_data("posterior", "sample_stats"))
 def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     """Draw a run of SMC: temperature, ESS, acceptance, the tuned kernel, and the evidence, for every chain.
 
-    Of a run over rows the first panel is their number, and of SMC² the fourth the size of the filters. Chains that lie on
-    each other agree; an acceptance rate that falls to zero, or a chain whose evidence lies off the band, is what to look for.
+    For a run over rows the first panel has their number, and for SMC² the fourth has the size of the filters. Chains whose
+    lines coincide agree. Look for an acceptance rate that falls to zero, and for a chain whose evidence is off the band.
 
     Parameters
     ----------
@@ -64,26 +68,28 @@ def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     """
     stats = _stages(idata)
     axes = _axes(axes, 6)
-    for axis, (name, title) in zip(axes, _PANELS.items(), strict=False):
-        instead = _ALONG_ROWS.get(name, (name, title))
-        shown, title = instead if instead[0] in stats else (name, title)
-        _per_chain(axis, stats[shown], title)
+    for axis, (name, words) in zip(axes, _PANELS.items(), strict=False):
+        instead = _ALONG_ROWS.get(name, (name, words))
+        shown, words = instead if instead[0] in stats else (name, words)
+        _per_chain(axis, stats[shown], *words)
         if shown == "beta":
             axis.set_yscale("log")
         if shown == "n_particles":
             axis.set_ylim(bottom=0)
     axes[1].set_ylim(bottom=0)
     axes[2].set_ylim(0, 1)
+    if stats.sizes["chain"] <= _MOST_LABELS:
+        axes[0].legend(title="chain", fontsize="small", ncols=2)
     _evidences(axes[5], idata)
     return axes
 
 
-def _per_chain(axis: Any, values: xr.DataArray, title: str) -> None:
+def _per_chain(axis: Any, values: xr.DataArray, title: str, unit: str) -> None:
     """Plot one line a chain over the stages."""
     stages = np.arange(1, values.sizes["stage"] + 1)
     for chain, line in enumerate(values.transpose("chain", "stage").values):
-        axis.plot(stages, line, marker="o", markersize=3, color=f"C{chain % 10}", alpha=0.8)
-    axis.set(title=title, xlabel="stage")
+        axis.plot(stages, line, marker="o", markersize=3, color=f"C{chain % 10}", alpha=0.8, label=str(chain))
+    axis.set(title=title, xlabel="stage", ylabel=unit)
     axis.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -94,17 +100,19 @@ def _evidences(axis: Any, idata: Any) -> None:
     chains = np.arange(len(single))
     reach = float(student_t.isf((1 - _COVERAGE) / 2, 1e6)) * error
     for chain in chains:
-        axis.errorbar(chain, single[chain], reach[chain], fmt="o", markersize=4, capsize=3, color=f"C{chain % 10}")
+        label = "each chain" if chain == 0 else None
+        style = {"fmt": "o", "markersize": 4, "capsize": 3, "color": f"C{chain % 10}", "label": label}
+        axis.errorbar(chain, single[chain], reach[chain], **style)
     if "log_evidence" in attrs:
         half = float(student_t.isf((1 - _COVERAGE) / 2, attrs["log_evidence_df"])) * attrs["log_evidence_se"]
-        axis.axhspan(attrs["log_evidence"] - half, attrs["log_evidence"] + half, color="0.85", zorder=0)
-        axis.axhline(attrs["log_evidence"], color="0.5", linewidth=1, zorder=0)
-    if not attrs.get("log_evidence_trusted", 1):
-        title = "log evidence, not to be trusted"
-    else:
         bridged = attrs.get("log_evidence_method") == "bridge sampling"
-        title = "log evidence; band: bridge sampling" if bridged else "log evidence"
-    axis.set(title=title, xlabel="chain", xticks=chains)
+        label = "all chains, bridge sampling" if bridged else "all chains"
+        low, high = attrs["log_evidence"] - half, attrs["log_evidence"] + half
+        axis.axhspan(low, high, color="0.85", zorder=0, label=label)
+        axis.axhline(attrs["log_evidence"], color="0.5", linewidth=1, zorder=0)
+        axis.legend(title="95 % intervals", fontsize="small")
+    title = "log evidence" if attrs.get("log_evidence_trusted", 1) else "log evidence, not trusted"
+    axis.set(title=title, xlabel="chain", ylabel="nats", xticks=chains)
     axis.ticklabel_format(axis="y", useOffset=False)
 
 
