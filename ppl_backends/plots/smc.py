@@ -110,7 +110,8 @@ def _evidences(axis: Any, idata: Any) -> None:
         low, high = attrs["log_evidence"] - half, attrs["log_evidence"] + half
         axis.axhspan(low, high, color="0.85", zorder=0, label=label)
         axis.axhline(attrs["log_evidence"], color="0.5", linewidth=1, zorder=0)
-        axis.legend(title="95 % intervals", fontsize="small")
+        axis.margins(y=0.35)
+        axis.legend(title="95 % intervals", fontsize="small", ncols=2)
     title = "log evidence" if attrs.get("log_evidence_trusted", 1) else "log evidence, not trusted"
     axis.set(title=title, xlabel="chain", ylabel="nats", xticks=chains)
     axis.ticklabel_format(axis="y", useOffset=False)
