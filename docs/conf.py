@@ -70,6 +70,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "remove_config_comments": True,
     "abort_on_example_error": True,
+    "parallel": 2,
 }
 
 html_theme = "furo"
