@@ -22,7 +22,7 @@ from ppl_backends.errors import ModelError, PPLBackendsWarning
 from ppl_backends.files import check_writable, reason_of
 
 app = typer.Typer(
-    help="Approximations and samplers for the log density of PyMC and Stan models.",
+    help="Posteriors and evidences of Stan programs, with error bars and verdicts, and a demonstration in PyMC.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,18 +34,18 @@ DEMO_MODEL = (
     "of scale 10 for the intercept and 2.5 for the others."
 )
 DEMO_ERRORS = (
-    "Laplace has no error bar: its Gaussian is off by an unknown bias. The bars of tempering SMC show each chain's own log "
-    "evidence; the result averages the chains, and uses bridge sampling from their last particles where that is more "
-    "precise, so its standard error is smaller than the spread of the chains."
+    "Laplace has no error bar, because the bias of its Gaussian is unknown. The picture shows the log evidence of each "
+    "chain of tempering SMC. The table has the average of the chains, or bridge sampling from their last particles "
+    "where that is more precise. So its standard error is smaller than the spread of the chains."
 )
 SUMMARY_ROWS = 60
 GROUP_BYTES = 50_000  # that a group of a NetCDF file takes beside its numbers, at most
 REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy", "bridgestan", "cmdstanpy", "httpstan")
 
 Program = Annotated[Path, typer.Argument(metavar="MODEL.stan", help="Stan program.", show_default=False)]
-Data = Annotated[Path | None, typer.Argument(metavar="[DATA.json]", help="Its data, as CmdStan reads them.")]
+Data = Annotated[Path | None, typer.Argument(metavar="[DATA.json]", help="JSON file with the data, as for CmdStan.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="NetCDF file to write.", show_default=False)]
-Draws = Annotated[int, typer.Option(help="Draws kept per chain.", min=1)]
+Draws = Annotated[int, typer.Option(help="Draws per chain.", min=1)]
 Chains = Annotated[int, typer.Option(help="Independent runs.", min=1)]
 Seed = Annotated[int | None, typer.Option(help="Random seed.", min=0, show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
@@ -55,7 +55,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 def _one_line_errors(output: Path | None = None) -> Iterator[None]:
     """Turn errors of the model or of files into one line and exit code 1, and the package's warnings into one line each.
 
-    That the result can be summarised, and written to ``output``, is known before anything runs.
+    Before anything runs it checks that the result can be summarised, and written to ``output``.
     """
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
@@ -123,7 +123,7 @@ def demo(
 
 @app.command()
 def doctor() -> None:
-    """Show versions in use, and what turns a Stan program into a library."""
+    """Show the versions in use, and whether Stan programs can be compiled."""
     table = Table("component", "found")
     table.add_column("detail", overflow="fold")
     table.add_row("Python", "yes", f"{platform.python_version()} ({sys.executable})")
@@ -161,7 +161,7 @@ def ep(
     output: Output = None,
     draws: Draws = 1000,
     predictor: Annotated[
-        str | None, typer.Option(help="Quantity of the program that is the linear predictor.", show_default=False)
+        str | None, typer.Option(help="Name of the quantity that is the linear predictor.", show_default=False)
     ] = None,
     seed: Seed = None,
     quiet: Quiet = False,
@@ -182,7 +182,7 @@ def vi(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fit the Gaussian of the highest evidence lower bound to a Stan program's posterior."""
+    """Fit the Gaussian with the highest evidence lower bound to a Stan program's posterior."""
     with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_vi(target, family=family, random_seed=seed, progressbar=not quiet)
         finish(approximation.to_inference_data(draws=draws, random_seed=seed))
@@ -218,7 +218,7 @@ def smc(
     ] = "auto",
     cores: Annotated[int | None, typer.Option(help="Threads that evaluate the density.", min=1)] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="File that keeps the run; the same command continues it.", show_default=False)
+        Path | None, typer.Option(help="File that saves the run; the same command continues it.", show_default=False)
     ] = None,
     seed: Seed = None,
     quiet: Quiet = False,
@@ -241,7 +241,7 @@ def _on_program(model: Path, data: Path | None, output: Path | None, **options: 
 
 
 def _check_finish(output: Path | None) -> None:
-    """Raise what would otherwise be found after the run: ArviZ that cannot be imported, a file that cannot be written."""
+    """Raise errors before the run that would end it afterwards: ArviZ not found, a file that cannot be written."""
     import arviz  # noqa: F401
 
     if output is not None:
@@ -270,7 +270,7 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
         less = float(attrs[name]) - float(attrs["log_prior_normalizer"])
         error = normalised_evidence_error(attrs, name)
         known = f", standard error {error:.4f}" if error == error else ""
-        console.print(f"less that of the prior {less:.3f}{known}: compare models by this", highlight=False)
+        console.print(f"without the integral of the prior {less:.3f}{known}: compare models by this", highlight=False)
     if output is not None:
         sys.stdout.flush()
         _write(idata, output)
@@ -290,7 +290,7 @@ def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str
 def _write(idata: Any, path: Path) -> None:
     """Write a NetCDF file whole, or leave what is there.
 
-    HDF5 ends the process where it finds the disk full, so the room is looked at first.
+    HDF5 ends the process if the disk is full, so this function checks the free space first.
     """
     from ppl_backends.results.inference_data import group, group_names
 
