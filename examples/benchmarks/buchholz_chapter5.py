@@ -7,7 +7,7 @@
 ``cox``       Log-Gaussian Cox process of the Finnish pines on a grid, from the prior, in the normalisation of Table 5.3:
               without the factors of the Poisson probabilities that do not depend on the field.
 
-Every repeat is one run of 1,024 particles (``--particles``) that are moved until they have forgotten, as in the thesis
+Every repeat is one run of 1,024 particles (``--particles``) that are moved until they are uncorrelated, as in the thesis
 (``--len-chain 10``: waste-free). A kernel is named with its tuning, ``hmc-pr`` (a trial at every temperature), ``hmc-ft``
 (Fearnhead & Taylor), or without, by acceptance rate. Load is the number of evaluations of the density (with its gradient,
 but for the random walk) per run; the adjusted variance is the variance of the log evidence, or of the mean of the first

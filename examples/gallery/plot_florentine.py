@@ -39,7 +39,7 @@ for label, graphs in simulators.items():
 # %%
 # Left the two posteriors, and the exact means and standard deviations (from the density of states). Right the largest
 # difference between networks simulated from the empty, the complete and the observed graph, in standard deviations: two
-# when the starts stay apart, at the level of noise when they are forgotten. The dots are the burn-ins in use.
+# while the starts still matter, and at the level of noise when they do not. The dots are the burn-ins in use.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for (label, x), check, colour in zip(draws.items(), checks.values(), ("C0", "C1"), strict=True):

@@ -21,7 +21,7 @@ from ppl_backends.smc.mixing import WeightAutocorrelation
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.targets.protocol import Array
 
-FORGOTTEN = 0.1  # correlation with the particles before the moves
+UNCORRELATED = 0.1  # correlation with the particles before the moves
 EASY = 0.5  # acceptance of proposals from afar, from which small steps add nothing
 _LENGTHS = (3.0, 1.0, 0.3)  # of walks under a surrogate, in turn: where it is poor, long ones are rejected
 _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
@@ -60,7 +60,7 @@ class _Walk:
         self.afar = NestedLogistic()
         self.parameters = self.afar.calibrate(drawn.before.x, drawn.weights)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), np.zeros(n, dtype=np.intp))
-        self.threshold = max(FORGOTTEN, 3.0 / n**0.5)
+        self.threshold = max(UNCORRELATED, 3.0 / n**0.5)
         self.density = path.density(self.stage)
         self.acceptance: list[float] = []
         self.share = np.zeros(self.start.shape)

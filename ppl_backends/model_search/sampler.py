@@ -14,7 +14,7 @@ from scipy.stats import f as f_distribution
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
 from ppl_backends.model_search.evidences.walk_kernels import Form
-from ppl_backends.model_search.moves import FORGOTTEN, SearchMoves
+from ppl_backends.model_search.moves import UNCORRELATED, SearchMoves
 from ppl_backends.model_search.path import ModelPath, ModelState, SurrogatePath
 from ppl_backends.model_search.results import Listed, Searched
 from ppl_backends.model_search.space import Bits, ModelSpace
@@ -186,7 +186,7 @@ def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimat
     reasons = []
     last = [run.stages[-1].moves for run in runs if run.stages]
     left = float(np.mean([moves.correlation for moves in last if moves is not None] or [0.0]))
-    if left > max(_STUCK, FORGOTTEN):
+    if left > max(_STUCK, UNCORRELATED):
         reasons.append(f"the last stage did not mix (autocorrelation {left:.2f})")
     if len(runs) == 1:
         return reasons

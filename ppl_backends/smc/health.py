@@ -22,7 +22,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
-_FORGOTTEN = 0.1
+_UNCORRELATED = 0.1
 # Share of the last trajectories that diverged, above which it is a reason where no shorter ones were tried.
 _DIVERGENT = 0.005
 # With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
@@ -148,7 +148,7 @@ def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
     moves = _all_moves(runs)
     if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         return []
-    slow = [move for move in moves if _remembers(move)]
+    slow = [move for move in moves if _is_correlated(move)]
     # With few chains the correlations are noisy, and one of many stages may stand out by chance.
     if len(slow) <= 0.1 * len(moves) and all(move.correlation <= max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow):
         return []
@@ -270,7 +270,7 @@ def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:
     return [stage.moves for run in runs for stage in [*run.start.stages, *run.stages] if stage.moves is not None]
 
 
-def _remembers(move: MoveSummary) -> bool:
+def _is_correlated(move: MoveSummary) -> bool:
     return move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)
 
 
@@ -353,7 +353,7 @@ def draws_are_healthy(figures: Figures) -> bool:
     runs = figures.runs
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]
-    if len(moved) < len(runs) or any(_remembers(move) or move.n_modes > 1 for move in moved):
+    if len(moved) < len(runs) or any(_is_correlated(move) or move.n_modes > 1 for move in moved):
         return False
     if (
         _misses_a_neck(figures)
@@ -364,7 +364,7 @@ def draws_are_healthy(figures: Figures) -> bool:
     ):
         return False
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
-    if float(np.mean([move.correlation for move in moved])) > max(_FORGOTTEN, noise):
+    if float(np.mean([move.correlation for move in moved])) > max(_UNCORRELATED, noise):
         return False
     return int(modes(np.concatenate([run.x for run in runs])).max()) == 0
 
