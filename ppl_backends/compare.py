@@ -371,7 +371,7 @@ def plot_evidence(table: Any, *, ax: Any = None) -> Any:
     ax.annotate("probability", (1.02, 1.0), xycoords="axes fraction", fontsize="small", va="bottom")
     for kind in dict.fromkeys(table["kind"]):
         ax.plot([], [], "o", color=colours[kind], label=kind)
-    ax.legend(fontsize="small", loc="best")
+    ax.legend(fontsize="small", loc="lower right")  # the best model is at the upper right, the worst at the lower left
     ax.set_yticks(range(len(table)), [str(name) for name in table.index])
     ax.set_ylim(len(table) - 0.5, -0.5)
     ax.margins(x=0.12)
