@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.linalg import LinAlgError
 
-from ppl_backends.approximations.ep import EPMixture, fit_ep
+from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
 from ppl_backends.approximations.laplace import gaussian_at_mode
@@ -91,6 +91,12 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
     except (ModelError, LinAlgError):
         return None
     return approximation if approximation.converged else None
+
+
+def has_one_mode(approximation: Any) -> bool:
+    """Return whether the posterior is known to be log-concave: a Gaussian prior without hyper-parameters, such factors."""
+    factors = approximation.factors if isinstance(approximation, EPApproximation) else None
+    return factors is not None and factors.log_concave
 
 
 def _misses_a_mode(target: BaseTarget, q: Any) -> bool:

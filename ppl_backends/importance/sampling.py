@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats.qmc import Sobol
 
-from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
+from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
+from ppl_backends.approximations.resolve import has_one_mode, resolve_start, warn_if_poor
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
@@ -55,6 +57,7 @@ LARGEST_MISSED_SHARE = 0.02
 LARGEST_PILOT_K = 0.25
 PILOT_POINTS = 4096
 PRIOR_POINTS = 2048
+_MOST_MISSED = 3  # narrow modes that are added to the proposal, one after the other
 # With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
 _SOBOL_BITS = 53
 _SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
@@ -114,8 +117,9 @@ def sample_importance(
         Independent scrambles. With a single one the error comes from the weights, and is a conservative bound.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
         Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search
-        from draws of the prior finds. If the likelihood can only be estimated, as for state-space models, the approximation
-        must be given; each weight then has an unbiased estimate, whose noise is part of the errors.
+        from draws of the prior finds, and narrow modes that a search near the points finds are added. If the likelihood can
+        only be estimated, as for state-space models, the approximation must be given; each weight then has an unbiased
+        estimate, whose noise is part of the errors.
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
         covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
@@ -158,7 +162,8 @@ def sample_importance(
         If the evidence and its error cannot be trusted. Reasons are: the efficiency factor is below 0.1; Pareto k is above
         0.7 with more than 2 % of the weight in that tail; draws of the prior show more than 2 % of the posterior's mass in
         regions without points; the effective sample size of a mean or sd is below 50 (2 % of the points, if that is
-        less); the search for modes ended while it still found new ones.
+        less); the search for modes ended while it still found new ones; a search near the points found a narrow mode with
+        more than 1 % of the mass that the proposal does not have.
 
     References
     ----------
@@ -179,26 +184,31 @@ def sample_importance(
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng, estimate_rng = spawn_generators(random_seed, chains + 4)
-    given = not isinstance(approximation, str)
+    given, searches = not isinstance(approximation, str), isinstance(approximation, str) and approximation == "auto"
     if not target.likelihood_is_known:
         target = _estimated(target, given, estimate_rng)
     approximation = resolve_start(target, approximation, random_seed=fit_rng)
     if not given:
         warn_if_poor(target, approximation, "approximation")
-    source, proposal = _proposal(target, approximation, proposal, fit_rng)
-    results: list[_Chain] = []
-    with ChainProgress("Importance sampling", chains, ("EF", "log evidence"), enabled=progressbar) as progress:
-        for generator in generators:
-            chain = _run_chain(target, source, draws, qmc, generator)
-            figures: dict[str, Any] = {"EF": chain.efficiency, "log evidence": f"{chain.log_evidence:.3f}"}
-            progress.update(len(results), 1.0, **figures)
-            results.append(chain)
+    run = partial(_run, target, draws=draws, qmc=qmc, generators=generators, progressbar=progressbar)
+    source, named = _proposal(target, approximation, proposal, fit_rng)
+    results = run(source)
+    missed = _missed_mode(target, approximation, source, results, fit_rng)
+    for _ in range(_MOST_MISSED if searches else 0):
+        if missed is None:
+            break
+        approximation = with_missed_mode(approximation, missed)
+        source, named = _proposal(target, approximation, proposal, fit_rng)
+        results = run(source)
+        missed = _missed_mode(target, approximation, source, results, fit_rng)
     evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)
     points = _weighted_points(target, results, result_rng)
     weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
-    trouble = _distrust(weights, points["log_weight"][1].size, approximation.diagnostics)
+    trouble = _distrust(
+        weights, points["log_weight"][1].size, approximation.diagnostics, _said_of(missed, target, searches)
+    )
     if trouble:
-        text = f"importance sampling from the {proposal} proposal: {trouble}: use sample_smc, which moves the points"
+        text = f"importance sampling from the {named} proposal: {trouble}: use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=3)
     integral = stated_integral(target)
     return build_inference_data(
@@ -212,7 +222,7 @@ def sample_importance(
             **_evidence_attributes(evidence, trouble),
             **({} if integral is None else integral.attrs(evidence.log_evidence)),
             "approximation": approximation.method,
-            "proposal": proposal,
+            "proposal": named,
             **weights,
             "log_evidence_note": improper_note(target),
             "draw_order": "order of the points, siblings adjacent; not a time series",
@@ -232,6 +242,47 @@ def _estimated(target: BaseTarget, given: bool, rng: np.random.Generator) -> Bas
             "as by from_draws of a run of sample_pmmh or sample_smc2"
         )
     return EstimatedTarget(target, rng)
+
+
+def _run(
+    target: BaseTarget,
+    source: Proposal,
+    *,
+    draws: int,
+    qmc: bool,
+    generators: Sequence[np.random.Generator],
+    progressbar: bool,
+) -> list[_Chain]:
+    """Weigh a set of points for each generator."""
+    results: list[_Chain] = []
+    with ChainProgress("Importance sampling", len(generators), ("EF", "log evidence"), enabled=progressbar) as progress:
+        for generator in generators:
+            chain = _run_chain(target, source, draws, qmc, generator)
+            figures: dict[str, Any] = {"EF": chain.efficiency, "log evidence": f"{chain.log_evidence:.3f}"}
+            progress.update(len(results), 1.0, **figures)
+            results.append(chain)
+    return results
+
+
+def _missed_mode(
+    target: BaseTarget, approximation: Any, source: Proposal, chains: list[_Chain], rng: np.random.Generator
+) -> LostMode | None:
+    """Return a narrow mode that the weighted points miss, where the posterior may have one."""
+    if target.is_estimated or has_one_mode(approximation):
+        return None
+    points, log_weights = (np.concatenate([getattr(chain, name) for chain in chains]) for name in ("x", "log_weights"))
+    rows = len(chains[0].x)
+    return find_missed_mode(
+        target, points, log_weights, lambda x: target.log_density(x) - source.log_density(x), rows, rng
+    )
+
+
+def _said_of(missed: LostMode | None, target: BaseTarget, searches: bool) -> str:
+    """Return the reason that a missed mode is, or ""."""
+    if missed is None:
+        return ""
+    advice = "" if searches else " (approximation='auto' adds such modes)"
+    return lost_mode_reason(missed, target.names, advice)
 
 
 def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.Generator) -> tuple[Proposal, str]:
@@ -354,11 +405,11 @@ def _missed_share(
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
-def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float]) -> str:
-    """Return the fault of the weights with its figure, or ""; ``figures`` are the approximation's."""
+def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float], known: str) -> str:
+    """Return the faults of the weights with their figures, and the ``known`` one; ``figures`` are the approximation's."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
     ess, undefined = weights["smallest_ess"], weights["undefined_share"]
-    reasons = []
+    reasons = [known] * bool(known)
     if efficiency < SMALLEST_EFFICIENCY:
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
     if heavy_tail(k, weights["tail_share"]):

@@ -13,7 +13,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.marginal_likelihood.hierarchical import fit_hierarchical
-from ppl_backends.smc.mixing import modes
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.targets.protocol import Array
 
 _DRAWS_PER_SQUARE = 8  # a covariance from n points costs an overlap of about exp(−dim²/4n)

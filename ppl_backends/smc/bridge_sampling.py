@@ -26,8 +26,8 @@ from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixtur
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
 from ppl_backends.numerics.bridge import BridgeEstimate, bridge
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
-from ppl_backends.smc.mixing import modes
 from ppl_backends.targets.protocol import Array, Index
 
 _MOST_DRAWS = 1000  # of the density fitted, for each chain

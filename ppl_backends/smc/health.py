@@ -10,12 +10,12 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.weights import few_independent
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, precision_of_sds, sums_by_lineage
-from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, Index
@@ -54,19 +54,6 @@ class ShortSteps(NamedTuple):
     shift: float
     coordinate: int
     upwards: bool
-
-
-class LostMode(NamedTuple):
-    """A mode at ``x`` ``(dim,)`` that holds too few of the last particles, a share ``held`` of them.
-
-    It has a ``share`` of the evidence, is farthest from the particles in a ``coordinate``, and ``gaussian`` fits it.
-    """
-
-    share: float
-    x: Array
-    coordinate: int
-    held: float
-    gaussian: GaussianApproximation
 
 
 class Figures(NamedTuple):
@@ -201,17 +188,6 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
 def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     """Return a reason if all particles have left a mode."""
     return [] if figures.lost is None else [lost_mode_reason(figures.lost, names)]
-
-
-def lost_mode_reason(lost: LostMode, names: Sequence[str] = ()) -> str:
-    """Return what is said of a mode that no draw is in."""
-    name = _name(lost.coordinate, names)
-    return (
-        f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
-        "unconstrained scale, holds "
-        + ("no draw" if lost.held == 0 else f"{100 * lost.held:.2g} % of the draws")
-        + ": use initial='auto', which starts from all modes that it finds, or increase draws"
-    )
 
 
 def _name(coordinate: int, names: Sequence[str]) -> str:

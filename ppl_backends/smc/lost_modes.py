@@ -23,34 +23,31 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.missed_modes import (
+    DENSER,
+    EACH,
+    ITERATIONS,
+    SMALLEST_SHARE,
+    TIMES,
+    LostMode,
+    can_be_sought,
+    farthest,
+    log_mass_of,
+)
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.differences import difference_hessian
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.cooling import densest_when_cooled
-from ppl_backends.smc.health import LostMode
-from ppl_backends.smc.mixing import modes
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.wrapped import WrappedTarget
 
-_LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are worth
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
-_EACH = 6  # climbs from the most suspect particles, from the likeliest of them, and from the densest points
-_ITERATIONS = 30
-_POINTS = 512  # of importance sampling
-_FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
-_SMALLEST_SHARE = 0.01  # of the evidence
-_TIMES = 2.0  # the mass that particles stand for, above which a mode is missed
 _COOLED = 0.5  # of the run's evaluations
-_DENSER = 2.0  # nats above the Gaussian, in addition to what all but a hundredth of the last particles have
-
-
-def can_be_sought(target: BaseTarget) -> bool:
-    """Return whether lost modes are looked for: climbs need gradients, and Hessians of a size that can be afforded."""
-    return target.has_gradient and target.dim <= _LARGEST_DIM
 
 
 class Seen(Protocol):
@@ -90,7 +87,7 @@ def find_lost_mode(
         )
         if not len(starts):
             return None
-        found = [_missed(end, mode, last, log_evidence, rng) for mode in modes_above(end, starts, _ITERATIONS)]
+        found = [_missed(end, mode, last, log_evidence, rng) for mode in modes_above(end, starts, ITERATIONS)]
     return max((mode for mode in found if mode is not None), key=lambda mode: mode.share, default=None)
 
 
@@ -165,7 +162,7 @@ def _leading_elsewhere(
         towards = (gradient * (last[highest] - x)).sum(axis=1)
         ratio = np.maximum(ratio, np.where(fall > 0, towards / np.where(fall > 0, fall, 1.0), -np.inf))
     suspect = np.flatnonzero(ratio < _SUSPECT)
-    lowest, highest = (suspect[np.argsort(key[suspect])[:_EACH]] for key in (ratio, -log_density))
+    lowest, highest = (suspect[np.argsort(key[suspect])[:EACH]] for key in (ratio, -log_density))
     return x[np.union1d(lowest, highest)]
 
 
@@ -176,33 +173,25 @@ def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, l
         own = mode.excess(last[mode.rows], last_density[mode.rows])
         beyond_all = np.minimum(beyond_all, mode.excess(x, log_density) - np.quantile(own, 0.99))
     near = np.any([~mode.beyond(x) for mode in held], axis=0)
-    dense = np.flatnonzero(near & (beyond_all > _DENSER))
+    dense = np.flatnonzero(near & (beyond_all > DENSER))
     chosen = dense[np.argsort(-log_density[dense], kind="stable")]
     _, first = np.unique(log_density[chosen], return_index=True)  # copies of a particle are one start
-    return x[chosen[np.sort(first)][:_EACH]]
+    return x[chosen[np.sort(first)][:EACH]]
 
 
 def _missed(
     end: _EndOfPath, mode: GaussianApproximation, last: Array, log_evidence: float, rng: np.random.Generator
 ) -> LostMode | None:
     """Return a mode whose particles stand for less than half of its mass, None for others."""
-    x = mode.sample(_POINTS, rng)
-    inside = ~beyond(x, mode)
-    log_weights = np.where(inside, end.log_density_and_gradient(x)[0] - mode.log_density(x), -np.inf)
-    peak = log_weights.max()
-    if not np.isfinite(peak):
-        return None
-    weights = np.exp(log_weights - peak)
-    if weights.sum() ** 2 < _FEWEST_WEIGHTS * (weights**2).sum():
+    log_mass = log_mass_of(lambda x: end.log_density_and_gradient(x)[0], mode, rng)
+    if log_mass is None:
         return None
     held = float(np.mean(~beyond(last, mode)))
-    mass = float(
-        np.exp(min(peak + np.log(weights.mean()) - log_evidence, 300.0))
-    )  # in units of the evidence of the run
+    mass = float(np.exp(min(log_mass - log_evidence, 300.0)))  # in units of the evidence of the run
     share = (mass - held) / (1.0 + mass - held)
-    if mass <= _TIMES * held or share <= _SMALLEST_SHARE:
+    if mass <= TIMES * held or share <= SMALLEST_SHARE:
         return None
-    return LostMode(mass / (1.0 + mass - held), mode.mean, _farthest(mode.mean, last), held, mode)
+    return LostMode(mass / (1.0 + mass - held), mode.mean, farthest(mode.mean, last), held, mode)
 
 
 def with_lost_mode(target: BaseTarget, last: Array, lost: LostMode, method: str) -> MixtureApproximation:
@@ -214,14 +203,9 @@ def with_lost_mode(target: BaseTarget, last: Array, lost: LostMode, method: str)
     shares = (1.0 - lost.share) * np.bincount(labels) / len(labels)
     factors = [gaussian.factor if gaussian.factor.ndim == 2 else np.diag(gaussian.factor) for gaussian in held]
     return MixtureApproximation(
-        [*np.maximum(shares, _SMALLEST_SHARE), lost.share],
+        [*np.maximum(shares, SMALLEST_SHARE), lost.share],
         np.stack([*(gaussian.mean for gaussian in held), lost.gaussian.mean]),
         np.stack([*(factor @ factor.T for factor in factors), lost.gaussian.cov]),
         target=target,
         method=method,
     )
-
-
-def _farthest(x: Array, last: Array) -> int:
-    """Return the coordinate of ``x`` that is farthest from the last particles."""
-    return int(np.argmax(np.abs(x - last.mean(axis=0)) / np.maximum(last.std(axis=0), 1e-300)))

@@ -19,15 +19,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ppl_backends.approximations.missed_modes import can_be_sought
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.population import concatenate
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of, coordinates_of_chains, planned_coordinates
 from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.densest import Densest
-from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
+from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
 
@@ -205,7 +207,7 @@ class _Walk:
         self.tuning, self.density = tuning, path.density(drawn.stage)
         self.start = self.state.x
         self.modes, self.outside = modes(self.start), OutsidePoints(self.start)
-        self.densest = Densest(self.start.shape[1])
+        self.densest, self.searched = Densest(self.start.shape[1]), can_be_sought(path.target)
         self.weights = WeightAutocorrelation(*path.ahead(self.state), self.modes)
         self.product = np.ones(self.start.shape[1])
         self.scales: list[Parameters] = []
@@ -218,7 +220,7 @@ class _Walk:
     def _evaluate(self, x: Array, rng: np.random.Generator) -> PathState:
         found = self.density(x, rng)
         self.outside.see(x, found.log_density)
-        end = self.path.end_log_density(found)
+        end = self.path.end_log_density(found) if self.searched else None
         if end is not None:
             self.densest.see(x, end)
         return found

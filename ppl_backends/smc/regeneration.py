@@ -15,8 +15,9 @@ import numpy as np
 from ppl_backends.kernels.metric import cross_fitted_metric
 from ppl_backends.kernels.particle.gibbs import ParticleGibbsKernel, PathDensity
 from ppl_backends.kernels.tuning import AcceptanceTuning, move_once
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.smc.core import Moved, Resampled
-from ppl_backends.smc.mixing import correlation_left, modes
+from ppl_backends.smc.mixing import correlation_left
 from ppl_backends.smc.moves import CORRELATION_LEFT, MoveSettings, MoveSummary
 
 _SWEEPS_WITH = 20  # particles; filters between the rows have as many as their estimates need

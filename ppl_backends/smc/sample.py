@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, with_missed_mode
+from ppl_backends.approximations.resolve import has_one_mode
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.metric import METRICS
@@ -36,7 +38,6 @@ from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import (
     Figures,
-    LostMode,
     Verdict,
     figures_of,
     is_too_coarse,
@@ -62,6 +63,7 @@ from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
+from ppl_backends.targets.protocol import Array
 
 _DEFAULT_TUNING = "acceptance"
 # Defaults of waste-free chains: their number, the shortest and the longest. With shorter chains runs are not waste-free.
@@ -344,13 +346,26 @@ class _Call(NamedTuple):
         return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}, figures
 
     def _lost_mode(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> LostMode | None:
-        """Return a mode that the runs lost, where their last particles were moved."""
+        """Return a mode that the runs lost, or that their weighted points miss where no particle was moved."""
         runs = figures.runs
-        if not all(run.complete and run.weighted is None for run in runs):
+        weighted = [run.weighted for run in runs if run.weighted is not None]
+        if not all(run.complete for run in runs):
             return None
+        if len(weighted) == len(runs):
+            return self._missed_mode(weighted, rng)
         rows = -(-self.draws // (settings.len_chain or 1))
         moved = self.draws * sum(stage.moves.gradients for run in runs for stage in run.stages if stage.moves)
         return find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, moved)
+
+    def _missed_mode(self, weighted: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> LostMode | None:
+        """Return a narrow mode that draws of the start miss, where the posterior may have one."""
+        path = self.path
+        if path.target.is_estimated or has_one_mode(path.approximation):
+            return None
+        points, log_weights = (np.concatenate(parts) for parts in zip(*weighted, strict=True))
+        return find_missed_mode(
+            path.target, points, log_weights, lambda x: path.evaluate(x, 1.0, False).increment, self.draws, rng
+        )
 
     def from_all_modes(
         self,
@@ -364,7 +379,10 @@ class _Call(NamedTuple):
         target, lost = self.path.target, figures.lost
         assert lost is not None
         method = f"modes of a run from {self.path.description}"
-        start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
+        if self.path.approximation is not None and all(run.weighted is not None for run in figures.runs):
+            start = with_missed_mode(self.path.approximation, lost).replaced(method=method)
+        else:
+            start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
         call = self._replace(path=BridgePath(target, start, with_tails(target, start)))
         try:
             runs, interrupted = call._run(settings, generators, None)

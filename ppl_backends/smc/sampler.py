@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.approximations.missed_modes import can_be_sought
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import FirstPairs, make_tuning
@@ -23,7 +24,6 @@ from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
 from ppl_backends.smc.evidence import PathSampling
 from ppl_backends.smc.ladder import StageParticles
-from ppl_backends.smc.lost_modes import can_be_sought
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, stage_figures

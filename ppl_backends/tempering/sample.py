@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.approximations.missed_modes import LostMode
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation, check_memory, checked, choice, integer
@@ -19,7 +20,6 @@ from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate
-from ppl_backends.smc.health import LostMode
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import Visited

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.weights import few_independent
 from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat
 from ppl_backends.smc.evidence import EvidenceEstimate
-from ppl_backends.smc.health import LostMode, lost_mode_reason
 from ppl_backends.targets.protocol import Array
 from ppl_backends.tempering.barrier import Barrier
 from ppl_backends.tempering.evidence import SteppingStones

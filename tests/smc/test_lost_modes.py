@@ -6,6 +6,7 @@ from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
+from ppl_backends.importance import sampling
 from ppl_backends.smc import sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
@@ -69,9 +70,8 @@ def test_a_lost_mode_is_put_right_by_a_run_from_all_modes():
     assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
 
 
-@pytest.mark.parametrize(("dim", "width", "offset"), [(2, 0.01, 0.0), (5, 0.05, 0.5), (10, 0.1, 0.31)])
-def test_a_spike_with_most_of_the_mass_is_found(dim, width, offset):
-    """0.1 N(0, I) + 0.9 N(offset, width² I) from N(0, 3² I); without the search its log evidence is 2.3 low, and trusted."""
+def spike(dim, width, offset):
+    """0.1 N(0, I) + 0.9 N(offset, width² I) from N(0, 3² I): behind a phase transition."""
 
     def parts(x):
         centred, near = -0.5 * (x**2).sum(axis=1), (x - offset) / width
@@ -89,14 +89,70 @@ def test_a_spike_with_most_of_the_mass_is_found(dim, width, offset):
     def prior(x):
         return -0.5 * (x**2).sum(axis=1) / 9 - 0.5 * dim * np.log(18 * np.pi), -x / 9
 
-    target = pb.FunctionTarget(dim, likelihood, prior, lambda n, rng: 3 * rng.standard_normal((n, dim)))
-    idata = run(target, 3)
-    attrs, x = idata.posterior.attrs, idata.posterior["x"].values
+    return pb.FunctionTarget(dim, likelihood, prior, lambda n, rng: 3 * rng.standard_normal((n, dim)))
+
+
+def share_in_spike(idata, width, offset):
+    x = idata.posterior["x"].values
+    return (((x - offset) ** 2).sum(-1) < 4 * width**2 * (x.shape[-1] + 4)).mean()
+
+
+@pytest.mark.parametrize(("dim", "width", "offset"), [(2, 0.01, 0.0), (5, 0.05, 0.5), (10, 0.1, 0.31)])
+def test_a_spike_with_most_of_the_mass_is_found(dim, width, offset):
+    """Without the search its log evidence is 2.3 low, and trusted."""
+    idata = run(spike(dim, width, offset), 3)
+    attrs = idata.posterior.attrs
     wrong = abs(attrs["log_evidence"]) > 4 * attrs["log_evidence_se"] + 0.02
     assert not (wrong and attrs["log_evidence_trusted"])
     if offset:
         assert attrs["log_evidence_trusted"] == 1
-        assert abs((((x - offset) ** 2).sum(-1) < 4 * width**2 * (dim + 4)).mean() - 0.9) < 0.03
+        assert abs(share_in_spike(idata, width, offset) - 0.9) < 0.03
+
+
+def by_importance(target, seed, **options):
+    return pb.sample_importance(target, draws=1000, random_seed=seed, progressbar=False, **options)
+
+
+def from_auto(target, seed):
+    return run(target, seed, initial="auto")
+
+
+@pytest.mark.parametrize("method", [by_importance, from_auto])
+@pytest.mark.parametrize(("dim", "width", "offset"), [(5, 0.05, 0.4), (6, 0.07, 0.4)])
+def test_a_spike_that_draws_of_the_wide_mode_miss_is_found(method, dim, width, offset):
+    idata = method(spike(dim, width, offset), 1)
+    attrs = idata.posterior.attrs
+    assert attrs["log_evidence_trusted"] == 1
+    assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
+    assert abs(share_in_spike(idata, width, offset) - 0.9) < 0.03
+    assert "narrow modes" in attrs.get("approximation", "narrow modes")
+
+
+@pytest.mark.parametrize(("method", "module"), [(by_importance, sampling), (from_auto, sample)])
+def test_without_that_search_the_spike_is_missed_and_nothing_said(monkeypatch, method, module):
+    """The broken twin."""
+    monkeypatch.setattr(module, "find_missed_mode", lambda *_: None)
+    attrs = method(spike(5, 0.05, 0.4), 1).posterior.attrs
+    assert attrs["log_evidence"] == pytest.approx(np.log(0.1), abs=0.02)
+    assert attrs["log_evidence_trusted"] == 1
+
+
+def test_importance_sampling_from_a_named_approximation_says_that_a_spike_is_missed():
+    """What is named is used as it is."""
+    with pytest.warns(SamplerWarning, match=r"90 % .* holds no draw \(approximation='auto' adds such modes\)"):
+        attrs = by_importance(spike(5, 0.05, 0.4), 1, approximation="laplace").posterior.attrs
+    assert attrs["log_evidence_trusted"] == 0
+
+
+@pytest.mark.parametrize("method", [by_importance, from_auto])
+def test_no_narrow_mode_is_made_up(method):
+    """A Gaussian, and a skewed density that a Gaussian is a fair start for."""
+    flat = pb.FunctionTarget(3, lambda x: (-0.5 * (x**2).sum(axis=1), -x))
+    skewed = pb.FunctionTarget(3, lambda x: ((4 * x - 4 * np.exp(x)).sum(axis=1), 4 - 4 * np.exp(x)))
+    for target in (flat, skewed):
+        attrs = method(target, 0).posterior.attrs
+        assert attrs["log_evidence_trusted"] == 1
+        assert "narrow" not in attrs.get("approximation", "") + attrs.get("initial", "")
 
 
 def test_without_the_search_such_runs_are_trusted(monkeypatch):

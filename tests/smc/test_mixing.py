@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left, modes
+from ppl_backends.numerics.gaps import modes
+from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left
 
 RNG = np.random.default_rng(0)
 
