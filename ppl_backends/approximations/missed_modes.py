@@ -2,8 +2,8 @@
 
 A narrow mode with most of the mass (a spike) takes up a tiny part of the region that a wide one fills. Weights p/q of draws
 of an approximation q of the wide one are nearly equal, and tell nothing of it, unless one of the draws meets the region
-where the spike is denser than the wide mode. Two kinds of points may: the weighted points themselves, and the same points
-drawn towards the centres of their modes. The latter are what draws of q^β would be, with β up to 16: if the spike is not
+where the spike is denser than the wide mode. Two kinds of points may: the weighted points themselves, and differences of them
+around the centres of their modes, drawn in. The latter are what draws of q^β would be, with β up to 16: if the spike is not
 at the centre, one of these powers fills the region around it more densely than q. Only values are needed, no gradients.
 Where a point is far denser than q explains, a climb begins.
 
@@ -88,7 +88,7 @@ def find_missed_mode(
         return None
     log_weights = np.nan_to_num(log_weights, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        narrowed = _narrowed(points, rows)
+        narrowed = _narrowed(points, rows, rng)
         found = np.concatenate([weigh(block) for block in np.split(narrowed, len(narrowed) // rows)])
         floor = np.quantile(log_weights, 0.99, method="lower") + DENSER
         starts = [_heaviest(points, log_weights, floor), _heaviest(narrowed, found, floor)]
@@ -99,17 +99,20 @@ def find_missed_mode(
     return max((mode for mode in missed if mode is not None), key=lambda mode: mode.share, default=None)
 
 
-def _narrowed(points: Array, rows: int) -> Array:
-    """Return the points drawn towards the centres of their modes, by another factor each: a whole number of calls."""
+def _narrowed(points: Array, rows: int, rng: np.random.Generator) -> Array:
+    """Return points around the centres of the modes, drawn in by a factor each: a whole number of calls.
+
+    Differences of two points of a mode have new directions, and those of two draws of a Gaussian are √2 times as wide.
+    """
     n = max(1, min(_NARROWED * len(points), _MOST_NARROWED) // rows) * rows
-    labels = modes(points)
-    centres = np.stack([np.median(points[labels == label], axis=0) for label in range(labels.max() + 1)])
     at = np.arange(n)
-    chosen = at % len(points)
-    centre = centres[labels[chosen]]
-    # A point that serves again does so with another power
+    first = at % len(points)
     power = _POWERS[(at + at // len(points)) % len(_POWERS)]
-    narrowed: Array = centre + (points[chosen] - centre) / np.sqrt(power)[:, None]
+    labels, narrowed = modes(points), np.empty((n, points.shape[1]))
+    for label in range(labels.max() + 1):
+        members, own = np.flatnonzero(labels == label), labels[first] == label
+        apart = points[first[own]] - points[rng.choice(members, np.count_nonzero(own))]
+        narrowed[own] = np.median(points[members], axis=0) + apart / np.sqrt(2.0 * power[own])[:, None]
     return narrowed
 
 

@@ -57,6 +57,7 @@ LARGEST_MISSED_SHARE = 0.02
 LARGEST_PILOT_K = 0.25
 PILOT_POINTS = 4096
 PRIOR_POINTS = 2048
+_LONE = 10.0  # nats above the next weight
 _MOST_MISSED = 3  # narrow modes that are added to the proposal, one after the other
 # With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
 _SOBOL_BITS = 53
@@ -205,7 +206,10 @@ def sample_importance(
     points = _weighted_points(target, results, result_rng)
     weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
     trouble = _distrust(
-        weights, points["log_weight"][1].size, approximation.diagnostics, _said_of(missed, target, searches)
+        weights,
+        points["log_weight"][1].size,
+        approximation.diagnostics,
+        [_said_of(missed, target, searches), _lone_point(target, results)],
     )
     if trouble:
         text = f"importance sampling from the {named} proposal: {trouble}: use sample_smc, which moves the points"
@@ -314,6 +318,24 @@ def _figures(
     }
 
 
+def _lone_point(target: BaseTarget, chains: list[_Chain]) -> str:
+    """Return the reason that a point is which has nearly all the weight, or "".
+
+    No climb ended at a mode there, and no other point is near: the likelihood may be numerically wrong so far out.
+    """
+    points, log_weights = (np.concatenate([getattr(chain, name) for chain in chains]) for name in ("x", "log_weights"))
+    log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
+    second, highest = np.partition(log_weights, -2)[-2:]
+    if not highest - second > _LONE:
+        return ""
+    x, (low, high) = points[np.argmax(log_weights)], np.quantile(points, [0.16, 0.84], axis=0)
+    worst = int(np.argmax(np.abs(x - np.median(points, axis=0)) / np.maximum(high - low, 1e-300)))
+    return (
+        f"a single point, at `{target.names[worst]}` = {x[worst]:.3g} on the unconstrained scale, has a log weight that is "
+        f"{highest - second:,.0f} above any other, as where a likelihood is numerically wrong: evaluate the model there"
+    )
+
+
 def _poorest_moment(chains: list[_Chain], points: Mapping[str, tuple[Any, Array]]) -> dict[str, Any]:
     """Return how many independent draws the mean or the sd of the worst variable is worth, and that variable's name.
 
@@ -405,11 +427,11 @@ def _missed_share(
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
-def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float], known: str) -> str:
-    """Return the faults of the weights with their figures, and the ``known`` one; ``figures`` are the approximation's."""
+def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float], known: Sequence[str]) -> str:
+    """Return the faults of the weights with their figures, and those ``known``; ``figures`` are the approximation's."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
     ess, undefined = weights["smallest_ess"], weights["undefined_share"]
-    reasons = [known] * bool(known)
+    reasons = [reason for reason in known if reason]
     if efficiency < SMALLEST_EFFICIENCY:
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
     if heavy_tail(k, weights["tail_share"]):

@@ -215,3 +215,16 @@ def test_a_density_that_is_nowhere_finite():
 def test_integers_in_the_wrong_place_are_refused():
     with pytest.raises(ModelError, match=r"by name, not by position: write draws=2000"):
         sample_importance(log_gamma_target(), 2000)
+
+
+def test_a_likelihood_that_is_wrong_far_out_is_named():
+    """A series that overflows: thousands of nats too high where x > 5, which few of the tails' points are beyond."""
+
+    def log_density(x):
+        wrong = (x[:, 0] > 5.0) & (x[:, 0] < 9.0)
+        return -0.5 * (x**2).sum(axis=1) + 1e3 * wrong * x[:, 0], -x + 1e3 * wrong[:, None] * np.eye(2)[0]
+
+    target = FunctionTarget(2, log_density)
+    with pytest.warns(SamplerWarning, match=r"a single point, at `x\[0\]` = .* above any other"):
+        idata = sample_importance(target, draws=256, chains=4, proposal="t", random_seed=1, progressbar=False)
+    assert group(idata, "posterior").attrs["log_evidence_trusted"] == 0
