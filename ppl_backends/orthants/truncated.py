@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import gammaln, log_ndtr, logsumexp
 
@@ -26,6 +27,7 @@ from ppl_backends.orthants.problem import GAUSSIAN, STRUCTURE, read_problems
 from ppl_backends.orthants.student import radius_nodes
 from ppl_backends.orthants.tilt import Tilt, saddle_point, weigh
 from ppl_backends.random import SeedLike, spawn_generators
+from ppl_backends.results.inference_data import as_inference_data
 
 CHUNK = 4096  # proposals at a time
 MOST_COORDINATES = 2e8  # proposed in accept-reject before SMC takes over
@@ -60,6 +62,17 @@ class TruncatedDraws:
     exact: bool
     ess: float
     acceptance: float
+
+    def to_inference_data(self) -> Any:
+        """Return the draws as InferenceData, with one chain and the variable ``x``.
+
+        Returns
+        -------
+        arviz.InferenceData or xarray.DataTree
+        """
+        attrs = {"method": "truncated", "accuracy": "exact" if self.exact else "approximate", "ess": float(self.ess)}
+        draws = xr.Dataset({"x": (("chain", "draw", "x_dim_0"), self.draws[None])}, attrs=attrs)
+        return as_inference_data({"posterior": draws})
 
 
 @checked(

@@ -74,6 +74,7 @@ def check(kind, method):
     assert 5 in new[1].sizes.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAST)
 def test_names_dims_and_predictions_are_bambis(kind):
     check(kind, "importance")

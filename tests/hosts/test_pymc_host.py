@@ -62,6 +62,7 @@ def references(model):
     return theirs, ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["posterior", "observed_data", "constant_data", "log_likelihood"])
 def test_groups_are_those_of_pm_sample(references, name):
     theirs, ours = (group(idata, name) for idata in references)
@@ -73,6 +74,7 @@ def test_groups_are_those_of_pm_sample(references, name):
             np.testing.assert_array_equal(ours[dim].values, theirs[dim].values)
 
 
+@pytest.mark.slow
 def test_pymc_predicts_from_the_result(references, model):
     with model:
         drawn = pm.sample_posterior_predictive(references[1], var_names=["y"], **QUIET)
@@ -88,7 +90,10 @@ def normal():
     return model
 
 
-@pytest.mark.parametrize("method", ["smc", "ibis", "importance", "mcmc", "laplace", "ep", "vi", "inla"])
+@pytest.mark.parametrize(
+    "method",
+    ["smc", pytest.param("ibis", marks=pytest.mark.slow), "importance", "mcmc", "laplace", "ep", "vi", "inla"],
+)
 def test_every_method_draws_from_the_posterior(normal, method):
     idata = pb.pymc.sample(normal, method=method, draws=400, chains=2, **QUIET)
     draws = group(idata, "posterior")["mu"].values
