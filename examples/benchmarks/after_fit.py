@@ -185,7 +185,7 @@ def independent(log_likelihood, gradient, prior_mean, prior_sd):
     return target, draws, moments
 
 
-EFFECTS = 150
+EFFECTS = 300
 
 
 def of_counts():
@@ -216,10 +216,10 @@ def of_overdispersed():
 
 
 INDEPENDENT = {
-    "150 Poisson effects": of_counts,
-    "150 binomial effects": of_shares,
-    "150 exponential effects": of_waiting,
-    "150 negative binomial effects": of_overdispersed,
+    "300 Poisson effects": of_counts,
+    "300 binomial effects": of_shares,
+    "300 exponential effects": of_waiting,
+    "300 negative binomial effects": of_overdispersed,
 }
 
 

@@ -71,7 +71,8 @@ class TruncatedDraws:
         arviz.InferenceData or xarray.DataTree
         """
         attrs = {"method": "truncated", "accuracy": "exact" if self.exact else "approximate", "ess": float(self.ess)}
-        draws = xr.Dataset({"x": (("chain", "draw", "x_dim_0"), self.draws[None])}, attrs=attrs)
+        coords = {"chain": [0], "draw": np.arange(len(self.draws)), "x_dim_0": np.arange(self.draws.shape[1])}
+        draws = xr.Dataset({"x": (tuple(coords), self.draws[None])}, coords=coords, attrs=attrs)
         return as_inference_data({"posterior": draws})
 
 
