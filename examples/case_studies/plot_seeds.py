@@ -2,9 +2,10 @@
 Do plates differ? Bayes factors for a hierarchical model
 ========================================================
 
-**The question.** Crowder (1978) put seeds of two species of Orobanche on 21 plates with extracts of two roots. He counted
-how many germinated. Two decisions depend on the answer. Does a root suit one species more than the other (an interaction)? Do
-plates differ by more than chance, so that the next experiment needs more plates rather than more seeds?
+**The question.** Crowder (1978) put seeds of two species of Orobanche on 21 plates with extracts of two roots. He
+counted how many germinated. Two decisions depend on the answer. Does a root suit one species more than the other (an
+interaction)? Do plates differ by more than chance, so that the next experiment needs more plates rather than more
+seeds?
 
 In R one would fit each model with Stan and call ``bridgesampling::bridge_sampler``. Here the draws of NUTS go into
 :func:`ppl_backends.evidence`, and :func:`ppl_backends.sample_smc` computes the same number without NUTS as a check.
@@ -24,8 +25,9 @@ root = np.array([0] * 5 + [1] * 6 + [0] * 5 + [1] * 5)
 # %%
 # The models
 # ----------
-# Four logistic regressions: with and without an interaction, with and without an effect of each plate. The priors are part of
-# the models. A coefficient of one is a large effect on the logit scale, and the standard deviation of plates is below one.
+# Four logistic regressions: with and without an interaction, with and without an effect of each plate. The priors are
+# part of the models. A coefficient of one is a large effect on the logit scale, and the standard deviation of plates is
+# below one.
 
 
 def germination(interaction, plates, scale=1.0):
@@ -51,8 +53,8 @@ MODELS = {
 # %%
 # The evidences, from the draws of NUTS
 # -------------------------------------
-# ``evidence`` bridges from the draws to a proposal fitted to half of them. Its standard error respects the autocorrelation of
-# the chains, and its verdict says whether the draws are enough.
+# ``evidence`` bridges from the draws to a proposal fitted to half of them. Its standard error respects the
+# autocorrelation of the chains, and its verdict says whether the draws are enough.
 
 evidences = {}
 for name, model in MODELS.items():
@@ -84,8 +86,9 @@ plt.show()
 # %%
 # Does the answer hang on the prior?
 # ----------------------------------
-# A Bayes factor for a variance component depends on the prior of its standard deviation. A wide prior puts mass on plates
-# that differ strongly, and the evidence falls. The curve shows the Bayes factor of "plates differ" for several prior scales.
+# A Bayes factor for a variance component depends on the prior of its standard deviation. A wide prior puts mass on
+# plates that differ strongly, and the evidence falls. The curve shows the Bayes factor of "plates differ" for several
+# prior scales.
 
 scales = np.array([0.1, 0.2, 0.5, 1.0, 2.0])
 without = smc["interaction"].posterior.attrs
@@ -114,6 +117,7 @@ plt.show()
 
 # %%
 # **The decision.** Plates differ. The odds for it are 8 to 1 in the additive model and 2.6 to 1 in the model with an
-# interaction. Along the curve they are between 1.4 and 5 to 1, so no prior scale reverses the answer. The next experiment
-# gets more plates rather than more seeds on each. Whether a root suits one species more is still open: where plates differ, the odds for an
-# interaction are only 1.4 to 1. Nothing is decided about the roots until the next experiment is done.
+# interaction. Along the curve they are between 1.4 and 5 to 1, so no prior scale reverses the answer. The next
+# experiment gets more plates rather than more seeds on each. Whether a root suits one species more is still open: where
+# plates differ, the odds for an interaction are only 1.4 to 1. Nothing is decided about the roots until the next
+# experiment is done.
