@@ -149,12 +149,15 @@ class EstimatedDensity:
     ----------
     fewest, most_at_start, most : int
         N to begin with, and at most at the start and later.
-    decay : float
-        Power of N that the variance of the log estimate falls with.
+    enough, decay : float
+        Variance of the log estimate that N is chosen for, and the power of N that it falls with.
+    saves : bool
+        Whether fewer estimates than at the start take less time.
     """
 
     fewest, most_at_start, most = 1, MOST_AT_START, MOST_ESTIMATES
-    decay = 1.0
+    enough = decay = 1.0
+    saves = True
 
     def __init__(
         self,
@@ -247,18 +250,18 @@ class EstimatedDensity:
         return max(1, n)
 
     def with_enough(self, points: EstimatedPoints, rng: np.random.Generator, most: int) -> EstimatedPoints:
-        """Return it with N such that the variance is about one, and a fresh estimate if N changed and one is not zero."""
+        """Return it with N such that the variance is about enough, and a fresh estimate if N changed and one is not zero."""
         found = points
         while True:
             found = self.measured(found, rng)
-            if found.variance <= TOO_NOISY or found.n_estimates >= most:
+            noise = found.variance / self.enough
+            if noise <= TOO_NOISY or found.n_estimates >= most:
                 break
-            more = float(np.clip(np.ceil(found.variance), 2, 4)) if np.isfinite(found.variance) else 4.0
-            found = replace(
-                found, n_estimates=min(most, self.rounded(int(np.ceil(found.n_estimates * more ** (1 / self.decay)))))
-            )
-        if found.variance < TOO_FINE and found.n_estimates == points.n_estimates:
-            least = int(np.ceil(found.n_estimates * found.variance ** (1 / self.decay)))
+            noise = float(np.clip(np.ceil(noise), 2, 4)) if np.isfinite(noise) else 4.0
+            more = self.rounded(int(np.ceil(found.n_estimates * noise ** (1 / self.decay))))
+            found = replace(found, n_estimates=min(most, more))
+        if self.saves and noise < TOO_FINE and found.n_estimates == points.n_estimates:
+            least = int(np.ceil(found.n_estimates * noise ** (1 / self.decay)))
             fewer = min(found.n_estimates, self.rounded(least))
             variance = found.variance * (found.n_estimates / fewer) ** self.decay
             found = replace(found, n_estimates=fewer, variance=variance)

@@ -66,13 +66,13 @@ def sample_pmmh(
         Draws kept per chain, and draws before them that adapt the proposals and the filters, and are dropped.
     n_particles : int or "auto"
         Particles of a filter; ``"auto"`` finds at the start and while tuning how many make the variance of the log of the
-        likelihood estimate about one (where filters are correlated, of the ratio of two). With fewer, chains stick.
+        likelihood estimate about one, or that of the ratio of correlated ones about a half. With fewer, chains stick.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
     correlation : float or "auto"
         The largest share of the rows whose random numbers the filter of a proposal keeps, so that it errs like the present
         filter and a fraction of the particles does. It sorts its particles and takes their numbers from a lattice.
-        ``"auto"`` is 0.8 where a state is one number and Numba compiles the filter, and 0 elsewhere and for ``states=True``:
+        ``"auto"`` is 0.99 where a state is one number and Numba compiles the filter, and 0 elsewhere and for ``states=True``:
         fresh independent numbers for every filter.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space; learnt while tuning by default.

@@ -112,7 +112,7 @@ class ParticleMetropolis(_ParticleStep):
         ``"auto"`` is guided where the model has ``proposal=``.
     correlation : float or "auto"
         The largest share of the rows whose random numbers the filter of a proposal keeps, so that it errs like the present
-        filter and fewer particles do. It sorts its particles and takes their numbers from a lattice. ``"auto"`` is 0.8 where
+        filter and fewer particles do. It sorts its particles and takes their numbers from a lattice. ``"auto"`` is 0.99 where
         a state is one number and Numba compiles the filter, and 0 elsewhere: fresh independent numbers for every filter.
     covariance : array (dim, dim), optional
         Shape of the proposals, on the unconstrained space, which are then those of a random walk; by default it is learnt

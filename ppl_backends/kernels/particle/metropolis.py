@@ -48,7 +48,8 @@ from ppl_backends.targets.state_space.lattice import lattice_normals
 ACCEPTANCE = 0.3  # of a random walk in few dimensions
 MOST_NOISE = 8.0  # that an acceptance rate is derived from
 INDEPENDENT, TAILS = 0.5, 5.0  # share of independent proposals, and their degrees of freedom
-CORRELATION = 0.8  # where it is chosen here
+CORRELATION = 0.99  # where it is chosen here
+ENOUGH = 0.5  # variance of the log ratio of correlated estimates, mean over stretches
 DECAY = 1.5  # the variance of an estimate from a lattice falls with this power of the number of particles
 CANDIDATES, LEFT = 64, 4.0  # points of either kind to start from, and how many of them remain in effect
 
@@ -256,7 +257,7 @@ class ParticleMetropolis(EstimatedMetropolis):
     n_particles : int or "auto"
         N_x; "auto" finds it at the start and while tuning.
     correlation : float or "auto"
-        The largest share of rows whose normal numbers a proposal keeps, ρ; 0 for fresh filters. "auto" is 0.8 where states
+        The largest share of rows whose normal numbers a proposal keeps, ρ; 0 for fresh filters. "auto" is 0.99 where states
         are numbers and Numba compiles the filter, else 0.
     covariance : array (dim, dim), optional
         Shape of the proposals; learnt while tuning by default.
@@ -280,7 +281,8 @@ class ParticleMetropolis(EstimatedMetropolis):
         tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate, pooled=True)
         first = None if n_particles == "auto" else n_particles
         density = FilteredDensity(rest, estimator, correlation, first, tuning)
-        density.decay = DECAY if estimator.correlated else 1.0
+        if estimator.correlated:
+            density.enough, density.decay, density.saves = ENOUGH, DECAY, False
         super().__init__(kernel, density, "take a guided filter (proposal=), or a correlated one (correlation=0.99)")
         own = estimator.filter is not particle_filter
         self.attributes = {
