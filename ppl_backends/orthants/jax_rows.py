@@ -8,7 +8,7 @@ eight bytes. A callback into Python would do the same, but with one core it can 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import jax
@@ -66,13 +66,14 @@ def in_jax(points: Array) -> Callable[..., RowDerivatives]:
 
     ``log_p`` is differentiable once; second derivatives are NaN.
     """
-    name = _registered(points.shape, points.tobytes())
+    name, place = _registered(), _place_of(points.shape, points.tobytes())
 
     def call(*given: Any) -> RowDerivatives:
         (n, dim), kind = given[0].shape, given[0].dtype
         shapes = RowDerivatives((n,), (n, dim), (n, dim), (n, dim), (n, dim, dim))  # type: ignore[arg-type]
         results = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
-        found = jax.ffi.ffi_call(name, results, vmap_method="broadcast_all")(*(x.astype(np.float64) for x in given))
+        rows = (x.astype(np.float64) for x in given)
+        found = jax.ffi.ffi_call(name, results, vmap_method="broadcast_all")(*rows, place)
         return RowDerivatives(*(x.astype(kind) for x in found))
 
     @jax.custom_jvp
@@ -90,12 +91,11 @@ def in_jax(points: Array) -> Callable[..., RowDerivatives]:
     return lambda *arguments: all_rows(*map(jnp.asarray, arguments))
 
 
-@lru_cache(maxsize=16)
-def _registered(shape: tuple[int, int], content: bytes) -> str:
-    """Return the name under which XLA knows the handler for these points."""
-    points = np.frombuffer(content).reshape(shape)
+@cache
+def _registered() -> str:
+    """Return the name under which XLA knows the handler."""
 
-    @numba.cfunc(types.int64(WORDS))
+    @numba.cfunc(types.int64(WORDS), cache=True)
     def handler(frame):
         if frame[EXTENSION] != 0 and _words(frame[EXTENSION])[KIND] & 0xFFFFFFFF == ASKS_VERSION:
             _words(_words(frame[EXTENSION])[METADATA])[VERSION] = VERSION_0_1
@@ -104,6 +104,8 @@ def _registered(shape: tuple[int, int], content: bytes) -> str:
         n, dim = _size(_words(given[0]))
         mean, cholesky = _array(given, 0, (n, dim)), _array(given, 1, (n, dim, dim))
         lower, upper = _array(given, 2, (n, dim)), _array(given, 3, (n, dim))
+        place = _words(_words(given[4])[DATA])
+        points = carray(_numbers(place[0]), (place[1], place[2]))
         by_mean, by_lower, by_upper = _array(found, 1, (n, dim)), _array(found, 2, (n, dim)), _array(found, 3, (n, dim))
         by_cholesky = _array(found, 4, (n, dim, dim))
         by_mean[:], by_lower[:], by_upper[:], by_cholesky[:] = 0.0, 0.0, 0.0, 0.0
@@ -111,10 +113,17 @@ def _registered(shape: tuple[int, int], content: bytes) -> str:
         compute_rows(mean, cholesky, lower, upper, points, log_p, by_mean, by_lower, by_upper, by_cholesky)
         return 0
 
-    name = f"ppl_backends_log_rectangle_{_registered.cache_info().misses}"
-    _HANDLERS.append(handler)
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.ctypes), platform="cpu")
-    return name
+    _KEPT.append(handler)
+    jax.ffi.register_ffi_target("ppl_backends_log_rectangle", jax.ffi.pycapsule(handler.ctypes), platform="cpu")
+    return "ppl_backends_log_rectangle"
 
 
-_HANDLERS: list[Any] = []  # XLA calls them as long as the process lives
+@cache
+def _place_of(shape: tuple[int, int], content: bytes) -> Array:
+    """Return address and shape of points, by which the handler finds them: as an operand they would be copied by ``vmap``."""
+    points = np.frombuffer(content).reshape(shape)
+    _KEPT.append(points)
+    return np.array([points.ctypes.data, *shape])
+
+
+_KEPT: list[Any] = []  # XLA reads them as long as the process lives
