@@ -1,5 +1,7 @@
 """``pb.simuk.adapt``: simuk's calibration runs by methods of this package."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -51,6 +53,13 @@ def test_draws_are_those_of_the_method_on_each_data_set(model):
         for variable in ("slope", "sigma"):
             drawn = sbc.posteriors[k][variable].values
             np.testing.assert_allclose(drawn, alone["posterior"][variable].values.ravel(), rtol=1e-6)
+    later = calibration(model, 3)
+    later.adapter = SimpleNamespace()  # later versions of simuk ask their backend adapter for draws
+    pb.simuk.adapt(later, sampler="importance")
+    found = later.adapter.get_posterior_samples(
+        SimpleNamespace(observed_vars=["y"]), given[0], later.sample_kwargs, sbc._seeds[0], "prior", 0
+    )
+    np.testing.assert_allclose(found["slope"].values, sbc.posteriors[0]["slope"].values, rtol=1e-6)
 
 
 @pytest.mark.slow
