@@ -3,6 +3,7 @@
 ``posteriordb``    posteriors of posteriordb with proper priors, each from ``--sets`` runs of nutpie, 4 × 1,000 draws. The
                    truth is the package's reference evidence, else importance sampling by 8 nets of 2^15 points, from what
                    is fitted to 4 × 4,000 other draws. ``--database`` is a checkout of posteriordb, for all its posteriors.
+``references``     the same from other posteriors of the package's table of reference evidences.
 ``subsets``        the same from posteriordb's reference draws (``--reference-draws``, a folder of its zipped files):
                    each set is 4,000 of the 10,000, which are thinned until they are nearly independent. Sets overlap, so
                    that errors of one posterior are correlated.
@@ -15,7 +16,7 @@ Coverage is of nominal 95 % intervals by Student's t. Rows are appended to ``--f
 not run again; ``--print`` prints the table.
 
 Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/evidence_from_draws.py --file rows.jsonl
-         [--kinds posteriordb subsets toys hierarchical] [--names NAME ...] [--methods bridge auto] [--sets 20]
+         [--kinds posteriordb references subsets toys hierarchical] [--names NAME ...] [--methods bridge auto] [--sets 20]
          [--database CHECKOUT]
      python examples/benchmarks/evidence_from_draws.py --file rows.jsonl --print
 """
@@ -34,10 +35,12 @@ import ppl_backends as pb
 from ppl_backends.errors import PPLBackendsWarning
 from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal
 from ppl_backends.results.inference_data import group
+from ppl_backends.targets.stan import StanTarget
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from posteriordb_smc import read_target, read_zip
+from reference_models import problems
 
 from tests.toys import bimodal, conjugate_gaussian, funnel, gamma_poisson
 
@@ -48,6 +51,20 @@ PROPER = (
     "sblrc-blr",
     "low_dim_gauss_mix-low_dim_gauss_mix",
     "hudson_lynx_hare-lotka_volterra",
+)
+OTHERS = (
+    "pima-logit_gaussian",
+    "pima-probit_cauchy",
+    "heart-logit_gaussian",
+    "plasma-logit_cauchy",
+    "glass-logit_gaussian",
+    "australian-logit_unit",
+    "breast_wisconsin-probit_unit",
+    "hald-normal_inverse_gamma",
+    "peas-dirichlet_multinomial",
+    "gaussian_regression-20",
+    "nile-local_level",
+    "nile-states",
 )
 CHAINS, DRAWS = 4, 1000
 GROUPS, REPEATS = 1000, 8
@@ -72,7 +89,12 @@ def nutpie_draws(target, draws, seed, tune=400):
     )
     trace = nutpie.sample(compiled, draws=draws, tune=tune, chains=CHAINS, cores=1, seed=seed, progress_bar=False)
     x = group(trace, "posterior")["x"].values
-    values = target.parameters(x.reshape(-1, target.dim))
+    flat = x.reshape(-1, target.dim)
+    values = (
+        target.parameters(flat)
+        if isinstance(target, StanTarget)
+        else target.constrain(flat, np.random.default_rng(seed))
+    )
     return {name: value.reshape(*x.shape[:2], *value.shape[1:]) for name, value in values.items()}, x
 
 
@@ -92,13 +114,22 @@ def reference(target, x, points):
     return attrs["log_evidence"], attrs["log_evidence_se"]
 
 
+def target_named(name, database):
+    """A posterior of posteriordb, or another one of the table of reference evidences."""
+    others = problems()
+    if name not in others:
+        return read_target(name, database)
+    made = others[name].make()
+    return pb.as_target(made[0] if isinstance(made, tuple) else made)
+
+
 def posteriordb(names, methods, sets, points, known, database):
     """Rows of every posterior and set of draws; ``known`` are done."""
-    for name in names or PROPER:
+    for name in names:
         asked = [(seed, method) for seed in range(sets) for method in methods if (name, seed, method) not in known]
         if not asked:
             continue
-        target = read_target(name, database)
+        target = target_named(name, database)
         if name in pb.datasets.reference_evidence_names():
             about = pb.datasets.reference_evidence(name)
             truth, error = about.log_evidence, about.log_evidence_se
@@ -254,7 +285,7 @@ def table(rows):
     posteriors = [one for one in rows if one["name"] not in others]
     for method in dict.fromkeys(one["method"] for one in posteriors):
         these = [one for one in posteriors if one["method"] == method]
-        print(line("all of posteriordb", method, these))
+        print(line("all posteriors", method, these))
         print(f"\n{method}: median se {np.median([one['se'] for one in these]):.4f}")
     far = [one for one in rows if one["trusted"] and abs(one["log_evidence"] - one["truth"]) > 4 * one["se"] + 1e-3]
     print(f"\nTrusted and more than four standard errors off: {len(far)} of {len(rows)}.", [one["name"] for one in far])
@@ -295,7 +326,10 @@ def main():
     for kind in options.kinds:
         found = {
             "posteriordb": lambda: posteriordb(
-                options.names, options.methods, options.sets, options.points, known, options.database
+                options.names or PROPER, options.methods, options.sets, options.points, known, options.database
+            ),
+            "references": lambda: posteriordb(
+                options.names or OTHERS, options.methods, options.sets, options.points, known, None
             ),
             "subsets": lambda: subsets(
                 options.names, options.methods, options.sets, options.points, known, options.reference_draws

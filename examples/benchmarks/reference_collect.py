@@ -4,6 +4,7 @@ The reference is the exact value where there is one, else the trusted value with
 trusted values are cross-checks. A posterior with two that are more than four combined standard errors apart is provisional.
 
 Run: python examples/benchmarks/reference_collect.py json --rows rows.jsonl failures.jsonl [--database …] [--eprv3 …]
+     python examples/benchmarks/reference_collect.py json --update --rows rows.jsonl [--database …]   # entries of these rows
      python examples/benchmarks/reference_collect.py posteriordb --folder FOLDER
 """
 
@@ -96,7 +97,7 @@ def entry(name, problem, rows):
     chosen, checks = estimates[0], estimates[1:]
     for one in checks:
         one["z"] = round(combined_z(one, chosen), 3)
-    integral = sound[0]["log_prior_normalizer"]
+    integral = sound[0]["log_prior_normalizer"] if problem.prior_integral is None else problem.prior_integral
     if problem.family not in ("posteriordb", "normalising constant") and not problem.improper:
         integral = 0.0
     return base | {
@@ -110,19 +111,24 @@ def entry(name, problem, rows):
     }
 
 
-def collect(rows, wrong, database, eprv3):
-    """Write the file of the package."""
+def collect(rows, wrong, database, eprv3, kept=None):
+    """Write the file of the package; entries of a document that is ``kept`` stay where there are no rows."""
     found, order = [], {"exact": 0, "verified": 1, "provisional": 2, "improper": 3}
+    old = {} if kept is None else {one["name"]: one for one in kept["entries"]}
     for name, problem in problems(database, eprv3).items():
-        one = entry(name, problem, [row for row in rows if row["name"] == name])
+        mine = [row for row in rows if row["name"] == name]
+        one = entry(name, problem, mine) if mine or not old else old.pop(name, None)
         if one:
-            found.append(one)
+            integral = problem.prior_integral
+            found.append(one if integral is None else one | {"log_prior_normalizer": integral})
+        old.pop(name, None)
+    found += old.values()
     found.sort(key=lambda one: (one["family"], order[one["status"]], one["name"]))
     document = {
         "schema": SCHEMA,
         "convention": CONVENTION,
         "entries": found,
-        "failures": failures(wrong, {one["name"]: one for one in found}),
+        "failures": failures(wrong, {one["name"]: one for one in found}) if kept is None else kept["failures"],
     }
     FILE.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     for fault in validate_reference_evidences(document):
@@ -185,14 +191,16 @@ def main():
     """Collect, export or print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["json", "posteriordb"])
-    parser.add_argument("--rows", type=Path, nargs=2, metavar=("ROWS", "FAILURES"))
+    parser.add_argument("--rows", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--update", action="store_true")
     parser.add_argument("--database", type=Path)
     parser.add_argument("--eprv3", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("posteriordb"))
     options = parser.parse_args()
     if options.what == "json":
-        rows, wrong = ([json.loads(line) for line in file.read_text().splitlines()] for file in options.rows)
-        collect(rows, wrong, options.database, options.eprv3)
+        rows, *wrong = ([json.loads(line) for line in file.read_text().splitlines()] for file in options.rows)
+        kept = json.loads(FILE.read_text()) if options.update else None
+        collect(rows, wrong[0] if wrong else [], options.database, options.eprv3, kept)
         TABLE.write_text(page(json.loads(FILE.read_text())))
     else:
         export(options.folder)

@@ -11,6 +11,7 @@ import reference_closed as closed
 import reference_series as series
 from posteriordb_smc import names_with_references, read_target, read_zip
 from reference_regressions import describe, raw_data, regression
+from scipy import stats
 
 STANDARD = ("importance", "bridge", "vegas")
 
@@ -36,6 +37,8 @@ class Problem:
         Where nothing is run.
     options : dict
         Options of the methods, by method.
+    prior_integral : float, optional
+        Log integral of the prior as written, where it is known.
     """
 
     family: str
@@ -47,6 +50,7 @@ class Problem:
     note: str = ""
     dim: int = 0
     options: dict = field(default_factory=dict)
+    prior_integral: float | None = None
 
 
 def words(text):
@@ -228,6 +232,23 @@ NESTED = (
     "low_dim_gauss_mix-low_dim_gauss_mix",
     "hmm_example-hmm_example",
 )
+HALF = -float(np.log(2))  # a density that a bound cuts in two, or an order of two coordinates of the same prior
+ABOVE_ZERO = stats.truncnorm(-3, np.inf, loc=3)  # the first mean of the hidden Markov model, before its order
+PRIOR_INTEGRALS = {
+    "sblrc-blr": HALF,
+    "sblri-blr": HALF,
+    "arK-arK": HALF,
+    "arma-arma11": HALF,
+    "gp_pois_regr-gp_regr": 2 * HALF,
+    "gp_pois_regr-gp_pois_regr": HALF,
+    "low_dim_gauss_mix-low_dim_gauss_mix": 3 * HALF,
+    "hmm_example-hmm_example": float(
+        stats.norm.logcdf(3) + np.log(ABOVE_ZERO.expect(lambda m: stats.norm.cdf(10 - m)))
+    ),
+    "eight_schools-eight_schools_centered": HALF,
+    "eight_schools-eight_schools_noncentered": HALF,
+}
+CLOSED = {name: closed.eight_schools for name in PRIOR_INTEGRALS if name.startswith("eight_schools")}
 
 
 def posteriordb(database):
@@ -238,17 +259,24 @@ def posteriordb(database):
     for name in [*names_with_references(database), *WITHOUT_DRAWS]:
         about = json.loads((root / "posteriors" / f"{name}.json").read_text())
         program = root / "models" / "stan" / f"{about['model_name']}.stan"
+        read = partial(read_target, name, database)
         found[name] = Problem(
             "posteriordb",
-            partial(read_target, name, database),
+            partial(with_exact, read, CLOSED[name]) if name in CLOSED else read,
             program.read_text,
             partial(read_zip, root / "data" / "data" / f"{about['data_name']}.json.zip"),
             ("importance", "bridge", "nautilus" if name in NESTED else "vegas"),
             improper=name.startswith(IMPROPER),
             note=FLAT if name.startswith(IMPROPER) else "",
             dim=sum(int(np.prod(size)) for size in about["dimensions"].values()),
+            prior_integral=PRIOR_INTEGRALS.get(name),
         )
     return found
+
+
+def with_exact(read, exact):
+    """A target and its exact log evidence."""
+    return read(), exact()
 
 
 def problems(database=None, eprv3=None):
