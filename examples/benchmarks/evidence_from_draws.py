@@ -28,6 +28,7 @@ import time
 import warnings
 from pathlib import Path
 
+import arviz as az
 import numpy as np
 from scipy.special import gammaln
 
@@ -71,7 +72,7 @@ GROUPS, REPEATS = 1000, 8
 
 
 def nutpie_draws(target, draws, seed, tune=400):
-    """Draws of nutpie's NUTS on a target: constrained values by name, and the unconstrained points."""
+    """Draws of nutpie's NUTS on a target: InferenceData with what diverged, and the unconstrained points."""
     import nutpie
     from nutpie.compiled_pyfunc import from_pyfunc
 
@@ -95,7 +96,14 @@ def nutpie_draws(target, draws, seed, tune=400):
         if isinstance(target, StanTarget)
         else target.constrain(flat, np.random.default_rng(seed))
     )
-    return {name: value.reshape(*x.shape[:2], *value.shape[1:]) for name, value in values.items()}, x
+    shaped = {name: value.reshape(*x.shape[:2], *value.shape[1:]) for name, value in values.items()}
+    return with_divergences(shaped, group(trace, "sample_stats")["diverging"].values), x
+
+
+def with_divergences(values, diverging):
+    """InferenceData of values by name, by either line of ArviZ."""
+    groups = {"posterior": values, "sample_stats": {"diverging": diverging}}
+    return az.from_dict(groups) if int(az.__version__.split(".")[0]) >= 1 else az.from_dict(**groups)
 
 
 def reference(target, x, points):

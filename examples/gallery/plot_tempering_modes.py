@@ -2,9 +2,9 @@
 Two modes: SMC passes once, parallel tempering goes back and forth
 ==================================================================
 
-The posterior in three dimensions has a wide mode with 30 % of the mass, and a narrow one with 70 %. Tempering SMC raises the
-likelihood to powers from 0 to 1 and passes each once. While the power is small, nearly all mass is in the wide mode, and a run
-with few particles may lose the narrow one for good. The replicas of parallel tempering pass as often as they need to.
+The posterior in three dimensions has a wide mode with 30 % of the mass, and a narrow one with 70 %. Tempering SMC raises
+the likelihood to powers from 0 to 1 and passes each once. While the power is small, nearly all mass is in the wide mode.
+A run with few particles may lose the narrow one for good. The replicas of parallel tempering pass as often as they need to.
 """
 
 import warnings
