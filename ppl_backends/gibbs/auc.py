@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import Loss
 from ppl_backends.targets.factors.sites import Array
 
@@ -39,6 +40,7 @@ def auc_risk(scores: Array, positive: Mask) -> Array:
     >>> auc_risk(np.array([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), np.array([False, True, True])).round(4)
     array([0.    , 0.6667])
     """
+    scores, positive = _scores_and_labels(scores, positive)
     n_positive = int(positive.sum())
     order = np.argsort(scores, axis=1)
     in_order = np.take_along_axis(scores, order, axis=1)
@@ -48,6 +50,24 @@ def auc_risk(scores: Array, positive: Mask) -> Array:
         rank_sum[tied] = rankdata(scores[tied], axis=1)[:, positive].sum(axis=1)
     concordant = rank_sum - 0.5 * n_positive * (n_positive + 1)
     return pair_scale(positive) * (n_positive * (len(positive) - n_positive) - concordant)
+
+
+def _scores_and_labels(scores: Array, positive: Mask) -> tuple[Array, Mask]:
+    """Return scores ``(k, n)`` and labels ``(n,)`` of at least two rows, or refuse what is neither."""
+    try:
+        found = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ModelError("auc_risk: scores: expected an array of numbers (k, n)") from None
+    labels = np.asarray(positive)
+    if found.ndim != 2 or found.shape[1] < 2:
+        raise ModelError(f"auc_risk: scores has shape {found.shape}: expected (k, n) with n of at least 2")
+    if labels.dtype != bool or labels.shape != found.shape[1:]:
+        raise ModelError(
+            f"auc_risk: positive has shape {labels.shape} and type {labels.dtype}: expected bool ({found.shape[1]},)"
+        )
+    if np.isnan(found).any():
+        raise ModelError("auc_risk: scores: NaN has no place in an order")
+    return found, labels
 
 
 def auc_hinge_risk(scores: Array, positive: Mask, gradient: bool = False) -> tuple[Array, Array | None]:

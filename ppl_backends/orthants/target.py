@@ -241,9 +241,29 @@ def ranking_rectangles(y: Any, worths: Array, scale: Any = 1.0) -> Rectangles:
     >>> boxes.mean.shape
     (1, 1, 2)
     """
-    y, worths = np.asarray(y), np.asarray(worths, dtype=float)
+    y, worths, scale = _ranking(y, worths, scale)
     factor = np.eye(y.shape[1]) * np.broadcast_to(scale, (*np.shape(scale)[:-1], y.shape[1]))[..., None, :]
     return _of_gaps(y[:, :-1], y[:, 1:], worths, factor, y.shape[1])
+
+
+def _ranking(y: Any, worths: Any, scale: Any) -> tuple[Array, Array, Array]:
+    """Return rankings, worths and scales as arrays of shapes that fit, or refuse them."""
+    try:
+        y, worths, scale = np.asarray(y), np.asarray(worths, dtype=float), np.asarray(scale, dtype=float)
+    except (TypeError, ValueError):
+        raise ModelError("ranking_rectangles: y, worths and scale: expected arrays of numbers") from None
+    if y.ndim != 2 or not y.size or not (np.sort(y, axis=1) == np.arange(y.shape[1])).all():
+        raise ModelError(f"ranking_rectangles: y {y.shape}: every row is to be a permutation of 0, 1, ..., items - 1")
+    items = y.shape[1]
+    if items < 2 or worths.ndim not in (2, 3) or worths.shape[-1] != items:
+        raise ModelError(
+            f"ranking_rectangles: worths has shape {worths.shape}: expected (m, {items}), from two items on"
+        )
+    if not (scale > 0).all() or (scale.ndim and scale.shape[-1] not in (1, items)):
+        raise ModelError(
+            f"ranking_rectangles: scale {scale.shape}: expected positive numbers, one or {items} for the items"
+        )
+    return y.astype(np.intp), worths, scale
 
 
 def _of_utilities(shape: tuple[int, ...], mean: Array, cholesky: Array, lower: Array, upper: Array) -> Rectangles:

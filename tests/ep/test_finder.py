@@ -446,3 +446,19 @@ def test_a_row_unlike_those_of_the_sample_is_found_out(monkeypatch):
 
     with pytest.raises(ModelError, match="differ from its log density"):
         factors_of(make)
+
+
+def test_a_matrix_that_has_no_inverse_where_factors_are_sought_is_no_fault_of_the_search():
+    """A precision matrix inverted in the model: fit_ep advises in one line, and "auto" uses Laplace without a warning."""
+    path = 2 * np.eye(4) - np.eye(4, k=1) - np.eye(4, k=-1)
+    y = np.random.default_rng(6).standard_normal((20, 4))
+    with pm.Model() as model:
+        tau, nugget = pm.Gamma("tau", 2.0, 2.0), pm.Gamma("nugget", 2.0, 2.0)
+        covariance = pt.linalg.inv(tau * path + nugget * np.eye(4))
+        pm.Potential("y", -0.5 * (pt.linalg.inv(covariance) * (y.T @ y)).sum() - 10 * pt.log(pt.linalg.det(covariance)))
+    target = PyMCTarget(model)
+    with pytest.raises(ModelError, match=r"known \(Singular matrix\); use fit_laplace or sample_smc") as caught:
+        fit_ep(target)
+    assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value, FactorSearchError)
+    assert resolve_approximation(target).method == "laplace"

@@ -111,3 +111,19 @@ def test_losses_have_names():
         resolve_loss("brier")
     with pytest.raises(ModelError, match="between 0 and 1"):
         Quantile(1.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "positive", "said"),
+    [
+        ("junk", np.array([True, False]), "expected an array of numbers"),
+        (np.zeros(3), np.array([True, False, True]), "expected \\(k, n\\)"),
+        (np.zeros((1, 3)), [1, 0, 1], "expected bool"),
+        (np.zeros((1, 3)), np.array([True, False]), "expected bool"),
+        (np.array([[0.0, np.nan]]), np.array([True, False]), "NaN"),
+    ],
+)
+def test_junk_for_the_auc_risk_is_refused_in_one_line(scores, positive, said):
+    with pytest.raises(ModelError, match=said) as caught:
+        auc_risk(scores, positive)
+    assert "\n" not in str(caught.value)

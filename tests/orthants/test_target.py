@@ -127,3 +127,20 @@ def test_a_prior_written_in_stan(tmp_path):
     assert set(runs[0].posterior.data_vars) == {"mean", "spread"}
     means = [run.posterior["mean"].mean(("chain", "draw")) for run in runs]
     assert (abs(means[0] - means[1]) < 0.4 * runs[0].posterior["mean"].std(("chain", "draw"))).all()
+
+
+@pytest.mark.parametrize(
+    ("y", "worths", "scale", "said"),
+    [
+        ("junk", np.zeros((1, 3)), 1.0, "permutation"),
+        ([[0, 1, 1]], np.zeros((1, 3)), 1.0, "permutation"),
+        ([[0, 1, 2]], np.zeros((1, 4)), 1.0, "worths has shape"),
+        ([[0, 1, 2]], "junk", 1.0, "arrays of numbers"),
+        ([[0, 1, 2]], np.zeros((1, 3)), [1.0, -1.0, 1.0], "positive numbers"),
+        ([[0, 1, 2]], np.zeros((1, 3)), [1.0, 1.0], "positive numbers"),
+    ],
+)
+def test_junk_for_rankings_is_refused_in_one_line(y, worths, scale, said):
+    with pytest.raises(ModelError, match=said) as caught:
+        ranking_rectangles(y, worths, scale)
+    assert "\n" not in str(caught.value)

@@ -206,7 +206,7 @@ class PyMCTarget(BaseTarget):
                     )
                 except ModelError as refusal:
                     self._factors = refusal
-                except NotImplementedError as missing:  # an operation that cannot be batched
+                except (NotImplementedError, np.linalg.LinAlgError) as missing:  # no batches, or a singular matrix
                     self._factors = ModelError(f"no factors are known ({str(missing).partition(chr(10))[0]})")
                 except Exception as error:
                     self._factors = FactorSearchError(
