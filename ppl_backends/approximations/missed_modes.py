@@ -59,7 +59,7 @@ def lost_mode_reason(
 ) -> str:
     """Return what is said of a mode that no draw is in."""
     name = names[lost.coordinate] if names else f"coordinate {lost.coordinate}"
-    holds = "no draw" if lost.held == 0 else f"{100 * lost.held:.2g} % of the draws"
+    holds = "no draw" if lost.held == 0 else f"{100 * lost.held:.3g} % of the draws"
     return (
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
         f"unconstrained scale, holds {holds}{advice}"

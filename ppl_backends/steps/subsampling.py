@@ -479,7 +479,7 @@ def _predicted(kernel: RowsKernel) -> str:
         noise = kernel.attributes["log_likelihood_spread"]
         return f"; the log surrogate varies by {noise:.2g} over subsets"
     if kernel.correction == "gradient":
-        return f"; sds are right to about {100 * error:.2g} %"
+        return f"; sds are right to about {100 * error:.3g} %"
     return (
-        f"; sds are too wide by a factor of about {kernel.inflation:.3g}, and right to {100 * error:.2g} % beside that"
+        f"; sds are too wide by a factor of about {kernel.inflation:.3g}, and right to {100 * error:.3g} % beside that"
     )

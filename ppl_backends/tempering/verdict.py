@@ -70,7 +70,7 @@ def _of_swaps(run: Run, found: Diagnostics) -> list[str]:
     worst = int(np.argmin(rate))
     if rate[worst] < _FEWEST_SWAPS:
         said.append(
-            f"{100 * rate[worst]:.2g} % of the swaps between beta = {run.betas[worst]:.3g} and "
+            f"{100 * rate[worst]:.3g} % of the swaps between beta = {run.betas[worst]:.3g} and "
             f"{run.betas[worst + 1]:.3g} are accepted: increase tune, or start from an approximation by initial="
         )
     if found.round_trips < _FEWEST_TRIPS:

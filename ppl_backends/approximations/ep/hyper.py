@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError
+from scipy.special import logsumexp
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import mixed_marginals
@@ -166,9 +167,7 @@ def _mix(
     names = tuple(factors.hyper_names)
     order = np.array([node.log_posterior for node in nodes])
     held_out = np.stack([node.fit.loo.log_density for node in nodes])
-    with np.errstate(over="ignore", divide="ignore"):
-        top = -held_out.min(axis=0, initial=0.0)
-        loo = leave_one_out(-top - np.log(weights @ np.exp(-held_out - top)))
+    loo = leave_one_out(-logsumexp(-held_out, axis=0, b=weights[:, None]))  # one over the mean of one over the density
     summary = f"EP integrated over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
     return EPMixture(
         weights,
