@@ -215,6 +215,7 @@ def test_block_beside_nuts_in_two_workers(model, tmp_path):
     idata.to_netcdf(str(tmp_path / "run.nc"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
 def test_whole_model_and_pickling(model):
     with model:

@@ -104,7 +104,7 @@ def banana_and_start():
 
 
 @pytest.mark.parametrize("case", [lambda: turned_funnel(5), double_funnel_and_start, banana_and_start])
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_funnels_along_no_axis_or_with_two_necks_and_bananas_are_right(case, seed):
     """Log evidences are zero; without a change of variables they are low by 0.1 to 0.2, with standard errors of 0.03."""
     target, start = case()

@@ -50,7 +50,7 @@ def test_a_healthy_run_is_trusted_and_right(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"len_chain": 10}])
-@pytest.mark.parametrize("kernel", [StiffHmc(), TimidMala()])
+@pytest.mark.parametrize("kernel", [pytest.param(StiffHmc(), marks=pytest.mark.slow), TimidMala()])
 def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
     reasons, _, _ = verdict(GAUSSIAN, kernel, moves=MoveSettings(1, 12), **options)
     assert "did not mix" in reasons

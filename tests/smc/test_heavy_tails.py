@@ -69,7 +69,7 @@ def test_the_evidence_from_laplace(name):
     assert max(wrong) < 0.15
 
 
-@pytest.mark.parametrize("name", ["three Cauchys", "multivariate Cauchy"])
+@pytest.mark.parametrize("name", ["three Cauchys", pytest.param("multivariate Cauchy", marks=pytest.mark.slow)])
 def test_quantiles_after_moves(name):
     """From a moved and narrower Gaussian there are moves, and the tails come from draws of the start proposed anew."""
     dim = TARGETS[name].dim

@@ -229,6 +229,7 @@ def test_refusals():
         smc(joint)
 
 
+@pytest.mark.slow
 def test_pymc_model_with_new_rows_in_its_containers():
     """Prior and Potential beside the rows; new rows are appended to ``pm.Data``."""
     with pm.Model() as model:

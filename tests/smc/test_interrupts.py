@@ -125,6 +125,7 @@ def test_ctrl_c_keeps_the_draws_of_chains_that_a_worker_moves_as_one_batch(tmp_p
     assert "interrupted: " in left["said"][0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_takes_from_the_disk_what_a_worker_did_not_hand_in(tmp_path):
     checkpoint = str(tmp_path / "run")
     left = interrupted("smc", tmp_path, lambda _: chains_on_disk(checkpoint), checkpoint, stall=checkpoint)

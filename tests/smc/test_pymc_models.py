@@ -97,6 +97,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process group")
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path):
     script = tmp_path / "run.py"
@@ -118,6 +119,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path):
         os.killpg(process.pid, 0)
 
 
+@pytest.mark.slow
 def test_spawned_workers_give_the_same_bits():
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=3)

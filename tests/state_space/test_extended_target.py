@@ -69,6 +69,7 @@ def moments(density):
     return np.stack([z[BURN_IN:].mean(axis=0), (z[BURN_IN:] ** 2).mean(axis=0)], axis=1)
 
 
+@pytest.mark.slow
 def test_the_posterior_of_the_level_is_exact_with_two_draws():
     assert_mean_is(moments(PathDensity), [0.0, 1.0])
 

@@ -110,6 +110,7 @@ def plane_variance(method, runs=200):
     return np.var(Filter(PLANE, y, method=method).run({}, 256, draw_seeds(np.random.default_rng(1), runs)))
 
 
+@pytest.mark.slow
 def test_vectors_in_the_order_of_one_coordinate_gain_less_than_along_a_curve(monkeypatch, fresh_programs):
     right = plane_variance("sqmc")
     assert right < plane_variance("bootstrap") / 3

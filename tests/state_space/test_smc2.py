@@ -180,7 +180,7 @@ def test_the_variance_of_filters_is_that_at_typical_parameters(monkeypatch):
     ("outlier", "regenerates", "message"),
     [
         (6.0, "", r"filters of 32 particles were exchanged .* row 5, .* variance \d+\.\d: .* or n_particles=64"),
-        (6.0, "growth", ""),
+        pytest.param(6.0, "growth", "", marks=pytest.mark.slow),
         (0.0, "", ""),
     ],
 )
@@ -265,6 +265,7 @@ class LongJumps(type(make_kernel("random_walk"))):
         return 30.0
 
 
+@pytest.mark.slow
 def test_filters_do_not_grow_where_proposals_are_bad():
     """Few moves are accepted, and larger filters do not help; a rule that goes by that runs away."""
     growth, sizes = Growth(first=32, most=512), {}
@@ -308,6 +309,7 @@ def test_models_of_all_kinds_of_priors_have_the_exact_evidence(model):
     assert abs(attrs["log_evidence"] - EXACT) < 4 * attrs["log_evidence_se"]
 
 
+@pytest.mark.slow
 def test_filters_are_computed_again_whatever_they_were_drawn_around():
     made, population, _ = particles_of_rows(FilterPath, 3, Y[:5], 4, n=6)
     rng = np.random.default_rng(2)

@@ -74,6 +74,7 @@ def volatility(y=Y):
     return model
 
 
+@pytest.mark.slow
 def test_checkpoints_of_other_filters_or_rows_are_refused(tmp_path):
     options = OPTIONS | {"checkpoint": tmp_path / "run", "max_time": 1e-9}
     pb.sample_smc2(volatility(), **options)

@@ -84,7 +84,11 @@ def test_whole_model_in_both_loops(model):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: pb.steps.NoisyMALAExchange(n_draws=50), lambda: pb.steps.NoisyLangevin(step_size=0.1)]
+    "make",
+    [
+        pytest.param(lambda: pb.steps.NoisyMALAExchange(n_draws=50), marks=pytest.mark.slow),
+        lambda: pb.steps.NoisyLangevin(step_size=0.1),
+    ],
 )
 def test_approximate_steps_say_so_once_in_pymc(model, make):
     with model, pytest.warns(SamplerWarning, match="is approximate") as caught:

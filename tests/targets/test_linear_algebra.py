@@ -136,6 +136,7 @@ def test_no_factorisation_of_a_large_batch_is_left(batch):
     assert batched_work(jax.make_jaxpr(rewrite(function))(block).jaxpr) < INLINE_WORK
 
 
+@pytest.mark.slow
 def test_a_rewritten_program_computes_the_same():
     block = np.random.default_rng(3).normal(size=(6, 20, 20))
     values, gradients = jax.jit(rewrite(jax.vmap(jax.value_and_grad(everything))))(block)

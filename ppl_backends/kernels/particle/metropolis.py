@@ -7,8 +7,8 @@ All chains move as one batch, with one call of the filter for all of their propo
 The correlated form (Deligiannidis, Doucet & Pitt 2018) keeps the filter's normal numbers u in place of the seed. A
 proposal moves the parameters, and a stretch of the rows gets fresh numbers (blocks in place of an autoregression: Tran,
 Kohn, Quiroz & Villani 2016), so that the ratio compares two estimates that err alike. The length of the stretch is
-drawn anew for every proposal, its share of the rows log-uniform between 1 − ρ and 1: every number is drawn
-anew within few proposals, whatever ρ is. The filter sorts its particles before it resamples them, so that equal numbers choose nearby particles;
+drawn anew for every proposal, its share of the rows log-uniform between 1 − ρ and 1: few proposals renew every number,
+whatever ρ is. The filter sorts its particles before it resamples them, so that equal numbers choose nearby particles;
 without that, the first resampling loses the correlation. Since particles are sorted, the numbers of a row may come from
 a lattice (:mod:`~ppl_backends.targets.state_space.lattice`), which makes the estimates themselves several times as
 precise.
