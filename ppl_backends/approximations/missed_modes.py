@@ -23,6 +23,7 @@ from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
+from ppl_backends.approximations.resolve import has_one_mode
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -58,12 +59,17 @@ def lost_mode_reason(
     advice: str = ": use initial='auto', which starts from all modes that it finds, or increase draws",
 ) -> str:
     """Return what is said of a mode that no draw is in."""
-    name = names[lost.coordinate] if names else f"coordinate {lost.coordinate}"
+    name = name_of(lost.coordinate, names)
     holds = "no draw" if lost.held == 0 else f"{100 * lost.held:.3g} % of the draws"
     return (
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
         f"unconstrained scale, holds {holds}{advice}"
     )
+
+
+def name_of(coordinate: int, names: Sequence[str]) -> str:
+    """Return what a coordinate is called in warnings."""
+    return names[coordinate] if names else f"coordinate {coordinate}"
 
 
 def can_be_sought(target: BaseTarget) -> bool:
@@ -73,6 +79,7 @@ def can_be_sought(target: BaseTarget) -> bool:
 
 def find_missed_mode(
     target: BaseTarget,
+    approximation: Any,
     points: Array,
     log_weights: Array,
     weigh: Callable[[Array], Array],
@@ -82,9 +89,11 @@ def find_missed_mode(
     """Return the largest mode that weighted points ``(n, dim)`` miss, if they miss 1 % of the mass.
 
     ``weigh`` returns log weights ``(m,)`` of points ``(m, dim)`` that are not normalised, as ``log_weights`` ``(n,)`` are; it
-    is called with ``rows`` of them at once.
+    is called with ``rows`` of them at once. Nothing is sought where the ``approximation`` knows of a single mode.
     """
-    if not can_be_sought(target) or not np.isfinite(log_weights).any():
+    if target.is_estimated or not can_be_sought(target) or has_one_mode(approximation):
+        return None
+    if not np.isfinite(log_weights).any():
         return None
     log_weights = np.nan_to_num(log_weights, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -126,7 +135,7 @@ def _missed(
     target: BaseTarget, mode: GaussianApproximation, points: Array, log_weights: Array, rng: np.random.Generator
 ) -> LostMode | None:
     """Return a mode if the weighted points stand for less than half of its mass, None for others."""
-    log_mass = log_mass_of(lambda x: target.log_density(x), mode, rng)
+    log_mass = log_mass_of(target.log_density, mode, rng)
     if log_mass is None:
         return None
     inside = ~beyond(points, mode)

@@ -471,6 +471,11 @@ def resolve_loss(loss: Any) -> Loss:
     raise ModelError(f"loss={loss!r}: expected one of {', '.join(LOSSES)}, a Loss, a function or a PyTensor expression")
 
 
+def loss_of(loss: Any) -> Loss:
+    """Return a loss of scores by name, as an object, or as a function of scores and outcomes."""
+    return FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
+
+
 def _normal_density(z: Array) -> Array:
     return np.exp(-0.5 * z**2 - 0.5 * LOG_2PI)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs.losses import FunctionLoss, Loss, PairLoss, resolve_loss
+from ppl_backends.gibbs.losses import Loss, PairLoss, loss_of, resolve_loss
 from ppl_backends.gibbs.priors import GaussianPriorTarget, coefficient_columns, resolve_prior
 from ppl_backends.gibbs.risks import FunctionRisk, LinearRisk, LossObservations
 from ppl_backends.gibbs.theory import THEORY, theory_prior, theory_rate
@@ -170,7 +170,7 @@ class GibbsPosterior(WrappedTarget):
         else:
             if labels is None and hasattr(X, "columns"):
                 labels = [str(column) for column in X.columns]
-            self.loss = FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
+            self.loss = loss_of(loss)
             self.X, self.y, offset = _checked_data(self.loss, X, y, offset)
             if isinstance(prior, str) and prior == THEORY:
                 prior = theory_prior(self.loss, self.X.shape[1])

@@ -21,7 +21,7 @@ from scipy.special import logsumexp
 from scipy.stats.qmc import Sobol
 
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
-from ppl_backends.approximations.resolve import has_one_mode, resolve_start, warn_if_poor
+from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
@@ -185,23 +185,21 @@ def sample_importance(
     check_memory(draws, chains, target.dim)
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng, estimate_rng = spawn_generators(random_seed, chains + 4)
-    given, searches = not isinstance(approximation, str), isinstance(approximation, str) and approximation == "auto"
+    given = not isinstance(approximation, str)
+    searches = not given and approximation == "auto"
     if not target.likelihood_is_known:
         target = _estimated(target, given, estimate_rng)
     approximation = resolve_start(target, approximation, random_seed=fit_rng)
     if not given:
         warn_if_poor(target, approximation, "approximation")
     run = partial(_run, target, draws=draws, qmc=qmc, generators=generators, progressbar=progressbar)
-    source, named = _proposal(target, approximation, proposal, fit_rng)
-    results = run(source)
-    missed = _missed_mode(target, approximation, source, results, fit_rng)
-    for _ in range(_MOST_MISSED if searches else 0):
-        if missed is None:
-            break
-        approximation = with_missed_mode(approximation, missed)
+    for left in reversed(range(1 + (_MOST_MISSED if searches else 0))):
         source, named = _proposal(target, approximation, proposal, fit_rng)
         results = run(source)
         missed = _missed_mode(target, approximation, source, results, fit_rng)
+        if missed is None or not left:
+            break
+        approximation = with_missed_mode(approximation, missed)
     evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)
     points = _weighted_points(target, results, result_rng)
     weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
@@ -271,14 +269,17 @@ def _run(
 def _missed_mode(
     target: BaseTarget, approximation: Any, source: Proposal, chains: list[_Chain], rng: np.random.Generator
 ) -> LostMode | None:
-    """Return a narrow mode that the weighted points miss, where the posterior may have one."""
-    if target.is_estimated or has_one_mode(approximation):
-        return None
-    points, log_weights = (np.concatenate([getattr(chain, name) for chain in chains]) for name in ("x", "log_weights"))
-    rows = len(chains[0].x)
-    return find_missed_mode(
-        target, points, log_weights, lambda x: target.log_density(x) - source.log_density(x), rows, rng
-    )
+    """Return a narrow mode that the weighted points miss."""
+
+    def weigh(x: Array) -> Array:
+        return target.log_density(x) - source.log_density(x)
+
+    return find_missed_mode(target, approximation, *_joined(chains), weigh, len(chains[0].x), rng)
+
+
+def _joined(chains: Sequence[_Chain]) -> tuple[Array, Array]:
+    """Return the points ``(n, dim)`` of all chains, and their log weights ``(n,)``."""
+    return np.concatenate([chain.x for chain in chains]), np.concatenate([chain.log_weights for chain in chains])
 
 
 def _said_of(missed: LostMode | None, target: BaseTarget, searches: bool) -> str:
@@ -323,7 +324,7 @@ def _lone_point(target: BaseTarget, chains: list[_Chain]) -> str:
 
     No climb ended at a mode there, and no other point is near: the likelihood may be numerically wrong so far out.
     """
-    points, log_weights = (np.concatenate([getattr(chain, name) for chain in chains]) for name in ("x", "log_weights"))
+    points, log_weights = _joined(chains)
     log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
     second, highest = np.partition(log_weights, -2)[-2:]
     if not highest - second > _LONE:

@@ -134,8 +134,8 @@ def build_inference_data(
         groups[name] = _with_index_coords(data, target)
     if log_likelihood and not pointwise:
         pointwise = target.pointwise_log_likelihood(flat)
-    for name, drawn in {**generated, "log_likelihood": pointwise}.items():
-        groups[name] = _draws(drawn, chains, draws, coords, dims)
+    for name, quantities in {**generated, "log_likelihood": pointwise}.items():
+        groups[name] = _draws(quantities, chains, draws, coords, dims)
     if log_prior:
         groups["log_prior"] = _draws({"log_prior": _log_prior(target, flat)}, chains, draws, {}, {})
     if unconstrained:

@@ -16,7 +16,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.certificates import Certificate, certify
 from ppl_backends.gibbs.fit import fit_gibbs_vi
 from ppl_backends.gibbs.learning_rate import choose_learning_rate
-from ppl_backends.gibbs.losses import LOSSES, FunctionLoss, Loss, PairLoss, Weighted, resolve_loss
+from ppl_backends.gibbs.losses import PairLoss, Weighted, loss_of
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.targets.factors.sites import Array
 
@@ -34,9 +34,9 @@ class _Rows(NamedTuple):
 def _weighted(loss: Any, labels: Array, weight: Array) -> tuple[Any, Array]:
     """Return a loss and its outcomes such that the mean over rows is the mean over copies of rows."""
     n, total = len(weight), weight.sum()
-    if (weight == weight[0]).all() and (weight[0] == 1 or not _is_paired(loss)):
-        return loss, labels
-    found = FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
+    found = loss_of(loss)
+    if (weight == weight[0]).all() and (weight[0] == 1 or not isinstance(found, PairLoss)):
+        return found, labels
     if not isinstance(found, PairLoss):
         return Weighted(found), labels * weight * (n / total)
     if not total > 1:
@@ -44,10 +44,6 @@ def _weighted(loss: Any, labels: Array, weight: Array) -> tuple[Any, Array]:
             f"sample_weight sums to {total:.3g}: weights of pairs count copies of rows, more than one in all"
         )
     return PairLoss(Weighted(found.inner)), labels * weight * np.sqrt(n * (n - 1) / (total * (total - 1)))
-
-
-def _is_paired(loss: Any) -> bool:
-    return isinstance(loss, PairLoss) or (isinstance(loss, str) and isinstance(LOSSES.get(loss, Loss)(), PairLoss))
 
 
 class _LinearGibbs(ClassifierMixin, BaseEstimator):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
+from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason, name_of
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.gaps import modes
@@ -179,7 +179,7 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     if apart is None:
         return []
     return [
-        f"the chains are in different places: in `{_name(apart.coordinate, names)}` the mean of one chain is "
+        f"the chains are in different places: in `{name_of(apart.coordinate, names)}` the mean of one chain is "
         f"{apart.distance:.2f} standard deviations from that of all chains, {apart.errors:.0f} times its error: increase "
         "draws"
     ]
@@ -188,10 +188,6 @@ def _apart(figures: Figures, names: Sequence[str] = ()) -> list[str]:
 def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     """Return a reason if all particles have left a mode."""
     return [] if figures.lost is None else [lost_mode_reason(figures.lost, names)]
-
-
-def _name(coordinate: int, names: Sequence[str]) -> str:
-    return names[coordinate] if names else f"coordinate {coordinate}"
 
 
 def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
@@ -227,7 +223,7 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
         return [f"{said}, and the draws may miss the region where they did"] if divergent > _DIVERGENT else []
-    name = _name(short_steps.coordinate, names)
+    name = name_of(short_steps.coordinate, names)
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
     advice = f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
     if short_steps.shift > _SHIFTED:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, with_missed_mode
-from ppl_backends.approximations.resolve import has_one_mode
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.metric import METRICS
@@ -358,14 +357,14 @@ class _Call(NamedTuple):
         return find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, moved)
 
     def _missed_mode(self, weighted: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> LostMode | None:
-        """Return a narrow mode that draws of the start miss, where the posterior may have one."""
+        """Return a narrow mode that draws of the start miss."""
         path = self.path
-        if path.target.is_estimated or has_one_mode(path.approximation):
-            return None
         points, log_weights = (np.concatenate(parts) for parts in zip(*weighted, strict=True))
-        return find_missed_mode(
-            path.target, points, log_weights, lambda x: path.evaluate(x, 1.0, False).increment, self.draws, rng
-        )
+
+        def weigh(x: Array) -> Array:
+            return path.evaluate(x, 1.0, False).increment
+
+        return find_missed_mode(path.target, path.approximation, points, log_weights, weigh, self.draws, rng)
 
     def from_all_modes(
         self,

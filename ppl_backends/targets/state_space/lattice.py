@@ -47,7 +47,7 @@ def _steps(n_normals: int) -> Array:
     return np.asarray(g ** -np.arange(1.0, n_normals + 1))
 
 
-@numba.njit(error_model="numpy", nogil=True)
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def _fill(v, alpha, normals):
     n_normals = len(alpha)
     for row in range(len(v)):
