@@ -11,7 +11,7 @@ try:
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0.0.0"
 
-# Imported on first use, so that `import ppl_backends` costs neither PyMC nor JAX.
+# Names are imported on first use, so that `import ppl_backends` does not import PyMC or JAX.
 _LAZY = {
     "Factors": "ppl_backends.targets.factors",
     "FirstPairs": "ppl_backends.kernels.tuning",

@@ -1,9 +1,9 @@
-"""Bambi as a host: a Bambi model fitted by a method of this package, with what ``model.fit()`` returns.
+"""Bambi as a host: fit a Bambi model by a method of this package and return what ``model.fit()`` returns.
 
-Bambi samples ``model.backend.model``, a PyMC model, and then works on the posterior: it drops offsets of group effects and
-the parameters of the likelihood, orders dims, and takes the intercept back from the centred predictors. Here the first half
-is :func:`ppl_backends.pymc.sample`; the second half is Bambi's own function, of the installed version and of the model's
-own class, so that names, dims and predictions are Bambi's.
+Bambi samples ``model.backend.model``, a PyMC model, and then processes the posterior: it drops offsets of group
+effects and the parameters of the likelihood, orders dims, and transforms the intercept back from the centred
+predictors. Here :func:`ppl_backends.pymc.sample` draws, and the installed Bambi's own function for the model's class
+processes the posterior. So names, dims and predictions are Bambi's.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ def fit(
     Parameters
     ----------
     model : bambi.Model
-        Or an object of a subclass, or one that holds a Bambi model as its ``model``, as ``hssm.HSSM`` does. It is built if
-        it has not been.
+        A Bambi model, an object of a subclass, or an object that holds a Bambi model as its ``model``, as ``hssm.HSSM``
+        does. It is built if it has not been.
     method : str or Sampler
-        ``"smc"``, ``"importance"``, ``"ep"``, ``"laplace"``, ``"vi"``, ``"inla"``, ``"mcmc"``, ``"ibis"``; or an object such
-        as ``pb.pymc.SMC(kernel="hmc")``.
+        ``"smc"``, ``"importance"``, ``"ep"``, ``"laplace"``, ``"vi"``, ``"inla"``, ``"mcmc"``, ``"ibis"``; or an
+        object such as ``pb.pymc.SMC(kernel="hmc")``.
     draws : int
         Draws of each chain.
     tune : int, optional
-        Of ``"mcmc"`` alone.
+        Number of tuning draws; only ``"mcmc"`` uses it.
     chains : int, optional
-        The method's own number by default; 4 for approximations.
+        The method's default number if not given; 4 for approximations.
     cores : int, optional
     random_seed : int, sequence of int or numpy.random.Generator, optional
     progressbar : bool
     omit_offsets : bool
-        Whether the offsets of non-centred group effects are left out, as Bambi has it.
+        Whether to leave out the offsets of non-centred group effects, as Bambi does.
     include_response_params : bool
-        Whether the parameters of the response, such as ``mu`` of every observation, are computed and kept.
+        Whether to compute and keep the parameters of the response, such as ``mu`` of every observation.
     idata_kwargs : dict, optional
         ``{"log_likelihood": True}`` for ``az.loo``.
     **options

@@ -39,7 +39,7 @@ DEMO_ERRORS = (
     "where that is more precise. So its standard error is smaller than the spread of the chains."
 )
 SUMMARY_ROWS = 60
-GROUP_BYTES = 50_000  # that a group of a NetCDF file takes beside its numbers, at most
+GROUP_BYTES = 50_000  # most bytes that a group of a NetCDF file takes in addition to its numbers
 REPORTED = ("ppl-backends", "pymc", "pytensor", "arviz", "jax", "numba", "numpy", "bridgestan", "cmdstanpy", "httpstan")
 
 Program = Annotated[Path, typer.Argument(metavar="MODEL.stan", help="Stan program.", show_default=False)]
@@ -53,9 +53,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 @contextmanager
 def _one_line_errors(output: Path | None = None) -> Iterator[None]:
-    """Turn errors of the model or of files into one line and exit code 1, and the package's warnings into one line each.
+    """Print errors of the model or of files as one line and exit with code 1; print each warning as one line.
 
-    Before anything runs it checks that the result can be summarised, and written to ``output``.
+    Before anything runs, check that the result can be summarised and written to ``output``.
     """
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
@@ -76,7 +76,7 @@ def _one_line_errors(output: Path | None = None) -> Iterator[None]:
 
 
 def _show_version(wanted: bool) -> None:
-    """Print the version and end, if it is asked for."""
+    """Print the version and exit if it is asked for."""
     if wanted:
         typer.echo(f"ppl-backends {importlib.metadata.version('ppl-backends')}")
         raise typer.Exit
@@ -241,7 +241,7 @@ def _on_program(model: Path, data: Path | None, output: Path | None, **options: 
 
 
 def _check_finish(output: Path | None) -> None:
-    """Raise errors before the run that would end it afterwards: ArviZ not found, a file that cannot be written."""
+    """Check before the run that ArviZ is installed and that the file can be written; raise ModelError otherwise."""
     import arviz  # noqa: F401
 
     if output is not None:
@@ -254,7 +254,7 @@ def _check_finish(output: Path | None) -> None:
 def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> None:
     """Print the summary of the program's parameters and the evidence, and write the file.
 
-    ``kind="stats"`` leaves out figures for Markov chains, which mean nothing for draws resampled by weights.
+    ``kind="stats"`` leaves out diagnostics of Markov chains, which do not apply to draws resampled by weights.
     """
     from ppl_backends.results.inference_data import group, normalised_evidence_error
 
@@ -278,7 +278,7 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
 
 
 def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str = "all") -> None:
-    """Print the first rows of a summary of the variables ``names``, of all by default."""
+    """Print the first rows of a summary of the variables ``names`` (default: all)."""
     import arviz as az
 
     summary = az.summary(idata, var_names=names, kind=summary_kind)
@@ -288,7 +288,7 @@ def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str
 
 
 def _write(idata: Any, path: Path) -> None:
-    """Write a NetCDF file whole, or leave what is there.
+    """Write a NetCDF file completely, or keep the existing file.
 
     HDF5 ends the process if the disk is full, so this function checks the free space first.
     """

@@ -1,4 +1,4 @@
-"""Models side by side by their evidence: a table with posterior probabilities and what each figure is worth, and a picture.
+"""Compare models by their evidence: a table with posterior probabilities and the reliability of each figure, and a plot.
 
 An evidence with an error bar (importance sampling, SMC), one without (Laplace, EP) and a lower bound (variational
 inference) are three kinds of number. Each is labelled, and a comparison across kinds is flagged: a bound that is lower
@@ -33,7 +33,7 @@ KINDS = {"exact": "evidence", "approximate": "approximate evidence", "bound": "l
 
 
 class _Entry(NamedTuple):
-    """One model's figure: see the columns of :func:`compare_evidence`."""
+    """The figures of one model; see the columns of :func:`compare_evidence`."""
 
     value: float
     se: float
@@ -60,14 +60,14 @@ def compare_evidence(
     ----------
     results : mapping of str to InferenceData, Evidence, approximation or model
         By model name: a result of ``sample_smc``, ``sample_importance``, ``evidence``, ``fit_laplace``, ``fit_ep`` or
-        ``fit_vi``, or any object with ``elbo`` or ``log_evidence``. ``evidence`` is called for a pair (draws, model), and
-        ``sample_smc`` for a model alone.
+        ``fit_vi``, or any object with ``elbo`` or ``log_evidence``. ``evidence`` is called for a pair (draws, model),
+        and ``sample_smc`` for a model alone.
     prior_probabilities : mapping of str to float, optional
-        Equal by default.
+        Prior probabilities of the models; equal by default.
     executor : concurrent.futures.Executor, optional
-        Runs the chains of ``sample_smc`` elsewhere.
+        Executor that runs the chains of ``sample_smc``.
     random_seed : int or numpy.random.Generator, optional
-        For models and draws.
+        Seed for runs of ``sample_smc`` and for drawing evidences within their errors.
 
     Returns
     -------
@@ -76,13 +76,13 @@ def compare_evidence(
 
         ``log_evidence``
             Log of the evidence, of its approximation or of its lower bound, under the normalised prior.
-        ``se``
+        Its standard error; NaN if the method gives none.
             Its standard error; NaN where the method gives none.
         ``difference``
-            Difference to the best model's.
+            Difference from the best model's log evidence.
         ``probability``, ``probability_se``
-            Posterior probability of the model among these, and its standard deviation over evidences drawn within
-            their errors (Student's t where an error comes from few chains); NaN where an error is unknown.
+            Posterior probability of the model among the models compared, and its standard deviation over evidences
+            drawn within their errors (Student's t if an error comes from few chains); NaN if an error is unknown.
         ``kind``
             ``"evidence"``, ``"approximate evidence"`` or ``"lower bound"``.
         ``method``
@@ -155,7 +155,7 @@ def _fitted(result: Any, executor: Executor | None, seed: np.random.Generator) -
 
 
 class _Given(NamedTuple):
-    """Members read from an approximation of another package, and their defaults."""
+    """Attributes read from an approximation of another package, and their defaults."""
 
     elbo: float = np.nan
     elbo_se: float = np.nan
@@ -187,7 +187,7 @@ def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
 
 
 def _entry(name: str, result: Any) -> _Entry:
-    """Return the figure of one result, whatever it is."""
+    """Return the figures of one result of any accepted kind."""
     if isinstance(result, Evidence):
         return _of_evidence(name, result)
     if isinstance(result, Approximation):
@@ -283,7 +283,7 @@ def _prior(names: list[str], given: Mapping[str, float] | None) -> np.ndarray:
 
 
 def _probabilities(values: np.ndarray, entries: list[_Entry]) -> tuple[np.ndarray, np.ndarray]:
-    """Return posterior probabilities, and their standard deviations within the errors of the values."""
+    """Return posterior probabilities, and their standard deviations given the errors of the values."""
     probability = _softmax(values[None])[0]
     errors = np.array([entry.se for entry in entries])
     if len(entries) == 1:
@@ -323,7 +323,7 @@ def plot_evidence(table: Any, *, ax: Any = None) -> Any:
     Parameters
     ----------
     table : pandas.DataFrame or mapping
-        Of :func:`compare_evidence`, or what that takes.
+        Result of :func:`compare_evidence`, or the results that :func:`compare_evidence` takes.
     ax : matplotlib.axes.Axes, optional
 
     Returns

@@ -1,10 +1,10 @@
-"""The demonstration of ``ppl-backends demo``: one real data set, three answers to the same question, and the cost of each.
+"""The demonstration of ``ppl-backends demo``: one real data set, three methods, and the time of each.
 
 The model is the logistic regression of Chopin & Ridgway (2017) on the Pima data: standardised predictors and the
 weakly informative prior of Gelman et al. (2008), independent Cauchy distributions of scale 10 for the intercept and 2.5
 for the other coefficients. Laplace approximates its posterior by a Gaussian at the mode; importance sampling corrects
-draws of that Gaussian by weights; tempering SMC walks particles from the prior to the posterior. The last two are exact
-up to Monte Carlo error, so their evidences agree within their standard errors, and Laplace's own is off by its bias.
+draws of that Gaussian by weights; tempering SMC moves particles from the prior to the posterior. The last two are exact
+up to Monte Carlo error, so their evidences agree within their standard errors. Laplace's evidence has a bias.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def pima_model() -> Any:
-    """Return logistic regression on the Pima data in PyMC, Cauchy priors of scale 10 (intercept) and 2.5."""
+    """Return logistic regression on the Pima data in PyMC, with Cauchy priors of scale 10 (intercept) and 2.5."""
     import pymc as pm
 
     X, y, names, _ = load_binary_regression("pima")
@@ -60,7 +60,7 @@ def run_demo(draws: int, random_seed: int | None, progressbar: bool) -> tuple[li
 
 
 def plot_posterior(idata: Any, laplace: Any, path: Path) -> None:
-    """Plot histograms of the coefficients' draws with Laplace's Gaussian marginals over them, written as a picture."""
+    """Plot histograms of the coefficients' draws with Laplace's Gaussian marginals on top, and save the figure."""
     from matplotlib.figure import Figure
 
     beta = group(idata, "posterior")["beta"]

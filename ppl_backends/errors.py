@@ -1,4 +1,4 @@
-"""Exceptions and warnings of the package: one line that says what, where and what to do."""
+"""Exceptions and warnings of the package; each message is one line that says what is wrong, where and what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ModelError(ValueError):
-    """A model, or its data, that the method asked for cannot use.
+    """Raised if a method cannot use a model or its data.
 
     Examples
     --------
@@ -33,7 +33,7 @@ class ModelError(ValueError):
 
 
 class PriorSamplingError(ModelError):
-    """The prior cannot be drawn from (improper, or no sampler is known); start from a Gaussian instead.
+    """Raised if the prior cannot be sampled (it is improper, or no sampler is known); start from a Gaussian instead.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class PriorSamplingError(ModelError):
 
 
 class FactorSearchError(ModelError):
-    """A search for factors that ended in an error of its own: whether the model has any is not known.
+    """Raised if a search for factors fails with an error, so that it is unknown whether the model has factors.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class FactorSearchError(ModelError):
 
 
 class CompilationError(ModelError):
-    """A model that could not be translated or compiled; the message is the compiler's own.
+    """Raised if a model cannot be translated or compiled; the message is the compiler's.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class CompilationError(ModelError):
 
 
 class CheckpointError(OSError):
-    """A checkpoint that could not be written; the one before is still there.
+    """Raised if a checkpoint cannot be written; the previous checkpoint is kept.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class CheckpointError(OSError):
 
 
 class WorkerError(RuntimeError):
-    """A worker process that died.
+    """Raised if a worker process ends unexpectedly.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class WorkerError(RuntimeError):
 
 
 class PPLBackendsWarning(UserWarning):
-    """Base of every warning the package emits.
+    """Base class of all warnings of the package.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class PPLBackendsWarning(UserWarning):
 
 
 class ApproximationWarning(PPLBackendsWarning):
-    """An approximation that did not converge, or that its own diagnostics distrust.
+    """Emitted if an approximation did not converge, or its diagnostics show that it is not accurate.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class ApproximationWarning(PPLBackendsWarning):
 
 
 class SamplerWarning(PPLBackendsWarning):
-    """A run whose figures show that its result should not be trusted as it stands.
+    """Emitted if diagnostics of a run show that its result should not be trusted.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class SamplerWarning(PPLBackendsWarning):
 
 
 class BackendWarning(PPLBackendsWarning):
-    """A slower backend is used than the one asked for or expected.
+    """Emitted if a slower backend is used than the one asked for or expected.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class BackendWarning(PPLBackendsWarning):
 
 
 def user_level() -> int:
-    """Return the ``stacklevel`` at which a warning of the caller points at the first line outside of the package."""
+    """Return the ``stacklevel`` with which the caller's warning points at the first line outside of the package."""
     level, frame = 1, inspect.currentframe()
     frame = None if frame is None else frame.f_back
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and can be known to be writable before the work that fills them."""
+"""Write files atomically, and check before a long run that a file can be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content so that it is never seen, or left, half written."""
+    """Replace a file by new content; readers and crashes never see a partly written file."""
     part = path.with_name(f"{path.name}.part")
     try:
         with open(part, "wb") as file:
@@ -22,7 +22,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the rename itself is on the disk once the folder is
+    if os.name == "posix":  # the rename is on the disk once the folder is synced
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -31,7 +31,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError unless a file of that name can be written; nothing is left behind."""
+    """Raise OSError if a file of that name cannot be written; leave no file behind."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.parent.exists():
@@ -41,5 +41,5 @@ def check_writable(path: Path) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """Return the system's own words for an error, such as ``No space left on device``, in one line."""
+    """Return the system's message for an error, such as ``No space left on device``, in one line."""
     return error.strerror or " ".join(str(error).split()) or type(error).__name__

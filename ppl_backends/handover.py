@@ -1,6 +1,6 @@
-"""Hand-over to other samplers: starting values and mass matrices for ``pm.sample``, nutpie and CmdStan.
+"""Starting values and mass matrices for other samplers: ``pm.sample``, nutpie and CmdStan.
 
-Any approximation and any InferenceData (of importance sampling, SMC, or another sampler) serves::
+The source is any approximation or any InferenceData (of importance sampling, SMC, or another sampler)::
 
     approx = pb.fit_laplace(model)
     with model:
@@ -47,7 +47,7 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
     Returns
     -------
     list of dict
-        Per chain the free variables in model space.
+        For each chain, the free variables in model space.
 
     Raises
     ------
@@ -89,12 +89,12 @@ def nuts_for_pymc(source: Any, model: Any, **options: Any) -> Any:
     source : approximation, arviz.InferenceData or xarray.DataTree
     model : pymc.Model
     **options
-        Passed on to ``pm.NUTS``, e.g. ``target_accept``.
+        Passed to ``pm.NUTS``, e.g. ``target_accept``.
 
     Returns
     -------
     pymc.NUTS
-        For ``pm.sample(step=...)``.
+        Step for ``pm.sample(step=...)``.
 
     Examples
     --------
@@ -148,21 +148,21 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
     Parameters
     ----------
     source : approximation, arviz.InferenceData or xarray.DataTree
-        Draws of the approximation, or draws of the posterior chosen at random.
+        Draws are taken from the approximation, or chosen at random from the posterior's draws.
     chains : int
     seed : int or numpy.random.Generator, optional
     target : StanTarget, optional
-        The program; needed with InferenceData. That of the approximation by default.
+        The program; needed with InferenceData. By default the program of the approximation.
 
     Returns
     -------
     list of dict
-        Per chain, every parameter of the program in model space.
+        For each chain, every parameter of the program in model space.
 
     Raises
     ------
     ModelError
-        If there is no Stan program to speak of, or fewer draws than chains.
+        If no Stan program is given, or there are fewer draws than chains.
 
     Examples
     --------
@@ -184,7 +184,7 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
 
 
 def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None = None) -> dict[str, Array]:
-    """Return the inverse metric: covariance, or variances, of the unconstrained parameters.
+    """Return the inverse metric: the covariance, or the variances, of the unconstrained parameters.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
     Raises
     ------
     ModelError
-        If ``kind`` is neither, or the draws are too few for a covariance of full rank.
+        If ``kind`` is unknown, or there are too few draws for a covariance of full rank.
 
     Examples
     --------
@@ -230,7 +230,7 @@ def _gaussian(source: Any, model: Any) -> Gaussian:
     if is_inference_data(source):
         return gaussian_of_draws(source, target)[1]
     _check_dim(source, target)
-    q: Gaussian | None = getattr(source, "gaussian", None)  # an object of another library has its moments alone
+    q: Gaussian | None = getattr(source, "gaussian", None)  # an object of another library has only moments
     return Gaussian.from_covariance(np.asarray(source.mean), np.asarray(source.cov)) if q is None else q
 
 
@@ -249,7 +249,7 @@ def _stan_target(source: Any, target: StanTarget | None) -> StanTarget:
 
 
 def _chosen(n: int, chains: int, rng: np.random.Generator) -> Index:
-    """Return draws to start chains from, chosen at random."""
+    """Return indices of draws, chosen at random, from which chains start."""
     if n < chains:
         raise ModelError(f"{n} draws cannot start {chains} chains")
     return rng.choice(n, size=chains, replace=False)

@@ -1,7 +1,8 @@
-"""Options of the public calls: what each may be, checked before a model is compiled or anything is drawn.
+"""Options of the public functions: the allowed values, checked before a model is compiled or anything is drawn.
 
-A public function names its options once, ``@checked(draws=integer(2), ...)``; those that mean the same in every call
-(:data:`COMMON`) need not be named. NumPy's numbers count as numbers, and booleans do not: ``draws=True`` is refused.
+A public function declares its options once, ``@checked(draws=integer(2), ...)``. Options that mean the same in every
+function (:data:`COMMON`) need no declaration. NumPy's numbers count as numbers. Booleans do not: ``draws=True`` is an
+error.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from ppl_backends.random import spawn_seeds
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-LONGEST_VALUE = 60  # characters of a value that a message shows
-FEW = 8  # numbers of an array that a message shows
+LONGEST_VALUE = 60  # most characters of a value in a message
+FEW = 8  # most numbers of an array in a message
 
 
 @dataclass(frozen=True)
 class Option:
     """Allowed values of an option; ``integer(1) | choice("auto")`` allows either.
 
-    ``expected`` ends the message ``draws=0: expected ...``; ``read`` returns the value as the method uses it, and raises
-    ValueError or TypeError for any other.
+    ``expected`` ends the message ``draws=0: expected ...``; ``read`` returns the value as the method uses it, and
+    raises ValueError or TypeError for any other.
     """
 
     expected: str
     read: Callable[[Any], Any]
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value as the method uses it, or raise ModelError with the name, the value and what was expected."""
+        """Return the value in the form that the method uses, or raise ModelError with the name and the expected values."""
         try:
             return self.read(value)
         except (ValueError, TypeError):
             raise ModelError(f"{name}={shown(value)}: expected {self.expected}") from None
 
     def __or__(self, other: Option) -> Option:
-        """Return the option that may be either."""
+        """Return the option that allows the values of either."""
 
         def read(value: Any) -> Any:
             try:
@@ -59,7 +60,7 @@ class Option:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: in one line, and not a long one; a large array by its shape."""
+    """Return a value as messages show it: in one line of limited length; a large array by its shape."""
     if isinstance(value, np.ndarray) and value.size > FEW:
         return f"array of shape {value.shape}"
     text = " ".join(repr(value).split())
@@ -67,7 +68,7 @@ def shown(value: Any) -> str:
 
 
 def integer(at_least: int | None = None, at_most: int | None = None) -> Option:
-    """Return the option that is an integer within bounds."""
+    """Return an option for integers within bounds."""
     bounds = [f"at least {at_least}"] if at_least is not None else []
     bounds += [f"at most {at_most}"] if at_most is not None else []
 
@@ -89,7 +90,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> Option:
-    """Return the option that is a real number within bounds; never NaN, and infinite only where ``at_most`` is."""
+    """Return an option for real numbers within bounds; refuse NaN, and infinity unless ``at_most`` is infinite."""
     low = f"above {above:g}" if above is not None else f"of at least {at_least:g}" if at_least is not None else ""
     high = f"below {below:g}" if below is not None else f"at most {at_most:g}" if at_most not in (None, np.inf) else ""
 
@@ -109,7 +110,7 @@ def number(
 
 
 def _real(value: Any) -> float:
-    """Return a real number, of Python or NumPy, as a float; NaN, texts and booleans are refused."""
+    """Return a real number, of Python or NumPy, as a float; refuse NaN, strings and booleans."""
     given = np.asarray(value)
     is_number = given.ndim == 0 and (given.dtype.kind in "iuf" or (isinstance(value, int) and value is not True))
     if not is_number or np.isnan(float(value)):
@@ -118,7 +119,7 @@ def _real(value: Any) -> float:
 
 
 def increasing(*, above: float = -np.inf, at_most: float = np.inf) -> Option:
-    """Return the option that is a sequence of finite numbers, each larger than the one before."""
+    """Return an option for strictly increasing sequences of finite numbers."""
 
     def read(value: Any) -> tuple[float, ...]:
         if isinstance(value, str):
@@ -136,7 +137,7 @@ def increasing(*, above: float = -np.inf, at_most: float = np.inf) -> Option:
 
 
 def that(holds: Callable[[Any], bool], expected: str) -> Option:
-    """Return the option of which something holds."""
+    """Return an option for values for which ``holds`` returns True."""
 
     def read(value: Any) -> Any:
         if not holds(value):
@@ -147,19 +148,19 @@ def that(holds: Callable[[Any], bool], expected: str) -> Option:
 
 
 def choice(*values: str | None) -> Option:
-    """Return the option that is one of a few names, or None where that is among them."""
+    """Return an option for one of the given values."""
     return that(
         lambda value: (value is None or isinstance(value, str)) and value in values, _either(list(map(repr, values)))
     )
 
 
 def instance(kind: type, expected: str) -> Option:
-    """Return the option that is an object of a class."""
+    """Return an option for objects of a class."""
     return that(lambda value: isinstance(value, kind), expected)
 
 
 def array(expected: str = "an array of finite numbers") -> Option:
-    """Return the option that is an array of finite numbers, or one number."""
+    """Return an option for arrays of finite numbers, or one number."""
 
     def read(value: Any) -> np.ndarray:
         values = np.asarray(value, dtype=np.float64)
@@ -171,7 +172,7 @@ def array(expected: str = "an array of finite numbers") -> Option:
 
 
 def entries(expected: str = "names or integers, or a mask", at_least: int = 0) -> Option:
-    """Return the option that is a name or an integer, or a collection of names and integers, or of True and False."""
+    """Return an option for a name or an integer, a collection of them, or a mask of booleans."""
 
     def read(value: Any) -> list[Any]:
         if isinstance(value, bool | np.bool_ | bytes | Mapping):
@@ -186,24 +187,24 @@ def entries(expected: str = "names or integers, or a mask", at_least: int = 0) -
 
 
 def function(expected: str) -> Option:
-    """Return the option that is callable."""
+    """Return an option for callables."""
     return that(callable, expected)
 
 
 def approximation(*names: str) -> Option:
-    """Return the option that is the name of an approximation, or an object with a mean and a covariance."""
+    """Return an option for names of approximations, or objects with a mean and a covariance."""
     expected = _either([*map(repr, names), "an object with mean and cov"])
     return that(lambda value: (isinstance(value, str) and value in names) or has_moments(value), expected)
 
 
 def has_moments(value: Any) -> bool:
-    """Return whether an object of any library has a mean and a covariance."""
-    mean = getattr(value, "mean", None)  # a method of arrays and of data frames
+    """Return whether an object has a mean and a covariance."""
+    mean = getattr(value, "mean", None)  # arrays and data frames have a method of this name
     return mean is not None and not callable(mean) and hasattr(value, "cov")
 
 
 def _either(names: Sequence[str]) -> str:
-    """Return a list in words: ``'a', 'b' or 'c'``."""
+    """Return alternatives as text: ``'a', 'b' or 'c'``."""
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -216,7 +217,7 @@ def _read_flag(value: Any) -> bool:
 def _read_seed(value: Any) -> Any:
     if isinstance(value, bool | np.bool_):
         raise TypeError
-    if not isinstance(value, np.random.Generator):  # one is not to be drawn from
+    if not isinstance(value, np.random.Generator):  # checking must not draw from a generator
         spawn_seeds(value, 1)
     return value
 
@@ -245,13 +246,13 @@ COMMON: dict[str, Option] = {
     "random_seed": seed,
     "target_accept": number(above=0, below=1),
 }
-"""What the options may be that mean the same in every call."""
+"""Options that mean the same in every public function."""
 
 
 def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Return a decorator that checks the options of a public function before the function begins.
+    """Return a decorator that checks the options of a public function before the function runs.
 
-    ``options`` are by name of parameter, in addition to :data:`COMMON` or in its place.
+    ``options`` maps names of parameters to options, in addition to :data:`COMMON`, which they override.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -278,7 +279,7 @@ def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Calla
 
 
 def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], parameters: Any) -> None:
-    """Refuse options by position, and a number of draws in the place of the model, which ``pm.sample`` would take."""
+    """Refuse options given by position, and a number of draws as first argument, where ``pm.sample`` takes it."""
     is_integer = [isinstance(value, int | np.integer) for value in args]
     if len(args) > len(by_position):
         first = len(by_position)
@@ -292,7 +293,7 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
 
 
 def check_memory(draws: int, chains: int, dim: int) -> None:
-    """Refuse more draws than the memory holds; points and gradients alone are counted, 2 × 8 bytes a coordinate."""
+    """Refuse more draws than fit in memory; count only points and gradients, 2 × 8 bytes per coordinate."""
     needed, available = 16 * draws * chains * dim, available_memory()
     if needed > available:
         raise ModelError(
@@ -302,7 +303,7 @@ def check_memory(draws: int, chains: int, dim: int) -> None:
 
 
 def available_memory() -> float:
-    """Return the bytes of memory that this process can still take; infinite where the system does not say."""
+    """Return the bytes of memory that this process can still allocate; infinite if the system does not report it."""
     limits = [np.inf]
     meminfo, cgroup = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.exists():
@@ -316,7 +317,7 @@ def available_memory() -> float:
 
 
 def _bytes(count: float) -> str:
-    """Return a number of bytes as people read it, ``"32 TB"``."""
+    """Return a number of bytes as text with a unit, ``"32 TB"``."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             break

@@ -1,4 +1,4 @@
-"""Independent pieces of work (chains, shards of data) as a map, in this process or over an executor."""
+"""Map a function over independent tasks (chains, shards of data), in this process or with an executor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# After an interrupt, pieces elsewhere that were interrupted too get this many seconds to hand in what they have.
+# After an interrupt, interrupted tasks in workers have this many seconds to return partial results.
 _GRACE = 2.0
 
 
 def map_independent(
     function: Callable[[Item], Result], items: Sequence[Item], executor: Executor | None = None
 ) -> list[Result]:
-    """Apply ``function`` to every item, in order; over ``executor`` where one is given.
+    """Apply ``function`` to every item, in order; use ``executor`` if one is given.
 
-    The executor must not fork processes, since JAX hangs in them. On Ctrl-C the pending pieces are cancelled first.
+    The executor must not fork processes, because JAX hangs in forked processes. On Ctrl-C, pending tasks are cancelled first.
     """
     if executor is None:
         return [function(item) for item in items]
@@ -41,12 +41,12 @@ def run_jobs(
     threads: int = 1,
     stop: Event | None = None,
 ) -> tuple[list[Result | None], bool]:
-    """Run independent jobs; return their results, None where there is none, and whether Ctrl-C came.
+    """Run independent jobs; return their results (None for a job without one), and whether Ctrl-C was pressed.
 
-    A job may catch KeyboardInterrupt and return a part of its result, which ``is_partial`` knows. Without an
-    ``executor`` they run in order, or in ``threads``, which look at ``stop``. A terminal sends Ctrl-C to workers of an
-    executor as well: those at work hand in what they have; the pool may be broken afterwards, since an idle worker dies
-    of it.
+    A job may catch KeyboardInterrupt and return a partial result, which ``is_partial`` recognises. Without an
+    ``executor`` the jobs run in order, or in ``threads``, which check ``stop``. A terminal also sends Ctrl-C to the
+    workers of an executor: working ones return their partial results. The pool may be broken afterwards, because Ctrl-C
+    ends an idle worker.
     """
     if executor is not None:
         return _run_over(executor, jobs, is_partial, None, _GRACE)
@@ -95,7 +95,7 @@ def _run_here(
 
 
 def _result_of(future: Future) -> Any:
-    """Return the result of a piece, if there is one."""
+    """Return the result of a future, or None if it has none."""
     with contextlib.suppress(CancelledError, KeyboardInterrupt, Exception):
         return future.result(timeout=0)
     return None

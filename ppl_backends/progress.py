@@ -1,4 +1,4 @@
-"""Progress bars in PyMC's style: one line a chain under a line of headings, with the figures of the method live."""
+"""Progress bars in PyMC's style: one line per chain below a line of headings, with live figures of the method."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.table import Column, Table
 
-VALUE, BAR, CLOCK = 7, 8, 9  # columns that a figure, the shortest bar and a clock take
-PATIENCE = 1.0  # seconds before a bar is drawn, so that short calls draw none
+VALUE, BAR, CLOCK = 7, 8, 9  # widths, in columns, of a figure, of the shortest bar and of a clock
+PATIENCE = 1.0  # seconds before a bar is drawn; shorter calls draw none
 
 
 class ChainProgress:
     """Progress of several chains; a context manager, which draws only if ``enabled``, on a terminal or in a notebook.
 
-    The first update after a second draws the bars, so that shorter calls draw nothing. The clock of a chain starts when the
-    chain does: where chains run one after another, when the one before has ended.
+    The first update after one second draws the bars, so that shorter calls draw nothing. The clock of a chain starts
+    when the chain starts. Chains that run one after another start when the previous chain ends.
 
-    ``fields`` are headings of figures beside the bar, in order; a narrow terminal leaves out those in the middle.
+    ``fields`` are headings of figures beside the bar, in order; a narrow terminal omits those in the middle.
     """
 
     def __init__(self, description: str, chains: int, fields: Sequence[str], enabled: bool = True) -> None:
@@ -54,12 +54,12 @@ class ChainProgress:
         return self
 
     def elapsed(self, chain: int) -> float:
-        """Return the seconds since a chain started, or those that it took."""
+        """Return the seconds since a chain started, or its run time if it has ended."""
         started = self._started.setdefault(chain, max(self._ended.values(), default=self._began))
         return self._ended.get(chain, perf_counter()) - started
 
     def update(self, chain: int, completed: float, **figures: float | int | str) -> None:
-        """Show that ``completed`` (a share in [0, 1]) of a chain is done, with its current figures."""
+        """Show the completed share ``completed`` in [0, 1] of a chain, with its current figures."""
         seconds = self.elapsed(chain)
         if completed >= 1.0:
             self._ended.setdefault(chain, perf_counter())
@@ -78,7 +78,7 @@ class ChainProgress:
 
 
 class _WithHeadings(Progress):
-    """Rich's progress display with the headings of its columns."""
+    """Rich's progress display with a line of column headings."""
 
     def make_tasks_table(self, tasks: Any) -> Table:
         columns = [column for column in self.columns if isinstance(column, ProgressColumn)]
@@ -90,14 +90,14 @@ class _WithHeadings(Progress):
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as 0:05, 1:02:03."""
+    """Return seconds as text: 0:05, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _fitting(fields: Sequence[str], room: int) -> list[str]:
-    """Return the names that fit, the outer ones first."""
+    """Return the names that fit; keep the outer ones first."""
     kept = list(fields)
     while len(kept) > 1 and sum(max(len(name), VALUE) + 2 for name in kept) > room:
         kept.pop(len(kept) // 2)

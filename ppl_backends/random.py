@@ -1,4 +1,4 @@
-"""Seeds: one ``random_seed`` gives independent generators, whatever the number of workers."""
+"""Seeds: one ``random_seed`` gives independent generators, for any number of workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""simuk as a host: its simulation-based calibration with a method of this package in the place of ``pm.sample``.
+"""simuk as a host: its simulation-based calibration with a method of this package in place of ``pm.sample``.
 
-simuk draws parameters and data, and ranks; the fits in between are :func:`ppl_backends.pymc.sample`'s. Data of one shape are
-exchanged in the compiled model, so that a simulation costs a fit and no compilation. Released versions of simuk fit in a
-method of ``simuk.SBC``; later ones in its backend adapter. Both are served.
+simuk draws parameters and data and computes ranks; :func:`ppl_backends.pymc.sample` fits. If data sets have the same
+shape, the compiled model is reused with new data, so that a simulation needs no compilation. Released versions of
+simuk fit in a method of ``simuk.SBC``; later versions fit in a backend adapter. Both are supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppl_backends.targets.protocol import BaseTarget
 __all__ = ["adapt"]
 
 HOSTS = ("pymc", "bambi")
-"""Kinds of models of simuk that a method can fit."""
+"""Kinds of simuk models that a method can fit."""
 
 
 @checked(
@@ -31,13 +31,13 @@ HOSTS = ("pymc", "bambi")
     sampler=choice(*METHODS) | instance(Sampler, "a sampler of pb.pymc"),
 )
 def adapt(sbc: Any, *, sampler: Any = "smc", **options: Any) -> Any:
-    """Let a ``simuk.SBC`` draw from its posteriors by a method of this package.
+    """Make a ``simuk.SBC`` draw from its posteriors by a method of this package.
 
     Parameters
     ----------
     sbc : simuk.SBC
-        Of a PyMC or a Bambi model, for prior or posterior SBC. Its ``sample_kwargs`` (``draws``, ``chains``, ``cores``) are
-        those of :func:`ppl_backends.pymc.sample`.
+        SBC of a PyMC or a Bambi model, prior or posterior. Its ``sample_kwargs`` (``draws``, ``chains``, ``cores``) are
+        arguments of :func:`ppl_backends.pymc.sample`.
     sampler : str or Sampler
         ``"smc"``, ``"importance"``, ``"ep"``, ``"laplace"``, ``"vi"``, ``"mcmc"``; or an object such as
         ``pb.pymc.SMC(kernel="hmc")``.
@@ -47,17 +47,18 @@ def adapt(sbc: Any, *, sampler: Any = "smc", **options: Any) -> Any:
     Returns
     -------
     simuk.SBC
-        The same object; ``run_simulations()`` and all else are simuk's.
+        The same object; all its methods, such as ``run_simulations()``, are simuk's.
 
     Raises
     ------
     ModelError
-        If it is no ``simuk.SBC``, its model is of another library, or ``sample_kwargs`` has a name that no method knows.
+        If ``sbc`` is not a ``simuk.SBC``, its model is of another library, or ``sample_kwargs`` has an unknown name.
 
     References
     ----------
-    Talts, S., Betancourt, M., Simpson, D., Vehtari, A. and Gelman, A. (2018). Validating Bayesian inference algorithms with
-    simulation-based calibration. Säilynoja, T., Schmitt, M., Bürkner, P.-C. and Vehtari, A. (2025). Posterior SBC.
+    Talts, S., Betancourt, M., Simpson, D., Vehtari, A. and Gelman, A. (2018). Validating Bayesian inference algorithms
+    with simulation-based calibration. Säilynoja, T., Schmitt, M., Bürkner, P.-C. and Vehtari, A. (2025). Posterior
+    SBC.
 
     Examples
     --------
@@ -81,7 +82,7 @@ def adapt(sbc: Any, *, sampler: Any = "smc", **options: Any) -> Any:
 
 
 class Fits:
-    """Fits of a model to one data set after another, as simuk asks for them."""
+    """Fit a model to one data set after another, for simuk."""
 
     def __init__(self, sbc: Any, method: str, options: Mapping[str, Any]) -> None:
         known = {each.name for each in fields(Run)} - {"model", "random_seed", "unknown"}
@@ -113,7 +114,7 @@ class Fits:
         return extract(run_method(self.method, run, self.options), group="posterior", keep_dataset=True)
 
     def _augmented(self, replicated: Mapping[str, Any], observed: Any, index: int) -> Mapping[str, Any]:
-        """Return the data observed and the data drawn in one (Säilynoja et al. 2025), or what the user makes of them."""
+        """Return the observed and the drawn data combined (Säilynoja et al. 2025), or the result of the user's function."""
         first = self.sbc.trace["observed_data"]
         if self.sbc.augment_observed is not None:
             joined: Mapping[str, Any] = self.sbc.augment_observed(self.sbc.model, first, replicated, index)
@@ -121,7 +122,7 @@ class Fits:
         return {name: np.concatenate([first[name].values, replicated[name]]) for name in observed}
 
     def _on(self, data: dict[str, Any], index: int) -> BaseTarget:
-        """Return the target on a data set; one of the shapes of the last takes its place in the compiled model."""
+        """Return the target for a data set; data of the same shapes as before replace those in the compiled model."""
         update = self.sbc.update_data if self.sbc.method == "posterior" else None
         shapes = {name: values.shape for name, values in data.items()}
         if update is None and self._target is not None and shapes == self._shapes:
@@ -132,7 +133,7 @@ class Fits:
         return target
 
     def _compiled(self, data: dict[str, Any], update: Any, index: int) -> BaseTarget:
-        """Return the target of the model with its data replaced; containers of the model are as before afterwards."""
+        """Return the target of the model with its data replaced; restore the model's data containers afterwards."""
         import pymc as pm
 
         model = self.sbc.model

@@ -1,8 +1,9 @@
-"""CmdStan's view of a result: ``stan_variables()``, draws by column, and CSV files that Stan's tools read.
+"""Results in CmdStan's form: ``stan_variables()``, draws by column, and CSV files that Stan's tools read.
 
-The files have CmdStan's comment header and its flat column names (``beta.1``, the first index fastest), so that
-``cmdstanpy.from_csv``, ``cmdstanr::read_cmdstan_csv`` and ``rstan::read_stan_csv`` take them, and with them R's posterior and
-loo. Draws that were not made by HMC say ``algorithm = fixed_param``, as CmdStan does for draws without a metric.
+The files have CmdStan's comment header and its flat column names (``beta.1``, the first index fastest).
+``cmdstanpy.from_csv``, ``cmdstanr::read_cmdstan_csv`` and ``rstan::read_stan_csv`` read them, so R's posterior and loo
+can use them. The header of draws that HMC did not make says ``algorithm = fixed_param``, as CmdStan's does for draws
+without a metric.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ CSV_DIGITS = 17
 
 
 class StanFit:
-    """Draws of any method of this package with the methods of ``cmdstanpy.CmdStanMCMC``.
+    """Give draws of any method of this package the methods of ``cmdstanpy.CmdStanMCMC``.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        A result, of a Stan program or of any other model.
+        A result of a Stan program or of any other model.
     name : str
-        Name of the model, for files.
+        Name of the model, used in file names.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class StanFit:
     Raises
     ------
     ModelError
-        If it has no posterior.
+        If ``idata`` has no posterior.
 
     Examples
     --------
@@ -74,7 +75,7 @@ class StanFit:
         self.column_names: tuple[str, ...] = (*self._diagnostics, *flat)
 
     def stan_variable(self, var: str) -> NDArray[Any]:
-        """Return the draws of a variable ``(chains·draws, *shape)``, chains one after the other."""
+        """Return the draws of a variable ``(chains·draws, *shape)``, one chain after the other."""
         if var not in self._values:
             raise ModelError(f"unknown variable {var!r}; known are {', '.join(self._values)}")
         return np.concatenate(self._values[var], axis=0)
@@ -84,11 +85,11 @@ class StanFit:
         return {name: self.stan_variable(name) for name in self._values}
 
     def method_variables(self) -> dict[str, NDArray[Any]]:
-        """Return ``lp__`` and ``accept_stat__``, ``(draws, chains)`` each; zero and one where the method has none."""
+        """Return ``lp__`` and ``accept_stat__``, ``(draws, chains)`` each; zero and one if the method has none."""
         return {name: value.T for name, value in self._diagnostics.items()}
 
     def draws(self, *, concat_chains: bool = False) -> NDArray[Any]:
-        """Return all columns ``(draws, chains, columns)``, or ``(chains·draws, columns)`` with chains one after the other."""
+        """Return all columns ``(draws, chains, columns)``, or ``(chains·draws, columns)``, one chain after the other."""
         shape = (self.chains, self.num_draws_sampling)
         parts = [value[..., None] for value in self._diagnostics.values()]
         parts += [columns_of(value).reshape(*shape, -1) for value in self._values.values()]
@@ -96,7 +97,7 @@ class StanFit:
         return stacked.reshape(-1, stacked.shape[-1]) if concat_chains else stacked.swapaxes(0, 1)
 
     def draws_pd(self, vars: Sequence[str] | str | None = None) -> Any:
-        """Return a data frame of columns, of some variables or all, in CmdStanPy's names (``beta[1]``)."""
+        """Return a data frame of the columns of some variables, or of all, with CmdStanPy's names (``beta[1]``)."""
         import pandas as pd
 
         table = pd.DataFrame(self.draws(concat_chains=True), columns=[_bracketed(each) for each in self.column_names])
@@ -110,12 +111,12 @@ class StanFit:
 
     @checked(dir=path)
     def save_csvfiles(self, dir: str | os.PathLike = ".") -> list[Path]:
-        """Write CSV files of CmdStan, one a chain, and return their paths.
+        """Write one CSV file in CmdStan's format per chain, and return the paths.
 
         Parameters
         ----------
         dir : path
-            Made if it is not there. Files are called ``name_1.csv``, and so on.
+            Folder, created if it does not exist. Files are called ``name_1.csv``, and so on.
 
         Returns
         -------
@@ -174,7 +175,7 @@ def _bracketed(column: str) -> str:
 
 
 def _pointwise(idata: Any) -> dict[str, NDArray[Any]]:
-    """Return log likelihoods as ``log_lik`` and predictions under their names, which R's loo and posterior look for."""
+    """Return log likelihoods as ``log_lik``, and predictions under their names, as R's loo and posterior expect."""
     found: dict[str, NDArray[Any]] = {}
     for name in (each for each in POINTWISE if each in group_names(idata)):
         data = group(idata, name)
@@ -186,7 +187,7 @@ def _pointwise(idata: Any) -> dict[str, NDArray[Any]]:
 
 
 def _diagnostics(idata: Any, shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
-    """Return ``lp__`` and ``accept_stat__`` ``(chain, draw)``; zero and one where the method has no such figure."""
+    """Return ``lp__`` and ``accept_stat__`` ``(chain, draw)``; zero and one if the method has no such figure."""
     stats = group(idata, "sample_stats") if "sample_stats" in group_names(idata) else {}
     found = {}
     for column, name, default in (("lp__", "lp", 0.0), ("accept_stat__", "acceptance_rate", 1.0)):
@@ -196,7 +197,7 @@ def _diagnostics(idata: Any, shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
 
 
 def _header(name: str, draws: int, chain: int) -> str:
-    """Return CmdStan's comments about a run whose draws were made elsewhere."""
+    """Return CmdStan's comment header for draws of another program."""
     lines = [
         "stan_version_major = 2",
         "stan_version_minor = 35",

@@ -1,8 +1,8 @@
-"""Points of density zero that a run meets, and how many of them are none: their density is NaN or +inf.
+"""Points of density zero, and the number of them at which the density is NaN or +inf.
 
-Both count as zero, the right treatment of a point at which a solver fails far from the posterior. Among the particles it
-cuts a part of the posterior off. Which it is, a target tells when asked (:meth:`BaseTarget.undefined`), and asked it is about
-a few points only: most targets have none to ask about.
+NaN and +inf count as zero density. This is right at a point far from the posterior where a solver fails. Among the
+particles it cuts off a part of the posterior. A target distinguishes the cases (:meth:`BaseTarget.undefined`). It is
+asked about a few points only, because most targets have no such points.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-LARGEST_UNDEFINED = 0.005  # of points or moves; of moves it is about twice the mass that is cut off
+LARGEST_UNDEFINED = 0.005  # share of points or moves; for moves it is about twice the mass that is cut off
 
-_ASKED = 200  # points that a target is asked about
-_KEPT = 10  # of one evaluation
-_MARGIN = 0.5  # of the particles' range, on either side: further out no mass is lost
+_ASKED = 200  # points at which the target is asked
+_KEPT = 10  # points kept of one evaluation
+_MARGIN = 0.5  # of the particles' range, on either side; points further out carry no mass
 
 
 class OutsidePoints:
@@ -43,8 +43,8 @@ class OutsidePoints:
 
 
 def share_undefined(target: BaseTarget, points: Array) -> float:
-    """Return the share of points ``(n, dim)`` whose density is NaN or +inf, from some of them; 0 for none."""
+    """Return the share of points ``(n, dim)`` whose density is NaN or +inf, estimated from some of them; 0 for no points."""
     if not len(points):
         return 0.0
-    with np.errstate(all="ignore"):  # what overflows there is what is asked for
+    with np.errstate(all="ignore"):  # overflow at these points is expected
         return float(target.undefined(points[:: -(-len(points) // _ASKED)]).mean())

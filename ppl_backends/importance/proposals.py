@@ -1,8 +1,8 @@
-"""Proposals of importance sampling as maps from the unit cube, so that scrambled nets and random points both serve.
+"""Proposals of importance sampling as maps from the unit cube, for scrambled nets and for random points.
 
-Each has ``n_uniforms`` (the dimension of its cube), ``from_uniform(u)`` and ``log_density(x)``. The coordinate that
-matters most, the radial one of a Student t and the choice of a mixture's component, comes first, where Sobol points are
-best.
+Each has ``n_uniforms`` (the dimension of its cube), ``from_uniform(u)`` and ``log_density(x)``. The most important
+coordinate comes first, because Sobol points are best in the first coordinates: the radius of a Student t, or the
+choice of a mixture's component.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DEFENSIVE_SHARE = 0.125  # a power of two: a net of 2^m points then has exactly 
 
 
 class Proposal(Protocol):
-    """A density that points of the unit cube are mapped to."""
+    """A density with a map from points of the unit cube to its points."""
 
     n_uniforms: int
-    stratified: bool  # whether the first coordinate of random points is to be stratified
+    stratified: bool  # whether to stratify the first coordinate of random points
 
     def from_uniform(self, u: Array) -> Array:
         """Return points ``(n, dim)`` from points of the cube ``(n, n_uniforms)``."""
@@ -39,7 +39,7 @@ class Proposal(Protocol):
 
 
 class GaussianProposal:
-    """The approximation itself."""
+    """The approximation itself as proposal."""
 
     stratified = False
 
@@ -67,7 +67,7 @@ class StudentT:
         )
 
     def from_uniform(self, u: Array) -> Array:
-        """Return points of the t; the first coordinate of the cube is that of g."""
+        """Return points of the t; the first coordinate of the cube gives g."""
         g = 2 * gammaincinv(self.df / 2, _inside(u[:, 0]))
         mean = self.gaussian.mean
         return mean + (self.gaussian.from_uniform(u[:, 1:]) - mean) * (self.scale * np.sqrt(self.df / g))[:, None]
@@ -78,11 +78,11 @@ class StudentT:
         return self.at_whitened(z, (z**2).sum(axis=1))
 
     def at_whitened(self, z: Array, square: Array) -> Array:
-        """Return the log density ``(n,)`` at whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
+        """Return the log density ``(n,)`` at whitened coordinates ``z`` ``(n, dim)`` with sums of squares ``square``."""
         return self._log_constant - 0.5 * (self.df + self.gaussian.dim) * np.log1p(square / (self.df * self.scale**2))
 
     def whitened_slope(self, z: Array, square: Array) -> Array:
-        """Return the gradient ``(n, dim)`` of that in z."""
+        """Return the gradient ``(n, dim)`` of :meth:`at_whitened` in z."""
         return z * (-(self.df + self.gaussian.dim) / (self.df * self.scale**2 + square))[:, None]
 
     def nearest_scale(self, z: Array, square: Array, weights: Array) -> float:
@@ -96,10 +96,10 @@ class StudentT:
 
 
 class IndependentT:
-    """Independent Student t variables along orthogonal axes of what the approximation whitens: x = mean + s L A z, zⱼ ~ t_ν.
+    """Independent Student t variables along orthogonal axes of the whitened space: x = mean + s L A z, zⱼ ~ t_ν.
 
-    Along a single one of these coordinates its density falls as |z|^−(ν+1), whatever the dimension; that of a
-    multivariate t falls as |z|^−(ν+dim), which is slower only where all coordinates are large together.
+    Along a single whitened coordinate the density falls as |z|^−(ν+1), for any dimension. The density of a
+    multivariate t falls as |z|^−(ν+dim), which is slower only if all coordinates are large at once.
     """
 
     stratified = False
@@ -127,12 +127,12 @@ class IndependentT:
         return self.at_whitened(z, (z**2).sum(axis=1))
 
     def at_whitened(self, z: Array, square: Array) -> Array:
-        """Return the log density ``(n,)`` at whitened coordinates ``z`` ``(n, dim)``, whose squares add up to ``square``."""
+        """Return the log density ``(n,)`` at whitened coordinates ``z`` ``(n, dim)`` with sums of squares ``square``."""
         z = z if self.axes is None else z @ self.axes
         return self._log_constant - 0.5 * (self.df + 1) * np.log1p(z**2 / (self.df * self.scale**2)).sum(axis=1)
 
     def whitened_slope(self, z: Array, square: Array) -> Array:
-        """Return the gradient ``(n, dim)`` of that in z."""
+        """Return the gradient ``(n, dim)`` of :meth:`at_whitened` in z."""
         z = z if self.axes is None else z @ self.axes
         slope = -(self.df + 1) * z / (self.df * self.scale**2 + z**2)
         return slope if self.axes is None else slope @ self.axes.T
@@ -144,17 +144,17 @@ class IndependentT:
         return float(np.sqrt((pull * squares).sum() / pull.sum()))
 
     def with_scale(self, scale: float) -> IndependentT:
-        """Return the t's with another scale."""
+        """Return the distribution with another scale."""
         return IndependentT(self.gaussian, self.df, self.axes, scale)
 
 
 class StudentMixture:
-    """A mixture of an approximation with Student t's around it; it bounds the weights of targets of no heavier tails.
+    """A mixture of an approximation with Student t's around it; weights are bounded if the target's tails are not heavier.
 
     The mixture's density is in the denominator of every weight (deterministic mixture; Hesterberg 1995). The first
-    coordinate of the cube, which is stratified, allocates the components; a component's share of it is stretched to (0,
-    1) and serves where the component needs a coordinate more than it has dimensions. ``shares`` are those of the
-    Student t's, and at last of the approximation.
+    coordinate of the cube, which is stratified, chooses the component. The position within the component's share,
+    stretched to (0, 1), is an additional coordinate for components that need more coordinates than dimensions.
+    ``shares`` are the shares of the Student t's, followed by that of the approximation.
     """
 
     stratified = True
@@ -197,7 +197,7 @@ class StudentMixture:
         return total
 
     def component_log_densities(self, x: Array) -> Array:
-        """Return log densities ``(k, n)`` of the components, in the order of their shares."""
+        """Return log densities ``(k, n)`` of the components, in the order of ``shares``."""
         z = self.whiten(x)
         return self.parts(z, np.einsum("nd,nd->n", z, z), self.approximation.log_density(x))
 
@@ -215,16 +215,16 @@ class StudentMixture:
         return total, self._pull(slope) + belongs[-1][:, None] * own_slope
 
     def parts(self, z: Array, square: Array, own: Array) -> Array:
-        """Return log densities ``(k, n)`` of the components at whitened points, that of the approximation being known."""
+        """Return log densities ``(k, n)`` of the components at whitened points; ``own`` is the approximation's."""
         return np.stack([*(student.at_whitened(z, square) for student in self.students), own])
 
     def whiten(self, x: Array) -> Array:
-        """Return L⁻¹(x − mean) by one product, in place of a triangular solve that takes three times as long."""
+        """Return L⁻¹(x − mean) by one matrix product, which is three times as fast as a triangular solve."""
         centred = x - self._gaussian.mean
         return centred * self._root if self._root.ndim == 1 else centred @ self._root.T
 
     def _pull(self, slope: Array) -> Array:
-        """Return L⁻ᵀ of every row."""
+        """Return L⁻ᵀ times every row."""
         return slope * self._root if self._root.ndim == 1 else slope @ self._root
 
 
@@ -238,8 +238,8 @@ class Defensive(StudentMixture):
 class Mixture:
     """Proposals of the same kind around the Gaussians of a mixture.
 
-    The first coordinate of the cube, which is stratified, chooses the component; what is left of it within the
-    component's share, stretched to (0, 1), is that component's first coordinate.
+    The first coordinate of the cube, which is stratified, chooses the component. The position within the component's
+    share, stretched to (0, 1), is that component's first coordinate.
     """
 
     stratified = True
@@ -267,7 +267,7 @@ class Mixture:
 def make_proposal(name: str, approximation: Any) -> Proposal:
     """Return the proposal of that name around an approximation, or around every Gaussian of a mixture of modes.
 
-    ``"gaussian"`` uses its own density; ``"t"`` its mean and covariance; ``"defensive"`` both.
+    ``"gaussian"`` is the approximation's own density; ``"t"`` has its mean and covariance; ``"defensive"`` mixes both.
     """
     if name not in ("gaussian", "t", "defensive"):
         raise ModelError(f"proposal={name!r}: expected 'gaussian', 't' or 'defensive'")
@@ -286,5 +286,5 @@ def gaussian_of(approximation: Any) -> GaussianApproximation:
 
 
 def _inside(u: Array) -> Array:
-    """Return points of the cube, those on its faces moved inwards."""
+    """Return points of the cube; move points on its faces inwards."""
     return np.clip(u, 2.0**-53, 1 - 2.0**-53)

@@ -1,8 +1,8 @@
 """Importance sampling from an approximation, with randomised quasi-Monte Carlo points by default.
 
 Points u of the unit cube become points x of the proposal q; the weights w = p(x, y)/q(x) give the evidence as their
-mean and posterior expectations as weighted means (Chopin & Ridgway 2017, section 3). With u a scrambled Sobol net the
-error falls nearly as 1/n instead of 1/√n, but only independent scrambles can tell how large it is: a chain is one
+mean and posterior expectations as weighted means (Chopin & Ridgway 2017, section 3). If u is a scrambled Sobol net,
+the error falls nearly as 1/n instead of 1/√n, but only independent scrambles can estimate it. Therefore a chain is one
 scramble, and the spread of the chains gives the standard error of the evidence.
 """
 
@@ -57,8 +57,8 @@ LARGEST_MISSED_SHARE = 0.02
 LARGEST_PILOT_K = 0.25
 PILOT_POINTS = 4096
 PRIOR_POINTS = 2048
-_LONE = 10.0  # nats above the next weight
-_MOST_MISSED = 3  # narrow modes that are added to the proposal, one after the other
+_LONE = 10.0  # nats above the second largest log weight
+_MOST_MISSED = 3  # most narrow modes that are added to the proposal, one after the other
 # With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
 _SOBOL_BITS = 53
 _SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
@@ -67,8 +67,8 @@ _SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters els
 class _Chain(NamedTuple):
     """One set of weighted points and the draws resampled from it.
 
-    ``efficiency`` is ESS over n; ``undefined`` the share of the points that are among or near those with weights and
-    have a density that is NaN or +inf.
+    ``efficiency`` is ESS over n. ``undefined`` is the share of points at which the density is NaN or +inf, among or
+    near points with positive weight.
     """
 
     x: Array
@@ -115,21 +115,22 @@ def sample_importance(
         Equally weighted draws kept per chain; a chain weighs the next power of two of points (with ``qmc=False``, as
         many points as draws).
     chains : int
-        Independent scrambles. With a single one the error comes from the weights, and is a conservative bound.
+        Number of independent scrambles. With one chain the error comes from the weights, and is a conservative bound.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
-        Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search
-        from draws of the prior finds, and narrow modes that a search near the points finds are added. If the likelihood can
+        Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search from
+        draws of the prior finds; narrow modes that a search near the points finds are added. If the likelihood can
         only be estimated, as for state-space models, the approximation must be given; each weight then has an unbiased
         estimate, whose noise is part of the errors.
     proposal : {"auto", "gaussian", "t", "defensive"}
-        ``"gaussian"`` is the approximation itself; ``"t"`` a Student t with 5 degrees of freedom, its mean, and its
-        covariance as scale; ``"defensive"`` seven eighths of the first and one of the second, which bounds the weights
-        if the posterior's tails are heavier than a Gaussian's. Each of several modes has its own t. ``"auto"`` fits a
-        mixture of the approximation with Student t's to a pilot run, and uses it if it is clearly nearer to the posterior
-        (attribute ``proposal`` is then ``"tails"``). Otherwise it uses the approximation, or the defensive mixture if 4,096
-        points of the approximation have a Pareto k above ¼: then the weights have no fourth moment, which error bars need.
+        ``"gaussian"`` is the approximation itself. ``"t"`` is a Student t with 5 degrees of freedom, with the
+        approximation's mean, and its covariance as scale. ``"defensive"`` is seven eighths of the first and one eighth
+        of the second, which bounds the weights if the posterior's tails are heavier than a Gaussian's. Each of several
+        modes has its own t. ``"auto"`` fits a mixture of the approximation with Student t's to a pilot run, and uses
+        it if it is clearly nearer to the posterior (attribute ``proposal`` is then ``"tails"``). Otherwise it uses the
+        approximation, or the defensive mixture if 4,096 points of the approximation have a Pareto k above ¼: then the
+        weights have no fourth moment, which error bars need.
     qmc : bool
-        Scrambled Sobol points, else independent uniform ones.
+        Whether to use scrambled Sobol points (True) or independent uniform points (False).
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     power_potentials : bool
@@ -140,17 +141,17 @@ def sample_importance(
     log_likelihood, log_prior : bool
         Whether to store those groups. ``log_likelihood`` may name generated quantities of a Stan program.
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        ``posterior`` holds the draws, by systematic resampling: siblings are adjacent, in the order of the points, and
-        draws of one chain are no time series. Its attributes include ``log_evidence``, ``log_evidence_se``,
-        ``log_evidence_df``, ``log_evidence_trusted`` (0 where a warning was given), ``proposal``,
+        ``posterior`` holds the draws, by systematic resampling: copies of one point are adjacent, in the order of the
+        points, so the draws of a chain are not a time series. Its attributes include ``log_evidence``,
+        ``log_evidence_se``, ``log_evidence_df``, ``log_evidence_trusted`` (0 if a warning was given), ``proposal``,
         ``efficiency_factor`` and ``pareto_k`` of all points, and ``missed_share``. ``sample_stats`` has the first two
-        and ``log_evidence`` per chain, and ``ancestor``, the point each draw is a copy of. Group ``proposal`` has the
-        points in model space and their ``log_weight``.
+        and ``log_evidence`` per chain, and ``ancestor``, the index of the point that a draw is a copy of. Group
+        ``proposal`` has the points in model space and their ``log_weight``.
 
     Raises
     ------
@@ -160,11 +161,11 @@ def sample_importance(
     Warns
     -----
     SamplerWarning
-        If the evidence and its error cannot be trusted. Reasons are: the efficiency factor is below 0.1; Pareto k is above
-        0.7 with more than 2 % of the weight in that tail; draws of the prior show more than 2 % of the posterior's mass in
-        regions without points; the effective sample size of a mean or sd is below 50 (2 % of the points, if that is
-        less); the search for modes ended while it still found new ones; a search near the points found a narrow mode with
-        more than 1 % of the mass that the proposal does not have.
+        If the evidence and its error cannot be trusted. Reasons are: the efficiency factor is below 0.1; Pareto k is
+        above 0.7 with more than 2 % of the weight in that tail; draws of the prior show more than 2 % of the
+        posterior's mass in regions without points; the effective sample size of a mean or sd is below 50 (2 % of the
+        points, if that is less); the search for modes ended while it still found new ones; a search near the points
+        found a narrow mode with more than 1 % of the mass that is not in the proposal.
 
     References
     ----------
@@ -237,10 +238,10 @@ def sample_importance(
 
 
 def _estimated(target: BaseTarget, given: bool, rng: np.random.Generator) -> BaseTarget:
-    """Return a target that can only be estimated with estimates in place of its likelihood."""
+    """Return a target whose likelihood is replaced by estimates if it can only be estimated."""
     if not given:
         raise ModelError(
-            f"{target.label}: the likelihood can only be estimated, and nothing is fitted to estimates: give approximation=, "
+            f"{target.label}: the likelihood can only be estimated, so no approximation can be fitted: give approximation=, "
             "as by from_draws of a run of sample_pmmh or sample_smc2"
         )
     return EstimatedTarget(target, rng)
@@ -283,7 +284,7 @@ def _joined(chains: Sequence[_Chain]) -> tuple[Array, Array]:
 
 
 def _said_of(missed: LostMode | None, target: BaseTarget, searches: bool) -> str:
-    """Return the reason that a missed mode is, or ""."""
+    """Return the reason for distrust if a mode was missed, else an empty string."""
     if missed is None:
         return ""
     advice = "" if searches else " (approximation='auto' adds such modes)"
@@ -293,8 +294,8 @@ def _said_of(missed: LostMode | None, target: BaseTarget, searches: bool) -> str
 def _proposal(target: BaseTarget, approximation: Any, name: str, rng: np.random.Generator) -> tuple[Proposal, str]:
     """Return the proposal of that name, and its name.
 
-    ``"auto"`` is the mixture with tails where these are needed, else the approximation itself, unless a pilot set of its
-    points has weights without a fourth moment.
+    ``"auto"`` is the mixture with tails if they are needed. Otherwise it is the approximation, or the defensive
+    mixture if weights of a pilot set of points have no fourth moment.
     """
     if name == "auto":
         tails = with_tails(target, approximation)
@@ -320,9 +321,9 @@ def _figures(
 
 
 def _lone_point(target: BaseTarget, chains: list[_Chain]) -> str:
-    """Return the reason that a point is which has nearly all the weight, or "".
+    """Return a reason for distrust if one point has nearly all the weight, else an empty string.
 
-    No climb ended at a mode there, and no other point is near: the likelihood may be numerically wrong so far out.
+    Such a point has no mode and no other point near it, so the likelihood may be numerically wrong there.
     """
     points, log_weights = _joined(chains)
     log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
@@ -338,9 +339,9 @@ def _lone_point(target: BaseTarget, chains: list[_Chain]) -> str:
 
 
 def _poorest_moment(chains: list[_Chain], points: Mapping[str, tuple[Any, Array]]) -> dict[str, Any]:
-    """Return how many independent draws the mean or the sd of the worst variable is worth, and that variable's name.
+    """Return the smallest effective sample size of a mean or sd over variables, and that variable's name.
 
-    ``points`` are the weighted points in model space, of which users see means and sds.
+    ``points`` are the weighted points in model space, where users read means and sds.
     """
     weights = np.concatenate([normalised_weights(chain.log_weights)[0] for chain in chains]) / len(chains)
     n = len(chains[0].x)
@@ -405,11 +406,11 @@ def scrambled_net(n: int, dim: int, rng: np.random.Generator) -> Array:
 def _missed_share(
     target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
 ) -> float | None:
-    """Return the share of the evidence that draws of the prior show where the proposal has no points, if there are draws.
+    """Return the share of the evidence in regions without points of the proposal, estimated from draws of the prior.
 
-    A point is beyond all others where the proposal is less dense than at any of them. If the posterior has a share s of
-    its mass there, the estimate has mean s, so that by Markov's inequality it exceeds 2 % with probability s / 0.02 at
-    most.
+    A region has no points if the proposal is less dense there than at any of its points. If the posterior has a share
+    s of its mass there, the estimate has mean s, so that by Markov's inequality it exceeds 2 % with probability at
+    most s / 0.02.
     """
     if not target.has_split:
         return None
@@ -429,7 +430,7 @@ def _missed_share(
 
 
 def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float], known: Sequence[str]) -> str:
-    """Return the faults of the weights with their figures, and those ``known``; ``figures`` are the approximation's."""
+    """Return the faults of the weights with their figures, and those already ``known``."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
     ess, undefined = weights["smallest_ess"], weights["undefined_share"]
     reasons = [reason for reason in known if reason]
@@ -464,7 +465,7 @@ def _evidence_attributes(evidence: ImportanceEvidence, trouble: str) -> dict[str
 
 
 def _sample_stats(chains: list[_Chain]) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Return figures per chain, and per draw its parent."""
+    """Return figures per chain, and the ancestor of every draw."""
     return {
         "efficiency_factor": (("chain",), np.array([chain.efficiency for chain in chains])),
         "pareto_k": (("chain",), np.array([chain.pareto_k for chain in chains])),

@@ -1,18 +1,20 @@
-r"""Proposals with tails, for a target whose own are heavier than those of its approximation.
+r"""Proposals with heavy tails, for targets with heavier tails than their approximation.
 
-Where log p falls more slowly than log q the weights p/q have no variance, at no power of them: neither importance sampling
-nor a path q^{1−λ} p^λ that starts from draws of a Gaussian q can tell how wrong it is. No single density is heavy enough
-everywhere. A multivariate t falls too fast along the axes of a product of t's, a product of t's too fast along the diagonals
-of a multivariate t, and both are poor in the middle if their degrees of freedom are few. So the proposal is a mixture of the
-approximation with both, of one and of four degrees of freedom.
+If log p falls more slowly than log q, the weights p/q have infinite variance, at every power of them. Then neither
+importance sampling nor a path q^{1−λ} p^λ that starts from draws of a Gaussian q can estimate its error. No single
+density has heavy enough tails everywhere. A multivariate t falls too fast along the axes of a product of t's, a
+product of t's falls too fast along the diagonals of a multivariate t, and both fit the centre poorly if their degrees
+of freedom are few. The proposal is therefore a mixture of the approximation with both, of one and of four degrees of
+freedom.
 
-A pilot gives it shares and the t's their scales: the Laplace approximation of a t with d coordinates is (1 + d/ν)^½ times too
-narrow. Draws of the mixture with equal shares, which see tails where the approximation has no draws, are weighed. EM on the
-weighted points leads shares and scales to the mixture nearest to the target in Kullback–Leibler divergence (Cappé, Douc,
-Guillin, Marin & Robert 2008), each share at least 1/32. That mixture is taken where it is nearer to the target than the
-approximation by more than three standard errors of the pilot. A second pilot has the independent t's along the axes in which
-the target is heaviest, and its mixture is taken where it is nearer than the first. The same EM, on particles in place of
-weighted points, fits the density of a bridge.
+A pilot run fits the shares of the mixture and the scales of the t's. The scales need fitting because the Laplace
+approximation of a t with d coordinates is (1 + d/ν)^½ times too narrow. The pilot weighs draws of the mixture with
+equal shares, which reach into the tails. EM on the weighted points finds the shares and scales of the mixture nearest
+to the target in Kullback–Leibler divergence (Cappé, Douc, Guillin, Marin & Robert 2008), with each share at least
+1/32. The mixture is used if it is nearer to the target than the approximation by more than three standard errors of
+the pilot. A second pilot has the independent t's along the axes in which the target has the heaviest tails; its
+mixture is used if it is nearer than the first. The same EM, on particles instead of weighted points, fits the density
+of a bridge.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ PILOT_POINTS = 4096
 _DEGREES_OF_FREEDOM = (1.0, 4.0)
 _GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _EM_ROUNDS, _FIRST_ROUNDS = 10, 2
-_STEPS_A_ROUND = 5  # of EM in the shares, which are cheaper than one in the scales
-_SCALES = (0.25, 32.0)  # of a Student t in units of the approximation's
-_CUT = 20  # the largest weights count as much as the twentieth: single ones do not decide
-_LARGEST_TURNED = 50  # coordinates, above which no axes are looked for
+_STEPS_A_ROUND = 5  # EM steps in the shares, which are cheaper than one in the scales
+_SCALES = (0.25, 32.0)  # bounds of the scale of a Student t in units of the approximation's
+_CUT = 20  # larger weights are cut to the twentieth largest, so that single points do not decide
+_LARGEST_TURNED = 50  # coordinates above which no axes are searched for
 _CLEARLY = 3.0  # standard errors
 _LARGEST_GAIN = (
-    5.0  # of log density at one point: far out a Gaussian is as good as zero, and its logarithm has no variance
+    5.0  # of log density at one point: far out a Gaussian is practically zero, and its logarithm has no variance
 )
 
 
 def with_tails(target: BaseTarget, approximation: Any) -> StudentMixture | None:
-    """Return the mixture of an approximation with Student t's that is nearest to the target, None where tails are not needed.
+    """Return the mixture of an approximation with Student t's nearest to the target, or None if tails are not needed.
 
     Cappé, Douc, Guillin, Marin & Robert (2008), Statistics and Computing 18, 447–459.
     """
@@ -59,7 +61,7 @@ def with_tails(target: BaseTarget, approximation: Any) -> StudentMixture | None:
 def _pilot(
     target: BaseTarget, mixture: StudentMixture, rng: np.random.Generator
 ) -> tuple[StudentMixture | None, Array, Array]:
-    """Weigh draws of a mixture and fit it to them: the mixture or None, the points and their weights."""
+    """Weigh draws of a mixture and fit it to them; return the mixture or None, the points and their weights."""
     x = mixture.sample(PILOT_POINTS, rng)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
         log_weights = target.log_density(x) - mixture.log_density(x)
@@ -71,7 +73,7 @@ def _pilot(
 
 
 def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMixture:
-    """Return the approximation and the Student t's around it, in equal shares; the independent ones along ``axes``."""
+    """Return the approximation and Student t's around it, in equal shares; independent t's are along ``axes``."""
     gaussian, students = gaussian_of(approximation), list[StudentT | IndependentT]()
     for df in _DEGREES_OF_FREEDOM:
         students.append(StudentT(gaussian, df))
@@ -81,7 +83,7 @@ def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMix
 
 
 def fit_mixture(mixture: StudentMixture, x: Array, weights: Array) -> StudentMixture | None:
-    """Fit shares and scales of a mixture to weighted points; None where the approximation alone is as near to them."""
+    """Fit shares and scales of a mixture to weighted points; return None if the approximation alone fits as well."""
     used = weights > 0
     x, weights = x[used], weights[used]
     fitted, z = mixture, mixture.whiten(x)
@@ -97,7 +99,7 @@ def fit_mixture(mixture: StudentMixture, x: Array, weights: Array) -> StudentMix
 
 
 def _em_round(mixture: StudentMixture, z: Array, square: Array, own: Array, weights: Array) -> StudentMixture:
-    """Return the mixture after steps of EM in its shares, and one in the scales of the Student t's; ``own`` is log q."""
+    """Return the mixture after EM steps in its shares and one in the scales of the Student t's; ``own`` is log q."""
     parts, shares = mixture.parts(z, square, own), mixture.shares
     for _ in range(_STEPS_A_ROUND):
         joint = np.log(shares)[:, None] + parts
@@ -111,14 +113,14 @@ def _em_round(mixture: StudentMixture, z: Array, square: Array, own: Array, weig
 
 
 def is_nearer(log_density: Array, other: Array, weights: Array) -> bool:
-    """Return whether one density is clearly nearer than another to weighted points at which both are known ``(n,)``."""
+    """Return whether one density is clearly nearer to weighted points than another; both are given at the points ``(n,)``."""
     gain = np.minimum(log_density - other, _LARGEST_GAIN)
     mean = float(weights @ gain)
     return mean > _CLEARLY * float(np.sqrt(weights**2 @ (gain - mean) ** 2))
 
 
 def _on_grid(shares: Array) -> Array:
-    """Round shares to multiples of 1/32, none to zero."""
+    """Round shares to multiples of 1/32, at least 1/32."""
     free = _GRAIN - len(shares)
     counts = free * shares / shares.sum()
     whole = np.floor(counts)
@@ -126,22 +128,22 @@ def _on_grid(shares: Array) -> Array:
     return (1 + whole) / _GRAIN
 
 
-_RADIUS = 20.0  # standard deviations: far enough for tails, near enough to climb
+_RADIUS = 20.0  # standard deviations: far enough to be in the tails, near enough for ascent to converge
 _STARTS = 2  # times the dimension
 _STEPS, _FIRST_STEP, _SHRINKAGE = 100, 0.5, 0.95  # in radians
-_APART = 0.9  # sine of the angle between a new axis and the span of those found
+_APART = 0.9  # least sine of the angle between a new axis and the span of earlier axes
 
 
 def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.random.Generator) -> Array:
-    """Find orthonormal axes ``(dim, dim)``, as columns in whitened coordinates, along which a density is heaviest far out.
+    """Find orthonormal axes ``(dim, dim)``, as columns in whitened coordinates, along which a density has the heaviest tails.
 
-    A product of heavy-tailed variables has its far mass along their axes: on a large sphere the density is highest there,
-    and a ridge leads to every one. A Gaussian with the curvature of the mode whitens mixed variables up to a rotation, so
-    that the axes are orthogonal in its coordinates. They are found by gradient ascent on the sphere, from random
-    directions, all at once.
+    A product of heavy-tailed variables has its tail mass along their axes: on a large sphere the density is highest
+    there, and a ridge leads to each axis. A Gaussian with the curvature of the mode whitens mixed variables up to a
+    rotation, so the axes are orthogonal in its coordinates. Gradient ascent on the sphere finds them, from many random
+    directions at once.
     """
     axes = np.empty((0, gaussian.dim))
-    while len(axes) < gaussian.dim:  # climbs may all miss one: those of the next round are orthogonal to what is found
+    while len(axes) < gaussian.dim:  # climbs may all miss an axis: the next round starts orthogonal to the axes found
         direction = _outside(rng.standard_normal((_STARTS * gaussian.dim, gaussian.dim)), axes)
         for step in range(_STEPS):
             _, slope = _both_sides(target, gaussian, direction)
@@ -156,7 +158,7 @@ def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.rand
 
 
 def _outside(rows: Array, axes: Array) -> Array:
-    """Return the parts of the rows that are orthogonal to the axes, of length one; zero where nothing is left."""
+    """Return the parts of the rows orthogonal to the axes, scaled to length one; zero if a row is in their span."""
     rest = rows - (rows @ axes.T) @ axes
     return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), 1e-300)
 

@@ -1,22 +1,22 @@
 r"""The evidence by bridges between draws of a posterior γ/Z and normalised densities q that are fitted to other draws.
 
-Chains are cut into quarters. A split puts two of them on either side; a q fitted to one side is bridged to the draws on the
-other, and the other way round. Two splits are made, and the evidence is the mean of the four.
+Chains are cut into quarters. A split puts two quarters on each side. A q fitted to one side is bridged to the draws on
+the other side, and vice versa. Two splits are made, and the evidence is the mean of the four bridges.
 
 The error of log Z has three parts.
 
-* Points of q are independent: the sum of their squared terms (Frühwirth-Schnatter 2004).
-* A draw adds −h(x), with h = Zq/(s₁γ + s₂Zq) over its mean, less one, to which all four bridges contribute. Draws of a chain
-  are a time series: its sum has the variance n² var(h)/ESS, with ArviZ's effective sample size, and the spread between
-  chains speaks as well (:func:`ppl_backends.smc.evidence.combine_evidence`). Optimal bridges weigh the draws by what they are
-  worth, too.
-* h = h₀ + d, where d is the error of q. The error of side A in d is the mean over A of a function that is linear in the
-  error of side B, and that of side B is the same product with A and B exchanged: they do not average out, and the variance
-  of d counts twice. Two q's that are fitted to different draws differ by two independent such errors, so half the variance
-  of the difference of their h is that of d.
+* Points of q are independent: their part is the sum of their squared terms (Frühwirth-Schnatter 2004).
+* A draw contributes −h(x), with h = Zq/(s₁γ + s₂Zq) over its mean, minus one, to all four bridges. Draws of a chain
+  are a time series: the sum has the variance n² var(h)/ESS, with ArviZ's effective sample size. The spread between
+  chains is used as well (:func:`ppl_backends.smc.evidence.combine_evidence`). Optimal bridges weight the draws by
+  their effective number, too.
+* h = h₀ + d, where d is the error of q. The error of side A in d is the mean over A of a function that is linear in
+  the error of side B, and the error of side B is the same product with A and B exchanged. They do not average out, so
+  the variance of d counts twice. Two q's fitted to different draws differ by two independent such errors, so half the
+  variance of the difference of their h is that of d.
 
-Pareto k of the terms, and how far estimates from reshuffled blocks of the draws are apart, tell whether that error can be
-believed (Micaletto and Vehtari 2025, arXiv 2508.14487).
+Pareto k of the terms, and the differences of estimates from reshuffled blocks of the draws, show whether that error
+can be trusted (Micaletto and Vehtari 2025, arXiv 2508.14487).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from ppl_backends.smc.evidence import combine_evidence, sums_by_lineage
 from ppl_backends.targets.integral import combined_error
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
-_SIDES = np.array([[0, 0, 1, 1], [0, 1, 0, 1]])  # of each quarter, one row a split
+_SIDES = np.array([[0, 0, 1, 1], [0, 1, 0, 1]])  # side of each quarter; one row per split
 
 Fit = Callable[[Array], Any]
-"""From points ``(n, dim)`` to a density with ``sample(n, rng)``, ``log_density(x)`` and ``mean``."""
+"""Map from points ``(n, dim)`` to a density with ``sample(n, rng)``, ``log_density(x)`` and ``mean``."""
 
 
 class Bridged(NamedTuple):
-    """An evidence by bridges, and figures of theirs.
+    """An evidence by bridges, and diagnostics.
 
-    ``apart`` is how many of its own standard errors the bridge that is furthest from the mean of all is away from it.
-    ``pareto_k`` is the largest of the terms that matter, ``efficiency`` and ``weights_k`` are those of importance weights
-    at the points of q, whose ``importance`` log evidence has the standard error ``importance_se``.
+    ``apart`` is the largest distance of a bridge from the mean of all, in its own standard errors. ``pareto_k`` is the
+    largest Pareto k of terms that matter. ``efficiency`` and ``weights_k`` are diagnostics of importance weights at
+    the points of q, whose ``importance`` log evidence has the standard error ``importance_se``.
     """
 
     log_evidence: float
@@ -80,7 +80,7 @@ def bridge_draws(
 ) -> Bridged:
     """Return the evidence by bridges; ``mirrored`` bridges to the mean of γ and its mirror image about the mean of q.
 
-    That is Meng and Schilling's (2002) Warp-III, without the skewness of γ, at twice the evaluations.
+    The mirrored bridge is Meng and Schilling's (2002) Warp-III. It removes the skewness of γ, at twice the evaluations.
     """
     length = draws.log_density.shape[1]
     quarter = (4 * np.arange(length)) // length
@@ -120,7 +120,7 @@ def _side(
 
 
 def _solved(draws: Draws, ratio: Array, own: NDArray[np.bool_], weights: Array) -> _Side:
-    """Solve one bridge, first as if the draws were independent, then with what they are worth for it."""
+    """Solve one bridge, first as if the draws were independent, then with their effective sample size for it."""
     here = ratio[:, own]
     found = optimal_bridge(here.ravel(), weights, float(here.size))
     h = _relative(found.at_points(ratio), own)
@@ -139,7 +139,7 @@ def _solved(draws: Draws, ratio: Array, own: NDArray[np.bool_], weights: Array) 
 
 
 def _relative(logs: Array, own: NDArray[np.bool_]) -> Array:
-    """Return terms, given their logs, over their mean where they are the bridge's own, less one."""
+    """Return terms, given their logs, over their mean at the bridge's own draws, minus one."""
     mean = logsumexp(logs[:, own]) - np.log(logs[:, own].size)
     return np.exp(logs - mean) - 1.0
 
@@ -149,7 +149,7 @@ def _rows(labels: Index | None, own: NDArray[np.bool_]) -> Index | None:
 
 
 def _heavy_k(logs: Array) -> float:
-    """Return Pareto k of terms given their logs; 0 where the largest of them hold next to nothing."""
+    """Return Pareto k of terms given their logs; 0 if the largest terms hold a negligible share of the sum."""
     return pareto_k(logs) if tail_share(logs) > 0.02 else 0.0
 
 
@@ -173,7 +173,7 @@ def _combined(draws: Draws, splits: list[list[_Side]], undefined: float) -> Brid
     within = _variance_of_mean(h, draws.ancestor)
     df = np.array([_df_of_chain(row, variance) for row, variance in zip(h, within, strict=True)])
     chains = combine_evidence(log_evidence + h.mean(axis=1), within, df)
-    # Of every split, what the errors of its two fits add once more; their mean over splits has less of it.
+    # For every split, add once more the errors of its two fits; their mean over splits has a smaller variance.
     twice = np.mean([_variance_of_fits(one, other, draws.ancestor) for one, other in splits])
     twice *= (len(splits) + 1) / (2 * len(splits)) / len(h)
     terms = np.concatenate([side.terms for side in sides]) / len(sides)
@@ -204,18 +204,18 @@ def _combined(draws: Draws, splits: list[list[_Side]], undefined: float) -> Brid
 
 
 def _df_of_chain(h: Array, variance: float) -> float:
-    """Return degrees of freedom of the variance of the mean of a series, from blocks as long as its memory."""
+    """Return degrees of freedom of the variance of the mean of a series, from blocks of its autocorrelation length."""
     length = len(h)
-    memory = length * variance / max(float(h.var()), 1e-300)  # draws that one independent draw takes
+    memory = length * variance / max(float(h.var()), 1e-300)  # draws per effective draw
     n_blocks = int(np.clip(length / max(1.0, 2.0 * memory), 2, length))
     sums = np.array([part.sum() for part in np.array_split(h, n_blocks)])
     return float(degrees_of_freedom(sums))
 
 
 def _variance_of_fits(one: _Side, other: _Side, ancestor: Index | None) -> float:
-    """Return the variance of a chain's mean of d: half that of the difference of two fits.
+    """Return the variance of a chain's mean of d: half the variance of the difference of two fits.
 
-    On either side one of the fits has seen the draws, which shifts its mean, so that each is centred by itself.
+    On each side one of the fits used the draws, which shifts its mean. Therefore each is centred separately.
     """
     halves = []
     for side in (one, other):

@@ -15,21 +15,21 @@ from ppl_backends.results.inference_data import as_inference_data, group, is_inf
 from ppl_backends.targets.convert import is_instance
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
-_FEWEST = 40  # draws a chain
+_FEWEST = 40  # draws per chain
 _FEWEST_EFFECTIVE = 100.0
-_LOOKED_AT = 50  # coordinates, the slowest, of which R̂ and effective numbers of draws are computed
+_LOOKED_AT = 50  # slowest coordinates, for which R̂ and effective sample sizes are computed
 _LARGEST_DIVERGENT = 0.005  # of the draws
 _LARGEST_REPAIRED = 0.005  # of the draws
-_LARGEST_MISMATCH = 0.1  # nats; an evidence is off by half the square of it
-_LOG_DENSITIES = ("lp", "logp")  # what samplers call theirs
+_LARGEST_MISMATCH = 0.1  # nats; an evidence is off by half its square
+_LOG_DENSITIES = ("lp", "logp")  # names of the log density in samplers' results
 
 
 class Draws(NamedTuple):
     """Points ``(chain, draw, dim)`` with their log densities ``(chain, draw)``.
 
-    ``ancestor`` labels draws of SMC and importance sampling, which are independent where labels differ. ``repaired`` draws
-    had no finite density and are the draws before them. ``mismatch`` is the standard deviation of the sampler's own log
-    densities less the model's, NaN where it left none.
+    ``ancestor`` labels draws of SMC and importance sampling; draws with different labels are independent. ``repaired``
+    counts draws without a finite density, which were replaced by the draws before them. ``mismatch`` is the standard
+    deviation of the sampler's log densities minus the model's, NaN if the sampler stored none.
     """
 
     x: Array
@@ -103,7 +103,7 @@ def _as_inference_data(source: Any) -> Any:
 
 
 def _stats(idata: Any) -> Any:
-    """Return the group ``sample_stats``, empty where there is none."""
+    """Return the group ``sample_stats``, empty if there is none."""
     try:
         return group(idata, "sample_stats")
     except KeyError:
@@ -111,7 +111,7 @@ def _stats(idata: Any) -> Any:
 
 
 def _refuse_most(target: BaseTarget, x: Array, good: NDArray[np.bool_]) -> None:
-    """Refuse draws of which at most half have a finite density, and name the reason."""
+    """Refuse draws if at most half have a finite density, and name the reason."""
     if good.mean() > 0.5:
         return
     bad = x[~good]
@@ -124,14 +124,14 @@ def _refuse_most(target: BaseTarget, x: Array, good: NDArray[np.bool_]) -> None:
 
 
 def _last_good(good: NDArray[np.bool_]) -> Index:
-    """Return for each draw the last one up to it with a finite density ``(chain, draw)``; the first such at the start."""
+    """Return for each draw the last one up to it with a finite density ``(chain, draw)``, or else the first such draw."""
     at = np.where(good, np.arange(good.shape[1]), -1)
     found = np.maximum.accumulate(at, axis=1)
     return np.where(found < 0, np.argmax(good, axis=1)[:, None], found)
 
 
 def _mismatch(stats: Any, log_density: Array) -> float:
-    """Return the standard deviation of the sampler's log densities less the model's, robustly, NaN where it left none."""
+    """Return a robust standard deviation of the sampler's log densities minus the model's, NaN if it stored none."""
     for name in _LOG_DENSITIES:
         if name in stats and stats[name].shape == log_density.shape:
             difference = stats[name].values - log_density
@@ -141,7 +141,7 @@ def _mismatch(stats: Any, log_density: Array) -> float:
 
 
 class Convergence(NamedTuple):
-    """The largest R̂ and the fewest effective draws over the coordinates and the log density, each with what it is of."""
+    """The largest R̂ and the smallest ESS over the coordinates and the log density, with the names of their coordinates."""
 
     rhat: float
     worst: str
@@ -150,7 +150,7 @@ class Convergence(NamedTuple):
 
 
 def convergence_of(draws: Draws, names: tuple[str, ...]) -> Convergence:
-    """Return the figures of the slowest coordinates, and of the log density."""
+    """Return the figures of the slowest coordinates and of the log density."""
     looked_at = slowest(draws.x, _LOOKED_AT)
     values = np.concatenate([draws.x[:, :, looked_at], draws.log_density[:, :, None]], axis=2)
     labels = [*(names[j] for j in looked_at), "the log density"]
@@ -162,7 +162,7 @@ def convergence_of(draws: Draws, names: tuple[str, ...]) -> Convergence:
 
 
 def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
-    """Return reasons, each with its figure, not to believe what is estimated from the draws."""
+    """Return reasons, each with its figure, not to trust estimates from the draws."""
     reasons = []
     if found.rhat > LARGEST_RHAT:
         reasons.append(

@@ -25,15 +25,15 @@ from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import BaseTarget
 
 _DISAGREEMENT = 4.0  # standard errors
-_LARGEST_ERROR = 0.25  # of a bridge that is believed
-_PRECISE = 0.02  # standard error below which no Warp-III is tried
-# Importance sampling takes over from here on: nets of points then beat a bridge by far.
-# Their error bars need a fourth moment of the weights.
+_LARGEST_ERROR = 0.25  # largest standard error of a trusted bridge
+_PRECISE = 0.02  # standard error below which Warp-III is not tried
+# Above this efficiency importance sampling is used, because nets of points are then far more precise than a bridge.
+# Its error bars need a fourth moment of the weights.
 _EFFICIENT, _FOURTH_MOMENT = 0.3, 0.25
-_SECOND_MOMENT = 0.5  # Pareto k, up to which weights have one and can be compared with a bridge
+_SECOND_MOMENT = 0.5  # Pareto k up to which weights have a second moment and can be compared with a bridge
 _SCRAMBLES = 8
 _PROPOSALS = {"warp3": SYMMETRIC, "importance": WITH_TAILS}
-_MOST_COORDINATES = 200  # of which nets of points are still much better than random ones
+_MOST_COORDINATES = 200  # coordinates up to which nets of points are much more precise than random points
 _PARTICLES, _RUNS = 1000, 4
 
 
@@ -64,20 +64,20 @@ def evidence(
     data : dict or path, optional
         Data of a Stan program.
     method : {"auto", "bridge", "warp3", "importance", "smc"}
-        ``"bridge"`` is bridge sampling between the draws and a density fitted to others of them. ``"warp3"`` is the same
+        ``"bridge"`` is bridge sampling between the draws and a density fitted to other draws. ``"warp3"`` is the same
         with the mean of the posterior density and its mirror image, at twice the evaluations. ``"importance"`` is
-        importance sampling by scrambled nets from a density fitted to all draws; ``"smc"`` is a short run of tempering from
-        the Gaussian of the draws. ``"auto"`` is bridge sampling, importance sampling if the weights are even, or SMC if
-        the bridge fails and the draws are sound; attribute ``choice`` says why.
+        importance sampling by scrambled nets from a density fitted to all draws. ``"smc"`` is a short run of tempering
+        from the Gaussian of the draws. ``"auto"`` is bridge sampling, importance sampling if the weights are even, or
+        SMC if the bridge fails and the draws are sound; attribute ``choice`` says why.
     proposal : {"auto", "gaussian", "student", "mixture", "hierarchical"}
-        Density fitted to the draws: a Gaussian; one mixed with Student t's; a Gaussian for each separated mode; or a
-        distribution of each coordinate given earlier ones, for many coordinates, funnels and skewed posteriors. ``"auto"`` is
-        the one that, fitted to the first halves of the chains, describes the second halves best.
+        Density fitted to the draws: a Gaussian; a Gaussian mixed with Student t's; a Gaussian for each separated mode;
+        or a distribution of each coordinate given earlier ones, for many coordinates, funnels and skewed posteriors.
+        ``"auto"`` fits each to the first halves of the chains and uses the one that describes the second halves best.
     cores : int, optional
         Threads for evaluating the density; all available by default.
     random_seed : int or numpy.random.Generator, optional
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
@@ -94,8 +94,8 @@ def evidence(
     Warns
     -----
     SamplerWarning
-        If the evidence is not trusted: chains disagree, draws are worth less than a hundred independent ones or end divergent
-        trajectories, are of another model or other data, or the bridge's figures speak against it.
+        If the evidence is not trusted: chains disagree, the draws have an effective sample size below 100 or end
+        divergent trajectories, the draws are of another model or other data, or diagnostics of the bridge are bad.
 
     References
     ----------
@@ -143,7 +143,7 @@ def evidence(
 
 
 class _Found(NamedTuple):
-    """An estimate with what is held against it, and why it is by this method."""
+    """An estimate with the reasons not to trust it, and why its method was chosen."""
 
     log_evidence: float
     standard_error: float
@@ -165,7 +165,7 @@ class _Call(NamedTuple):
     smc_rng: np.random.Generator
 
     def chosen(self, method: str, bridged: Bridged, draws_are_doubtful: bool) -> _Found:
-        """Return the estimate of a method by name, or of the one that suits the draws."""
+        """Return the estimate of the named method, or of the one that suits the draws."""
         bridge = _of_bridge(bridged, "warp3" if method == "warp3" else "bridge", "")
         if method in ("bridge", "warp3"):
             return bridge
@@ -197,17 +197,17 @@ class _Call(NamedTuple):
         return bridge_draws(self.draws, self.target, FITS[self.proposal], rng, mirrored=mirrored)
 
     def _even_weights(self, bridged: Bridged) -> str:
-        """Return why importance sampling is the better method; empty where it is not."""
+        """Return why importance sampling is the better method; empty if it is not."""
         even = bridged.efficiency >= _EFFICIENT and bridged.weights_k <= _FOURTH_MOMENT and self.proposal in WITH_TAILS
         if not even or self.target.dim > _MOST_COORDINATES:
             return ""
         return f"importance sampling: weights of the {self.proposal} proposal have an efficiency of {bridged.efficiency:.2f}"
 
     def _importance(self, bridged: Bridged, why: str) -> _Found:
-        """Return importance sampling from what is fitted to all draws."""
+        """Return importance sampling from the density fitted to all draws."""
         q = fit_start(self.draws.x.reshape(self.draws.n, -1))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PPLBackendsWarning)  # what they say is among the reasons
+            warnings.simplefilter("ignore", PPLBackendsWarning)  # their texts are among the reasons
             result = sample_importance(
                 self.target,
                 approximation=q,
@@ -229,7 +229,7 @@ class _Call(NamedTuple):
         return self._of_result(result, "smc", bridged, why)
 
     def _of_result(self, result: Any, method: str, bridged: Bridged, why: str) -> _Found:
-        """Return the evidence of a run of this package, whose verdict is a reason, compared with a bridge that is sound."""
+        """Return the evidence of a run of this package with reasons for distrust; compare it with a sound bridge."""
         attrs = group(result, "posterior").attrs
         value, error = float(attrs["log_evidence"]), float(attrs["log_evidence_se"])
         reasons: tuple[str, ...] = () if attrs["log_evidence_trusted"] else (str(attrs["warnings"]),)
@@ -245,7 +245,7 @@ def _of_bridge(bridged: Bridged, method: str, why: str) -> _Found:
 
 
 def _distrust_of_bridge(bridged: Bridged, compare: bool = True) -> list[str]:
-    """Return reasons, each with its figure, not to trust bridges; ``compare`` them with the points of q alone."""
+    """Return reasons, each with its figure, not to trust bridges; ``compare`` them with importance sampling by q."""
     reasons = []
     if not bridged.standard_error <= _LARGEST_ERROR:
         reasons.append(f"the bridge's standard error of {bridged.standard_error:.2g} is above {_LARGEST_ERROR}")

@@ -1,13 +1,13 @@
-r"""A density in which each coordinate has its own distribution given those before it: a triangular map from a Gaussian.
+r"""A density in which each coordinate has its own distribution given the earlier ones: a triangular map from a Gaussian.
 
-Coordinates that tell most of the others, of their means or of their spreads, come first: the hyper-parameters of a hierarchy,
-as a rule. Each of these *hubs* in turn, and then all others, has a mean that is a polynomial of second degree in the
-whitened hubs before it, and a log standard deviation that is linear in them. Residuals of the others may depend linearly on
-those of other coordinates before: on all, where there are draws enough for a covariance, else on the few with which a
-correlation shows. What is left has Jones & Pewsey's (2009) sinh-arcsinh distribution, skewed and with tails heavier or
-lighter than a Gaussian's.
+Coordinates that explain most of the other coordinates' means or spreads come first; usually these are the
+hyper-parameters of a hierarchy. They are called *hubs*. Each hub, and then every other coordinate, has a mean that is
+a polynomial of second degree in the whitened hubs before it, and a log standard deviation that is linear in them.
+Residuals of the other coordinates may depend linearly on residuals of earlier ones: on all of them if there are enough
+draws for a covariance, else on the few with a significant correlation. The remainder has Jones & Pewsey's (2009)
+sinh-arcsinh distribution, which is skewed and has heavier or lighter tails than a Gaussian.
 
-Coefficients that the draws do not show are zero, so that with 2,000 coordinates 20,000 draws tell enough. A funnel, a normal
+Coefficients that are not significant are zero, so that 20,000 draws suffice for 2,000 coordinates. A funnel, a normal
 hierarchy given its scales, and a Gaussian with any covariance are of this form.
 
 Jones, M. C. and Pewsey, A. (2009). Sinh-arcsinh distributions. *Biometrika* 96, 761–780.
@@ -28,14 +28,14 @@ from ppl_backends.numerics.gaussian import LOG_2PI, SMALLEST
 from ppl_backends.targets.protocol import Array, Index, as_points
 
 _HUBS = 10
-_SHOWS = 4.0  # standard errors of a coefficient or a correlation that is not zero
+_SHOWS = 4.0  # standard errors of a coefficient or a correlation that is significant
 _NEIGHBOURS = 8
 _DRAWS_PER_SQUARE = 8
-_STRUCTURE_DRAWS = 4000  # that hubs and neighbours are chosen by
-_FURTHEST = 4.0  # whitened hubs count as this far at most, where they curve a mean or change a spread
+_STRUCTURE_DRAWS = 4000  # draws from which hubs and neighbours are chosen
+_FURTHEST = 4.0  # whitened hubs are cut here if they curve a mean or change a spread
 _SCALE_ROUNDS = 5
-_LOG_NORMAL = 0.6352  # less the mean of log |ξ| for standard normal ξ
-_LARGEST_PULL = 9.0  # squared residual that changes a spread
+_LOG_NORMAL = 0.6352  # minus the mean of log |ξ| for standard normal ξ
+_LARGEST_PULL = 9.0  # largest squared residual in the fit of a spread
 _QUANTILES = 400
 _BOUNDS = ((None, None), (None, None), (-2.0, 2.0), (np.log(0.4), np.log(2.5)))
 
@@ -73,9 +73,9 @@ class _Given(NamedTuple):
 
 
 class HierarchicalApproximation(Approximation):
-    """A triangular map of a standard Gaussian, fitted to points; see the module.
+    """A triangular map of a standard Gaussian, fitted to points; see the module's docstring.
 
-    Points ``(n, dim)`` are standardised by ``mean`` and ``spread``, and their coordinates taken in ``order``.
+    Points ``(n, dim)`` are standardised by ``mean`` and ``spread``; their coordinates are in the order ``order``.
     """
 
     representation = "given"
@@ -112,7 +112,7 @@ class HierarchicalApproximation(Approximation):
 
     @property
     def cov(self) -> Array:
-        """Return the covariance ``(dim, dim)`` of the points that the proposal was fitted to."""
+        """Return the covariance ``(dim, dim)`` of the points that the density was fitted to."""
         return np.atleast_2d(np.cov(self._points.T))
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
@@ -156,13 +156,13 @@ def fit_hierarchical(x: Array) -> HierarchicalApproximation:
 
 
 def _features(hubs: Array) -> Array:
-    """Return 1, ξ and (ξ² − 1)/√2 of whitened hubs, the latter cut, ``(n, 1 + 2 hubs)``: orthonormal for a Gaussian."""
+    """Return 1, ξ and (ξ² − 1)/√2 of whitened hubs, with the last cut, ``(n, 1 + 2 hubs)``: orthonormal for a Gaussian."""
     cut = np.clip(hubs, -_FURTHEST, _FURTHEST)
     return np.hstack([np.ones((len(hubs), 1)), hubs, (cut**2 - 1.0) / np.sqrt(2.0)])
 
 
 def _hubs(z: Array) -> Index:
-    """Return the coordinates of standardised points that tell most of the others, the first of them first."""
+    """Return the coordinates of standardised points that explain most of the others, the best first."""
     rows = _normal_scores(z[:: -(-len(z) // _STRUCTURE_DRAWS)])
     n = len(rows)
     tells = (rows.T @ rows / n) ** 2 + (rows.T @ _normal_scores(np.abs(rows)) / n) ** 2
@@ -178,9 +178,9 @@ def _normal_scores(z: Array) -> Array:
 
 
 def _fit_given(z: Array, hubs: Array) -> _Given:
-    """Fit means by least squares and log standard deviations by scoring, keeping coefficients that the points show.
+    """Fit means by least squares and log standard deviations by scoring; keep significant coefficients.
 
-    Where standard deviations depend on hubs, means are fitted again with their weights.
+    If standard deviations depend on hubs, means are fitted again with weights.
     """
     features = _features(hubs)
     linear = np.clip(features[:, : 1 + hubs.shape[1]], -_FURTHEST, _FURTHEST)
@@ -194,7 +194,7 @@ def _fit_given(z: Array, hubs: Array) -> _Given:
 
 
 def _least_squares(features: Array, z: Array) -> Array:
-    """Return coefficients ``(features, k)``, zero where they are not significant, whatever the variances of points."""
+    """Return coefficients ``(features, k)``, zero if not significant by a test that allows for unequal variances."""
     inverse = np.linalg.pinv(features)
     found = inverse @ z
     error = np.sqrt(inverse**2 @ (z - features @ found) ** 2)
@@ -203,9 +203,9 @@ def _least_squares(features: Array, z: Array) -> Array:
 
 
 def _fit_scale(linear: Array, residual: Array) -> Array:
-    """Return coefficients ``(features, k)`` of the log standard deviation of residuals, zero where they are not significant.
+    """Return coefficients ``(features, k)`` of the log standard deviation of residuals, zero if not significant.
 
-    From a regression of log |residual|, scoring leads to the likelihood's maximum, residuals being cut.
+    A regression of log |residual| starts scoring steps, which maximise the likelihood of the cut residuals.
     """
     square, inverse = np.maximum(residual**2, 1e-12), np.linalg.pinv(linear)
     start = 0.5 * np.log(square)
@@ -222,7 +222,7 @@ def _fit_scale(linear: Array, residual: Array) -> Array:
 
 
 def _fit_among(residual: Array) -> Any:
-    """Return regressions of residuals on those before them: a strictly lower triangular matrix, dense or sparse."""
+    """Return regressions of residuals on earlier ones: a strictly lower triangular matrix, dense or sparse."""
     n, dim = residual.shape
     if dim < 2:
         return np.zeros((dim, dim))
@@ -233,7 +233,7 @@ def _fit_among(residual: Array) -> Any:
     rows = residual[:: -(-n // _STRUCTURE_DRAWS)]
     rows = np.clip((rows - rows.mean(axis=0)) / rows.std(axis=0), -_FURTHEST, _FURTHEST)
     correlation = np.tril(rows.T @ rows / len(rows), -1)
-    # The largest of dim²/2 correlations that are zero
+    # Bound on the largest of dim²/2 correlations if all are zero
     bound = (_SHOWS + np.sqrt(2.0 * np.log(dim))) / np.sqrt(len(rows))
     correlation[np.abs(correlation) < bound] = 0.0
     found = sparse.lil_matrix((dim, dim))
@@ -244,7 +244,7 @@ def _fit_among(residual: Array) -> Any:
 
 
 def _solve_among(among: Any, noise: Array) -> Array:
-    """Return residuals ``(n, dim)`` that less their regressions are ``noise``."""
+    """Return residuals ``(n, dim)`` that equal ``noise`` after their regressions are subtracted."""
     if not sparse.issparse(among):
         return solve_triangular(np.eye(len(among)) - among, noise.T, lower=True, unit_diagonal=True).T
     residual = noise.copy()
@@ -255,7 +255,7 @@ def _solve_among(among: Any, noise: Array) -> Array:
 
 
 def _fit_shape(e: Array) -> _Shape:
-    """Fit sinh-arcsinh distributions to columns that show skewness or tails; Gaussians to the others."""
+    """Fit sinh-arcsinh distributions to columns with skewness or non-Gaussian tails; Gaussians to the others."""
     n, dim = e.shape
     mean, sd = e.mean(axis=0), e.std(axis=0)
     shape = _Shape(mean, sd, np.zeros(dim), np.ones(dim))

@@ -1,4 +1,4 @@
-"""Densities that are fitted to draws, for bridges and for importance sampling."""
+"""Densities fitted to draws, for bridges and for importance sampling."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ppl_backends.marginal_likelihood.hierarchical import fit_hierarchical
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.targets.protocol import Array
 
-_DRAWS_PER_SQUARE = 8  # a covariance from n points costs an overlap of about exp(−dim²/4n)
+_DRAWS_PER_SQUARE = 8  # a covariance from n points reduces the overlap by a factor of about exp(−dim²/4n)
 
 
 def fit_gaussian(x: Array) -> GaussianApproximation:
-    """Return the Gaussian with the mean and covariance of points ``(n, dim)``; the latter shrunk where they are too few."""
+    """Return the Gaussian with the mean and covariance of points ``(n, dim)``; shrink the covariance if points are few."""
     if not _are_many(*x.shape):
         metric = metric_from_points(x)
         return GaussianApproximation(metric.mean, cholesky=metric.factor, method="draws")
@@ -28,8 +28,8 @@ def fit_gaussian(x: Array) -> GaussianApproximation:
 
 
 def fit_student(x: Array) -> Any:
-    """Return a Gaussian mixed with Student t's of one and four degrees of freedom; without them where no tails show."""
-    middle = metric_from_points(x)  # from quantiles, which a Cauchy has too
+    """Return a Gaussian mixed with Student t's of one and four degrees of freedom; without them if tails are light."""
+    middle = metric_from_points(x)  # from quantiles, which exist for a Cauchy too
     gaussian = GaussianApproximation(middle.mean, cholesky=middle.factor, method="draws")
     return fit_mixture(student_mixture(gaussian), x, np.full(len(x), 1.0 / len(x))) or fit_gaussian(x)
 
@@ -46,9 +46,9 @@ def fit_modes(x: Array) -> Any:
 
 FITS = {"gaussian": fit_gaussian, "student": fit_student, "mixture": fit_modes, "hierarchical": fit_hierarchical}
 SYMMETRIC = ("gaussian", "student")
-"""Those that are symmetric about their mean, as Warp-III has it."""
+"""Densities that are symmetric about their mean, as Warp-III requires."""
 WITH_TAILS = ("gaussian", "student", "mixture")
-"""Those to which importance sampling adds tails where they are needed."""
+"""Densities to which importance sampling adds tails if they are needed."""
 
 
 def fit_start(x: Array) -> Any:
@@ -57,10 +57,11 @@ def fit_start(x: Array) -> Any:
 
 
 def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
-    """Return which of the ``allowed`` densities is fitted to draws ``(chain, draw, dim)``: the one named, or the best.
+    """Return which of the ``allowed`` densities is fitted to draws ``(chain, draw, dim)``: the named or the best one.
 
-    Draws in separated modes get a mixture, and draws too few for a covariance a hierarchy. For all others the first half of
-    every chain is fitted, and the second half judges: what is clearly nearer to it than a Gaussian is taken.
+    Draws in separated modes get a mixture, and draws too few for a covariance get a hierarchy. Otherwise each density
+    is fitted to the first half of every chain and compared on the second half; it is chosen if it is clearly nearer
+    than a Gaussian.
     """
     if name != "auto":
         if name not in allowed:
@@ -82,7 +83,7 @@ def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
 
 
 def _has_modes(x: Array) -> bool:
-    """Return whether points are in several separated modes, and enough distinct ones in each for a covariance."""
+    """Return whether points are in several separated modes, with enough distinct points in each for a covariance."""
     labels = modes(x)
     if not labels.any():
         return False
@@ -91,5 +92,5 @@ def _has_modes(x: Array) -> bool:
 
 
 def _are_many(n: int, dim: int) -> bool:
-    """Return whether points are enough for a covariance."""
+    """Return whether there are enough points for a covariance."""
     return n * _DRAWS_PER_SQUARE >= dim**2

@@ -1,4 +1,4 @@
-"""The result of an evidence from draws."""
+"""The result of an evidence estimate from draws."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class Evidence:
     log_evidence_df : float
         Degrees of freedom of that, for intervals by Student's t; infinite where there are many.
     trusted : bool
-        Whether no diagnostic speaks against it.
+        Whether all diagnostics pass.
     method : str
         ``"bridge"``, ``"warp3"``, ``"importance"`` or ``"smc"``.
     reasons : tuple of str
-        Why it is not trusted, each with its figure; empty where it is.
+        Why it is not trusted, each with its figure; empty if it is trusted.
     choice : str
-        Why it is this method.
+        Why this method was chosen.
     proposal : str
-        What was fitted to the draws: ``"gaussian"``, ``"student"``, ``"mixture"`` or ``"hierarchical"``.
+        Density fitted to the draws: ``"gaussian"``, ``"student"``, ``"mixture"`` or ``"hierarchical"``.
     log_prior_normalizer : float or None
-        Log integral of the prior as written, None where the target does not say; models are compared by
+        Log integral of the prior as written, None if the target does not provide it; models are compared by
         ``log_evidence - log_prior_normalizer``.
     log_prior_normalizer_se : float
     note : str or None
-        What has to be said of the integral, as that a prior is improper and the evidence known up to a constant only.
+        A remark about the integral, such as that a prior is improper and the evidence known only up to a constant.
     diagnostics : dict of str to float
-        ``rhat`` (the largest) and ``effective_draws`` (the fewest) over coordinates, ``n_divergent``, ``n_repaired`` (draws
-        without a finite density), ``log_density_mismatch`` (where the sampler left its log densities); ``bridge`` and
-        ``bridge_se``; ``pareto_k`` of the bridge's terms, ``blocks_apart`` (how many standard errors bridges from reshuffled
-        blocks are from their mean at most), ``efficiency`` and ``weights_pareto_k`` of importance weights at the proposal's
-        points.
+        ``rhat`` (the largest) and ``effective_draws`` (the fewest) over coordinates, ``n_divergent``, ``n_repaired``
+        (draws without a finite density), ``log_density_mismatch`` (if the sampler stored its log densities);
+        ``bridge`` and ``bridge_se``; ``pareto_k`` of the bridge's terms, ``blocks_apart`` (the largest distance of
+        bridges from reshuffled blocks from their mean, in standard errors), ``efficiency`` and ``weights_pareto_k`` of
+        importance weights at the proposal's points.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class Evidence:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def interval(self, probability: float = 0.95) -> tuple[float, float]:
-        """Return the interval that holds the log evidence with a probability, by Student's t.
+        """Return the interval that contains the log evidence with a given probability, by Student's t.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Pictures of runs, by matplotlib alone; every function returns its axes."""
+"""Plots of runs with matplotlib; every function returns its axes."""
 
 from ppl_backends.plots.abc import plot_abc_run
 from ppl_backends.plots.sbc import plot_sbc

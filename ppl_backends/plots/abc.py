@@ -1,4 +1,4 @@
-"""The picture of an ABC run: how the tolerance fell, and what the evidence says at each."""
+"""Plot an ABC run: the tolerance of every stage, and the evidence at each tolerance."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ COVERAGE = 1.96
 
 @checked(idata=inference_data("posterior", "sample_stats"))
 def plot_abc_run(idata: Any, axes: Any = None) -> Any:
-    """Draw a run of ABC: tolerance, acceptance and effective size of every stage, and the evidence by ε.
+    """Plot a run of ABC: tolerance, acceptance rate and effective sample size of every stage, and the evidence against ε.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        From :func:`~ppl_backends.sample_abc`. A run of SMC has a line for every chain.
+        Result of :func:`~ppl_backends.sample_abc`. A run of SMC has one line per chain.
     axes : sequence of four matplotlib.axes.Axes, optional
-        To draw into.
+        Axes to draw on; a new figure by default.
 
     Returns
     -------
     ndarray of matplotlib.axes.Axes (4,)
-        The last panel has the log density of the summaries at the observed ones, which converges as ε falls; where
-        distances are functions, the log evidence of K_ε. Bars are 95 % intervals of each stage by itself.
+        The last panel has the log density of the summaries at the observed ones, which converges as ε falls; if
+        distances are functions, it has the log evidence of K_ε. Bars are 95 % intervals of each stage separately.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def plot_abc_run(idata: Any, axes: Any = None) -> Any:
 
 
 def _draw(axes: Any, chain: xr.Dataset, colour: str) -> None:
-    """Draw the stages of one chain, or of all together."""
+    """Plot the stages of one chain, or of all chains pooled."""
     epsilon = chain["epsilon"].values
     reached = np.isfinite(epsilon)
     stage = np.arange(len(epsilon))
@@ -91,7 +91,7 @@ def _stages(idata: Any) -> xr.Dataset:
     Raises
     ------
     ModelError
-        If this is no result of ABC.
+        If ``idata`` is not a result of ABC.
     """
     stats = group(idata, "sample_stats")
     if "epsilon" not in stats or "stage" not in stats["epsilon"].dims:
@@ -102,7 +102,7 @@ def _stages(idata: Any) -> xr.Dataset:
 
 
 def _four(axes: Any) -> Any:
-    """Return the axes given, as a flat array, or those of a new figure."""
+    """Return the given axes as a flat array, or the axes of a new figure."""
     if axes is not None:
         flat = np.ravel(np.asarray(axes, dtype=object))
         if len(flat) < 4:

@@ -1,4 +1,4 @@
-"""Pictures of simulation-based calibration: ranks as histograms, and as departures of their distribution function."""
+"""Plots of simulation-based calibration: histograms of ranks, and deviations of their distribution function from uniform."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ _MOST = 4  # quantities that are drawn by default
 def plot_sbc(
     result: Calibration, quantities: Sequence[str] | None = None, *, probability: float = 0.99, axes: Any = None
 ) -> Any:
-    """Draw the ranks of simulation-based calibration beside the bands that uniform ranks stay in.
+    """Plot the ranks of simulation-based calibration with the bands expected of uniform ranks.
 
-    A hump in the histogram says that the method's posterior is too wide, a trough that it is too narrow, and a slope that it
-    is off to one side.
+    A hump in the histogram shows that the method's posterior is too wide, a trough that it is too narrow, and a slope
+    that it is biased.
 
     Parameters
     ----------
     result : Calibration
-        From :func:`~ppl_backends.sbc`.
+        Result of :func:`~ppl_backends.sbc`.
     quantities : sequence of str, optional
         The four with the smallest p-values by default.
     probability : float
-        Of the bands. That of a histogram holds for each bin, that of the distribution function for all places together.
+        Probability of the bands. It is pointwise for the histogram's bins, and simultaneous for the distribution
+        function.
     axes : array of matplotlib.axes.Axes, optional
-        Two for each quantity.
+        Two axes for each quantity.
 
     Returns
     -------
     ndarray of matplotlib.axes.Axes (2, quantities)
-        Histograms, and below them distribution functions less the straight line.
+        Histograms in the first row; distribution functions minus the diagonal in the second.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def plot_sbc(
 
 
 def _histogram(axis: Any, result: Calibration, column: int, probability: float) -> None:
-    """Plot counts with the interval of a bin's binomial count."""
+    """Plot counts with the binomial interval of a bin's count."""
     counts = histogram(result.ranks[:, [column]], result.n_ranks)[0]
     n, width = len(result.ranks), result.n_ranks / len(counts)
     low, high = binom.interval(probability, n, 1 / len(counts))
@@ -80,7 +81,7 @@ def _histogram(axis: Any, result: Calibration, column: int, probability: float) 
 
 
 def _departure(axis: Any, result: Calibration, column: int, probability: float) -> None:
-    """Plot the distribution function of the ranks less the straight line, with its band."""
+    """Plot the distribution function of the ranks minus the diagonal, with its band."""
     places, n = places_of(result.n_ranks), len(result.ranks)
     line = places / result.n_ranks
     low, high = simultaneous_band(n, result.n_ranks, probability)

@@ -1,4 +1,4 @@
-"""The picture of a search over models: inclusion probabilities with their errors."""
+"""Plot a search over models: inclusion probabilities with their errors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ COVERAGE = 1.96
 
 @checked(idata=inference_data("selection"), var_name=none | instance(str, "the name of a variable"))
 def plot_inclusion(idata: Any, var_name: str | None = None, axes: Any = None) -> Any:
-    """Draw the posterior probability that each coefficient is in the model, with 95 % intervals of the search's own error.
+    """Plot the posterior inclusion probability of each coefficient, with 95 % intervals of the search's Monte Carlo error.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
         Result of :func:`~ppl_backends.select_variables`.
     var_name : str, optional
-        The variable, where several were selected from.
+        The variable, if the search selected from several.
     axes : matplotlib.axes.Axes, optional
-        To draw into.
+        Axes to draw on; a new figure by default.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def plot_inclusion(idata: Any, var_name: str | None = None, axes: Any = None) ->
 
 
 def _labels(probability: Any) -> list[Any]:
-    """Return the coordinates of each element, as a label or as a tuple of them."""
+    """Return the coordinates of each element, as a label or as a tuple of labels."""
     shape = probability.shape
     coordinates = [probability[dim].values for dim in probability.dims]
     return [tuple(axis[i] for axis, i in zip(coordinates, index, strict=True)) for index in np.ndindex(shape)]

@@ -1,4 +1,4 @@
-"""Pictures of power-scaling sensitivity: posteriors under powers of prior and likelihood."""
+"""Plot power-scaling sensitivity: posteriors under powers of prior and likelihood."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def plot_sensitivity(
     kind: str = "ecdf",
     axes: Any = None,
 ) -> Any:
-    """Draw how quantities change where a component of the posterior is raised to a power.
+    """Plot how quantities change if a component of the posterior is raised to a power.
 
-    Curves that lie on each other say that the quantity does not depend on that component. Where both prior and likelihood
-    move it, they disagree.
+    If the curves coincide, the quantity does not depend on that component. If both prior and likelihood change the
+    quantity, they conflict.
 
     Parameters
     ----------
     result : Sensitivity
         From :func:`~ppl_backends.sensitivity`.
-    quantities : sequence of str, optional
+    Rows of the table of ``result``; the four most sensitive ones by default.
         Rows of its table; the four most sensitive ones by default.
     components : sequence of str
-        ``"prior"``, ``"likelihood"`` or ``"prior[name]"``, a row of panels each.
+        ``"prior"``, ``"likelihood"`` or ``"prior[name]"``; each has one row of panels.
     kind : {"ecdf", "moments"}
-        Distribution functions at each power, or mean ± sd against the power. Error bars in the latter are two standard errors
-        of the mean.
+        Distribution functions at each power, or mean ± sd against the power. In the latter, error bars are two
+        standard errors of the mean.
     axes : array of matplotlib.axes.Axes, optional
-        One for each component and quantity.
+        One axes for each component and quantity.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def _colours(powers: Array) -> list[Any]:
 
 
 def _grid(axes: Any, rows: int, columns: int) -> Any:
-    """Return the axes given, or those of a new figure, in rows and columns."""
+    """Return the given axes, or those of a new figure, in rows and columns."""
     if axes is not None:
         flat = np.ravel(np.asarray(axes, dtype=object))
         if len(flat) != rows * columns:

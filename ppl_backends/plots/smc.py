@@ -1,4 +1,4 @@
-"""Pictures of a tempering SMC run: how it went stage by stage, and the particles along the ladder."""
+"""Plot a tempering SMC run: its figures stage by stage, and the particles along the ladder."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ _MOST_LABELS = 8  # chains that a legend names
 
 @checked(idata=inference_data("posterior", "sample_stats"))
 def plot_smc_run(idata: Any, axes: Any = None) -> Any:
-    """Draw a run of SMC: temperature, ESS, acceptance, the tuned kernel, and the evidence, for every chain.
+    """Plot a run of SMC: temperature, ESS, acceptance rate, tuned kernel, and evidence of every chain.
 
-    For a run over rows the first panel has their number, and for SMC² the fourth has the size of the filters. Chains whose
-    lines coincide agree. Look for an acceptance rate that falls to zero, and for a chain whose evidence is off the band.
+    For a run over observations the first panel shows their number. For SMC² the fourth panel shows the size of the
+    filters. Chains agree if their lines coincide. Signs of trouble are an acceptance rate that falls to zero, and a
+    chain whose evidence is outside the band.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        Result of :func:`~ppl_backends.sample_smc`, :func:`~ppl_backends.sample_ibis` or :func:`~ppl_backends.sample_smc2`.
+        Result of :func:`~ppl_backends.sample_smc`, :func:`~ppl_backends.sample_ibis` or
+        :func:`~ppl_backends.sample_smc2`.
     axes : sequence of matplotlib.axes.Axes, optional
         Six axes to draw on; a new figure by default.
 
     Returns
     -------
     ndarray of matplotlib.axes.Axes (6,)
-        Temperature or rows, ESS, acceptance, kernel or filters, running log evidence, and each chain's log evidence with its
-        95 % interval beside the band of all chains together.
+        Temperature or rows, ESS, acceptance, kernel or filters, running log evidence, and each chain's log evidence
+        with its 95 % interval beside the band of all chains pooled.
 
     Examples
     --------
@@ -94,7 +96,7 @@ def _per_chain(axis: Any, values: xr.DataArray, title: str, unit: str) -> None:
 
 
 def _evidences(axis: Any, idata: Any) -> None:
-    """Plot the log evidence of every chain with its interval, and the band of all together."""
+    """Plot the log evidence of every chain with its interval, and the band of all chains pooled."""
     stats, attrs = group(idata, "sample_stats"), group(idata, "posterior").attrs
     single, error = stats["log_evidence_single_run"].values, stats["log_evidence_single_run_se"].values
     chains = np.arange(len(single))
@@ -123,22 +125,22 @@ def _evidences(axis: Any, idata: Any) -> None:
     scale=choice("log", "linear"),
 )
 def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, scale: str = "log", axes: Any = None) -> Any:
-    """Draw the particles along the ladder: how each parameter narrows from the start of the path to the posterior.
+    """Plot the particles along the ladder: how each parameter narrows from the start of the path to the posterior.
 
-    From the prior every rung is the posterior under a power β of the likelihood, so this is also a picture of how the
-    parameters depend on a learning rate.
+    If the path starts from the prior, every rung is the posterior under a power β of the likelihood. The plot then
+    also shows how the parameters depend on a learning rate.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        Result of :func:`~ppl_backends.sample_smc`. With ``keep_ladder=True`` lines are medians of the particles and bands
-        hold 50 % and 90 % of them; without, lines are means and bands one and two standard deviations.
+        Result of :func:`~ppl_backends.sample_smc`. With ``keep_ladder=True`` lines are medians of the particles and
+        bands contain 50 % and 90 % of them; otherwise lines are means and bands are one and two standard deviations.
     parameters : sequence of str, optional
         Unconstrained names, such as ``"beta[0]"``; the first six by default.
     scale : {"log", "linear"}
         Scale of the β axis.
     axes : sequence of matplotlib.axes.Axes, optional
-        One for each parameter.
+        One axes for each parameter.
 
     Returns
     -------
@@ -207,7 +209,7 @@ def _band(axis: Any, beta: Array, curves: Array, color: str) -> None:
 
 
 def _stages(idata: Any) -> xr.Dataset:
-    """Return the figures per stage, or refuse what is no result of tempering SMC."""
+    """Return the figures per stage; refuse an ``idata`` that is not a result of tempering SMC."""
     stats = group(idata, "sample_stats")
     if "beta" not in stats or "stage" not in stats["beta"].dims:
         raise ModelError(
@@ -217,7 +219,7 @@ def _stages(idata: Any) -> xr.Dataset:
 
 
 def _axes(axes: Any, number: int) -> Any:
-    """Return the axes given, as a flat array, or those of a new figure."""
+    """Return the given axes as a flat array, or those of a new figure."""
     if axes is not None:
         flat = np.ravel(np.asarray(axes, dtype=object))
         if len(flat) < number:

@@ -1,10 +1,10 @@
-"""PyMC as a host: methods of this package in the place of PyMC's own samplers, with what ``pm.sample`` returns.
+"""PyMC as a host: methods of this package in place of PyMC's own samplers, with the result that ``pm.sample`` returns.
 
-* ``pb.pymc.sample(method="smc")`` works with every PyMC that the package supports.
-* ``pm.sample(sampler=pb.pymc.SMC())`` works where the installed PyMC has its contract for whole-model samplers
-  (``pymc.sampling.samplers``). :data:`HAS_CONTRACT` says so.
+* ``pb.pymc.sample(method="smc")`` works with every PyMC version that the package supports.
+* ``pm.sample(sampler=pb.pymc.SMC())`` works if the installed PyMC has its contract for whole-model samplers
+(``pymc.sampling.samplers``). :data:`HAS_CONTRACT` says whether it has.
 
-Either way the result has the names, dims, coords and groups of ``pm.sample``, and the figures of the method beside them.
+Both return a result with the names, dims, coords and groups of ``pm.sample``, and the method's figures in addition.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sample(
     compute_convergence_checks: bool = True,
     **options: Any,
 ) -> Any:
-    """Draw from the posterior of a PyMC model by a method of this package; the result is as ``pm.sample`` returns its own.
+    """Draw from the posterior of a PyMC model by a method of this package; return a result like that of ``pm.sample``.
 
     Parameters
     ----------
@@ -76,33 +76,33 @@ def sample(
     draws : int
         Draws of each chain.
     tune : int, optional
-        Draws before them, of the Markov chains alone; the other methods have no warm-up.
+        Number of tuning draws before the kept ones, for Markov chains only; the other methods have no warm-up.
     chains : int, optional
-        The method's own number by default; 4 for approximations, whose draws are independent.
+        The method's default number if not given; 4 for approximations, whose draws are independent.
     cores : int, optional
     initvals : dict or list of dict, optional
-        Where Markov chains start.
+        Starting values of Markov chains.
     random_seed : int, sequence of int or numpy.random.Generator, optional
     progressbar : bool
     var_names : sequence of str, optional
-        Variables that the posterior keeps; all by default.
+        Variables to keep in the posterior; all by default.
     idata_kwargs : dict, optional
         ``{"log_likelihood": True}``, ``{"log_prior": True}``.
     compute_convergence_checks : bool
-        Whether the method gives its verdict as warnings. The verdict is stored in any case.
+        Whether to give the method's verdict as warnings. The result stores the verdict in any case.
     **options
-        Further arguments of the method's own function: of :func:`~ppl_backends.sample_smc` for ``"smc"``.
+        Further arguments of the method's own function, such as :func:`~ppl_backends.sample_smc` for ``"smc"``.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with the names, dims and coords of ``pm.sample``, ``sample_stats``, ``observed_data``,
-        ``constant_data``, and the groups asked for. Attribute ``log_evidence`` where the method has one.
+        ``constant_data``, and the groups asked for. Attribute ``log_evidence`` if the method estimates it.
 
     Raises
     ------
     ModelError
-        If the method is not known, or cannot honour an argument; the message names it.
+        If the method is unknown, or does not support an argument; the message names the argument.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Methods by name, for calls that host libraries make: a PyMC model, one run configuration, InferenceData back."""
+"""Methods by name, for host libraries: they take a PyMC model and one run configuration, and return InferenceData."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from ppl_backends.options import shown
 from ppl_backends.results.inference_data import as_inference_data, group, group_names
 
 BACKENDS = {"jax": "jax", "numba": "numba", "cvm": "c", "c": "c", "cxx_only": "c", "fast_run": "c"}
-"""PyTensor's names of modes and linkers in lower case, and the backend of a target that each is."""
+"""Backends of targets by PyTensor's names of modes and linkers in lower case."""
 
 APPROXIMATE_CHAINS = 4
-"""Chains of independent draws of an approximation, where the host does not say how many."""
+"""Default number of chains of independent draws of an approximation."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A public call of this package and which parts of a run configuration it has an argument for.
+    """A public function of this package, and the parts of a run configuration that it has arguments for.
 
-    ``call`` is ``"module:function"``. ``fits`` says that it returns an approximation, from which draws are taken.
+    ``call`` is ``"module:function"``. ``fits`` is True if the function returns an approximation, from which draws are
+    taken.
     """
 
     call: str
@@ -70,7 +71,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Run:
-    """The run configuration of ``pm.sample``: what every sampler is told, whatever its algorithm.
+    """The run configuration of ``pm.sample``: the arguments that every sampler gets.
 
     Fields have the names and the defaults of ``pm.sample``.
     """
@@ -94,15 +95,15 @@ class Run:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, method: Method) -> None:
-        """Refuse what a method cannot honour, and say what it does not need.
+        """Refuse arguments that a method does not support, and log those that it does not need.
 
         Raises
         ------
         ModelError
-            If an argument asks for something that the method does not have; the message names it.
+            If an argument asks for something that the method does not have; the message names the argument.
         """
         for name, value in self.unknown.items():
-            raise ModelError(f"{name}={shown(value)}: an argument of pm.sample that {method.title} does not know")
+            raise ModelError(f"{name}={shown(value)}: an argument of pm.sample that {method.title} does not support")
         if not self.discard_tuned_samples:
             raise ModelError("discard_tuned_samples=False: draws of the tuning are not kept; leave it out")
         if self.keep_warning_stat:
@@ -116,7 +117,7 @@ class Run:
             logging.getLogger("pymc").info("%s has no warm-up: tune=%s is not used", method.title, self.tune)
 
     def options(self, method: Method) -> dict[str, Any]:
-        """Return the arguments of the public call that the configuration stands for."""
+        """Return the arguments of the public function for this configuration."""
         wanted: dict[str, Any] = {
             name: bool((self.idata_kwargs or {}).get(name, False)) for name in _POINTWISE & method.takes
         }
@@ -138,12 +139,12 @@ class Run:
 
 
 def backend_of(compile_kwargs: Mapping[str, Any] | None) -> str | None:
-    """Return the backend of a target for ``compile_kwargs`` of PyMC; None where they do not say.
+    """Return the backend of a target for PyMC's ``compile_kwargs``; None if they name no mode.
 
     Raises
     ------
     ModelError
-        If they hold anything but a mode that is known.
+        If they hold anything but a known mode.
     """
     given = {name: value for name, value in (compile_kwargs or {}).items() if value is not None}
     if not given:
@@ -159,7 +160,7 @@ def backend_of(compile_kwargs: Mapping[str, Any] | None) -> str | None:
 
 
 def seed_of(random_seed: Any) -> Any:
-    """Return a seed of PyMC (an integer, several, a generator of NumPy's) as a seed of this package."""
+    """Return a seed of PyMC (an integer, several integers, or a NumPy generator) as a seed of this package."""
     if isinstance(random_seed, np.random.RandomState):
         return int(random_seed.randint(2**31))
     if isinstance(random_seed, np.ndarray | list | tuple):
@@ -181,7 +182,7 @@ def find_method(name: Any) -> Method:
 
 
 def run_method(name: str, run: Run, options: Mapping[str, Any]) -> Any:
-    """Return the draws of a method on a PyMC model, as ``pm.sample`` would return its own.
+    """Return the draws of a method on a PyMC model, in the form that ``pm.sample`` returns.
 
     Parameters
     ----------
@@ -189,7 +190,7 @@ def run_method(name: str, run: Run, options: Mapping[str, Any]) -> Any:
         One of :data:`METHODS`.
     run : Run
     options : mapping
-        Further arguments of the public call, such as ``kernel`` of ``sample_smc``. They have precedence.
+        Further arguments of the public function, such as ``kernel`` of ``sample_smc``. They have precedence.
 
     Returns
     -------
@@ -211,7 +212,7 @@ def run_method(name: str, run: Run, options: Mapping[str, Any]) -> Any:
 
 
 def _with_pointwise(idata: Any, run: Run, method: Method) -> Any:
-    """Add the pointwise groups that the host asks for and the method does not store itself."""
+    """Add the pointwise groups that the host asks for and the method does not store."""
     from pymc.stats import compute_log_likelihood, compute_log_prior
 
     for name, compute in (("log_likelihood", compute_log_likelihood), ("log_prior", compute_log_prior)):
@@ -221,7 +222,7 @@ def _with_pointwise(idata: Any, run: Run, method: Method) -> Any:
 
 
 def _selected(idata: Any, var_names: Sequence[str] | None) -> Any:
-    """Return a result with some variables of its posterior only."""
+    """Return a result with only the named variables in its posterior."""
     if var_names is None:
         return idata
     groups = {name: group(idata, name) for name in group_names(idata)}

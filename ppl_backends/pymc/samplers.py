@@ -1,7 +1,8 @@
-"""Samplers for ``pm.sample(sampler=…)``: PyMC's contract for whole-model samplers, where the installed PyMC has it.
+"""Samplers for ``pm.sample(sampler=…)``: PyMC's contract for whole-model samplers, if the installed PyMC has it.
 
-The constructor takes the algorithm's configuration and nothing of a model; ``sample_from_init`` takes exactly the run
-configuration that ``pm.sample`` forwards. Its signature is that of the installed contract, so that it keeps in step with it.
+The constructor takes the algorithm's options and no model. ``sample_from_init`` takes exactly the run
+configuration that ``pm.sample`` forwards. Its signature is copied from the installed contract, so that both always
+agree.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ppl_backends.targets.convert import pymc_model
 
 try:
     from pymc.sampling.samplers.base import Sampler as _Contract  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # PyMC without the contract: the samplers then serve pb.pymc.sample alone
+except ImportError:  # PyMC without the contract: only pb.pymc.sample uses the samplers
     _Contract = object
 
 HAS_CONTRACT = _Contract is not object
@@ -24,7 +25,7 @@ HAS_CONTRACT = _Contract is not object
 
 
 def run_signature(contract: type) -> inspect.Signature:
-    """Return the signature of ``sample_from_init``: a contract's, else that of the run configuration known here."""
+    """Return the signature of ``sample_from_init``: the contract's if there is one, else that of the run configuration."""
     if contract is not object:
         return inspect.signature(contract.sample_from_init)  # type: ignore[attr-defined]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -43,8 +44,8 @@ class Sampler(_Contract):  # type: ignore[misc, valid-type, unused-ignore]
     Parameters
     ----------
     **options
-        Arguments of the method's own function, such as ``kernel`` of :func:`~ppl_backends.sample_smc`. What ``pm.sample``
-        says (``draws``, ``chains``, ``random_seed``, …) is not among them.
+        Arguments of the method's own function, such as ``kernel`` of :func:`~ppl_backends.sample_smc`. Arguments of
+        ``pm.sample`` (``draws``, ``chains``, ``random_seed``, …) are not accepted.
 
     Examples
     --------
@@ -80,24 +81,24 @@ class Sampler(_Contract):  # type: ignore[misc, valid-type, unused-ignore]
             The model on the context stack by default.
         draws, chains : int, optional
         tune : int, optional
-            Used by the Markov chains; SMC, importance sampling and approximations have no warm-up and log that it is not
-            used.
+            Used only by Markov chains. SMC, importance sampling and approximations have no warm-up and log that it is
+            not used.
         cores : int, optional
             Threads that evaluate the density.
         initvals : dict or list of dict, optional
-            Starting values, where the method starts from points; otherwise an error.
+            Starting values, if the method starts from points; otherwise they are an error.
         random_seed : int, sequence of int or numpy.random.Generator, optional
         progressbar, quiet : bool
         discard_tuned_samples, keep_warning_stat : bool
-            Their defaults alone.
+            Only their default values are accepted.
         var_names : sequence of str, optional
-            Variables that the posterior keeps.
+            Variables to keep in the posterior.
         idata_kwargs : dict, optional
             ``log_likelihood`` and ``log_prior``.
         compute_convergence_checks : bool
-            Whether the method's own verdict is given as warnings; it is stored in the result in any case.
+            Whether to give the method's verdict as warnings; the result stores the verdict in any case.
         compile_kwargs : dict, optional
-            ``mode`` alone: what compiles the model.
+            Only ``mode``, which chooses the compiler of the model.
         blas_cores : int, "auto" or None
             Threads of BLAS.
 

@@ -8,7 +8,7 @@ from ppl_backends.numerics.arrays import Array, Index
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
 
 LARGEST_RHAT = 1.05
-_BLOCKS = 20  # of a chain, whose means show which coordinates move slowly
+_BLOCKS = 20  # blocks of a chain, whose means show which coordinates move slowly
 
 
 def rank_rhat(draws: Array) -> Array:
@@ -24,7 +24,7 @@ def rank_rhat(draws: Array) -> Array:
 def effective_draws(draws: Array, method: str = "bulk") -> Array:
     """Return effective numbers of draws ``(dim,)``, by ArviZ, of draws ``(chain, draw, dim)``.
 
-    ``method`` is ``"bulk"``, for quantiles in the middle, or ``"mean"``. Draws that are all equal count as many.
+    ``method`` is ``"bulk"``, for quantiles in the middle, or ``"mean"``. Draws that are all equal count as independent.
     """
     import arviz as az
 
@@ -38,7 +38,7 @@ def effective_draws(draws: Array, method: str = "bulk") -> Array:
 
 
 def slowest(draws: Array, n: int) -> Index:
-    """Return the ``n`` coordinates of draws ``(chain, draw, dim)`` whose means over twentieths of a chain vary most."""
+    """Return the ``n`` coordinates of draws ``(chain, draw, dim)`` whose block means vary most."""
     chains, length, dim = draws.shape
     block = max(1, length // _BLOCKS)
     means = draws[:, : block * (length // block)].reshape(chains, -1, block, dim).mean(axis=2)

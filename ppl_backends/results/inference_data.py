@@ -1,7 +1,7 @@
-"""Results leave as what the installed ArviZ calls InferenceData: the one module that knows ArviZ's two lines.
+"""Results as the installed ArviZ's InferenceData: the only module that depends on the ArviZ version.
 
-ArviZ 0.x has ``arviz.InferenceData``; ArviZ 1.x uses ``xarray.DataTree``. Both are made here from xarray data sets that
-hold numeric arrays with named dimensions only, so that every result can be written to NetCDF and read back.
+ArviZ 0.x has ``arviz.InferenceData``; ArviZ 1.x uses ``xarray.DataTree``. This module makes both from xarray data
+sets. They hold only numeric arrays with named dimensions, so that every result can be written to NetCDF and read back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def group_names(idata: Any) -> list[str]:
 
 
 def with_states(idata: Any, states: Array) -> Any:
-    """Return draws with paths of states ``(chain, draw, time[, state])`` among the variables of ``posterior``."""
+    """Add paths of states ``(chain, draw, time[, state])`` to the variables of ``posterior``."""
     groups = {name: group(idata, name).drop_vars("states", errors="ignore") for name in group_names(idata)}
     paths = (("chain", "draw", "time", "state")[: states.ndim], states)
     groups["posterior"] = groups["posterior"].assign(states=paths).assign_coords(time=np.arange(states.shape[2]))
@@ -62,7 +62,7 @@ def is_inference_data(value: Any) -> bool:
 
 
 def inference_data(*groups: str) -> Option:
-    """Return the option that is InferenceData of either kind with the groups named."""
+    """Return an option for InferenceData of either kind with the named groups."""
 
     def read(value: Any) -> Any:
         if not is_inference_data(value):
@@ -78,9 +78,9 @@ def inference_data(*groups: str) -> Option:
 
 
 def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence") -> float:
-    """Return the standard error of an evidence less the log integral of the prior, from the attributes of a result.
+    """Return the standard error of an evidence minus the log integral of the prior, from the attributes of a result.
 
-    That of tempering from the prior has the error of the prior's integral in it; others do not.
+    Tempering from the prior includes the error of the prior's integral; other methods do not.
     """
     error = float(attrs.get(f"{key}_se", np.nan))
     if attrs.get("log_evidence_method") == "tempering" and attrs.get("initial") == "prior":
@@ -105,8 +105,8 @@ def build_inference_data(
 ) -> Any:
     """Return draws ``(chains, draws, dim)`` on the unconstrained space as InferenceData in model space.
 
-    ``attrs`` that are None are left out. ``sample_stats`` and the groups of ``extra_groups`` map names to (dims, values).
-    ``log_likelihood`` is pointwise, and stored in any case where a Stan program has ``log_lik``.
+    ``attrs`` that are None are left out. ``sample_stats`` and the groups of ``extra_groups`` map names to (dims,
+    values). ``log_likelihood`` is pointwise; it is always stored if a Stan program has ``log_lik``.
     """
     chains, draws, _ = points.shape
     flat = points.reshape(chains * draws, -1)
@@ -120,7 +120,7 @@ def build_inference_data(
     }
     coords, dims = target.coords, target.dims
     drawn = target.constrain(flat, rng)
-    # Stan's generated quantities belong to groups of their own, as arviz.from_cmdstanpy has them.
+    # Stan's generated quantities belong to separate groups, as in arviz.from_cmdstanpy.
     generated = {
         name: {new: drawn.pop(old) for old, new in names.items() if old in drawn}
         for name, names in target.generated_groups.items()
@@ -149,7 +149,7 @@ def build_inference_data(
 def _log_prior(target: BaseTarget, points: Array) -> Array:
     values = target.evaluate(points).log_prior
     if values is None:
-        raise ValueError(f"{target.label}: prior and likelihood are not known apart, so there is no log_prior")
+        raise ValueError(f"{target.label}: prior and likelihood cannot be separated, so there is no log_prior")
     return values
 
 
@@ -157,7 +157,7 @@ def _draws(values: Mapping[str, Array], chains: int, draws: int, coords: Mapping
     """Return variables ``(chains·draws, *shape)`` as a data set with dims (chain, draw, the model's own)."""
     variables, index = {}, {"chain": np.arange(chains), "draw": np.arange(draws)}
     for name, value in values.items():
-        if np.iscomplexobj(value):  # which neither NetCDF nor ArviZ's summaries know
+        if np.iscomplexobj(value):  # neither NetCDF nor ArviZ's summaries support complex numbers
             value = np.stack([value.real, value.imag], axis=-1)
         shaped = np.asarray(value).reshape(chains, draws, *np.shape(value)[1:])
         own = _own_dims(name, shaped.shape[2:], coords, dims, index)
@@ -176,7 +176,7 @@ def _constants(values: Mapping[str, Array], coords: Mapping, dims: Mapping) -> x
 
 
 def _own_dims(name: str, shape: tuple[int, ...], coords: Mapping, dims: Mapping, index: dict) -> list[str]:
-    """Return the model's dims of a variable, ArviZ's ``name_dim_k`` where it has none; fills the coordinates they need."""
+    """Return the model's dims of a variable, or ArviZ's ``name_dim_k`` if it has none; add the coordinates that they need."""
     given = list(dims.get(name) or [])
     own = []
     for axis, length in enumerate(shape):
@@ -192,7 +192,7 @@ def _own_dims(name: str, shape: tuple[int, ...], coords: Mapping, dims: Mapping,
 
 
 def _with_index_coords(data: xr.Dataset, target: BaseTarget) -> xr.Dataset:
-    """Give every dimension its labels: the model's, the unconstrained names, or integers."""
+    """Give every dimension labels: the model's, the unconstrained names, or integers."""
     labels = {}
     for dim, length in data.sizes.items():
         if dim not in data.coords:
@@ -206,7 +206,7 @@ def _with_index_coords(data: xr.Dataset, target: BaseTarget) -> xr.Dataset:
 def gaussian_of_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[str, ...], Gaussian]:
     """Return names of coordinates, and the Gaussian with the mean and covariance of the draws.
 
-    Dense where there are more than two draws a coordinate, else diagonal.
+    The covariance is dense if there are more than two draws per coordinate, else diagonal.
     """
     names, draws = unconstrained_draws(idata, target)
     n, dim = (x := draws.reshape(-1, draws.shape[-1])).shape
@@ -238,7 +238,7 @@ def unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[st
 
 
 def flat_draws(idata: Any, names: Sequence[str] | None = None) -> dict[str, Array]:
-    """Return the draws of a posterior, name → ``(chains·draws, *shape)``: all, or those of ``names`` that it has."""
+    """Return draws of a posterior, name → ``(chains·draws, *shape)``: all variables, or those of ``names`` it has."""
     posterior = group(idata, "posterior")
     kept = posterior.data_vars if names is None else [name for name in names if name in posterior]
     return {str(name): np.concatenate(posterior[name].values, axis=0) for name in kept}

@@ -1,12 +1,12 @@
-r"""The communication barrier, and the temperatures that it asks for.
+r"""The communication barrier, and temperatures spaced by it.
 
 Let r(β, β′) be the average rejection rate of swaps between β and β′. The local barrier λ(β) is its derivative, and
-Λ(β) = ∫₀^β λ the cumulative one; r(β, β′) ≈ Λ(β′) − Λ(β) (Syed, Bouchard-Côté, Deligiannidis & Doucet 2022, section 4).
-Sums of estimated rejection rates estimate Λ at the temperatures, and a monotone interpolation elsewhere (Algorithm 2).
-Λ = Λ(1) is the global barrier, the number of swaps that are rejected on the way from the reference to the target. With
-temperatures at equal steps of Λ all rejection rates are equal, which makes round trips most frequent (Algorithm 3). Their
-number of a chain is τ = 1 / (2 + 2 Σ rᵢ/(1 − rᵢ)) a scan, at most 1 / (2 + 2Λ). About 2Λ intervals, with rates near one
-half, do most for the work that they cost.
+Λ(β) = ∫₀^β λ is the cumulative barrier; r(β, β′) ≈ Λ(β′) − Λ(β) (Syed, Bouchard-Côté, Deligiannidis & Doucet 2022,
+section 4). Sums of estimated rejection rates estimate Λ at the temperatures; a monotone interpolation gives Λ between
+them (Algorithm 2). Λ = Λ(1) is the global barrier: the number of rejected swaps on the way from the reference to the
+target. Temperatures at equal steps of Λ give equal rejection rates, which maximise the rate of round trips (Algorithm
+3). A chain makes τ = 1 / (2 + 2 Σ rᵢ/(1 − rᵢ)) round trips per scan, at most 1 / (2 + 2Λ). About 2Λ intervals, with
+rejection rates near one half, give the most round trips per unit of work.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from scipy.interpolate import PchipInterpolator
 
 from ppl_backends.targets.protocol import Array
 
-FEWEST, MOST = 4, 256  # intervals
-_SMALLEST_RATE = 1e-4  # of an interval, so that the barrier increases strictly
+FEWEST, MOST = 4, 256  # bounds of the number of intervals
+_SMALLEST_RATE = 1e-4  # smallest rejection rate of an interval, so that the barrier increases strictly
 
 
 @dataclass(frozen=True)
 class Barrier:
     """The cumulative communication barrier, from rejection rates ``(levels − 1,)`` between ``betas`` ``(levels,)``.
 
-    It is interpolated in log(β + β₁), in which the first temperatures of a wide prior are evenly spread.
+    It is interpolated in log(β + β₁), because the first temperatures of a wide prior are evenly spaced in it.
     """
 
     betas: Array
@@ -44,7 +44,7 @@ class Barrier:
 
     @property
     def round_trip_rate(self) -> float:
-        """Return τ, round trips of a chain in a scan."""
+        """Return τ, the number of round trips of a chain per scan."""
         odds = self.rejection / np.maximum(1.0 - self.rejection, 1e-12)
         return float(1.0 / (2.0 + 2.0 * odds.sum()))
 
@@ -72,15 +72,15 @@ class Barrier:
         return betas if (np.diff(betas) > 0).all() else _spread(betas)
 
     def wanted_intervals(self) -> int:
-        """Return the number of intervals that the barrier asks for, about 2Λ; rates near one say only that it is larger."""
+        """Return the number of intervals, about 2Λ; if rates are near one, the right number may be larger."""
         return int(np.clip(np.ceil(2.0 * self.total), FEWEST, MOST))
 
 
 def _spread(betas: Array) -> Array:
-    """Return temperatures that increase strictly, where rounding made some equal."""
+    """Return strictly increasing temperatures; separate those that rounding made equal."""
     return np.concatenate([[0.0], np.geomspace(max(betas[1], 1e-12), 1.0, len(betas) - 1)])
 
 
 def first_betas(smallest: float, intervals: int) -> Array:
-    """Return temperatures to begin with: 0, and a geometric sequence from ``smallest`` to 1."""
+    """Return initial temperatures: 0, and a geometric sequence from ``smallest`` to 1."""
     return np.concatenate([[0.0], np.geomspace(min(smallest, 0.5), 1.0, intervals)])

@@ -4,16 +4,16 @@ With Z_i the integral of γ at βᵢ and δ = βᵢ₊₁ − βᵢ, both
 
     log Z_{i+1} − log Z_i = log E_i[exp(δℓ)] = −log E_{i+1}[exp(−δℓ)]
 
-hold (Xie, Lewis, Fan, Kuo & Chen 2011), but the weights exp(−δℓ) have no variance where the posterior is much narrower than
-the reference. The optimal combination of states at both temperatures is Bennett's (1976; Meng & Wong 1996): with the
+hold (Xie, Lewis, Fan, Kuo & Chen 2011), but the weights exp(−δℓ) have infinite variance if the posterior is much
+narrower than the reference. Bennett (1976; Meng & Wong 1996) combines states at both temperatures optimally: with the
 logistic function s, the log ratio c solves
 
     mean over βᵢ of s(δℓ − c) = mean over βᵢ₊₁ of s(c − δℓ),
 
 whose terms are bounded. To first order its error is the mean of s(δℓᵢ − c) − s(c − δℓᵢ₊₁) over the sum of the means of
-s(1 − s). These terms, summed over temperatures in every scan, are one series, whose variance over batches of scans contains
-the correlation over scans and that between temperatures. Where log E_i[exp(δℓ)] differs from c by more than its noise,
-states at a temperature are not draws of its distribution.
+s(1 − s). These terms, summed over temperatures in every scan, form one time series. The variance of its batch means
+includes correlations between scans and between temperatures. If log E_i[exp(δℓ)] differs from c by more than its
+noise, states at a temperature are not draws of its distribution.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _HALVINGS = 60
 class SteppingStones(NamedTuple):
     """Log ratios of the integrals at both ends, by chain ``(chains,)``, and the variances of their errors.
 
-    ``forward`` rests on the lower temperature of each pair alone, ``backward`` on the upper one;
-    ``difference_variance`` is that of ``log_evidence`` less ``forward``, and ``by_level`` ``(levels,)`` accumulates the log
-    evidence over temperatures, of all chains.
+    ``forward`` uses only the lower temperature of each pair, ``backward`` only the upper one. ``difference_variance``
+    is the variance of ``log_evidence`` minus ``forward``. ``by_level`` ``(levels,)`` is the log evidence of all
+    chains, accumulated over temperatures.
     """
 
     log_evidence: Array
@@ -48,12 +48,12 @@ class SteppingStones(NamedTuple):
 
     @property
     def combined(self) -> EvidenceEstimate:
-        """Return the estimate of all chains."""
+        """Return the estimate from all chains."""
         return combine_evidence(self.log_evidence, self.variance, np.full(len(self.variance), self.df))
 
     @property
     def gap(self) -> tuple[float, float]:
-        """Return forward less the log evidence, and the standard error of that."""
+        """Return forward minus the log evidence, and its standard error."""
         chains = len(self.forward)
         return float((self.forward - self.log_evidence).mean()), float(
             np.sqrt(self.difference_variance.mean() / chains)
@@ -95,7 +95,7 @@ def log_ratios(below: Array, above: Array) -> Array:
 
 
 def variance_of_mean(series: Array) -> Array:
-    """Return variances ``(chains,)`` of the means of series ``(chains, scans)``, by means over batches."""
+    """Return variances ``(chains,)`` of the means of time series ``(chains, scans)``, by batch means."""
     chains, scans = series.shape
     batches = min(_BATCHES, scans)
     length = scans // batches

@@ -1,7 +1,7 @@
-"""Replicas at all temperatures as one population, and their moves at their own β.
+"""Replicas at all temperatures as one population, each moved at its own β.
 
-Row c·L + i is the state of chain c at β_i, i = 0, …, L − 1. Every row has the same two parts of the path, base and
-increment, and reads its density exp{base + β·increment} at its own β. A kernel moves all rows in one call.
+Row c·L + i is the state of chain c at β_i, i = 0, …, L − 1. Every row stores the two parts of the path, base and
+increment, and its density is exp{base + β·increment} at its β. A kernel moves all rows in one call.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ppl_backends.numerics.population import Population
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.targets.protocol import Array, Index
 
-_LARGEST_DENSE = 100  # coordinates, above which a temperature's metric has no correlations
+_LARGEST_DENSE = 100  # coordinates above which a temperature's metric is diagonal
 
 
 @dataclass(frozen=True)
 class Replicas(Population):
     """Points with both parts of the path ``(n,)``, their gradients ``(n, dim)`` or None, and the β ``(n,)`` of every row.
 
-    A density of zero (``increment`` −inf) is one at every β, β = 0 included: the reference is restricted to the support.
+    A density of zero (``increment`` −inf) is zero at every β, including β = 0: the reference is restricted to the support.
     """
 
     base: Array
@@ -50,7 +50,7 @@ class Replicas(Population):
         return self.base_gradient + self.beta[:, None] * self.increment_gradient
 
     def renewed(self, found: Any) -> Replicas:
-        """Return what a density found at new points of these rows, read at the rows' β."""
+        """Return the replicas with the density of new points of the same rows, at the rows' β."""
         return replace(found, beta=self.beta)
 
 
@@ -62,14 +62,14 @@ class Explorer:
     ----------
     path : TemperingPath
     kernels : tuple of Kernel
-        Each moves every replica once in a scan, ``moves`` times over.
+        Each moves every replica ``moves`` times in a scan.
     metric : ChainMetric
-        Of the temperatures.
+        Metric of each temperature.
     steps : tuple of DualAveraging
-        Of each kernel, with scales ``(levels,)``.
+        Of each kernel, with step sizes ``(levels,)``.
     moves : int
     watch : callable, optional
-        Told of all points that moves evaluate, ``(x, log density)``.
+        Called with all points that moves evaluate, ``(x, log density)``.
     """
 
     path: TemperingPath
@@ -80,7 +80,7 @@ class Explorer:
     watch: Callable[[Array, Array], None] | None = None
 
     def move(self, rng: np.random.Generator, replicas: Replicas, levels: Index, tune: bool) -> Moved:
-        """Move every replica; ``levels`` ``(n,)`` says at which temperature each is. Steps are adapted while ``tune``."""
+        """Move every replica; ``levels`` ``(n,)`` are the temperatures of the replicas. Adapt steps if ``tune``."""
         n, count, steps = len(replicas.x), len(self.metric.factor), list(self.steps)
         metric = self.metric.take(levels, n)
         acceptance, before = np.zeros(count), replicas.increment
@@ -98,7 +98,7 @@ class Explorer:
         return Moved(replicas, replace(self, steps=tuple(steps)), acceptance, before)
 
     def _density(self, beta: Array) -> Any:
-        """Return the map from points to replicas; of fewer points than rows the caller reads them at their β."""
+        """Return the map from points to replicas; the caller sets β if there are fewer points than rows."""
 
         def density(x: Array, rng: np.random.Generator) -> Replicas:
             found = at_points(self.path, x, beta if len(x) == len(beta) else np.ones(len(x)))
@@ -115,7 +115,7 @@ class Explorer:
 
 
 class Moved(NamedTuple):
-    """Replicas after a scan's moves, the explorer, acceptance rates ``(levels,)``, and the increments ``(n,)`` before."""
+    """Replicas after a scan's moves, the explorer, acceptance rates ``(levels,)``, and increments ``(n,)`` before them."""
 
     replicas: Replicas
     explorer: Explorer
@@ -133,7 +133,7 @@ def at_points(path: TemperingPath, x: Array, beta: Array) -> Replicas:
 
 
 def kernels_of(name: str) -> tuple[Kernel, ...]:
-    """Return the kernels of that name, with independent noise for every replica: replicas must not depend on each other."""
+    """Return the kernels of that name, with independent noise for every replica, so that replicas stay independent."""
     kinds = [type(part) for part in KERNELS[name].parts] or [KERNELS[name]]
     return tuple(kind(balanced=False) for kind in kinds)
 
@@ -141,7 +141,7 @@ def kernels_of(name: str) -> tuple[Kernel, ...]:
 def calibrated(
     path: TemperingPath, kernels: tuple[Kernel, ...], points: list[Array], scales: list[Array] | None = None
 ) -> Explorer:
-    """Return an explorer whose metrics are of ``points`` of every temperature ``(m, dim)``, with ``scales`` to begin with."""
+    """Return an explorer with metrics from ``points`` of every temperature ``(m, dim)`` and initial ``scales``."""
     dim, kind = path.target.dim, path.metric if path.target.dim <= _LARGEST_DENSE else "diagonal"
     found = [METRICS[kind](x, path.reference) for x in points]
     factors = [gaussian.factor for gaussian in found]

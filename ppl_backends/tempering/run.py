@@ -1,4 +1,4 @@
-"""One run of all chains: a start, rounds that tune, and draws; whatever is there when Ctrl-C comes."""
+"""One run of all chains: a start, tuning rounds, and draws; Ctrl-C returns the draws made so far."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ppl_backends.tempering.scan import Ensemble, Plan, Record, ScanFigures, sca
 
 _FIRST_INTERVALS = 12
 _FEWEST_STARTS = 512
-_FIRST_ESS = 0.5  # of the first step from the reference, which the first temperatures begin with
-_CHECKED = 512  # states at the target that are moved once more
+_FIRST_ESS = 0.5  # relative ESS of the first step from the reference, which gives the initial temperatures
+_CHECKED = 512  # states at the target that are moved once more to check the density
 
 
 class Run(NamedTuple):
-    """What a run gave.
+    """Results of a run.
 
     Attributes
     ----------
@@ -42,12 +42,12 @@ class Run(NamedTuple):
     visited : ndarray (m, dim)
         States at all temperatures.
     undefined : float
-        Share of the last moves to a density that is NaN or +inf.
+        Share of the last moves that proposed a point where the density is NaN or +inf.
     moves : int
-        Of every replica in a scan.
+        Moves of every replica in a scan.
     start : StartFigures
     draws : int
-        That were asked for.
+        Number of draws asked for.
     """
 
     x: Array
@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 @dataclass
 class _Kept:
-    """Draws so far."""
+    """The draws made so far."""
 
     x: list[Array] = field(default_factory=list)
     log_density: list[Array] = field(default_factory=list)
@@ -90,7 +90,7 @@ def run_ensemble(
     rng: np.random.Generator,
     report: Callable[[float, Ensemble, ScanFigures], None] | None = None,
 ) -> Run:
-    """Run all chains; after Ctrl-C the draws that there are, or KeyboardInterrupt where there are none."""
+    """Run all chains; after Ctrl-C return the draws made so far, or raise KeyboardInterrupt if there are none."""
     ensemble, start = begin(path, kernel, chains, plan, rng)
     kept, record, done = _Kept(), Record.of(ensemble, draws), 0
 
@@ -119,7 +119,7 @@ def run_ensemble(
 def begin(
     path: TemperingPath, kernel: str, chains: int, plan: Plan, rng: np.random.Generator
 ) -> tuple[Ensemble, StartFigures]:
-    """Return chains whose replicas are all draws of the reference within the support."""
+    """Return chains whose replicas are all draws of the reference, restricted to the support."""
     intervals = plan.intervals or _FIRST_INTERVALS
     n = chains * (intervals + 1)
     start = start_inside(path, max(n, _FEWEST_STARTS), rng)
@@ -157,7 +157,7 @@ def _result(
 
 
 def _undefined(ensemble: Ensemble, x: Array, rng: np.random.Generator) -> float:
-    """Return the share of moves from some of the draws ``(n, dim)`` that meet a density that is NaN or +inf."""
+    """Return the share of moves from some of the draws ``(n, dim)`` that propose a point of density NaN or +inf."""
     path, explorer = ensemble.explorer.path, ensemble.explorer
     x = x[:: -(-len(x) // _CHECKED)]
     outside = OutsidePoints(x)

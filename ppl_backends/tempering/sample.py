@@ -36,7 +36,7 @@ from ppl_backends.tempering.run import Run, run_ensemble
 from ppl_backends.tempering.scan import Ensemble, Plan, ScanFigures
 from ppl_backends.tempering.verdict import Diagnostics, Visits, diagnose, reasons
 
-_VISITED = 1024  # states at all temperatures, from which lost modes are looked for
+_VISITED = 1024  # states at all temperatures that the search for lost modes starts from
 
 
 @checked(
@@ -69,9 +69,9 @@ def sample_tempering(
 ) -> Any:
     r"""Draw from a posterior with several modes, and estimate its evidence, by non-reversible parallel tempering.
 
-    Replicas at temperatures β from 0 (the reference: the prior, or an approximation) to 1 (the posterior) move by a Markov
-    kernel each and swap places with their neighbours. A replica that travels from the reference to the posterior and back
-    brings an independent state, in whichever mode it is.
+    Replicas at temperatures β from 0 (the reference: the prior, or an approximation) to 1 (the posterior) each move by
+    a Markov kernel and swap places with their neighbours. A replica that travels from the reference to the posterior
+    and back brings an independent state, possibly from another mode.
 
     Parameters
     ----------
@@ -80,18 +80,19 @@ def sample_tempering(
     data : dict or path, optional
         Data of a Stan program.
     draws, tune, chains : int
-        Draws kept per chain, one for each scan; scans before them, in rounds that double, which adapt temperatures and
-        kernels; and independent ensembles of replicas. All replicas of all chains move as one batch.
+        Draws kept per chain, one for each scan; tuning scans before them, in rounds that double in length and adapt
+        temperatures and kernels; and independent ensembles of replicas. All replicas of all chains move as one batch.
     initial : {"prior", "auto", "laplace", "ep", "vi"} or approximation
-        The reference, as in :func:`~ppl_backends.sample_smc`. Where it gives independent draws, every scan draws it anew.
+        The reference, as in :func:`~ppl_backends.sample_smc`. If it gives independent draws, every scan draws it anew.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
         Moves of the replicas, with a metric and a step for every temperature. ``"auto"`` is HMC if the target has
         gradients, else ``"mixed"``.
     temperatures : int or "auto"
-        Their number, β = 0 and 1 included. ``"auto"`` is about 2Λ + 1, with Λ the communication barrier that tuning finds.
+        Their number, including β = 0 and 1. ``"auto"`` is about 2Λ + 1, with Λ the communication barrier that tuning
+        estimates.
     moves : int or "auto"
-        Moves of every replica between swaps. ``"auto"`` makes as many as leave a correlation of 0.6 in the log
-        likelihood.
+        Moves of every replica between swaps. ``"auto"`` makes enough moves for an autocorrelation of at most 0.6 in
+        the log likelihood.
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     cores : int, optional
@@ -103,7 +104,7 @@ def sample_tempering(
     log_likelihood, log_prior : bool
         Whether to store those groups. ``log_likelihood`` may name generated quantities of a Stan program.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
@@ -123,7 +124,7 @@ def sample_tempering(
     Warns
     -----
     SamplerWarning
-        If the figures of the run show that draws and evidence should not be trusted.
+        If diagnostics of the run show that draws and evidence should not be trusted.
 
     References
     ----------
@@ -201,7 +202,7 @@ def _run(make: Callable[..., Run], executor: Executor | None, progressbar: bool)
 
 
 def _evidence(path: TemperingPath, run: Run, stones: SteppingStones) -> EvidenceEstimate:
-    """Return the evidence: stepping stones from the reference, whose own integral and share in the support are added."""
+    """Return the evidence: stepping stones from the reference, plus the log of its own integral and share in the support."""
     evidence, start = stones.combined, run.start
     if path.draws_are_independent:
         tries, share = run.inside.size * len(run.x), float(run.inside.mean())
@@ -223,7 +224,7 @@ def _added(evidence: EvidenceEstimate, integral: PriorIntegral) -> EvidenceEstim
 
 
 def _lost(path: TemperingPath, run: Run, evidence: EvidenceEstimate, rng: np.random.Generator) -> LostMode | None:
-    """Return a mode that states at other temperatures lead to and that no draw is in."""
+    """Return a mode that no draw is in but climbs from states at other temperatures find, or None."""
     chains, _, dim = run.x.shape
     x, first = np.unique(run.x.reshape(-1, dim), axis=0, return_index=True)
     if len(x) <= 2 * dim:
@@ -235,7 +236,7 @@ def _lost(path: TemperingPath, run: Run, evidence: EvidenceEstimate, rng: np.ran
 
 
 def _warn(run: Run, said: list[str]) -> None:
-    """Warn once of an interrupt and of all reasons."""
+    """Emit one warning with an interrupt and all reasons."""
     texts = [] if run.complete else [f"interrupted: {run.x.shape[1]} of {run.draws} draws are returned"]
     if said:
         texts.append("do not trust these draws yet: " + "; ".join(said))
@@ -270,7 +271,7 @@ def _attrs(path: TemperingPath, run: Run, found: Diagnostics, said: list[str]) -
 
 
 def _stats(run: Run, found: Diagnostics) -> dict[str, Any]:
-    """Return figures of every temperature, of neighbours by chain, and of every draw."""
+    """Return figures per temperature, per pair of neighbours and chain, and per draw."""
     swaps = np.pad(1.0 - run.rejection.mean(axis=1), ((0, 0), (0, 1)), constant_values=np.nan)
     return {
         "lp": (("chain", "draw"), run.log_density),

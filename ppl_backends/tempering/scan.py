@@ -2,18 +2,18 @@ r"""Non-reversible parallel tempering: explore, swap, and follow replicas (Syed,
 
 One scan t does, for every chain and with V = −increment,
 
-1. *explore*: each replica moves by a kernel that leaves π_β of its own β invariant; the one at β₀ = 0 is drawn anew where the
+1. *explore*: each replica moves by a kernel that leaves π_β of its β invariant; the one at β₀ = 0 is drawn anew if the
    reference can be sampled;
 2. *swap*: replicas at βᵢ and βᵢ₊₁ change places with probability
 
        min{1, exp[(βᵢ₊₁ − βᵢ)(V(xᵢ₊₁) − V(xᵢ))]},
 
-   all even i where t is even and all odd i where it is odd (deterministic even-odd swaps, section 3.3): a replica whose swaps
-   are accepted goes on in its direction, in place of diffusing;
+   for all even i if t is even and all odd i if t is odd (deterministic even-odd swaps, section 3.3), so that a replica
+   whose swaps are accepted keeps its direction instead of diffusing;
 3. *record* the state at β = 1, increments, rejection rates, and which replicas completed a round trip.
 
-Tuning runs in rounds of doubling length (Algorithm 4). After each one the temperatures are moved to where rejection rates are
-equal, their number to about 2Λ, and kernels are calibrated by the points of their temperature.
+Tuning runs in rounds of doubling length (Algorithm 4). After each round the temperatures are set to equalise rejection
+rates, their number is set to about 2Λ, and kernels are calibrated by the points of their temperature.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ppl_backends.tempering.replicas import Explorer, Replicas, at_points, calib
 
 FIRST_ROUND = 16  # scans
 _MOST_MOVES = 16
-_CORRELATED = 0.6  # of V before and after the moves of a scan, above which a scan makes more of them
-_POINTS = 2000  # of a temperature, that a metric is of
+_CORRELATED = 0.6  # correlation of V before and after the moves of a scan, above which a scan makes more moves
+_POINTS = 2000  # points of a temperature from which a metric is computed
 
 
 class Ensemble(NamedTuple):
@@ -44,11 +44,11 @@ class Ensemble(NamedTuple):
     betas : ndarray (levels,)
     explorer : Explorer
     replica : ndarray (chains, levels) of int
-        Which replica is at each temperature.
+        Index of the replica at each temperature.
     ends : ndarray (chains, levels) of int
-        By replica: 1 after the reference was visited last, 2 after the target was since, 0 before either.
+        By replica: 1 if it visited the reference last, 2 if it has visited the target since, 0 before either.
     time : int
-        Scans so far, whose parity says which swaps are next.
+        Number of scans so far; its parity chooses the pairs that swap next.
     """
 
     replicas: Replicas
@@ -72,8 +72,9 @@ class Ensemble(NamedTuple):
 class ScanFigures(NamedTuple):
     """Figures of one scan: rejection rates and increments, ``(chains, levels − 1)`` and ``(chains, levels)``.
 
-    ``trips`` ``(chains,)`` are round trips completed, ``inside`` the share of fresh draws in the support, NaN where
-    none are drawn, ``acceptance`` that of the moves ``(levels,)``, and ``before`` the increments before the moves.
+    ``trips`` ``(chains,)`` are completed round trips, ``inside`` is the share of fresh draws in the support (NaN if
+    there are none), ``acceptance`` is the acceptance rate of the moves ``(levels,)``, and ``before`` are the
+    increments before the moves.
     """
 
     rejection: Array
@@ -114,14 +115,14 @@ def scan(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[Ense
 
 
 def log_swap_ratio(betas: Array, increment: Array) -> Array:
-    """Return the log ratio ``(chains, levels − 1)`` of swaps between neighbours; −inf where a density would be zero."""
+    """Return the log ratio ``(chains, levels − 1)`` of swaps between neighbours; −inf if a density would be zero."""
     with np.errstate(invalid="ignore"):
         ratio: Array = np.diff(betas) * (increment[:, :-1] - increment[:, 1:])
     return np.where(increment[:, :-1] == -np.inf, -np.inf, ratio)
 
 
 def _explore(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[Ensemble, Array, Array, float]:
-    """Move all replicas, those at β = 0 by fresh draws where the reference has such."""
+    """Move all replicas; replace those at β = 0 by fresh draws if the reference can be sampled."""
     chains, levels, path = ensemble.chains, ensemble.levels, ensemble.explorer.path
     at, inside = np.tile(np.arange(levels), chains), np.nan
     before = ensemble.replicas.increment.reshape(chains, levels)
@@ -141,7 +142,7 @@ def _explore(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[
 
 
 def _swapped(accepted: Any) -> Index:
-    """Return from which level ``(chains, levels)`` each one's new state comes; no two accepted swaps are adjacent."""
+    """Return the level ``(chains, levels)`` that each new state comes from; no two accepted swaps are adjacent."""
     chains, pairs = accepted.shape
     order = np.tile(np.arange(pairs + 1), (chains, 1))
     shift = np.zeros_like(order)
@@ -151,7 +152,7 @@ def _swapped(accepted: Any) -> Index:
 
 
 def _followed(ends: Index, index: Index) -> tuple[Index, Index]:
-    """Return which end each replica visited last, and the round trips ``(chains,)`` that were completed now."""
+    """Return the end that each replica visited last, and the round trips ``(chains,)`` completed in this scan."""
     chain = np.arange(len(index))
     ends, coldest, hottest = ends.copy(), index[:, -1], index[:, 0]
     arrived = ends[chain, coldest] == 1
@@ -163,7 +164,7 @@ def _followed(ends: Index, index: Index) -> tuple[Index, Index]:
 
 @dataclass
 class Record:
-    """What scans of a round gave: figures of every scan, and points of every temperature."""
+    """Figures of every scan of a round, and points of every temperature."""
 
     figures: list[ScanFigures]
     x: list[Array]
@@ -171,7 +172,7 @@ class Record:
 
     @classmethod
     def of(cls, ensemble: Ensemble, scans: int) -> Record:
-        """Return an empty record, which keeps some thousand points of a temperature."""
+        """Return an empty record, which keeps a few thousand points per temperature."""
         return cls([], [], max(1, -(-scans * ensemble.chains // _POINTS)))
 
     def add(self, ensemble: Ensemble, figures: ScanFigures) -> None:
@@ -181,16 +182,16 @@ class Record:
         self.figures.append(figures)
 
     def barrier(self, betas: Array) -> Barrier:
-        """Return the barrier, by the mean rejection rates."""
+        """Return the barrier from the mean rejection rates."""
         return Barrier(betas, np.mean([figures.rejection for figures in self.figures], axis=(0, 1)))
 
     def points(self, level: int) -> Array:
-        """Return points of a temperature ``(m, dim)``, of the second half of the scans."""
+        """Return points of a temperature ``(m, dim)`` from the second half of the scans."""
         kept = self.x[len(self.x) // 2 :]
         return np.concatenate([x[:, level] for x in kept])
 
     def correlation(self) -> float:
-        """Return the mean correlation over temperatures of increments before and after the moves of a scan."""
+        """Return the mean over temperatures of the correlation between increments before and after the moves of a scan."""
         before = np.concatenate([figures.before for figures in self.figures])[:, 1:]
         after = np.concatenate([figures.increment for figures in self.figures])[:, 1:]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -201,7 +202,7 @@ class Record:
 
 
 def round_lengths(tune: int) -> list[int]:
-    """Return lengths of tuning rounds that double and add up to ``tune``."""
+    """Return lengths of tuning rounds that double and sum to ``tune``."""
     rounds = max(1, int(np.log2(tune / FIRST_ROUND + 1))) if tune else 0
     lengths = [int(tune * 2**k / (2**rounds - 1)) for k in range(rounds)]
     return [length for length in lengths[:-1] if length] + [tune - sum(lengths[:-1])] if lengths else []
@@ -220,14 +221,14 @@ def tuned(ensemble: Ensemble, rng: np.random.Generator, tune: int, plan: Plan, r
 
 
 class Plan(NamedTuple):
-    """What tuning may choose: the number of intervals and of moves a scan, where these are None."""
+    """Quantities that tuning chooses if they are None: the number of intervals, and of moves per scan."""
 
     intervals: int | None = None
     moves: int | None = None
 
 
 def adapted(ensemble: Ensemble, record: Record, plan: Plan) -> Ensemble:
-    """Return the ensemble with the temperatures, kernels and moves that a round asks for."""
+    """Return the ensemble with temperatures, kernels and moves adapted to the figures of a round."""
     explorer, barrier = ensemble.explorer, record.barrier(ensemble.betas)
     betas = barrier.equalised(plan.intervals or barrier.wanted_intervals())
     nearest = np.clip(np.rint(np.interp(betas, ensemble.betas, np.arange(ensemble.levels))).astype(np.intp), 0, None)
@@ -247,7 +248,7 @@ def adapted(ensemble: Ensemble, record: Record, plan: Plan) -> Ensemble:
 
 
 def _moves(now: int, correlation: float) -> int:
-    """Return the number of moves a scan that leaves little correlation, by the correlation that those of now leave."""
+    """Return the number of moves per scan that reduces the correlation, given the correlation after ``now`` moves."""
     if correlation <= 0:
         return max(1, now // 2)
     one = min(correlation, 0.99) ** (1.0 / now)

@@ -18,9 +18,9 @@ from ppl_backends.tempering.barrier import Barrier
 from ppl_backends.tempering.evidence import SteppingStones
 from ppl_backends.tempering.run import Run
 
-_FEWEST_TRIPS = 20  # of all chains
+_FEWEST_TRIPS = 20  # round trips of all chains
 _FEWEST_SWAPS = 0.03  # acceptance rate of the worst pair of temperatures
-_UNSTABLE, _UNSTABLE_BY = 0.25, 1.0  # relative and absolute change of Λ from one half of the draws to the other
+_UNSTABLE, _UNSTABLE_BY = 0.25, 1.0  # relative and absolute change of Λ between the halves of the draws
 _DISAGREEMENT = 4.0  # standard errors
 _FEWEST_DRAWS = 20
 
@@ -31,11 +31,11 @@ class Diagnostics(NamedTuple):
     Attributes
     ----------
     barrier, first_half, second_half : Barrier
-        By the rejection rates of all draws, and of either half.
+        From the rejection rates of all draws, and of each half.
     round_trips : int
-        Of all chains.
+        Round trips of all chains.
     rhat, ess : ndarray (dim,)
-        Of the draws; the smaller effective number of draws of mean and standard deviation.
+        Of the draws; the smaller of the effective sample sizes of mean and standard deviation.
     stones : SteppingStones
     evidence : EvidenceEstimate
     lost : LostMode or None
@@ -53,7 +53,7 @@ class Diagnostics(NamedTuple):
 
 
 def reasons(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
-    """Return the reasons not to trust draws and evidence; none for a healthy run."""
+    """Return the reasons not to trust draws and evidence; empty if there are none."""
     said = _of_swaps(run, found) + _of_draws(run, found, names) + _of_evidence(found)
     if found.lost is not None:
         said.append(lost_mode_reason(found.lost, names))
@@ -122,7 +122,7 @@ def _of_evidence(found: Diagnostics) -> list[str]:
 
 
 def diagnose(run: Run, evidence: EvidenceEstimate, stones: SteppingStones, lost: LostMode | None) -> Diagnostics:
-    """Return the figures that the verdict rests on."""
+    """Return the figures that the verdict is based on."""
     half = run.rejection.shape[1] // 2
     whole, first, second = (
         Barrier(run.betas, part.mean(axis=(0, 1)))
@@ -136,7 +136,7 @@ def diagnose(run: Run, evidence: EvidenceEstimate, stones: SteppingStones, lost:
 
 @dataclass(frozen=True)
 class Visits:
-    """States that a chain visited, as the search for lost modes reads those of a tempering run."""
+    """Visited states of a chain, in the form that the search for lost modes expects of a tempering run."""
 
     x: Array
     log_density: Array
