@@ -1,9 +1,10 @@
-r"""Weighted samples compared quantity by quantity: moments, and cumulative Jensen–Shannon distances, with their errors.
+r"""Comparison of weighted samples by quantity: moments, and cumulative Jensen–Shannon distances, with their errors.
 
-The distance is √{CJS(P‖Q) / (∫P + ∫Q)} of the distribution functions, the larger one of those of θ and of −θ (Kallioinen
-et al. 2023, section 2.3; Nguyen & Vreeken 2015). Errors come from a bootstrap of the independent units that both samples
-descend from. A distance between samples is too large on average, since noise cannot make it negative. The same bootstrap
-tells by how much: the mean distance of resamples exceeds that of the sample as that exceeds the true one, in squares.
+The distance is √{CJS(P‖Q) / (∫P + ∫Q)} of the distribution functions, the larger of its values for θ and −θ
+(Kallioinen et al. 2023, section 2.3; Nguyen & Vreeken 2015). Errors come from a bootstrap of the independent units
+from which both samples descend. A distance between samples is biased upwards, because noise cannot make it negative.
+The bootstrap estimates this bias too: in squares, the mean distance of resamples exceeds the sample's distance by as
+much as the latter exceeds the true one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ppl_backends.targets.protocol import Array, Index
 Sample = tuple[Array, Array, Index]
 """Values ``(n, k)``, weights ``(n,)`` and units ``(n,)``."""
 
-_GRID = 1000  # largest number of places at which distribution functions are compared
+_GRID = 1000  # largest number of points at which distribution functions are compared
 
 
 class Compared(NamedTuple):
-    """Moments and distances ``(k,)`` by sample; the key None is the sample that the others are compared with."""
+    """Moments and distances ``(k,)`` by sample; the key None is the sample with which the others are compared."""
 
     mean: dict
     sd: dict
@@ -37,7 +38,7 @@ class Compared(NamedTuple):
 
 
 def compare(base: Sample, others: Mapping, n_units: int, n_replicates: int, rng: np.random.Generator) -> Compared:
-    """Compare samples with one that they descend from; replicates draw the units of all of them alike."""
+    """Compare samples with the one that they descend from; every replicate draws the same units for all of them."""
     counts = np.concatenate(
         [np.ones((1, n_units)), rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_replicates)]
     )
@@ -70,7 +71,7 @@ def _moments(sample: Sample, counts: Array) -> tuple[Array, Array]:
 
 
 def _distance(base: Sample, other: Sample, column: int, counts: Array) -> tuple[float, float]:
-    """Return the distance of one quantity, less what noise adds to it, and its standard error."""
+    """Return the distance of one quantity after subtraction of its bias, and its standard error."""
     pooled = np.concatenate([base[0][:, column], other[0][:, column]])
     if not np.isfinite(pooled).all() or np.ptp(pooled) == 0:
         return 0.0, 0.0
@@ -80,7 +81,7 @@ def _distance(base: Sample, other: Sample, column: int, counts: Array) -> tuple[
     noise = max(0.0, float(squares[1:].mean() - squares[0]))
     distance = float(np.sqrt(max(0.0, squares[0] - noise)))
     spread = float(squares[1:].std(ddof=1))
-    # d distance = d square / (2 distance), and √ of the spread where the distance is next to nothing
+    # d distance = d square / (2 distance), and √ of the spread if the distance is nearly zero
     return distance, spread / (2 * distance) if distance**2 > spread else float(np.sqrt(spread))
 
 

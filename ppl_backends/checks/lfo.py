@@ -1,9 +1,9 @@
 r"""Leave-future-out densities: every row of a series is predicted from those before it, in one run over the rows.
 
-The run is iterated batch importance sampling (:mod:`~ppl_backends.smc.rows`): its particles are the posterior of the first
-t rows for every t, moved where the weights of the next rows become uneven, and the mean weight of row t + 1 is
-p(y_{t+1} | y_{1:t}), which is what Bürkner, Gabry & Vehtari (2020) approximate by importance weights between refits. The
-density of M rows ahead is the product of M of them: p(y_{t+1:t+M} | y_{1:t}) = ∏ⱼ p(y_{t+j} | y_{1:t+j−1}).
+The run is iterated batch importance sampling (:mod:`~ppl_backends.smc.rows`). Its particles are the posterior of the
+first t rows for every t; they are moved if the weights of the next rows become uneven. The mean weight of row t + 1 is
+p(y_{t+1} | y_{1:t}), which Bürkner, Gabry & Vehtari (2020) approximate by importance weights between refits. The
+density of M rows ahead is the product of M such densities: p(y_{t+1:t+M} | y_{1:t}) = ∏ⱼ p(y_{t+j} | y_{1:t+j−1}).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ppl_backends.targets.first_rows import FirstRows
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 SEQUENTIAL, REFITTED = "sequential", "refit"
-_SHARE_OF_ROWS = 0.25  # before the first prediction, by default
+_SHARE_OF_ROWS = 0.25  # share of the rows before the first prediction, by default
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class LeaveFutureOut:
     Attributes
     ----------
     elpd : float
-        Sum of the log predictive densities of ``steps`` rows, each given all rows before the first of them.
+        Sum of the log predictive densities of blocks of ``steps`` rows, each given all rows before the block.
     se : float
-        Its standard error as an estimate of what new series would give: √n times the sd of the summands.
+        Its standard error as an estimate for new series: √n times the sd of the summands.
     mcse : float
         Its Monte Carlo error, from the spread between chains.
     pointwise : xarray.Dataset
@@ -58,7 +58,7 @@ class LeaveFutureOut:
     steps, min_observations : int
         As in the call.
     n_fits : int
-        Posteriors that were computed: the run over the rows, the start of one under an improper prior, and refits.
+        Number of posteriors that were computed: the run over the rows, a start for it if the prior is improper, and refits.
     idata : arviz.InferenceData or xarray.DataTree
         The run over the rows, which ends at the posterior of all of them.
 
@@ -84,7 +84,7 @@ class LeaveFutureOut:
     idata: Any
 
     def elpd_data(self) -> Any:
-        """Return the densities as ``ELPDData`` of ArviZ, which ``az.compare`` takes beside others on the same rows."""
+        """Return the densities as ArviZ's ``ELPDData``; ``az.compare`` compares it with others on the same rows."""
         posterior = group(self.idata, "posterior")
         n = posterior.sizes["chain"] * posterior.sizes["draw"]
         score = self.pointwise["log_score"]
@@ -119,22 +119,24 @@ def lfo(
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
-        The PyMC model on the context stack by default. It must know its observations one by one, in the order of time: a
-        Stan program by ``log_lik[t]``, the density of row t given the rows before it and the parameters, or by ``rows=``.
+        The PyMC model on the context stack by default. Its observations must be available one by one, in order of
+        time. A Stan program provides them by ``log_lik[t]``, the density of row t given the rows before it and the
+        parameters, or by ``rows=``.
     data : dict or path, optional
         Data of a Stan program.
     min_observations : int, optional
-        Rows before the first prediction; a quarter of all by default.
+        Number of rows before the first prediction; a quarter of all by default.
     steps : int
         M of M-steps-ahead predictions: the joint density of M rows.
     draws, chains : int
         Particles per chain, and independent chains, whose spread is the Monte Carlo error.
     max_refits : int
-        Refits at most, for rows whose weights have a Pareto k above min(0.7, 1 − 1/log10(draws · chains)), the worst first.
+        Largest number of refits. Rows whose weights have a Pareto k above min(0.7, 1 − 1/log10(draws · chains)) are
+        refitted, those with the largest k first.
     cores, executor, random_seed, progressbar
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
@@ -143,7 +145,7 @@ def lfo(
     Raises
     ------
     ModelError
-        If the observations are not known one by one, or there are too few of them.
+        If the observations are not available one by one, or there are too few of them.
 
     Warns
     -----
@@ -233,11 +235,11 @@ def _run_over_rows(
             target, kernel, partial(TailedRowsPath, target), (sizes["draws"], sizes["chains"]), rng, None
         )
     except PriorSamplingError as error:
-        raise ModelError(f"lfo begins with the prior, which has to be proper: {error}") from None
+        raise ModelError(f"lfo starts from the prior, which has to be proper: {error}") from None
 
 
 def _tails(idata: Any, n: int) -> Array:
-    """Return for every row the largest Pareto k of the steps that let its block in, over all chains."""
+    """Return for every row the largest Pareto k of the steps that added its block, over all chains."""
     stats = group(idata, "sample_stats")
     found = np.full(n, -np.inf)
     for rows, k in zip(stats["n_observations"].values, stats["pareto_k"].values, strict=True):
@@ -252,7 +254,7 @@ def _tails(idata: Any, n: int) -> Array:
 def _refit(
     target: BaseTarget, t: int, sizes: Mapping[str, int], executor: Executor | None, rng: np.random.Generator
 ) -> Array:
-    """Return log p(y_t | y_{1:t−1}) by chain ``(chains,)`` from the posterior of the rows before it."""
+    """Return log p(y_t | y_{1:t−1}) by chain ``(chains,)`` from a posterior fitted to the rows before it."""
     rows = FirstRows(target, t, rows_have_gradients(target))
     idata = sample_smc(
         rows, draws=sizes["draws"], chains=sizes["chains"], executor=executor, random_seed=rng, progressbar=False
@@ -269,12 +271,12 @@ def _refit(
 
 
 def _sums(scores: Array, steps: int) -> Array:
-    """Return sums of ``steps`` scores that follow each other ``(chain, n − steps + 1)``."""
+    """Return sums of ``steps`` consecutive scores ``(chain, n − steps + 1)``."""
     return np.lib.stride_tricks.sliding_window_view(scores, steps, axis=1).sum(axis=-1)
 
 
 def _pointwise(ahead: Array, k: Array, source: Array, first: int, steps: int) -> xr.Dataset:
-    """Return densities over all chains with their errors, by the first of the rows that are predicted."""
+    """Return densities over all chains with their errors, indexed by the first predicted row."""
     chains, n = ahead.shape
     score = logsumexp(ahead, axis=0) - np.log(chains)
     error = np.exp(ahead - score).std(axis=0, ddof=1) / chains**0.5 if chains > 1 else np.full(n, np.nan)

@@ -1,9 +1,9 @@
-r"""Leave-one-out densities where importance weights fail: moment matching, then draws moved to the posterior without a row.
+r"""Leave-one-out densities if importance weights fail: moment matching, then moves to the posterior without a row.
 
-The density p(y_i | y_{−i}) is the mean of p(y_i | θ) over the posterior without the observation, whose weights beside the
-posterior are 1/p(y_i | θ). Where their Pareto k is above its limit, the draws are shifted, scaled and rotated so that
-their moments are those of the weighted draws, as long as that lowers k (Paananen et al. 2021, Algorithm 2), and half of
-them are left in place (section 3.3 there). Where k stays above its limit, the draws are moved by SMC.
+The density p(y_i | y_{−i}) is the mean of p(y_i | θ) over the posterior without the observation, which has weights
+1/p(y_i | θ) relative to the posterior. If their Pareto k is above its limit, the draws are shifted, scaled and rotated
+so that their moments match those of the weighted draws, as long as that reduces k (Paananen et al. 2021, Algorithm 2).
+Half of the draws stay in place (section 3.3 there). If k is still above its limit, SMC moves the draws.
 """
 
 from __future__ import annotations
@@ -45,47 +45,48 @@ def loo_moment_match(
     random_seed: Any = None,
     **target_options: Any,
 ) -> Any:
-    r"""Return leave-one-out cross-validation whose bad importance weights are repaired: by moment matching, then by refits.
+    r"""Return leave-one-out cross-validation; repair bad importance weights by moment matching, then by refits.
 
     Parameters
     ----------
     idata : InferenceData, CmdStanMCMC or mapping
         Draws of the posterior, from any sampler; a mapping holds arrays ``(chain, draw, *shape)`` by name.
     model : pymc.Model, Stan program or Target, optional
-        The PyMC model on the context stack by default. It must know its observations one by one: a Stan program by a
-        generated quantity ``log_lik`` or by ``rows=``. The observations are independent given the parameters.
+        The PyMC model on the context stack by default. Its observations must be available one by one; a Stan program
+        provides them by a generated quantity ``log_lik`` or by ``rows=``. They must be independent given the
+        parameters.
     data : dict or path, optional
         Data of a Stan program.
     k_threshold : float, optional
         Pareto k above which a density is repaired; min(0.7, 1 − 1/log10(draws)) by default.
     max_iterations : int
-        Transformations of the draws for one observation, at most.
+        Largest number of transformations of the draws for one observation.
     refit : bool
-        Whether an observation whose k stays above the threshold is left out exactly: its draws are moved by SMC to the
+        Whether to leave out an observation exactly if its k stays above the threshold: SMC moves its draws to the
         posterior without it.
     draws : int
-        Draws that are moved, at most.
+        Largest number of draws that SMC moves.
     cores, random_seed
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     arviz.ELPDData
-        As from ``az.loo(..., pointwise=True)``; ``az.compare`` takes it. The coordinates of its ``pareto_k`` say how each
-        density was computed (``source``: ``"PSIS"``, ``"moment matching"`` or ``"refit"``) and what k was before
+        As from ``az.loo(..., pointwise=True)``; ``az.compare`` accepts it. The coordinates of its ``pareto_k`` say how
+        each density was computed (``source``: ``"PSIS"``, ``"moment matching"`` or ``"refit"``) and what k was before
         (``k_before``). A refit has k = 0.
 
     Raises
     ------
     ModelError
-        If the model does not know its observations one by one, or the draws are not of the model.
+        If the model does not provide its observations one by one, or the draws are not of the model.
 
     Warns
     -----
     SamplerWarning
-        If the draws are not to be trusted, k stays above the threshold, or moved draws did not mix.
+        If the draws are not trustworthy, k stays above the threshold, or moved draws did not mix.
 
     References
     ----------
@@ -94,7 +95,7 @@ def loo_moment_match(
 
     Examples
     --------
-    The last value is an outlier, which the posterior without it does not expect:
+    The last value is an outlier, which is improbable under the posterior without it:
 
     >>> import numpy as np, pymc as pm, ppl_backends as pb
     >>> with pm.Model() as model:
@@ -146,7 +147,7 @@ def _warn(reasons: list[str], k: Array, limit: float, memory: float) -> None:
 
 
 class Fit(NamedTuple):
-    """Log predictive density of one observation, the Pareto k of its weights, and the weights, normalised."""
+    """Log predictive density of one observation, the Pareto k of its weights, and the normalised weights."""
 
     elpd: float
     k: float
@@ -161,7 +162,7 @@ def weigh(log_ratio: Array, log_likelihood: Array) -> Fit:
 
 @dataclass(frozen=True)
 class Rows:
-    """Observations of a target one by one; ``alone`` where single ones can be evaluated, with their gradients or without."""
+    """Observations of a target one by one; ``alone`` if single ones can be evaluated, with or without gradients."""
 
     target: BaseTarget
     alone: bool
@@ -169,11 +170,11 @@ class Rows:
 
     @classmethod
     def of(cls, target: BaseTarget) -> Self:
-        """Return the observations of a target, or refuse one that does not know them."""
+        """Return the observations of a target; refuse a target that does not provide them."""
         if target.observations is None:
             raise ModelError(
-                f"{target.label}: the observations are not known one by one: add log_lik to the generated quantities of a "
-                "Stan program, or give rows="
+                f"{target.label}: the observations are not available one by one: add log_lik to the generated quantities of "
+                "a Stan program, or give rows="
             )
         start, row = target.initial_points(1, np.random.default_rng(0)), np.zeros(1, dtype=np.intp)
         try:
@@ -224,7 +225,7 @@ class Affine(NamedTuple):
         return mapped
 
     def inverse(self, x: Array) -> Array:
-        """Return what is mapped to the points."""
+        """Return the points that the map sends to ``x``."""
         found: Array = np.asarray(np.linalg.solve(self.matrix, (x - self.shift).T).T, dtype=np.float64)
         return found
 
@@ -244,8 +245,8 @@ def match_moments(
 ) -> Fit:
     """Return the density of one observation from draws whose moments were matched (Paananen et al. 2021, Algorithm 2).
 
-    Each transformation is kept where it lowers Pareto k: the mean alone is tried first, then marginal variances too, then
-    the whole covariance. At last half of the draws are transformed and half are not, with the density of the mixture.
+    Each transformation is kept if it reduces Pareto k: first the mean is matched, then marginal variances, then the
+    covariance. Finally half of the draws are transformed and half are not; their density is that of the mixture.
     """
     dim = posterior.x.shape[1]
     total, x = Affine(np.eye(dim), np.zeros(dim)), posterior.x
@@ -295,7 +296,7 @@ def _covariance(x: Array, weight: Array) -> Affine | None:
 
 
 def _split(target: BaseTarget, posterior: Posterior, log_likelihood: Callable[[Array], Array], total: Affine) -> Fit:
-    """Return the density from every second draw transformed and the others in place: the mixture covers both."""
+    """Return the density from draws of which every second one is transformed; the mixture covers both halves."""
     x = posterior.x.copy()
     x[::2] = total(x[::2])
     here = log_likelihood(x)
@@ -307,10 +308,11 @@ def _split(target: BaseTarget, posterior: Posterior, log_likelihood: Callable[[A
 
 
 def leave_out(target: BaseTarget, rows: Rows, i: int, cloud: Cloud, rng: np.random.Generator) -> tuple[Fit, float]:
-    """Return the density of one observation from draws moved to the posterior without it, and the memory left in them.
+    """Return the density of one observation from draws moved to the posterior without it, and their autocorrelation.
 
-    The evidence of the path is the mean of 1/p(y_i | θ) over the posterior, which is 1/p(y_i | y_{−i}). It has a smaller
-    error than the mean of p(y_i | θ) over the moved draws, of which few expect an outlier.
+    The evidence of the path is the mean of 1/p(y_i | θ) over the posterior, which is 1/p(y_i | y_{−i}). It has a
+    smaller error than the mean of p(y_i | θ) over the moved draws, because an outlier has a high density under few of
+    them.
     """
 
     def change(x: Array, gradient: bool) -> tuple[Array, Array | None]:

@@ -1,4 +1,4 @@
-"""Methods by name as functions from a target to draws of its posterior, which calibration runs a thousand times."""
+"""Methods by name as functions from a target to draws of its posterior, for the many fits of calibration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, as_points
 
 Method = Callable[..., Any]
 
-_THINNED = 10  # states of a chain for each that is kept
+_THINNED = 10  # states of a chain per kept state
 
 
 def _smc(target: BaseTarget, n: int, **options: Any) -> Any:
@@ -68,13 +68,13 @@ METHODS: Mapping[str, Method] = {
     "vi": _vi,
     "inla": _inla,
 }
-"""By name. Each gets a target, the number of draws that are wanted, and options of the public call."""
+"""Methods by name. Each gets a target, the number of draws, and options of the public function."""
 
 
 def draws_of(found: Any, target: BaseTarget, n: int, rng: np.random.Generator) -> Array:
-    """Return ``n`` draws ``(n, dim)`` of what a method returned: an approximation, InferenceData or points.
+    """Return ``n`` draws ``(n, dim)`` from the result of a method: an approximation, InferenceData or points.
 
-    Particles, points and states of a chain are taken evenly spaced.
+    Draws are evenly spaced among particles, points or states of a chain.
     """
     if is_inference_data(found):
         x = unconstrained_draws(found, target)[1].reshape(-1, target.dim)

@@ -1,7 +1,7 @@
-"""Draws of a posterior moved to a density near it: π(θ) exp{change(θ)}, by a short SMC path from the draws.
+"""Move draws of a posterior to a nearby density π(θ) exp{change(θ)}, by a short SMC path from the draws.
 
-The path is π(θ) exp{β·change(θ)}. It begins at the draws, whoever made them, and its kernels move them at every β, so that it
-reaches places that no weight of the draws can reach. The loop is that of :mod:`~ppl_backends.smc.core`.
+The path is π(θ) exp{β·change(θ)}. It starts at draws of any origin, and kernels move them at every β, so that they
+reach points that no reweighting of the draws can reach. The loop is that of :mod:`~ppl_backends.smc.core`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 Change = Callable[[Array, bool], tuple[Array, Array | None]]
-"""From points and whether gradients are wanted to the change of the log density ``(n,)`` and its gradient ``(n, dim)``."""
+"""Map from points and a flag for gradients to the change of the log density ``(n,)`` and its gradient ``(n, dim)``."""
 
 MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
-_SHARE = 0.7  # of the particles, kept by a step
+_SHARE = 0.7  # relative ESS of a step
 _MOST_UNITS = 200
 
 
 class Cloud(NamedTuple):
     """Draws of a posterior as one cloud of points ``(n, dim)``.
 
-    ``unit`` ``(n,)`` labels pieces of chains (or lineages of particles) that are taken for independent of each other.
+    ``unit`` ``(n,)`` labels pieces of chains (or lineages of particles) that are treated as independent of each other.
     """
 
     x: Array
@@ -41,13 +41,13 @@ class Cloud(NamedTuple):
     n_units: int
 
     def thinned(self, n: int) -> Cloud:
-        """Return ``n`` of the points, evenly spaced; all where there are fewer."""
+        """Return ``n`` of the points, evenly spaced; all points if there are fewer."""
         kept = np.arange(min(n, len(self.x))) * len(self.x) // min(n, len(self.x))
         return Cloud(self.x[kept], self.unit[kept], self.n_units)
 
 
 def cloud_of(draws: Draws, effective: float) -> Cloud:
-    """Return draws ``(chain, draw, dim)`` with units as long as ``effective`` independent draws in all ask for."""
+    """Return draws ``(chain, draw, dim)`` with as many units as ``effective``, the effective sample size, allows."""
     chains, length, dim = draws.x.shape
     n_units = int(np.clip(effective / 2, 20, _MOST_UNITS))
     if draws.ancestor is None:
@@ -70,13 +70,13 @@ class DrawsPath(TemperingPath):
         self.change, self.cloud = change, cloud
 
     def draw(self, n: int, rng: np.random.Generator) -> Start:
-        """Return the draws, which are all that there are: ``n`` is their number."""
+        """Return the draws; ``n`` is their number."""
         lineage = LineageVariance(n)
         lineage.ancestor = self.cloud.unit
         return Start(self.cloud.x, 0.0, lineage)
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
-        """Return base log π, increment the change."""
+        """Evaluate base log π, and the change as increment."""
         with np.errstate(all="ignore"):
             increment, slope = self.change(x, gradient)
             increment = np.where(np.isnan(increment), -np.inf, increment)
@@ -96,11 +96,11 @@ def move_draws(
 
 
 def memory_of(run: SMCResult) -> float:
-    """Return the largest correlation that particles of any stage have with where they were before its moves."""
+    """Return the largest correlation, over stages, between particles before and after the moves."""
     left = [stage.moves.correlation - stage.moves.noise for stage in run.stages if stage.moves is not None]
     return max(left, default=0.0)
 
 
 def largest_k(n: int) -> float:
-    """Return the Pareto k above which ``n`` weights are not to be relied on (Vehtari et al. 2024)."""
+    """Return the Pareto k above which ``n`` weights are unreliable (Vehtari et al. 2024)."""
     return min(1.0 - 1.0 / np.log10(max(n, 10)), LARGEST_PARETO_K)

@@ -1,4 +1,4 @@
-"""Expected log predictive densities in the form that the installed ArviZ compares models by."""
+"""Expected log predictive densities in the form that the installed ArviZ uses to compare models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_backends.targets.protocol import Array
 def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_samples: int, good_k: float) -> Any:
     """Return ``ELPDData`` of ArviZ with pointwise densities and Pareto k, on the log scale.
 
-    The ``pareto_k`` may have further coordinates, which say how each density was computed.
+    The ``pareto_k`` may have further coordinates, such as the way each density was computed.
     """
     n = pointwise.size
     elpd, se = float(pointwise.sum()), float((n * pointwise.values.var()) ** 0.5)

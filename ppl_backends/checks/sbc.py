@@ -1,9 +1,9 @@
-r"""Simulation-based calibration: a method's intervals have to contain the truth as often as they say.
+r"""Simulation-based calibration: a method's intervals must contain the truth as often as they claim.
 
-A parameter θ* is drawn from the prior and data y* given it. If a method draws θ_1, …, θ_L of the posterior p(θ | y*), the
-rank of θ* among them is uniform on {0, …, L} (Talts et al. 2018, Theorem 1), for every function of θ; and intervals of
-probability q contain θ* in a share q of all simulations. Data are exchanged without compiling again, and without seeking the
-factors of the model again.
+A parameter θ* is drawn from the prior, and data y* given θ*. If a method draws θ_1, …, θ_L from the posterior p(θ |
+y*), the rank of θ* among them is uniform on {0, …, L} (Talts et al. 2018, Theorem 1), for every function of θ, and
+intervals of probability q contain θ* in a share q of all simulations. New data replace the old ones without a new
+compilation and without a new search for the factors of the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 UNIFORM = 0.001  # smallest p-value, over all quantities, of a method that is called calibrated
-_PIECES = 64  # of the simulations, which an executor shares out
+_PIECES = 64  # batches of simulations that an executor distributes
 
 Generate = Callable[[np.random.Generator], tuple[Mapping[str, Any], Mapping[str, Any]]]
 
@@ -47,22 +47,22 @@ class Calibration:
     ranks : ndarray (simulations, quantities) of int
         Rank of the true value among the draws, from 0 to ``n_ranks − 1``.
     n_ranks : int
-        Number of ranks that are possible: draws plus one.
+        Number of possible ranks: draws plus one.
     truth, mean, sd : ndarray (simulations, quantities)
         True values, and moments of the draws.
     coverage : pandas.DataFrame
-        By quantity the share of simulations whose central interval of each level contains the true value.
+        For each quantity, the share of simulations whose central interval of each level contains the true value.
     table : pandas.DataFrame
         By quantity: ``chi2``, ``p_chi2``, ``p_ecdf``, the mean and sd of z = (truth − mean) / sd, and coverage.
     labels : tuple of str
         Names of the quantities.
     method : str
     failed : int
-        Simulations without a result, which are left out.
+        Number of simulations without a result; they are left out.
     warned : int
         Simulations in which the method warned.
     cpu_seconds : float
-        Of this process.
+        CPU time of this process.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class Calibration:
     def coverage(self) -> pd.DataFrame:
         """Return the share of intervals of each level that contain the true value.
 
-        A central interval between draws has the level that is nearest to the one asked for among those that ranks allow.
+        Ranks allow only some levels of central intervals between draws; the nearest one to the level asked for is used.
         """
         shares = {}
         for level in LEVELS:
@@ -123,7 +123,7 @@ class Calibration:
 
     @property
     def calibrated(self) -> bool:
-        """Return whether no quantity's ranks are other than uniform, by χ² and by distribution functions."""
+        """Return whether χ² and the distribution functions show no deviation of any quantity's ranks from uniform."""
         smallest = self.table[["p_chi2", "p_ecdf"]].min()
         return bool(smallest["p_chi2"] * len(self.labels) > UNIFORM and smallest["p_ecdf"] * len(self.labels) > UNIFORM)
 
@@ -175,22 +175,23 @@ def sbc(
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
-        The PyMC model on the context stack by default. Its prior must be proper. Observed values play no part, but their
-        shapes do.
+        The PyMC model on the context stack by default. Its prior must be proper. Only the shapes of the observed
+        values matter.
     data : dict or path, optional
         Data of a Stan program.
     method : {"smc", "importance", "mcmc", "laplace", "ep", "vi", "inla"} or callable
-        A callable gets (target, n, rng), the target with data drawn, and returns ``n`` draws or more: InferenceData, an
-        approximation, or an array ``(n, dim)`` on the unconstrained space.
+        A callable gets (target, n, rng), where the target has the drawn data, and returns at least ``n`` draws:
+        InferenceData, an approximation, or an array ``(n, dim)`` on the unconstrained space.
     n : int
-        Simulations.
+        Number of simulations.
     ranks : int
-        Draws L that the true value is ranked among; L + 1 should have many divisors.
+        Number of draws L among which the true value is ranked; L + 1 should have many divisors.
     generate : callable, optional
-        ``generate(rng) -> (parameters, data)``, both by name: draws parameters from the prior and data given them, as a Stan
-        program needs, which can draw neither. The data replace those of the same names.
+        ``generate(rng) -> (parameters, data)``, both by name: a function that draws parameters from the prior, and
+        data given them. A Stan program needs it, because it can draw neither. The data replace those of the same
+        names.
     var_names : sequence of str, optional
-        Variables whose ranks are taken; the parameters by default.
+        Variables to rank; the parameters by default.
     options : mapping, optional
         Options of the method, e.g. ``{"draws": 1000}``.
     executor : concurrent.futures.Executor, optional
@@ -198,12 +199,12 @@ def sbc(
     random_seed, progressbar
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     Calibration
-        :func:`~ppl_backends.plot_sbc` draws it.
+        :func:`~ppl_backends.plot_sbc` plots it.
 
     Raises
     ------
@@ -277,7 +278,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """How data are drawn and fitted, again and again."""
+    """Draw and fit data sets repeatedly."""
 
     target: BaseTarget
     method: Any
@@ -287,7 +288,7 @@ class Simulation:
     var_names: tuple[str, ...]
 
     def run(self, seeds: Sequence[np.random.SeedSequence]) -> list[Outcome | str]:
-        """Return an outcome for every seed, or why there is none."""
+        """Return for every seed an outcome, or the reason why there is none."""
         return [self.once(*spawn_generators(seed, 3)) for seed in seeds]
 
     def once(
@@ -332,7 +333,7 @@ class Simulation:
         return np.concatenate([np.reshape(values[name], (len(x), -1)) for name in self._names(values)], axis=1)
 
     def labels(self) -> tuple[str, ...]:
-        """Return the names of the quantities, once the model has been found to give data."""
+        """Return the names of the quantities; check first that the model can generate data."""
         target = self.target
         if self.generate is None:
             if target.predictive is None and target.simulate is None:
@@ -348,7 +349,7 @@ class Simulation:
         unknown = [name for name in self._names(values) if name not in values]
         if unknown:
             raise ModelError(
-                f"var_names: {unknown[0]!r} is no variable of {target.label} ({', '.join(list(values)[:8])})"
+                f"var_names: {unknown[0]!r} is not a variable of {target.label} ({', '.join(list(values)[:8])})"
             )
         labels = []
         for name in self._names(values):

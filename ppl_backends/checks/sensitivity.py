@@ -1,12 +1,12 @@
-r"""Power-scaling sensitivity: how posteriors change where prior or likelihood is raised to a power.
+r"""Power-scaling sensitivity: how posteriors change if prior or likelihood is raised to a power.
 
-The posterior under the power α of a component c (the prior, the prior of one variable, the likelihood) is
-π_α(θ) ∝ π(θ) c(θ)^{α−1} (Kallioinen et al. 2023, section 2). Its draws are those of the posterior with weights
-c(θ)^{α−1}, Pareto-smoothed, as long as their shape k allows that. Where it does not, the draws are moved along the path
-π(θ) c(θ)^{β(α−1)} by the kernels of tempering SMC.
+The posterior under the power α of a component c (the prior, the prior of one variable, the likelihood) is π_α(θ) ∝
+π(θ) c(θ)^{α−1} (Kallioinen et al. 2023, section 2). Its draws are those of the posterior with Pareto-smoothed weights
+c(θ)^{α−1}, if their Pareto k is small enough. Otherwise the kernels of tempering SMC move the draws along the path
+π(θ) c(θ)^{β(α−1)}.
 
-The density of a prior is the one in model space: c(θ) has no Jacobian, so that the power of a half-normal with scale s is
-a half-normal with scale s/√α.
+The density of a prior is its density in model space: c(θ) has no Jacobian, so that the power of a half-normal with
+scale s is a half-normal with scale s/√α.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ CONFLICT = "potential prior-data conflict"
 STRONG = "potential strong prior or weak likelihood"
 FINE = "-"
 LARGEST_K = 0.5
-"""Pareto k above which draws are moved: beyond it the weights have no variance, and the sds they give are off by 15 %."""
+"""Pareto k above which draws are moved: the weights then have infinite variance, and sds from them are off by 15 %."""
 _REPLICATES = 100
 
 
 class Scaled(NamedTuple):
     """Draws of the posterior under a power of a component.
 
-    ``weight`` sums to one; ``unit`` labels what the draws descend from; ``pareto_k`` is of the weights of the posterior's
-    draws, which are these draws unless they were ``moved`` in some ``stages``, with ``memory`` left of where they were.
+    ``weight`` sums to one. ``unit`` labels the units that the draws descend from. ``pareto_k`` is that of the weights
+    of the posterior's draws. These draws are the posterior's, unless they were ``moved`` in some ``stages``; then
+    ``memory`` is their remaining correlation with the positions before the moves.
     """
 
     x: Array
@@ -66,12 +67,13 @@ class Sensitivity:
     Attributes
     ----------
     table : pandas.DataFrame
-        A row for every quantity. Columns ``prior`` and ``likelihood`` are gradients of the cumulative Jensen–Shannon
-        distance per unit of log2 α, ``prior_se`` and ``likelihood_se`` their Monte Carlo errors, ``diagnosis`` what they
-        say. A model of several variables has columns ``prior[name]`` and ``prior[name]_se`` for the prior of each.
+        One row per quantity. Columns ``prior`` and ``likelihood`` are gradients of the cumulative Jensen–Shannon
+        distance per unit of log2 α, ``prior_se`` and ``likelihood_se`` are their Monte Carlo errors, and ``diagnosis``
+        is a verdict from both. A model of several variables has columns ``prior[name]`` and ``prior[name]_se`` for the
+        prior of each.
     sources : pandas.DataFrame
-        A row for every component and power: ``pareto_k`` of the weights, ``ess``, and ``source``: ``"weights"``, or
-        ``"moves"`` with the number of ``stages`` and the correlation left (``memory``).
+        One row per component and power: ``pareto_k`` of the weights, ``ess``, and ``source``, which is ``"weights"``,
+        or ``"moves"`` with the number of ``stages`` and the remaining autocorrelation (``memory``).
     moments : xarray.Dataset
         With dims (component, power, quantity): ``mean``, ``sd``, ``mean_se``, ``sd_se``, ``distance`` and ``distance_se``.
         The power 1 is the posterior itself.
@@ -100,14 +102,14 @@ class Sensitivity:
         return self.table[column]
 
     def posterior(self, component: str, power: float, *, draws: int = 2000, random_seed: Any = None) -> Any:
-        """Return the posterior under a power of a component as InferenceData, of equally weighted draws.
+        """Return the posterior under a power of a component as InferenceData with equally weighted draws.
 
         Parameters
         ----------
         component : str
             ``"prior"``, ``"likelihood"`` or ``"prior[name]"``.
         power : float
-            One of those that were computed.
+            One of the computed powers.
         draws : int
         random_seed : int or Generator, optional
 
@@ -165,14 +167,14 @@ def sensitivity(
     random_seed: Any = None,
     **target_options: Any,
 ) -> Sensitivity:
-    r"""Return how the posterior changes where its prior or its likelihood is raised to a power.
+    r"""Return how the posterior changes if its prior or its likelihood is raised to a power.
 
     Parameters
     ----------
     idata : InferenceData, CmdStanMCMC or mapping
         Draws of the posterior, from any sampler; a mapping holds arrays ``(chain, draw, *shape)`` by name.
     model : pymc.Model, Stan program or Target, optional
-        The PyMC model on the context stack by default. Prior and likelihood must be known apart.
+        The PyMC model on the context stack by default. It must separate prior and likelihood.
     data : dict or path, optional
         Data of a Stan program.
     powers : sequence of float
@@ -180,34 +182,33 @@ def sensitivity(
     var_names : sequence of str, optional
         Variables of the table; the parameters by default.
     prior_variables : sequence of str, optional
-        Variables whose priors are the component ``"prior"``; all by default. In a hierarchical model name the
-        hyper-parameters: the distribution of a group's members is a part of the model.
+        Variables whose priors form the component ``"prior"``; all by default. In a hierarchical model name the
+        hyper-parameters, because the distribution of a group's members is part of the model.
     method : {"auto", "weights", "moves"}
-        ``"auto"`` weights the draws, and moves them where Pareto k is above 0.5, or above 1 − 1/log10(draws) if that is
-        smaller.
+        ``"auto"`` weights the draws, and moves them if Pareto k is above 0.5, or above 1 − 1/log10(draws) if that is smaller.
     draws : int
-        Draws that are moved, at most.
+        Largest number of draws to move.
     threshold : float
-        Sensitivity from which a diagnosis is made.
+        Smallest sensitivity with a diagnosis.
     cores, random_seed
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     Sensitivity
-        With the ``table`` of priorsense and ArviZ, Monte Carlo errors, and the posteriors under each power.
+        Its ``table`` is that of priorsense and ArviZ with Monte Carlo errors; it also holds the posteriors under each power.
 
     Raises
     ------
     ModelError
-        If prior and likelihood are not known apart, the draws are not of the model, or a name is unknown.
+        If the model does not separate prior and likelihood, the draws are not of the model, or a name is unknown.
 
     Warns
     -----
     SamplerWarning
-        If the draws are not to be trusted, or moved draws did not mix.
+        If the draws are not trustworthy, or moved draws did not mix.
 
     References
     ----------
@@ -216,7 +217,7 @@ def sensitivity(
 
     Examples
     --------
-    Data with a mean of 8 and a prior around 0 disagree:
+    Data with a mean of 8 conflict with a prior around 0:
 
     >>> import numpy as np, pymc as pm, ppl_backends as pb
     >>> with pm.Model() as model:
@@ -266,12 +267,12 @@ class Component(NamedTuple):
 
 
 def _components(target: BaseTarget, prior_variables: Sequence[str] | None) -> dict[str, Component]:
-    """Return the prior, the likelihood, and the priors of single variables where these are known."""
+    """Return the prior, the likelihood, and the priors of single variables if they are known."""
     terms = target.prior_terms
     unknown = sorted(set(prior_variables or ()) - set(terms.names))
     if unknown or isinstance(prior_variables, str):
         raise ModelError(
-            f"prior_variables: {(unknown[0] if unknown else prior_variables)!r} is no variable with a prior of its own; "
+            f"prior_variables: {(unknown[0] if unknown else prior_variables)!r} is not a variable with a separate prior; "
             f"those are {', '.join(terms.names)}"
         )
 
@@ -329,7 +330,7 @@ def _scale(
 
 
 def _not_mixed(scaled: dict[tuple[str, float], Scaled]) -> list[str]:
-    """Return what to say of moved draws that still correlate with where they were."""
+    """Return reasons for distrust of moved draws that still correlate with their positions before the moves."""
     return [
         f"the draws moved to the power {power:g} of the {name} did not mix (autocorrelation {each.memory:.2f}): increase "
         "draws, or fit that power itself"
@@ -364,14 +365,14 @@ class _Quantities:
 
 
 def _quantities(target: BaseTarget, var_names: Sequence[str] | None) -> _Quantities:
-    """Return the variables that were asked for, the parameters by default."""
+    """Return the variables asked for; the parameters by default."""
     known = target.constrain(target.initial_points(1, np.random.default_rng(0)))
     names = list(var_names or target.parameter_names or known)
     unknown = [name for name in names if name not in known]
     if unknown or isinstance(var_names, str):
         shown = ", ".join(list(known)[:8])
         raise ModelError(
-            f"var_names: {(unknown[0] if unknown else var_names)!r} is no variable of {target.label} ({shown})"
+            f"var_names: {(unknown[0] if unknown else var_names)!r} is not a variable of {target.label} ({shown})"
         )
     return _Quantities(target, names)
 
@@ -408,7 +409,7 @@ def _moments(compared: Compared, labels: list[str], components: list[str], power
 
 
 def _sources(scaled: dict[tuple[str, float], Scaled]) -> pd.DataFrame:
-    """Return where the draws of every component and power come from."""
+    """Return the sources of the draws of every component and power."""
     rows = {
         key: {
             "source": "moves" if each.moved else "weights",

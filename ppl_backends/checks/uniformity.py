@@ -1,8 +1,8 @@
-r"""Tests of whether ranks are uniform: χ² over bins, and bands of the empirical distribution function that hold everywhere.
+r"""Tests of whether ranks are uniform: χ² over bins, and simultaneous bands of the empirical distribution function.
 
-Of n ranks that are uniform on {0, …, L}, the number at or below a place z is binomial. A band of pointwise intervals of
-one level holds at all places with a smaller probability; that level is chosen so that it is the one asked for, by simulation
-(Säilynoja, Bürkner & Vehtari 2022, Algorithm 2).
+If n ranks are uniform on {0, …, L}, the number of ranks at or below z is binomial. A band of pointwise intervals of
+one level has a smaller simultaneous level. Simulation finds the pointwise level that gives the simultaneous level
+asked for (Säilynoja, Bürkner & Vehtari 2022, Algorithm 2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def chi_squared(ranks: Array, n_ranks: int) -> tuple[Array, Array]:
 
 
 def histogram(ranks: Array, n_ranks: int) -> Array:
-    """Return counts ``(k, bins)`` in bins that hold equally many ranks, as many as divide them and leave 25 to each."""
+    """Return counts ``(k, bins)`` in bins with equal numbers of possible ranks and at least 25 expected counts."""
     most = max(2, min(_MOST_BINS, len(ranks) // _FEWEST_IN_BIN))
     bins = max([b for b in range(1, most + 1) if n_ranks % b == 0 and b > 1] or [n_ranks])
     place = ranks * bins // n_ranks
@@ -35,7 +35,7 @@ def histogram(ranks: Array, n_ranks: int) -> Array:
 
 
 def places_of(n_ranks: int) -> Array:
-    """Return the ranks at which distribution functions are looked at, at most 100 of them."""
+    """Return at most 100 ranks at which distribution functions are evaluated."""
     return np.unique(np.linspace(1, n_ranks - 1, min(n_ranks - 1, _PLACES)).astype(int))
 
 
@@ -59,7 +59,7 @@ def _tails(below: Array, n: int, probability: Array) -> Array:
 
 
 def ecdf_p_values(ranks: Array, n_ranks: int) -> Array:
-    """Return p-values ``(k,)`` of the largest departure of the distribution function from a straight line."""
+    """Return p-values ``(k,)`` of the largest deviation of the distribution function from a straight line."""
     n, places = len(ranks), places_of(n_ranks)
     below = np.rint(empirical(ranks, places) * n)
     least = _tails(below, n, places / n_ranks).min(axis=1)
@@ -67,7 +67,7 @@ def ecdf_p_values(ranks: Array, n_ranks: int) -> Array:
 
 
 def simultaneous_band(n: int, n_ranks: int, probability: float) -> tuple[Array, Array]:
-    """Return bounds ``(places,)`` that the distribution function of uniform ranks stays within at all places."""
+    """Return simultaneous bounds ``(places,)`` of the distribution function of uniform ranks."""
     tail = np.quantile(_least_tails(n, n_ranks), 1 - probability)
     share = places_of(n_ranks) / n_ranks
     return binom.ppf(tail / 2, n, share) / n, binom.isf(tail / 2, n, share) / n

@@ -15,7 +15,7 @@ from ppl_backends.targets.protocol import Array
 
 
 class MatrixCompletion(RegressorMixin, BaseEstimator):
-    """Predict entries of a matrix of low rank from others, with the rank found and intervals.
+    """Predict missing entries of a low-rank matrix, with intervals and an estimate of the rank.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
     ----------
     approximation_ : MatrixFactors
     row_labels_, column_labels_ : ndarray
-        What the rows and the columns stand for, sorted.
+        Sorted labels of the rows and of the columns.
     rank_ : int
     noise_sd_ : float
     elbo_ : float
@@ -82,9 +82,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         ----------
         X : array (n, 2) or sparse matrix
             Labels of the row and of the column of each value; or the matrix itself, whose stored entries, zeros
-            included, are what is known.
+            included, are the known values.
         y : array (n,), optional
-            The values; none with a sparse matrix.
+            The values; None with a sparse matrix.
 
         Returns
         -------
@@ -128,7 +128,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array (n, 2)
-            Labels. Those that were not there in the fit have the mean of all values.
+            Labels. Labels that were not in the fit get the mean of all values.
         return_std : bool
             Whether to return the standard deviations of new observations too; NaN for labels not seen.
 
@@ -153,7 +153,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         return low, high
 
     def _indices(self, X: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Return rows and columns of the pairs with labels that are known, and which these are."""
+        """Return rows and columns of the pairs with known labels, and a mask of these pairs."""
         check_is_fitted(self)
         pairs = _pairs(X)
         found = []

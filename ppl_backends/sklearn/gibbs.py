@@ -24,7 +24,7 @@ METHODS = ("vi", "ep", "smc")
 
 
 class _Rows(NamedTuple):
-    """Rows as they were given, with labels −1 and +1 and positive weights."""
+    """Rows as given, with labels −1 and +1 and positive weights."""
 
     X: Array
     labels: Array
@@ -72,8 +72,8 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         y : array (n,)
             Two classes.
         sample_weight : array (n,), optional
-            Weights of the losses of rows, the product of two for a pair; a whole number is as many copies of the row. λ is
-            their sum by default.
+            Weights of the losses of rows, and products of two weights for pairs; a whole number acts as that many
+            copies of the row. λ is their sum by default.
 
         Returns
         -------
@@ -88,17 +88,17 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return self._fit_rows(self._checked_rows(X, y, sample_weight), None)
 
     def update(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Add rows, and go on from the pseudo-posterior so far.
+        """Add rows, and update the current pseudo-posterior.
 
-        The result is that of ``fit`` on all rows: VI starts at the Gaussian so far, SMC bridges from it to the new
-        pseudo-posterior, and EP is run again. For the 0–1 loss VI keeps to the minimum that it was in.
+        The result is that of ``fit`` on all rows: VI starts at the current Gaussian, SMC bridges from it to the new
+        pseudo-posterior, and EP is run again. For the 0–1 loss VI stays at its current local minimum.
 
         Parameters
         ----------
         X : array (n, p)
-            New rows; those of before are kept.
+            New rows; earlier rows are kept.
         y : array (n,)
-            Of the classes that ``fit`` saw.
+            Labels; the classes must be among those of ``fit``.
         sample_weight : array (n,), optional
 
         Returns
@@ -122,7 +122,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return _Rows(X[kept], np.where(y == self.classes_[-1], 1.0, -1.0)[kept], weight[kept])
 
     def _fit_rows(self, rows: _Rows, start: Any) -> Any:
-        """Fit to rows with weights, from an earlier approximation where there is one."""
+        """Fit to rows with weights; start from an earlier approximation if there is one."""
         X, labels, weight = self._rows = rows
         if len(self.classes_) < 2 or len(np.unique(labels)) < 2:
             raise ValueError(
@@ -159,7 +159,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return np.column_stack([np.ones(len(X)), X]) if self.fit_intercept else X
 
     def _with_rate(self, posterior: GibbsPosterior) -> GibbsPosterior:
-        """Return the posterior at the learning rate asked for."""
+        """Return the posterior at the chosen learning rate."""
         rate = self.learning_rate
         if rate is None:
             return posterior
@@ -186,7 +186,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
             raise ModelError("PAC-Bayes bounds are for independent rows of equal weight; leave out sample_weight")
 
     def _fit_approximation(self, start: Any) -> None:
-        """Find mean and a factor of the covariance of θ, and the draws of SMC."""
+        """Compute mean and a factor of the covariance of θ, and the draws of SMC."""
         if self.method not in METHODS:
             raise ModelError(f"method={self.method!r}: expected one of {', '.join(METHODS)}")
         if self.method == "smc":
@@ -228,7 +228,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return self._scores(X)[0]
 
     def decision_function(self, X: Any) -> Array:
-        """Return mean scores ``(n,)``; positive ones are of ``classes_[1]``."""
+        """Return mean scores ``(n,)``; positive scores predict ``classes_[1]``."""
         return self.mean_score(X)
 
     def predict(self, X: Any) -> Any:
@@ -245,7 +245,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return np.column_stack([mean - half, mean + half])
 
     def certificate(self, epsilon: float = 0.05, **options: Any) -> Certificate:
-        """Return the PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which refuses where none holds."""
+        """Return the PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which raises an error if none holds."""
         check_is_fitted(self)
         self._refuse_weights()
         found = certify(self.posterior_, self.approximation_, epsilon=epsilon, **options)
@@ -265,19 +265,19 @@ class GibbsClassifier(_LinearGibbs):
     prior_scale : float
         Standard deviation of every coefficient, the intercept included.
     learning_rate : float, None, "cv" or "bound"
-        λ; None is λ = n, a weight of one for every observation. ``"cv"`` chooses by cross-validation, ``"bound"`` by the
-        PAC-Bayes bound (bounded losses only).
+        λ; None is λ = n, a weight of one for every observation. ``"cv"`` chooses by cross-validation, ``"bound"`` by
+        the PAC-Bayes bound (bounded losses only).
     method : {"vi", "ep", "smc"}
     family : {"dense", "diagonal", "isotropic"}
-        Of covariances, for VI.
+        Family of covariances, for VI.
     fit_intercept, standardize : bool
     random_state : int, optional
-        For folds and SMC.
+        Seed of folds and SMC.
 
     Attributes
     ----------
     coef_, intercept_ : ndarray
-        Of the mean score, on the scale of the data.
+        Coefficients of the mean score, on the scale of the data.
     classes_ : ndarray
     posterior_ : GibbsPosterior
     approximation_ : GibbsVI, EPApproximation or InferenceData
@@ -324,7 +324,7 @@ class GibbsClassifier(_LinearGibbs):
     def predict_proba(self, X: Any) -> Array:
         """Return the share of the pseudo-posterior that votes for each class ``(n, 2)``.
 
-        It tells how far the data determine the vote: a pseudo-probability, not the frequency of the class.
+        It measures how well the data determine the vote. It is a pseudo-probability, not the frequency of the class.
         """
         share = ndtr(self.decision_function(X))
         return np.column_stack([1 - share, share])
@@ -337,8 +337,8 @@ class GibbsClassifier(_LinearGibbs):
 class GibbsRanker(_LinearGibbs):
     """Linear ranking of two classes by the AUC: a pseudo-posterior with a loss of pairs.
 
-    ``decision_function`` ranks. ``predict`` cuts the scores where as many training rows lie above as are positive, and
-    ``score`` is the AUC.
+    ``decision_function`` ranks. ``predict`` cuts the scores so that as many training rows are above the cut as are
+    positive. ``score`` is the AUC.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class GibbsRanker(_LinearGibbs):
         λ of the mean over all ordered pairs; None is λ = n.
     method : {"vi", "ep", "smc"}
     family : {"diagonal", "dense", "isotropic"}
-        Of covariances, for VI.
+        Family of covariances, for VI.
     standardize : bool
     random_state : int, optional
 
@@ -391,7 +391,7 @@ class GibbsRanker(_LinearGibbs):
             raise ModelError(f"loss={self.loss!r} is not a loss of pairs; use GibbsClassifier")
 
     def _threshold(self, rows: _Rows) -> float:
-        """Return the score above which rows have the weight of the positive class."""
+        """Return the score above which rows have the total weight of the positive class."""
         scores = self._design(rows.X) @ self._mean
         order = np.argsort(scores, kind="stable")
         below, negative = np.cumsum(rows.weight[order]), rows.weight[rows.labels < 0].sum()

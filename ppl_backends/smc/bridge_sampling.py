@@ -1,14 +1,15 @@
-r"""The evidence once more, from the last particles alone: bridge sampling (Meng & Wong 1996; Gronau et al. 2017).
+r"""The evidence by bridge sampling from the last particles (Meng & Wong 1996; Gronau et al. 2017).
 
-Tempering adds up the errors of every temperature on the way. Where the path led through a place in which particles moved too
-slowly, its evidence is off for good, while the particles at β = 1, moved ever since, can be right. The estimate between them
-and draws of a normalised density q is that of :func:`ppl_backends.numerics.bridge.bridge`.
+Tempering adds up the errors of all temperatures. If particles moved too slowly somewhere on the path, its evidence
+stays wrong, but the particles at β = 1, which were moved since, can be right.
+:func:`ppl_backends.numerics.bridge.bridge` estimates the evidence from them and from draws of a normalised density q.
 
-q is a Gaussian, a mixture with one for each separated mode, or one with Student t's where the particles have tails, in
-non-centred coordinates where they were moved in such. It is fitted to the *other* chains (to the other half of the particles
-of a single one). Errors are those of Frühwirth-Schnatter (2004), with the lineages of the particles in place of their
-autocorrelations. The particles of a chain enter its own estimate and, through q, those of the others; to leading order that
-is the same product of errors twice, so that their part of the variance is counted twice.
+q is a Gaussian, a mixture with one Gaussian for each separated mode, or a Gaussian with Student t's if the particles
+have heavy tails; it is in non-centred coordinates if the particles were moved in these. It is fitted to the *other*
+chains (to the other half of the particles of a single chain). Errors are those of Frühwirth-Schnatter (2004), with the
+lineages of the particles in place of their autocorrelations. The particles of a chain enter its own estimate and,
+through q, those of the others. To leading order both are the same product of errors, so their part of the variance is
+counted twice.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from ppl_backends.numerics.gaps import modes
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.targets.protocol import Array, Index
 
-_MOST_DRAWS = 1000  # of the density fitted, for each chain
+_MOST_DRAWS = 1000  # draws of the fitted density for each chain
 
 
 class Sample(NamedTuple):
-    """Equally weighted points of the density whose integral is wanted, with its logarithm, not normalised.
+    """Equally weighted points of the density whose integral is estimated, with its unnormalised logarithm.
 
-    Points whose ``ancestor``, a label below n, is not the same are independent. ``gradient`` is that of the logarithm, where
-    a change of variables is to be looked for.
+    Points are independent if their ``ancestor`` labels, below n, differ. ``gradient`` is the gradient of the logarithm
+    if a change of variables is to be searched for.
     """
 
     x: Array
@@ -53,7 +54,7 @@ class Sample(NamedTuple):
 
 
 class NonCentred(NamedTuple):
-    """The density of x where z has density ``q``."""
+    """The density of x if z has density ``q``."""
 
     q: MixtureApproximation | StudentMixture
     change: NonCentring
@@ -72,9 +73,10 @@ class NonCentred(NamedTuple):
 def bridge_evidence(
     samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator
 ) -> EvidenceEstimate | None:
-    """Return the log integral of a density of which there are samples, by bridges to what is fitted to the others.
+    """Return the log integral of a density from samples of it, by bridges to densities fitted to the other samples.
 
-    A single sample is halved. None where points are too few to fit a Gaussian to, for their dimension, or do not vary.
+    A single sample is halved. The result is None if points are too few, for their dimension, to fit a Gaussian, or do
+    not vary.
     """
     if len(samples) == 1:
         half = len(samples[0].x) // 2
@@ -82,7 +84,7 @@ def bridge_evidence(
     dim, found = samples[0].x.shape[1], []
     for k, sample in enumerate(samples):
         others = [other for j, other in enumerate(samples) if j != k]
-        # A covariance from n points costs an overlap of about exp(−dim²/4n).
+        # A covariance from n points reduces the overlap by a factor of about exp(−dim²/4n).
         if dim**2 > 8 * sum(len(other.x) for other in others):
             return None
         with np.errstate(all="ignore"):  # particles in far tails overflow
@@ -96,7 +98,7 @@ def bridge_evidence(
 def _bridge_to(
     others: Sequence[Sample], sample: Sample, log_density: Callable[[Array], Array], rng: np.random.Generator
 ) -> BridgeEstimate | None:
-    """Return a bridge from the sample to what is fitted to the others."""
+    """Return a bridge from the sample to the density fitted to the others."""
     try:
         q = _fitted_to(others)
     except ModelError:
@@ -110,7 +112,7 @@ def _bridge_to(
 
 
 def _fitted_to(samples: Sequence[Sample]) -> MixtureApproximation | StudentMixture | NonCentred:
-    """Return a density fitted to samples, with a change of variables where they have gradients that ask for one."""
+    """Return a density fitted to samples, with a change of variables if they have gradients that show the need."""
     x = np.concatenate([sample.x for sample in samples])
     gradients = [sample.gradient for sample in samples if sample.gradient is not None]
     change = find_noncentring(x, np.concatenate(gradients)) if gradients else None
@@ -118,7 +120,7 @@ def _fitted_to(samples: Sequence[Sample]) -> MixtureApproximation | StudentMixtu
 
 
 def _fitted(x: Array) -> MixtureApproximation | StudentMixture:
-    """Fit a Gaussian to every separated mode of the points, or to a single one with tails a mixture with Student t's."""
+    """Fit a Gaussian to every separated mode of the points; for a single mode with heavy tails, mix Student t's in."""
     labels = modes(x)
     parts = [x[labels == label] for label in range(labels.max() + 1)]
     covs = [np.atleast_2d(np.cov(part.T)) for part in parts]
@@ -127,8 +129,8 @@ def _fitted(x: Array) -> MixtureApproximation | StudentMixture:
 
 
 def _with_tails(x: Array, gaussian: MixtureApproximation) -> StudentMixture | None:
-    """Fit a mixture with Student t's; None where it is not clearly nearer to the points than a Gaussian."""
-    middle = metric_from_points(x)  # from quantiles, which a Cauchy has too
+    """Fit a mixture with Student t's; return None if it is not clearly nearer to the points than a Gaussian."""
+    middle = metric_from_points(x)  # from quantiles, which exist for a Cauchy too
     shares = np.full(len(x), 1.0 / len(x))
     tailed = fit_mixture(student_mixture(GaussianApproximation(middle.mean, cholesky=middle.factor)), x, shares)
     if tailed is None or not is_nearer(tailed.log_density(x), gaussian.log_density(x), shares):

@@ -1,4 +1,4 @@
-"""The chains of one call: here or over an executor, with what is to be kept when they do not all finish."""
+"""The chains of one call: run here or with an executor; keep what is there if they do not all finish."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def run_chains(
     checkpoint: Checkpoint | None = None,
     progressbar: bool,
 ) -> tuple[list[SMCResult], bool]:
-    """Return all chains in order, or after Ctrl-C those there are; and whether there was one.
+    """Return all chains in order, or after Ctrl-C those with a result; and whether Ctrl-C was pressed.
 
-    Each of ``chains`` runs one of them, complete, so that it can be sent elsewhere, and takes ``report=`` and ``store=``.
+    Each of ``chains`` is a complete function that runs one chain, so that it can be sent elsewhere; it takes
+    ``report=`` and ``store=``.
     """
     with ChainProgress("SMC", len(chains), shows.fields, enabled=progressbar) as progress:
 
@@ -57,7 +58,7 @@ class Shows(NamedTuple):
 def _run_all(
     jobs: Sequence[partial[SMCResult]], executor: Executor | None, checkpoint: Checkpoint | None
 ) -> tuple[list[SMCResult | None], bool]:
-    """Return the runs of all chains, None for those that an interrupt left without a temperature."""
+    """Return the runs of all chains, None for those that were interrupted before the first temperature."""
     try:
         found, interrupted = run_jobs(jobs, executor, lambda run: run.interrupted)
     except Exception as error:
@@ -68,12 +69,12 @@ def _run_all(
             if checkpoint
             else "with checkpoint= a run can be continued"
         )
-        raise WorkerError(f"a worker process died (killed, or out of memory?); {onward}") from error
+        raise WorkerError(f"a worker process ended unexpectedly (killed, or out of memory?); {onward}") from error
     return [_result(job, run) if interrupted else run for job, run in zip(jobs, found, strict=True)], interrupted
 
 
 def _result(job: partial[SMCResult], run: SMCResult | None) -> SMCResult | None:
-    """Return the chain's run; after an interrupt, where it handed in none, what its checkpoint holds."""
+    """Return the chain's run; if an interrupt left none, return the content of its checkpoint."""
     store = job.keywords["store"]
     if run is not None or store is None:
         return run
@@ -82,14 +83,14 @@ def _result(job: partial[SMCResult], run: SMCResult | None) -> SMCResult | None:
 
 
 def _says_that_a_worker_died(error: BaseException) -> bool:
-    """Return whether a pool is broken, also in Dask's word for it (by name: Dask is optional)."""
+    """Return whether a pool is broken, including Dask's exception for it (by name, because Dask is optional)."""
     return any(kind.__name__ in ("BrokenExecutor", "KilledWorker") for kind in type(error).__mro__)
 
 
 def _of_tempering(run: SMCState) -> tuple[float, dict[str, float | str]]:
     stage = run.stages[-1]
     moves = stage.moves
-    # The ladder is roughly geometric, so a root of β runs more evenly than β itself.
+    # The ladder is roughly geometric, so a root of β progresses more evenly than β itself.
     done = stage.beta**0.25
     figures: dict[str, float | str] = {
         "β": stage.beta,

@@ -1,13 +1,13 @@
-"""Checkpoints: a run survives the process it runs in, and goes on as if nothing had happened.
+"""Checkpoints: a run is saved so that another process can continue it, with the result that it would have had.
 
-A checkpoint is a small file with what identifies the call (settings, digests of the model, seed, the approximation that
-was fitted) and, beside it, a file per chain with its :class:`~ppl_backends.smc.core.SMCState`. Every file is written
-anew under another name, flushed to the disk and then renamed, so that at any moment each of them is whole: the last one
-or the one before.
+A checkpoint is a small file that identifies the call (settings, digests of the model, seed, the fitted approximation),
+and one file per chain beside it with the chain's :class:`~ppl_backends.smc.core.SMCState`. Every file is written under
+another name, flushed to the disk and then renamed, so that at any moment each of them is complete: the last version or
+the one before.
 
-Nothing in these files can run: they hold arrays and JSON text (:mod:`~ppl_backends.smc.codec`). Before anything is read
-from one its checksum has to match; before anything is used, the settings and the digests of program and data. A chain's
-file names the call and the chain that it belongs to.
+The files contain no code: they hold arrays and JSON text (:mod:`~ppl_backends.smc.codec`). The checksum of a file must
+match before anything is read from it; the settings and the digests of program and data must match before anything is
+used. A chain's file names the call and the chain that it belongs to.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ppl_backends.targets.protocol import BaseTarget
 from ppl_backends.targets.state_space.filter import FilterState
 
 _FORMAT = 4
-# What a start needs to be drawn from and evaluated, by kind; EP's is a Gaussian.
+# The data needed to draw from a start and to evaluate it, by kind; EP's is a Gaussian.
 _GAUSSIAN = ("mean", "factor", "directions", "upper", "names", "method", "converged", "log_evidence", "accuracy")
 _MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "_cov", "names", "method")
 _STARTS: dict[type, tuple[str, ...]] = {
@@ -91,7 +91,7 @@ _TYPES: tuple[type, ...] = (
 class ChainStore:
     """The file of one chain; ``run`` is the checksum of the file of the call that it belongs to.
 
-    ``types`` may occur in it beside those that all runs have.
+    ``types`` may occur in it in addition to those of all runs.
     """
 
     path: Path
@@ -100,16 +100,16 @@ class ChainStore:
     types: tuple[type, ...] = ()
 
     def load(self) -> SMCState | None:
-        """Return the chain as last saved, None where it never was; refuse a damaged file, or one of another chain or call."""
+        """Return the chain as last saved, or None; refuse a damaged file, or a file of another chain or call."""
         if not self.path.exists():
             return None
-        content = _read(self.path, "chain", "its chain then begins anew", self.types)
+        content = _read(self.path, "chain", "its chain then starts again", self.types)
         if content["run"] != self.run:
             raise ModelError(f"checkpoint {str(self.path)!r} belongs to another run; remove it, or give another file")
         if content["chain"] != self.chain:
             raise ModelError(
                 f"checkpoint {str(self.path)!r} holds chain {content['chain']} in the place of chain {self.chain}; "
-                "give every file its own name again"
+                "restore the file names"
             )
         return content["progress"]
 
@@ -130,9 +130,9 @@ class ChainStore:
 class Checkpoint:
     """All files of one call; ``run`` is the checksum of the first, empty before :meth:`begin`.
 
-    ``seed`` is the entropy of all generators, ``initial`` what the path starts from, as given (``named`` by a name) or
-    fitted, and ``start`` tells one start from another: the digest of what was given, and the shares of Student t's.
-    ``types`` are those of a family of models, which its chains hold beside what all have.
+    ``seed`` is the entropy of all generators. ``initial`` is the start of the path, as given (``named`` by a name) or
+    fitted. ``start`` identifies the start: it is the digest of what was given, and the shares of Student t's.
+    ``types`` belong to a family of models; its chains hold them in addition to the types of all runs.
     """
 
     path: Path
@@ -154,9 +154,9 @@ class Checkpoint:
         random_seed: Any,
         types: tuple[type, ...] = (),
     ) -> Checkpoint:
-        """Return the checkpoint of that name, or a new one; one of another model or other ``settings`` is refused.
+        """Return the checkpoint of that name, or a new one; refuse one of another model or of other ``settings``.
 
-        A seed of None takes up that of a checkpoint that exists.
+        A seed of None takes the seed of an existing checkpoint.
         """
         path, named = Path(path), isinstance(initial, str)
         settings = {**settings, "initial": initial if named else "approximation"}
@@ -165,7 +165,7 @@ class Checkpoint:
             new = cls(path, settings, _entropy(random_seed), initial, named, types=types)
             new._check_free(settings["chains"])
             return new
-        content = _read(path, "call", "the run then begins anew")
+        content = _read(path, "call", "the run then starts again")
         stored = content["settings"]
         differing = [name for name in {**settings, **stored} if not _same(stored, settings, name)]
         if random_seed is not None and not differing and _entropy(random_seed) != content["seed"]:
@@ -177,13 +177,13 @@ class Checkpoint:
             initial = fitted.replaced(target=target)
         found = cls(path, settings, content["seed"], initial, named, content["start"], _checksum_of(path), types)
         for chain in range(settings["chains"]):
-            found.chain(chain).load()  # before hours are spent on the chains before it
+            found.chain(chain).load()  # fail now rather than after the chains before it have run
         return found
 
     def begin(self, route: TemperingPath) -> Checkpoint:
-        """Return the checkpoint with its file written, unless it is there; one that was begun from another start is refused.
+        """Return the checkpoint with its file written if it did not exist; refuse one that has another start.
 
-        Where ``route`` starts from an approximation that was fitted, and is of a kind known here, the file holds that.
+        If ``route`` starts from a fitted approximation of a known kind, the file holds it.
         """
         approximation = route.approximation
         stored = _portable(approximation) if self.named else None
@@ -212,7 +212,7 @@ class Checkpoint:
         return ChainStore(self.path.with_name(f"{self.path.name}.chain{index}"), self.run, index, self.types)
 
     def _check_free(self, chains: int) -> None:
-        """Refuse to begin if the files cannot be written, or belong to chains of another run."""
+        """Raise an error if the files cannot be written, or belong to chains of another run."""
         try:
             check_writable(self.path)
         except OSError as error:
@@ -220,11 +220,11 @@ class Checkpoint:
         for chain in range(chains):
             left = self.chain(chain).path
             if left.exists():
-                raise ModelError(f"checkpoint {str(left)!r} is left of another run; remove it, or give another file")
+                raise ModelError(f"checkpoint {str(left)!r} belongs to another run; remove it, or give another file")
 
 
 def _read(path: Path, kind: str, removed: str, types: tuple[type, ...] = ()) -> dict[str, Any]:
-    """Return the content of a file; ``removed`` says what happens without it."""
+    """Return the content of a file; ``removed`` says what happens if the file is removed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -238,9 +238,9 @@ def _read(path: Path, kind: str, removed: str, types: tuple[type, ...] = ()) -> 
         if content[:2] == b"PK":
             message = f"checkpoint {str(path)!r} is damaged: its checksum does not match; remove it, {removed}"
             raise ModelError(message) from None
-        raise ModelError(f"{str(path)!r} is no checkpoint; give another file") from None
+        raise ModelError(f"{str(path)!r} is not a checkpoint; give another file") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{str(path)!r} is no checkpoint that this version can read ({error})") from None
+        raise ModelError(f"{str(path)!r} is not a checkpoint that this version can read ({error})") from None
 
 
 def _checksum_of(path: Path) -> str:
@@ -250,7 +250,7 @@ def _checksum_of(path: Path) -> str:
 def _of_another_run(path: Path, differing: list[str]) -> ModelError:
     return ModelError(
         f"checkpoint {str(path)!r} belongs to another run ({', '.join(differing)} differ); "
-        "give the call that began it, or another file"
+        "repeat the call that began it, or give another file"
     )
 
 
@@ -259,7 +259,7 @@ def _not_written(path: Path, error: OSError) -> CheckpointError:
 
 
 def _portable(approximation: Any) -> Any:
-    """Return a start as arrays and figures, without its target; None for a kind that is not known here."""
+    """Return a start as arrays and figures, without its target; None for an unknown kind."""
     known = [kind for kind in type(approximation).__mro__ if kind in _STARTS]
     if not known:
         return None

@@ -1,11 +1,11 @@
-"""Values as one file of arrays and text: nothing in it can run.
+"""Values as one file of arrays and JSON text, without code.
 
-The file is an archive as ``numpy.savez`` writes it, with every array as a member and a member ``value`` with JSON text
-that says how they belong together. Its last 64 bytes, the comment of the archive, are the SHA-256 of all bytes before
-them. ``numpy.load(path)`` opens it as well.
+The file is an archive in the format of ``numpy.savez``: every array is a member, and a member ``value`` has JSON text
+with the structure. Its last 64 bytes, the comment of the archive, are the SHA-256 of all bytes before them.
+``numpy.load(path)`` opens it as well.
 
-What can be written: None, booleans, numbers, text, tuples, lists, dicts with text as keys, numeric arrays, NumPy's
-scalars and generators, and objects of the types that the caller names, field by field.
+Values that can be written are None, booleans, numbers, text, tuples, lists, dicts with text as keys, numeric arrays,
+NumPy's scalars and generators, and objects of the types that the caller names, field by field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BIT_GENERATORS = {
 
 
 class DamagedError(ValueError):
-    """Bytes that :func:`pack` did not write, or that have changed since."""
+    """Raised for bytes that :func:`pack` did not write, or that have changed since."""
 
 
 def pack(value: Any, types: Iterable[type] = ()) -> bytes:
@@ -52,7 +52,7 @@ def pack(value: Any, types: Iterable[type] = ()) -> bytes:
 def unpack(content: bytes, types: Iterable[type] = ()) -> Any:
     """Return the value that :func:`pack` wrote.
 
-    Nothing is read before the checksum is known to match (else DamagedError); a type not in ``types`` is a ValueError.
+    Nothing is read before the checksum matches (else DamagedError); a type not in ``types`` is a ValueError.
     """
     if _checksum(content[:-_CHECKSUM]) != content[-_CHECKSUM:]:
         raise DamagedError("its checksum does not match")
@@ -69,7 +69,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 class _Writer:
-    """Takes a value apart; an array that occurs several times is written once."""
+    """Encode a value; an array that occurs several times is written once."""
 
     def __init__(self, names: dict[type, str]) -> None:
         self.names, self.arrays = names, dict[str, np.ndarray]()
@@ -106,17 +106,17 @@ class _Writer:
         if array.dtype.kind not in _NUMERIC:
             raise TypeError(f"an array of type {array.dtype} cannot be written")
         name = self._seen.setdefault(id(array), f"array{len(self.arrays)}")
-        self.arrays[name] = array  # which also keeps its id from being given away
+        self.arrays[name] = array  # the reference also keeps its id from being reused
         return name
 
 
 def _is_record(kind: type) -> bool:
-    """Return whether a class, and not only one that it extends, is a dataclass."""
+    """Return whether a class is itself a dataclass, not only a subclass of one."""
     return "__dataclass_fields__" in vars(kind)
 
 
 def _stored(value: Any) -> dict[str, Any]:
-    """Return the fields of an object; of a dataclass no more than it declares."""
+    """Return the fields of an object; only the declared ones of a dataclass."""
     if isinstance(value, tuple):
         return value._asdict()  # type: ignore[attr-defined]
     own = vars(value)
@@ -124,7 +124,7 @@ def _stored(value: Any) -> dict[str, Any]:
 
 
 class _Reader:
-    """Puts a value together again."""
+    """Decode a value."""
 
     def __init__(self, types: dict[str, type], members: Any) -> None:
         self.types, self.members = types, members

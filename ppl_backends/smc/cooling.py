@@ -1,8 +1,8 @@
-"""Search for narrow modes by cooling: some of the last particles are moved under p(x)^β with β from 1 to 256.
+"""Search for narrow modes by cooling: some of the last particles move under p(x)^β with β from 1 to 256.
 
-A narrow mode with most of the mass takes up a tiny part of the region that particles of a wide one fill. Cooled particles
-gather where the wide mode is dense, and the narrow mode, whose density is much higher, attracts them from farther away.
-Nothing is weighted here: the densest points that the moves evaluate are places for climbs to begin.
+A narrow mode with most of the mass occupies a tiny part of the region of particles in a wide mode. Cooled particles
+concentrate where the wide mode is dense, and the narrow mode, whose density is much higher, attracts them from a
+larger distance. Nothing is weighted here: the densest points that the moves evaluate are starting points of climbs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def densest_when_cooled(
     evaluations: float,
     rng: np.random.Generator,
 ) -> Densest:
-    """Return the densest points met on the way; ``density`` gives the log density and its gradient at points ``(n, dim)``.
+    """Return the densest points evaluated; ``density`` gives the log density and its gradient at points ``(n, dim)``.
 
-    As many particles are moved, in calls of ``rows``, as some number of ``evaluations`` allows.
+    The number of particles moved, in calls of ``rows``, follows from the number of ``evaluations``.
     """
     dim, kernel = particles.shape[1], Hmc()
     found, metric = Densest(dim), metric_from_points(particles)

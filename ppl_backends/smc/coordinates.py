@@ -1,6 +1,6 @@
-"""Coordinates of moves: a change of variables where the density has funnels, and a metric in the new ones.
+"""Coordinates of moves: a change of variables if the density has funnels, and a metric in the new variables.
 
-Both come from the particles of the stage. Kernels see neither the path nor the change, and nothing outside sees either.
+Both are computed from the particles of the stage. Neither kernels nor other modules depend on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ppl_backends.targets.protocol import Array
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A metric, and the change of variables before it, None where there is none."""
+    """A metric, and the change of variables before it, or None."""
 
     metric: AnyMetric
     change: NonCentring | None = None
@@ -55,10 +55,10 @@ def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
 
 
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
-    """Return coordinates for waste-free chains: of all weighted particles, since few of them begin a chain.
+    """Return coordinates for waste-free chains, computed from all weighted particles, since few of them start a chain.
 
-    The halves of the metric part between two of the last chains. A point whose own chain is in its metric would be moved by
-    a metric that it stretches; in as many dimensions as there are points it then stays where it is, for good.
+    The two halves of the previous chains form separate metrics. If a point's own chain enters its metric, it stretches
+    the metric that moves it; with as many dimensions as points, the point would then never move.
     """
     n = len(drawn.weights)
     chosen = systematic_resampling(drawn.weights, n, rng)
@@ -74,7 +74,7 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
 
 
 def planned_coordinates(drawn: Resampled, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
-    """Return coordinates for other particles than those that they are of."""
+    """Return coordinates for other particles than those from which they are computed."""
     n = len(drawn.weights)
     if len(drawn.parents) < n:
         particles = _chosen(drawn, systematic_resampling(drawn.weights, n, rng), path, rng)
@@ -85,7 +85,7 @@ def planned_coordinates(drawn: Resampled, path: TemperingPath, rng: np.random.Ge
 
 
 def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.Generator) -> Any:
-    """Return resampled particles; at the stage, with gradients, where the kernel has use for such."""
+    """Return resampled particles at the stage, with gradients if the kernel uses them."""
     particles = drawn.before.take(chosen)
     return (
         path.with_gradients(path.extend(particles, drawn.stage, rng), drawn.stage, rng) if path.gradient else particles
@@ -93,7 +93,7 @@ def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.G
 
 
 def _change(particles: PathState, path: TemperingPath) -> tuple[NonCentring | None, Any]:
-    """Return the change of variables, and the Gaussian near the target, which is one in the old variables only."""
+    """Return the change of variables, and the Gaussian near the target, which is Gaussian in the old variables only."""
     change = find_noncentring(particles.x, particles.gradient) if path.gradient else None
     return change, path.reference if change is None else None
 

@@ -1,19 +1,21 @@
 r"""Sequential Monte Carlo: weight, resample, move.
 
-A population of particles follows a path of distributions π₀, π₁, …, π_T, of which the first can be sampled and the last is
-wanted (Del Moral, Doucet & Jasra 2006, section 3.1; Chopin & Ridgway 2017, Algorithm 4). One stage, :func:`smc_step`, does
+A population of particles follows a path of distributions π₀, π₁, …, π_T. The first can be sampled; the last is the
+target (Del Moral, Doucet & Jasra 2006, section 3.1; Chopin & Ridgway 2017, Algorithm 4). One stage, :func:`smc_step`,
+does
 
 1. *weight*: every particle's weight is multiplied by w_t = γ_t / γ_{t−1}, and the evidence by the mean of w_t;
 2. *resample*: particles are drawn in proportion to their weights, all of them, few that begin chains (Dau & Chopin 2022,
    Algorithm 2), or none while the weights are even;
 3. *move*: a kernel that leaves π_t invariant moves them.
 
-What a particle is, the path alone knows: a point with its densities, a subset of {0, 1}^p, a parameter with a simulated
-data set. Populations are records of arrays (:mod:`~ppl_backends.numerics.population`), and nothing here names their
-fields. How far a step goes, when to resample, how to move and what to write down are parts that are handed in.
+Only the path depends on what a particle is: a point with its densities, a subset of {0, 1}^p, a parameter with a
+simulated data set. Populations are records of arrays (:mod:`~ppl_backends.numerics.population`), and this module uses
+none of their fields. The size of a step, resampling, moves and records are parts that the caller provides.
 
-A run between two stages is a value, :class:`SMCState`, and :func:`smc_step` makes the next one from it. What is saved,
-resumed, interrupted or cut short is always such a value; with the generator's state in it the rest follows to the bit.
+A run between two stages is a value, :class:`SMCState`, and :func:`smc_step` makes the next one from it. A run that is
+saved, resumed, interrupted or stopped early is always such a value. It includes the generator's state, so that the
+rest of the run is reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 
 def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
-    """Run to the last stage, or until ``watch`` or Ctrl-C ends the run; return what ended it, "" for the last stage."""
+    """Run to the last stage, or until ``watch`` or Ctrl-C stops the run; return the reason, "" for the last stage."""
     while not path.is_last(run.stage):
         if reason := watch.stops(run):
             return run, reason
@@ -47,9 +49,9 @@ def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCS
 
 
 def smc_step(run: SMCState, path: Path, parts: Parts) -> SMCState:
-    """Make one stage; ``run`` itself stays as it is, but for its generator.
+    """Make one stage; ``run`` itself stays unchanged, except for its generator.
 
-    Where the particles that it leads to ask for much shorter steps, it is made again by a shorter one.
+    If the resulting particles require much shorter steps, the stage is repeated with a shorter step.
     """
     schedule = parts.schedule.after(run)
     while schedule is not None:
@@ -103,8 +105,8 @@ def begin(
 class Start(NamedTuple):
     """Start of a path: equally weighted particles, and the log of the integral of γ₀ or its estimate.
 
-    ``lineage`` says which particles depend on each other, and how far that log is off; independent ones by default.
-    ``figures`` is what is to be known of the start later.
+    ``lineage`` says which particles depend on each other, and the error of that log; by default particles are
+    independent. ``figures`` are kept for later.
     """
 
     population: Any
@@ -115,11 +117,12 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class SMCState:
-    """A run between two stages: all that the next one needs, and what a checkpoint holds.
+    """A run between two stages: the input of the next stage, and the content of a checkpoint.
 
-    Siblings are adjacent in the ``population``; ``weights`` are normalised, and None for equal ones; ``lineage`` holds the
-    initial particle that each descends from; ``records`` are objects whose ``after(step)`` is the same with one more stage;
-    ``ess`` and ``n_inside`` (particles of weight above zero) are of the last step.
+    Copies of one particle are adjacent in the ``population``. ``weights`` are normalised, and None if equal.
+    ``lineage`` holds the initial particle that each descends from. ``records`` are objects whose ``after(step)``
+    returns the object with one more stage. ``ess`` and ``n_inside`` (the number of particles of positive weight) are
+    those of the last step.
     """
 
     population: Any
@@ -138,7 +141,7 @@ class SMCState:
 
 
 class Resampled(NamedTuple):
-    """The ``particles`` to be moved at a stage, their ``parents`` before resampling, and the weights these had."""
+    """The ``particles`` to be moved at a stage, their ``parents`` before resampling, and the parents' weights."""
 
     before: Any
     weights: Array
@@ -148,10 +151,10 @@ class Resampled(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The ``n`` particles of a stage, and the particle before resampling that each comes from.
+    """The ``n`` particles of a stage, and the particle before resampling from which each comes.
 
-    ``tuning`` is what the moves have learned, ``summary`` their figures (None where none were made), ``decided`` what a
-    run that is to repeat them needs to know, and ``densest`` points that they evaluated, to be kept.
+    ``tuning`` is the adapted state of the kernel, ``summary`` its figures (None without moves), ``decided`` what a
+    repeated run needs to make the same decisions, and ``densest`` the densest points evaluated.
     """
 
     population: Any
@@ -163,7 +166,7 @@ class Moved(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A stage that was made: incremental log weights, and normalised ones before resampling, for those who write it down."""
+    """A finished stage: incremental log weights, and normalised weights before resampling, for records."""
 
     before: SMCState
     after: SMCState
@@ -188,19 +191,19 @@ class Path(Protocol):
         ...
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
-        """Return resampled particles as particles of the stage: evaluated there, or with what the space grows by."""
+        """Return resampled particles as particles of the stage: evaluated there, or with the new dimensions of the space."""
         ...
 
     def density(self, stage: Any) -> Density[Any]:
-        """Return the map from points ``(n, dim)`` and a generator to particles of the stage, which kernels move with."""
+        """Return the map from points ``(n, dim)`` and a generator to particles of the stage, which kernels use."""
         ...
 
 
 class Watch(Protocol):
-    """Who sees a run between its stages: a clock, a progress bar, a file."""
+    """Observers of a run between its stages: a clock, a progress bar, a file."""
 
     def stops(self, run: SMCState) -> str:
-        """Return why no further stage is to be made; empty where one is."""
+        """Return why the run stops; empty if it continues."""
         ...
 
     def see(self, run: SMCState) -> None:
@@ -214,14 +217,15 @@ class Parts(NamedTuple):
     Attributes
     ----------
     schedule : object
-        How far a step goes, for the path to read. ``after(run)`` is the schedule of the step that follows a run, and
-        ``shorter(done, path)`` that of a shorter one to be made instead; None where ``done`` can stay.
+        Controls the size of a step; the path reads it. ``after(run)`` is the schedule of the next step, and
+        ``shorter(done, path)`` that of a shorter step that replaces the last one; None if the last step is kept.
     resample : callable
-        From normalised weights, whether the stage is the last, and a generator to parents; None for no resampling.
+        Function of normalised weights, whether the stage is the last, and a generator; returns parents, or None for no
+        resampling.
     move : callable
-        From :class:`Resampled`, the path, what was learned so far, and a generator to :class:`Moved`.
+        Function of :class:`Resampled`, the path, the tuning so far, and a generator; returns :class:`Moved`.
     figures : callable
-        From :class:`Step` to what is kept in ``stages``.
+        Function of :class:`Step`; returns the figures that are kept in ``stages``.
     """
 
     schedule: Any

@@ -1,6 +1,6 @@
-"""The densest points of the path's end among all that moves evaluate, accepted or not.
+"""The densest points of the target among all points that moves evaluate, accepted or not.
 
-A mode that is too narrow to hold particles on the way is met by a few of the many points of trajectories.
+If a mode is too narrow to hold particles on the path, a few of the many points of trajectories still hit it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Densest:
         self.x, self.log_density = np.empty((0, dim)), np.empty(0)
 
     def see(self, x: Array, log_density: Array) -> None:
-        """Record the points of an evaluation ``(n, dim)`` that are denser than those kept."""
+        """Record the points of an evaluation ``(n, dim)`` that are denser than the kept ones."""
         floor = self.log_density[-1] if len(self.log_density) == _KEPT else -np.inf
         above = np.flatnonzero(log_density > floor)
         above = above[np.isfinite(log_density[above])]

@@ -1,20 +1,22 @@
 r"""Variance of a log evidence, from one run's lineages, and over several runs.
 
-One run. With G_t^i the incremental weight of particle i at stage t over its mean, log Ẑ − log Z ≈ Σ_t (1/N) Σ_i (G_t^i − 1).
-Particles that descend from different initial ones are independent, so with E_t^i the initial ancestor of particle i
-the contributions U_e = Σ_t Σ_{i: E_t^i = e} (G_t^i − 1) give the variance N⁻² Σ_e U_e² (Chan & Lai 2013; Lee & Whiteley
-2018). Grouping by lineage keeps the correlation between siblings, and that between stages, which a kernel that mixes
-poorly leaves. Systematic resampling adds no noise of its own to first order, so its term is left out; what it adds shows in
-the counts of each lineage.
+One run. With G_t^i the incremental weight of particle i at stage t over its mean, log Ẑ − log Z ≈ Σ_t (1/N) Σ_i (G_t^i
+− 1). Particles that descend from different initial particles are independent. So with E_t^i the initial ancestor of
+particle i, the contributions U_e = Σ_t Σ_{i: E_t^i = e} (G_t^i − 1) give the variance N⁻² Σ_e U_e² (Chan & Lai 2013;
+Lee & Whiteley 2018). Grouping by lineage includes the correlation between copies of a particle, and the correlation
+between stages that a slowly mixing kernel leaves. Systematic resampling adds no noise to first order, so its term is
+left out; its effect is in the counts of each lineage.
 
-A cross-check. Path sampling writes log Z as the integral over β of E_β[increment] (Gelman & Meng 1998). Between two betas
-the integrand is estimated from the particles of the nearer one, reweighted; the integral is then
-log mean_t{exp(Δ·increment/2)} − log mean_{t+1}{exp(−Δ·increment/2)}, whose second half rests on the particles *after* they
-moved. Its difference from log Ẑ has mean zero where the moves do what they should, and a variance from the same lineages.
+A cross-check. Path sampling writes log Z as the integral over β of E_β[increment] (Gelman & Meng 1998). Between two
+betas the integrand is estimated from the particles of the nearer one, reweighted; the integral is then log
+mean_t{exp(Δ·increment/2)} − log mean_{t+1}{exp(−Δ·increment/2)}, whose second half uses the particles *after* their
+moves. Its difference from log Ẑ has mean zero if the kernels leave their targets invariant and mix, and a variance
+from the same lineages.
 
-Several runs. The evidence is the mean of the runs' evidences. Its error pools the single-run variances with the spread of
-the runs; where the spread is too large to be the single-run error (an F test), the spread alone speaks, with its few degrees
-of freedom. The error of a posterior mean, and with it the share of a mode, is found in the same way (:func:`ess_of_means`).
+Several runs. The evidence is the mean of the runs' evidences. Its error pools the single-run variances with the spread
+of the runs. If the spread is too large for the single-run error (an F test), only the spread is used, with its few
+degrees of freedom. The error of a posterior mean, and thus of the share of a mode, is computed in the same way
+(:func:`ess_of_means`).
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from ppl_backends.numerics.bridge import degrees_of_freedom
 from ppl_backends.numerics.weights import OUTER, normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
-# A single-run variance counts for at most this many degrees of freedom, so that the spread between runs keeps a voice.
+# A single-run variance counts for at most this many degrees of freedom, so that the spread between runs has influence.
 _MAX_SINGLE_RUN_DF = 10.0
-# A spread that rounding explains: squared, of log evidences.
+# Spread of log evidences, squared, that rounding explains.
 _ROUNDING = 1e-12
 # Level of the test that the spread between runs exceeds the single-run error.
 _SPREAD_LEVEL = 0.005
@@ -50,7 +52,7 @@ class LineageVariance:
         self.ancestor = np.arange(n)
 
     def reweighted(self, weights: Array, before: Array | None = None) -> LineageVariance:
-        """Return a copy with a stage that takes normalised weights from ``before``, by default equal, to ``weights``."""
+        """Return a copy with a stage that changes normalised weights ``before``, by default equal, to ``weights``."""
         carried = copy.copy(self)
         added = self.by_lineage(self.n * (weights - (1.0 / self.n if before is None else before)))
         carried.contribution = self.contribution + added
@@ -61,7 +63,7 @@ class LineageVariance:
         return np.bincount(self.ancestor, values, minlength=self.n).astype(np.float64)
 
     def resampled(self, parents: Index) -> LineageVariance:
-        """Return a copy that carries the ancestors to the new particles."""
+        """Return a copy with the ancestors of the new particles."""
         carried = copy.copy(self)
         carried.ancestor = self.ancestor[parents]
         return carried
@@ -84,7 +86,7 @@ class LineageVariance:
 
 @dataclass(frozen=True)
 class PathSampling:
-    """Log evidence of one run by path sampling; ``difference`` ``(n,)`` is what lineages contribute to log Ẑ less it."""
+    """Log evidence of one run by path sampling; ``difference`` ``(n,)`` are lineages' contributions to log Ẑ minus it."""
 
     log_evidence: float
     difference: Array
@@ -92,7 +94,7 @@ class PathSampling:
     def after(self, step: Any) -> PathSampling:
         """Add a :class:`~ppl_backends.smc.core.Step` along a path with an ``increment``.
 
-        Particles before the step give the one half of it, the moved ones the other; after an importance step there are none.
+        Particles before the step estimate its first half, the moved ones the second; after an importance step there is none.
         """
         before, after = step.before, step.after
         if step.moved.summary is None:
@@ -109,12 +111,12 @@ class PathSampling:
 
     @property
     def variance_of_difference(self) -> float:
-        """Return the estimated variance of log Ẑ less this log evidence."""
+        """Return the estimated variance of log Ẑ minus this log evidence."""
         return float((self.difference**2).sum() / len(self.difference) ** 2)
 
 
 def log_relative(weights: Array | None) -> Array | float:
-    """Return logs of normalised weights scaled to mean one; 0 for None, equal ones."""
+    """Return logs of normalised weights scaled to mean one; 0 for None, which stands for equal weights."""
     if weights is None:
         return 0.0
     with np.errstate(divide="ignore"):
@@ -125,8 +127,8 @@ def log_relative(weights: Array | None) -> Array | float:
 class EvidenceEstimate(NamedTuple):
     """Log evidence of several runs; ``df`` are degrees of freedom of its standard error, for intervals by Student's t.
 
-    ``spread`` is the standard deviation of the runs' log evidences, NaN for one; where ``runs_disagree``, it is larger
-    than the single-run errors explain.
+    ``spread`` is the standard deviation of the runs' log evidences, NaN for one run; if ``runs_disagree``, it is
+    larger than the single-run errors explain.
     """
 
     log_evidence: float
@@ -137,7 +139,7 @@ class EvidenceEstimate(NamedTuple):
 
 
 def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> EvidenceEstimate:
-    """Pool runs ``(runs,)``: log of the mean evidence and its standard error."""
+    """Pool runs ``(runs,)``: return the log of the mean evidence and its standard error."""
     runs = len(log_evidence)
     combined = float(logsumexp(log_evidence) - np.log(runs))
     pooled, total_df, disagree = (float(figure) for figure in _pooled(log_evidence, variance, df))
@@ -160,7 +162,7 @@ def _pooled(values: Array, variance: Array, df: Array) -> tuple[Array, Array, Ar
 
 
 def sums_by_lineage(values: Array, ancestor: Index) -> Array:
-    """Return the sums of rows ``(n, k)`` over the particles of every lineage, which are independent of each other."""
+    """Return the sums of rows ``(n, k)`` over the particles of every lineage; different lineages are independent."""
     _, lineage = np.unique(ancestor, return_inverse=True)
     n = len(lineage)
     return sparse.csr_matrix((np.ones(n), (lineage, np.arange(n)))) @ values
@@ -169,7 +171,7 @@ def sums_by_lineage(values: Array, ancestor: Index) -> Array:
 def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
     """Return the effective number of draws ``(dim,)`` of each coordinate's mean over all runs.
 
-    Lineages within runs tell, and the spread between them: a run that has lost a mode looks well by itself.
+    It uses lineages within runs and the spread between runs, because the lineages of a run that lost a mode do not show it.
     """
     total = np.concatenate([x for x, _ in samples]).var(axis=0)
     ess: Array = total / _variance_of_means(samples)
@@ -179,8 +181,9 @@ def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
 def precision_of_sds(samples: Sequence[tuple[Array, Index]]) -> Array:
     """Return (sd / standard error of the sd)² of each coordinate over all runs ``(dim,)``.
 
-    It compares with `ess_of_means`, which is the same figure of a mean, but is smaller by far where a small mode at a
-    distance makes most of the sd. Coordinates are cut at their outer per cent: with heavy tails the figure exists too.
+    It is comparable to :func:`ess_of_means`, the same figure for a mean, but much smaller if a small mode at a
+    distance determines the sd. Coordinates are cut at their outer per cent, so that the figure exists with heavy tails
+    too.
     """
     pooled = np.concatenate([x for x, _ in samples])
     low, high = np.quantile(pooled, [OUTER, 1 - OUTER], axis=0)

@@ -1,13 +1,14 @@
-r"""The path over a series whose particles carry filters of their own: SMC² (Chopin, Jacob & Papaspiliopoulos 2013).
+r"""The path over a series whose particles each carry a filter: SMC² (Chopin, Jacob & Papaspiliopoulos 2013).
 
-As over rows, p(θ | y_{1:t}) for t = 0 … n, but the likelihood of the next row is an estimate: that of a particle filter with
-N_x particles, one for every θ. The weights are right on average for any N_x ≥ 1, and so is the evidence: the path is exact on
-the space of θ with all that its filter drew.
+As over rows, the path is p(θ | y_{1:t}) for t = 0 … n, but the likelihood of the next row is an estimate by a particle
+filter with N_x particles, one filter for every θ. The weights are unbiased for any N_x ≥ 1, and so is the evidence:
+the path is exact on the space of θ with all variables that its filter drew.
 
-N_x is too small where the log of the estimate varies much; how much is measured after the moves, at θ as they are drawn, by
-pairs of fresh filters (the estimates that particles carry were selected for being large, and acceptance rates tell as much
-of the proposals). Filters grow around paths of states (:mod:`~ppl_backends.smc.regeneration`), or by an exchange: a stage of
-its own that lets no rows in, an importance step with weights L̂'(θ)/L̂(θ), which count in the evidence like those of the rows.
+N_x is too small if the log of the estimate varies much. Pairs of fresh filters measure this variance after the moves,
+at the current θ. (The estimates that particles carry were selected for being large, and acceptance rates also depend
+on the proposals.) Filters grow around paths of states (:mod:`~ppl_backends.smc.regeneration`), or by an exchange: a
+stage that adds no rows and is an importance step with weights L̂'(θ)/L̂(θ), which count in the evidence like those of
+the rows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 from ppl_backends.targets.state_space.filter import FilterState, Seeds, draw_seeds
 
 _REPLAYED = 8  # filters of a result
-_LOSSY = 4.0  # variance of log estimates whose exchange leaves few particles
+_LOSSY = 4.0  # variance of log estimates above which an exchange leaves few particles
 _MEDIAN_OF_SQUARE = 0.4549364  # of a standard normal variable
 
 
@@ -47,13 +48,13 @@ class Growth(NamedTuple):
     Attributes
     ----------
     first : int
-        N_x to begin with.
+        N_x at the start.
     variance : float
-        τ, that of the log estimate that a larger filter is to have.
+        τ, the target variance of the log estimate for larger filters.
     above : float
-        Times τ, the measured variance from which filters are exchanged; infinite for filters of one size.
+        Multiple of τ: the measured variance above which filters grow; infinite for filters of one size.
     most : int
-        N_x at most.
+        Largest N_x.
     """
 
     first: int = 32
@@ -62,10 +63,10 @@ class Growth(NamedTuple):
     most: int = 16384
 
     def wanted(self, n_particles: int, measured: float) -> int:
-        """Return N_x of the filters to come, N_x σ² / τ where σ² is too large."""
+        """Return the next N_x: N_x σ² / τ if σ² is too large."""
         if not measured > self.above * self.variance:
             return n_particles
-        factor = min(measured / self.variance, 16.0)  # where no two filters agree, σ² itself is not known
+        factor = min(measured / self.variance, 16.0)  # if no two filters agree, σ² itself is not known
         return min(self.most, grid(int(np.ceil(n_particles * factor))))
 
 
@@ -77,15 +78,15 @@ class FilterParticles(RowState):
     ----------
     filter : FilterState
     fresh : ndarray (n,)
-        Seeds of the filters that may come in their place.
+        Seeds of the filters that may replace them.
     n_particles : int
         N_x.
     wanted : int
-        N_x that it should be.
+        N_x that the next filters should have.
     variance : float
-        Of the log estimate, as last measured.
+        Variance of the log estimate, as last measured.
     kept : KeptPaths or None
-        What the filters were drawn around, where moves regenerate them.
+        The paths around which the filters were drawn, if moves regenerate filters.
     """
 
     filter: Any
@@ -102,14 +103,14 @@ class FilterPath(RowsPath):
     Parameters
     ----------
     target : BaseTarget
-        With ``state_space``.
+        A target with ``state_space``.
     prior : PriorPath
         Draws the particles before any data.
     particle_filter : Filter
     growth : Growth
     regenerates : {"", "gibbs", "partial", "growth"}
-        Whether moves end with new filters around paths out of the old ones, after sweeps of particle Gibbs or steps of
-        particle Metropolis, always or where they are to grow; else filters that are to grow are exchanged.
+        Whether moves end with new filters around paths from the old filters: after sweeps of particle Gibbs, after
+        steps of particle Metropolis, or only if filters are to grow; with "" filters that are to grow are exchanged.
     """
 
     impossible = (
@@ -131,27 +132,27 @@ class FilterPath(RowsPath):
         self.integral = stated_integral(self.rest) or PriorIntegral(0.0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as target and settings; the filter is made anew."""
+        """Pickle as target and settings; unpickling builds the filter again."""
         return _path_again, (type(self), self.target, self.prior, self.filter.method, self.growth, self.regenerates)
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw from the prior, each with an empty filter."""
+        """Draw particles from the prior, each with an empty filter."""
         drawn = self.prior.draw(n, rng)
         return drawn._replace(population=self._with_filters(drawn.population, self.all_of(0), rng))
 
     def all_of(self, rows: int) -> Any:
-        """Return the stage that has this many rows."""
+        """Return the stage with the first ``rows`` rows."""
         return Rows(rows, rows, 1.0, 0.0, self.n, None, self.growth.first)
 
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
-        """Add the next rows, or a further fraction of a row that is tempered; or exchange the filters."""
+        """Add the next rows, or a further fraction of a row that is tempered, or exchange the filters."""
         if population.beta == 1.0 and population.wanted != population.n_particles:
             return self._exchange(population)
         stage, log_weights = super().next(population, weights, schedule)
         return stage._replace(n_particles=population.n_particles), log_weights
 
     def next_block(self, population: Any, least_share: float) -> Block:
-        """Return the rows to be let in; filters look at one after the other."""
+        """Return the rows to add; filters process them one by one."""
         n, seen = len(population.x), population.stop
         parameters = self.parameters_at(population.x)
         state, increment = population.filter, self._others(population.x) if seen == 0 else np.zeros(n)
@@ -180,7 +181,7 @@ class FilterPath(RowsPath):
         return Rows(rows, rows, 1.0, 0.0, self.n, block, size), log_ratio
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
-        """Return the particles with their filters led over the rows of a new block, or with larger ones."""
+        """Return the particles with their filters run over the rows of a new block, or with larger filters."""
         if stage.block is None:
             return replace(population, beta=stage.beta)
         if is_exchange(stage):
@@ -192,7 +193,7 @@ class FilterPath(RowsPath):
         return self.with_parts(replace(population, filter=filters), stage, population.filter.log_likelihood)
 
     def density(self, stage: Any) -> Density[Any]:
-        """Return the map from points to particles of the stage, with fresh filters that look at its rows alone."""
+        """Return the map from points to particles of the stage, with fresh filters that use only its rows."""
         return lambda x, rng: self._with_filters(x, stage, rng)
 
     def _with_filters(self, x: Array, stage: Rows, rng: np.random.Generator) -> FilterParticles:
@@ -207,14 +208,14 @@ class FilterPath(RowsPath):
         return self.with_parts(FilterParticles(x, nothing, nothing, None, None, 1.0, *rows, kept), stage, before)
 
     def _filters(self, x: Array, rows: int, n_particles: int, seeds: Seeds) -> Any:
-        """Return filters that have seen this many rows."""
+        """Return filters that have processed this many rows."""
         parameters = self.parameters_at(x)
         return self.filter.advance(parameters, self.filter.start(parameters, n_particles, seeds), 0, rows)[0]
 
     def with_parts(self, population: FilterParticles, stage: Rows, before: Array) -> FilterParticles:
         """Return the particles at the stage, from their filters and the log likelihood of the rows ``before`` its block.
 
-        Before the first row other observed variables and Potentials count as part of the increment.
+        Before the first row, other observed variables and Potentials count as part of the increment.
         """
         base = self.target.evaluate_prior(population.x)[0]
         increment = _difference(population.filter.log_likelihood, before)
@@ -227,12 +228,12 @@ class FilterPath(RowsPath):
         return replace(population, base=base, increment=increment, **rows)
 
     def _others(self, x: Array) -> Array:
-        """Return the log likelihood ``(n,)`` of everything observed beside the series."""
+        """Return the log likelihood ``(n,)`` of all observed variables except the series."""
         parts = self.rest.evaluate(x)
         return parts.log_likelihood if isinstance(parts, Evaluation) else np.zeros(len(x))
 
     def moves(self, kernel: Kernel, settings: MoveSettings) -> Any:
-        """Return the moves of a stage, after which filters are measured."""
+        """Return the moves of a stage, followed by a measurement of the filters."""
         metropolis = _MeasuredMoves(UntilMixed(kernel, settings))
         return RegeneratingMoves(metropolis, settings, self.regenerates) if self.regenerates else metropolis
 
@@ -295,7 +296,7 @@ class FilterPath(RowsPath):
         if self.regenerates:
             path, log_g = self._longer(found["path"]), self._longer(found["path_log_g"])
             kept = KeptPaths(path, log_g, found["path_rows"], found["path_seed"].view(np.uint64))
-        # Replayed on the rows that there are now, the first few tell whether these are the rows that the result has seen.
+        # The first few filters, replayed on the present rows, show whether these are the rows of the result.
         few = slice(0, _REPLAYED)
         estimates[few] = self._replayed(x[few], rows, size, seeds[few], kept and kept.take(few))
         filters = FilterState(
@@ -316,7 +317,7 @@ class FilterPath(RowsPath):
         return longer
 
     def _replayed(self, x: Array, rows: int, size: int, seeds: Seeds, kept: KeptPaths | None) -> Array:
-        """Return log likelihoods of the rows by filters that are computed again."""
+        """Return log likelihoods of the rows by recomputed filters."""
         found = self._filters(x, rows, size, seeds).log_likelihood.copy()
         if kept is None:
             return found
@@ -328,13 +329,13 @@ class FilterPath(RowsPath):
         return found
 
     def paths_of(self, population: FilterParticles, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return a path ``(n, n_rows of the data[, d])`` out of the filter of each particle, and its logs of weights."""
+        """Return a path ``(n, n_rows of the data[, d])`` from the filter of each particle, and its log weights."""
         n, values = len(population.x), self.parameters_at(population.x)
         kept = no_paths(self.filter, values, n) if population.kept is None else population.kept
         return paths_out_of(self.filters, values, population.filter, kept, population.stop, draw_seeds(rng, n))
 
     def reasons(self, runs: Sequence[SMCState]) -> list[str]:
-        """Return a reason for distrust where filters with noisy estimates were exchanged."""
+        """Return a reason for distrust if filters with noisy estimates were exchanged."""
         if self.regenerates:
             return []
         found = []
@@ -353,7 +354,7 @@ class FilterPath(RowsPath):
         ]
 
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
-        """Return paths of states out of the filters of all runs ``(chain, draw, n_rows[, d])``, NaN behind the rows seen."""
+        """Return paths of states from the filters of all runs ``(chain, draw, n_rows[, d])``, NaN after the rows seen."""
         found = []
         for run in runs:
             found.append(self.paths_of(run.population, rng)[0])
@@ -363,7 +364,7 @@ class FilterPath(RowsPath):
     def regenerated(
         self, population: FilterParticles, paths: tuple[Array, Array], rng: np.random.Generator
     ) -> FilterParticles:
-        """Return the particles, all rows of whose block are in, with filters of the size wanted around paths."""
+        """Return the particles at the end of a block of rows, with filters of the wanted size around paths."""
         n, stop, size = len(population.x), population.stop, population.wanted
         kept = KeptPaths(*paths, np.full(n, stop), draw_seeds(rng, n))
         values, seeds = self.parameters_at(population.x), draw_seeds(rng, n)
@@ -373,9 +374,9 @@ class FilterPath(RowsPath):
         return self.with_parts(changed, stage, increments[:, : population.first].sum(axis=1))
 
     def measured(self, population: FilterParticles, rng: np.random.Generator) -> FilterParticles:
-        """Return the particles with the variance of the log estimate, from pairs of fresh filters at every other θ.
+        """Return the particles with the variance of the log estimate, from pairs of fresh filters at every second θ.
 
-        The median of the squared differences, since that of a few θ at which filters fail has no bound.
+        It uses the median of the squared differences, because the differences at a few θ where filters fail are unbounded.
         """
         if not np.isfinite(self.growth.above):
             return population
@@ -397,12 +398,12 @@ def _path_again(
 
 
 def is_exchange(stage: Rows) -> bool:
-    """Return whether no rows were let in, and filters exchanged."""
+    """Return whether the stage added no rows but exchanged filters."""
     return stage.block is not None and not len(stage.block.log_scores)
 
 
 def filter_path(target: BaseTarget, prior: PriorPath, idata: Any) -> FilterPath:
-    """Return the path that a result of SMC² goes on along."""
+    """Return the path along which a result of SMC² continues."""
     if target.state_space is None:
         raise ModelError(f"update_smc: the result is of a state-space model, and {target.label} has none")
     attrs, points = group(idata, "posterior").attrs, group(idata, "unconstrained_posterior")
@@ -420,7 +421,7 @@ def _difference(after: Array, before: Array) -> Array:
 
 @dataclass(frozen=True)
 class _MeasuredMoves:
-    """Moves, and a measurement of the filters once the rows of a block are in whole."""
+    """Moves, and a measurement of the filters at the end of a block of rows."""
 
     moves: Any
 
@@ -433,7 +434,7 @@ class _MeasuredMoves:
 
 
 class FilterSizes(NamedTuple):
-    """N_x of every stage, and the variance of the log estimate after its moves; NaN where it was not measured."""
+    """N_x of every stage, and the variance of the log estimate after its moves; NaN if it was not measured."""
 
     n_particles: tuple[int, ...]
     variance: tuple[float, ...]
@@ -446,7 +447,7 @@ class FilterSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class WithoutExchanges(PathSampling):
-    """Path sampling over the rows; of an exchange, which has no increment at other points, it takes the weights' figure."""
+    """Path sampling over the rows; for an exchange, which has no increment at other points, it uses the weights."""
 
     def after(self, step: Step) -> PathSampling:
         """Add a stage."""

@@ -1,4 +1,4 @@
-"""Verdicts on a run from its figures, and the choice of the evidence that is reported."""
+"""Verdicts on a run from its figures, and the choice of the reported evidence."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, Index
 
 _MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
-# The same at the last temperature, on average over the runs, below which particles speak for themselves; or its noise.
+# The same at the last temperature, on average over the runs, below which bridges to the particles are trusted.
 _UNCORRELATED = 0.1
-# Share of the last trajectories that diverged, above which it is a reason where no shorter ones were tried.
+# Share of the last trajectories that diverged, above which it is a reason for distrust if no shorter steps were tried.
 _DIVERGENT = 0.005
-# With a quarter of the step, as a share of those that diverged before, or of all: in places of one narrow width next to none
-# are left, in a neck that narrows further on an eighth to a half.
+# Share of trajectories that diverge with a quarter of the step, relative to those that diverged before, or to all. In regions
+# of one narrow width almost none diverge; in a neck that narrows further, an eighth to a half do.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 _SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
-# Initial particles with descendants: in every chain for its own evidence, in all together for draws that mixed since.
+# Least number of initial particles with descendants: per chain for its evidence, in total for draws that mixed since.
 _FEW_LINEAGES = 20
-# Initial particles with descendants, from which nothing need be mixed: particles that never move are importance sampling,
-# and the lineages have its error.
+# Initial particles with descendants, above which no mixing is required: particles that never move are importance
+# sampling, and the lineages give its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
-# The multiple of the fewest independent draws that are trusted, below which finished runs are made again on a finer ladder.
+# Multiple of the smallest trusted ESS, below which finished runs are repeated on a finer ladder.
 _COARSE = 4.0
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
-_PRECISE = 0.1  # standard error of a bridge that has something to say
-# Nats; a ladder that lost more than that leaves last particles that are not to be believed either.
+_PRECISE = 0.1  # largest standard error of a bridge that may replace tempering
+# Nats; if a ladder lost more than that, the last particles are not trusted either.
 _LARGEST_REPAIR = 1.0
 
 
 class ShortSteps(NamedTuple):
     """Effect of moves with a quarter of the step on the last particles.
 
-    ``divergent`` is the share of their trajectories that diverged; ``shift`` how much further particles went to where the
-    energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards.
+    ``divergent`` is the share of their trajectories that diverged. ``shift`` is how much further particles went to
+    where the energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards.
     """
 
     divergent: float
@@ -57,11 +57,11 @@ class ShortSteps(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Runs, and what tells whether they can be trusted.
+    """Runs, and the figures that show whether they can be trusted.
 
-    ``ess`` is how many independent draws the mean or the standard deviation of the worst coordinate is worth, ``apart``
-    chains in different places, ``disagreement`` what speaks against the evidence, ``divergent`` the share of the last
-    trajectories that diverged. ``short_steps`` and ``lost`` are what trials after the runs found.
+    ``ess`` is the effective sample size of the mean or the standard deviation of the worst coordinate, ``apart``
+    describes chains in different places, ``disagreement`` is a reason against the evidence, ``divergent`` is the share
+    of the last trajectories that diverged. ``short_steps`` and ``lost`` are results of trials after the runs.
     """
 
     runs: Sequence[SMCResult]
@@ -75,7 +75,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures:
-    """Return the figures of runs, before any shorter steps."""
+    """Return the figures of runs, before any trial of shorter steps."""
     samples = [(run.x, run.lineage.ancestor) for run in runs]
     return Figures(
         runs,
@@ -93,9 +93,9 @@ def in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
 
 
 def is_too_coarse(figures: Figures) -> bool:
-    """Return whether means or evidence of finished runs rest on too little, or contradict each other.
+    """Return whether means or evidence of finished runs have too few effective draws, or contradict each other.
 
-    Where few draws of the start were inside the support, no ladder mends it.
+    A finer ladder does not help if few draws of the start were inside the support.
     """
     runs = figures.runs
     if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
@@ -106,7 +106,7 @@ def is_too_coarse(figures: Figures) -> bool:
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
-    """Return the runs to keep, those at β = 1 or else all, and what to say of the others."""
+    """Return the runs to keep, those at β = 1 or else all, and a text about the others."""
     finished = [run for run in runs if run.complete]
     if len(finished) == chains:
         return finished, ""
@@ -118,7 +118,7 @@ def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) ->
 
 
 def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] = ()) -> list[str]:
-    """Return reasons, each with its figure, not to trust the evidence and the draws; none for a healthy result."""
+    """Return reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result."""
     runs, evidence = figures.runs, figures.evidence
     reasons = _not_mixed(runs, chains_kept) + _misses_a_neck(figures, names)
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
@@ -136,7 +136,7 @@ def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
     if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         return []
     slow = [move for move in moves if _is_correlated(move)]
-    # With few chains the correlations are noisy, and one of many stages may stand out by chance.
+    # With few chains the correlations are noisy, and one of many stages may be an outlier by chance.
     if len(slow) <= 0.1 * len(moves) and all(move.correlation <= max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow):
         return []
     worst = max(slow, key=lambda move: move.correlation)
@@ -218,7 +218,7 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
 
 
 def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
-    """Return why trajectories that diverged are a reason, if they are one."""
+    """Return the reason for distrust if trajectories diverged, or none."""
     divergent, short_steps = figures.divergent, figures.short_steps
     said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
@@ -249,7 +249,7 @@ def _is_correlated(move: MoveSummary) -> bool:
 class Verdict(NamedTuple):
     """The reported evidence, its method, and the reasons against that of tempering.
 
-    Where that is not to be trusted, ``replaced`` says what was reported in its place.
+    If tempering is not trusted, ``replaced`` says what was reported instead.
     """
 
     evidence: EvidenceEstimate
@@ -259,7 +259,7 @@ class Verdict(NamedTuple):
 
     @property
     def trusted(self) -> bool:
-        """Return whether no reason speaks against the reported evidence."""
+        """Return whether there is no reason against the reported evidence."""
         return bool(self.replaced) or not self.reasons
 
     @property
@@ -291,9 +291,9 @@ def judge(
 ) -> Verdict:
     """Return the evidence to report: that of bridge sampling, or of tempering.
 
-    The bridges' is taken if it may be (``replaceable``), the last particles are healthy and in one mode, the bridges
-    precise and within a nat of tempering, and tempering is distrusted or has the larger error. ``prior_error``, of the
-    prior's integral, is in the error of tempering already.
+    Bridge sampling is reported if this is allowed (``replaceable``), the last particles are healthy and in one mode,
+    the bridges are precise and within a nat of tempering, and tempering is distrusted or has the larger error.
+    ``prior_error``, of the prior's integral, is already part of the error of tempering.
     """
     evidence, reasons = figures.evidence, distrust(figures, chains_kept, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
@@ -321,7 +321,7 @@ def judge(
 
 
 def draws_are_healthy(figures: Figures) -> bool:
-    """Return whether the last moves of every run mixed and missed nothing, and all particles are in one mode."""
+    """Return whether the last moves of every run mixed and missed no region, and all particles are in one mode."""
     runs = figures.runs
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]
@@ -350,12 +350,12 @@ def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = 
         warnings.warn(f"SMC: {'; '.join(said)}", SamplerWarning, stacklevel=4)
 
 
-_LEVEL = 1e-4  # of the test over all coordinates
-_LARGE = 0.3  # standard deviations of the draws, below which a disagreement does not matter
+_LEVEL = 1e-4  # level of the test over all coordinates
+_LARGE = 0.3  # standard deviations of the draws below which a disagreement is negligible
 
 
 class Apart(NamedTuple):
-    """A coordinate in which a chain is elsewhere than all: by how many standard deviations of the draws, and errors."""
+    """A coordinate in which a chain differs from all chains: by how many sds of the draws, and by how many errors."""
 
     coordinate: int
     distance: float
@@ -365,9 +365,10 @@ class Apart(NamedTuple):
 def chains_apart(x: Sequence[Array], lineages: Sequence[Index]) -> Apart | None:
     """Return the coordinate in which chains disagree most, if they disagree by more than their errors explain.
 
-    The standard error of a chain's mean comes from its lineages. Means of normal scores of the pooled ranks are compared,
-    since tails of any weight leave these a variance, and means of their squares, as R̂ compares ranks and folded ranks
-    (Vehtari et al. 2021, Bayesian Analysis 16(2)). Cochran's Q adds up squared distances from the common mean.
+    The standard error of a chain's mean comes from its lineages. Means of normal scores of the pooled ranks are
+    compared, because these have a variance for tails of any weight, and means of their squares, as R̂ compares ranks
+    and folded ranks (Vehtari et al. 2021, Bayesian Analysis 16(2)). Cochran's Q sums squared distances from the common
+    mean.
     """
     chains, (n, dim) = len(x), x[0].shape
     if chains < 2:
@@ -389,6 +390,6 @@ def chains_apart(x: Sequence[Array], lineages: Sequence[Index]) -> Apart | None:
 
 
 def _variance_of_mean(centred: Array, lineage: Index) -> Array:
-    """Return the variance ``(k,)`` of the mean of columns ``(n, k)`` by lineages; no less than of n independent draws."""
+    """Return the variance ``(k,)`` of the mean of columns ``(n, k)`` by lineages; at least that of n independent draws."""
     n = len(centred)
     return np.maximum((sums_by_lineage(centred, lineage) ** 2).sum(axis=0), (centred**2).sum(axis=0)) / n**2 + 1e-12

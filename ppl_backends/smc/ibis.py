@@ -1,8 +1,8 @@
-"""``sample_ibis`` and ``update_smc``: posteriors that grow with their data.
+"""``sample_ibis`` and ``update_smc``: posteriors that are updated with new data.
 
-What comes back is InferenceData like everywhere else, with what it takes to go on inside: the particles on the unconstrained
-space, which initial particle each descends from and what that one has contributed to the error of the evidence. So a result
-can be written to a file today and updated tomorrow, in another process.
+The result is InferenceData that also holds the state of the run: the particles on the unconstrained space, the initial
+particle that each descends from, and the contribution of that particle to the error of the evidence. So a result can
+be written to a file and updated later in another process.
 """
 
 from __future__ import annotations
@@ -73,14 +73,15 @@ def sample_ibis(
 ) -> Any:
     r"""Estimate posterior and evidence by adding observations in order; each is predicted before it is added.
 
-    This is iterated batch importance sampling. Particles of the prior are weighted by the likelihood of as many rows as keep
-    their effective sample size, resampled, and moved by a kernel that uses only the rows so far.
-    :func:`~ppl_backends.update_smc` adds more rows later.
+    This is iterated batch importance sampling. Particles of the prior are weighted by the likelihood of the next rows,
+    as many as keep the effective sample size above its threshold, resampled, and moved by a kernel that uses only the
+    rows so far. :func:`~ppl_backends.update_smc` adds more rows later.
 
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
-        The PyMC model on the context stack by default. Its observations must be known one by one, and its prior be proper.
+        The PyMC model on the context stack by default. Its observations must be available one by one, and its prior
+        must be proper.
     data : dict or path, optional
         Data of a Stan program.
     draws : int
@@ -88,22 +89,22 @@ def sample_ibis(
     chains : int
         Independent runs; their spread is part of the evidence's standard error.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
-        ``"auto"`` takes HMC where the observations have gradients, else random-walk and independent proposals in turn.
+        ``"auto"`` is HMC if the observations have gradients, else random-walk and independent proposals alternately.
     metric : {"dense", "diagonal"}
-        Which scales proposals have: of the particles' covariance, or of their standard deviations alone.
+        Scales of the proposals: the particles' covariance, or only their standard deviations.
     ess_threshold : float or "auto"
-        Share of the particles that the ESS of every reweighting keeps.
+        Relative ESS that every reweighting keeps.
     min_moves, max_moves : int
         Smallest and largest number of moves per block of rows; the number is chosen automatically between them.
     max_time : float, optional
         Seconds per chain; a chain that exceeds them returns its particles, marked incomplete, after at least one block.
     checkpoint : path, optional
-        File in which the run is kept after every block of rows (with one more per chain beside it). Called again with the
-        same file, an unfinished run goes on from there, with the result it would have had.
+        File that saves the run after every block of rows (with one more file per chain beside it). The same call with
+        the same file continues an unfinished run, with the result that it would have had.
     cores, executor, random_seed, progressbar, log_likelihood, log_prior
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
@@ -115,7 +116,7 @@ def sample_ibis(
     Raises
     ------
     ModelError
-        If the observations are not known one by one, or the prior cannot be sampled.
+        If the observations are not available one by one, or the prior cannot be sampled.
 
     References
     ----------
@@ -167,25 +168,26 @@ def update_smc(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    r"""Update a posterior with new observations, without starting again.
+    r"""Update a posterior with new observations, without a run from the start.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        From :func:`~ppl_backends.sample_ibis`, :func:`~ppl_backends.sample_smc2` or this function. It is not changed.
+        Result of :func:`~ppl_backends.sample_ibis`, :func:`~ppl_backends.sample_smc2` or this function. It is not changed.
     model : pymc.Model, Stan program or Target
-        The model. Without ``new`` it holds all observations, the new ones after those that ``idata`` has seen.
+        The model. Without ``new`` it holds all observations, first those that ``idata`` includes, then the new ones.
     new : mapping, optional
-        The new rows alone, by name: values of ``pm.Data`` containers, or of the data variables that ``rows=`` names for a
-        Stan program. They are put behind the rows of ``model``, along the first axis (in Stan along that of the rows).
+        Only the new rows, by name: values of ``pm.Data`` containers, or of the data variables that ``rows=`` names for
+        a Stan program. They are appended to the rows of ``model``, along the first axis (in Stan along the axis of the
+        rows).
     data : dict or path, optional
-        Data of a Stan program, so far.
+        Data of a Stan program without the new rows.
     kernel, metric, ess_threshold, min_moves, max_moves, max_time
         As for :func:`~ppl_backends.sample_ibis`.
     cores, executor, random_seed, progressbar, log_likelihood, log_prior
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
@@ -197,7 +199,7 @@ def update_smc(
     Raises
     ------
     ModelError
-        If ``idata`` cannot be continued, or its rows are not the first ones of the model.
+        If ``idata`` cannot be continued, or its rows are not the first rows of the model.
 
     Examples
     --------
@@ -252,9 +254,9 @@ def run_ibis(
     report: Callable[[SMCState], None] | None = None,
     store: ChainStore | None = None,
 ) -> SMCResult:
-    """Add the rows that a run has not seen; a run that time or Ctrl-C ends stops after a whole block.
+    """Add the rows that a run has not included; a time limit or Ctrl-C stops the run after a complete block.
 
-    A ``store`` saves the run after every block, and one found there is continued.
+    A ``store`` saves the run after every block; a saved run in it is continued.
     """
     begun = (store.load() if store else None) or then
     if begun is None:
@@ -269,14 +271,14 @@ def run_ibis(
 
 
 class _Blocks(Watcher):
-    """Watches over a run between its blocks of rows."""
+    """Stop a run only between blocks of rows."""
 
     def __init__(self, run: SMCState, *others: Any) -> None:
         super().__init__(run, *others)
         self.whole = run
 
     def stops(self, run: SMCState) -> str:
-        """Stop between blocks alone."""
+        """Return why the run stops, between blocks only."""
         return super().stops(run) if run is self.whole else ""
 
     def see(self, run: SMCState) -> None:
@@ -286,7 +288,7 @@ class _Blocks(Watcher):
 
 
 class RowsCall(NamedTuple):
-    """Arguments of calls that add rows: settings, places, and the groups ``asked`` of the result."""
+    """Arguments of calls that add rows: settings, places, and the ``asked`` groups of the result."""
 
     clock: float
     settings: Settings

@@ -1,8 +1,8 @@
-r"""The ladder of a run, kept: every temperature's particles, for other powers and priors, and for the path's integral.
+r"""The particles of every temperature, kept for other powers and priors, and for the path's integral.
 
-The particles at β are a sample of π_β(θ) ∝ base(θ) exp{β·increment(θ)}. A sample of another density γ follows by weights
-γ / π_β from whichever temperature they are most even at, smoothed by Pareto-smoothed importance sampling (Vehtari et al.
-2024), whose shape k says whether they can be used.
+The particles at β are a sample of π_β(θ) ∝ base(θ) exp{β·increment(θ)}. Weights γ / π_β turn them into a sample of
+another density γ. The temperature with the most even weights is used. Pareto-smoothed importance sampling (Vehtari et
+al. 2024) smooths the weights, and its shape k shows whether they can be used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNRELIABLE_K = 0.7
 class StageParticles(NamedTuple):
     """Particles at one beta, with log γ_β and its derivative in β, the increment.
 
-    ``log_evidence`` is the running one there; ``log_weight`` is normalised to mean one, 0 for particles of equal weight.
+    ``log_evidence`` is the running one at this β; ``log_weight`` is normalised to mean one, 0 for particles of equal weight.
     """
 
     beta: float
@@ -78,15 +78,15 @@ class Reweighted(NamedTuple):
     x : ndarray (n, dim)
         Points on the unconstrained space, of all chains.
     log_weight : ndarray (n,)
-        Smoothed, normalised to sum one.
+        Smoothed, normalised to sum to one.
     pareto_k : float
-        Above 0.7 the weights cannot be relied on.
+        Pareto k of the weights; above 0.7 they are unreliable.
     ess : float
         Effective sample size of the weights.
     log_evidence : float
-        Of the new density.
+        Log evidence of the new density.
     betas : ndarray (chains,)
-        Where the points come from.
+        The β that the points of each chain come from.
 
     Examples
     --------
@@ -120,18 +120,18 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        From :func:`~ppl_backends.sample_smc` with ``keep_ladder=True``.
+        Result of :func:`~ppl_backends.sample_smc` with ``keep_ladder=True``.
     power : float, optional
         α of p(θ)L(θ)^α; without ``model`` the run must have started from the prior.
     model : pymc.Model, Stan program or Target, optional
-        With the same unconstrained coordinates, such as the model with another prior.
+        Model with the same unconstrained coordinates, for example with another prior.
     data : dict or path, optional
         Data of a Stan program.
 
     Returns
     -------
     Reweighted
-        With a :class:`~ppl_backends.errors.SamplerWarning` where Pareto k is above 0.7.
+        It emits a :class:`~ppl_backends.errors.SamplerWarning` if Pareto k is above 0.7.
 
     Raises
     ------
@@ -209,14 +209,14 @@ def thermodynamic_integration(idata: Any) -> xr.Dataset:
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        From :func:`~ppl_backends.sample_smc` with ``keep_ladder=True``.
+        Result of :func:`~ppl_backends.sample_smc` with ``keep_ladder=True``.
 
     Returns
     -------
     xarray.Dataset
-        With dims (chain, stage): ``beta``; ``increment_mean`` and ``increment_sd``, the moments of the increment (of the log
-        likelihood, from the prior) at β; and ``log_evidence``, the integral of the mean from 0 to β, each step being
-        integrated in closed form over particles reweighted from its nearer end.
+        With dims (chain, stage): ``beta``; ``increment_mean`` and ``increment_sd``, the moments of the increment (of
+        the log likelihood, from the prior) at β; and ``log_evidence``, the integral of the mean from 0 to β. Each step
+        is integrated in closed form over particles reweighted from its nearer end.
 
     Examples
     --------

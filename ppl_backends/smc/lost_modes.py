@@ -1,18 +1,18 @@
-"""Search for modes that the ladder lost or hardly found: climbs from places that particles visited and did not account for.
+"""Search for modes that the ladder lost or hardly found: climbs from visited points that the last particles do not explain.
 
-Where two modes separate late, all particles can end in one of them, and nothing that these particles know tells of the other.
-A narrow mode with most of the mass (a spike) is behind a phase transition: few moves at wide temperatures meet it, and those
-particles that enter at the end are not multiplied any more. Earlier particles, and the densest points that any move
-evaluated, tell of both. Climbs begin
+If two modes separate late, all particles can end in one of them, and none of these particles gives a sign of the
+other. A narrow mode with most of the mass (a spike) is behind a phase transition: few moves at wide temperatures hit
+it, and particles that enter at the end are no longer multiplied. Earlier particles, and the densest points that any
+move evaluated, give signs of both. Climbs start
 
 - at earlier particles outside of the last ones that lead elsewhere. At a point x below the highest of the last particles
-  x*, a Gaussian's gradient g has g(x)ᵀ(x* − x) = 2 {log p(x*) − log p(x)}; that of any log-concave density has at least half
-  of it;
-- at points, last particles among them, that are far denser than a Gaussian fitted to the last particles would be there.
-  Cooled particles (:mod:`~ppl_backends.smc.cooling`) add to these.
+  x*, a Gaussian's gradient g has g(x)ᵀ(x* − x) = 2 {log p(x*) − log p(x)}; that of any log-concave density has at least
+  half of it;
+- at points, including last particles, that are far denser than a Gaussian fitted to the last particles predicts. Cooled
+  particles (:mod:`~ppl_backends.smc.cooling`) add to these.
 
-The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds the
-weights. A mode is missed if it has more than twice the mass that particles within the ellipsoid stand for.
+The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds
+the weights. A mode is missed if it has more than twice the mass that the particles within the ellipsoid represent.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def find_lost_mode(
     rng: np.random.Generator,
     evaluations: float = np.inf,
 ) -> LostMode | None:
-    """Return the largest mode that points lead to and that holds too few last particles, if 1 % of the mass is missing.
+    """Return the largest mode found by climbs that has too few of the last particles, if it has 1 % of the mass.
 
-    ``rows`` is how many particles the moves evaluated in one call, and ``evaluations`` how many gradients they evaluated in
-    all: cooled particles cost at most half of them.
+    ``rows`` is the number of particles that moves evaluated in one call, and ``evaluations`` the total number of
+    gradients. Cooled particles use at most half as many.
     """
     if not can_be_sought(path.target):
         return None
@@ -92,7 +92,7 @@ def find_lost_mode(
 
 
 class _EndOfPath(WrappedTarget):
-    """The end of a path, in calls of as many points as its moves made: a compiled density needs no other program."""
+    """The end of a path, evaluated in calls of as many points as moves used, so that no other program is compiled."""
 
     def __init__(self, path: TemperingPath, rows: int) -> None:
         super().__init__(path.target)
@@ -112,24 +112,24 @@ class _EndOfPath(WrappedTarget):
 
 
 class _Held(NamedTuple):
-    """A mode of the last particles: which of them it holds, in what scales, and the Gaussian in these."""
+    """A mode of the last particles: which of them it holds, its scales, and the Gaussian in these."""
 
     rows: Index
     scale: Array
     gaussian: Gaussian
 
     def beyond(self, x: Array) -> Any:
-        """Return which points ``(n, dim)`` are farther out than draws of the Gaussian are."""
+        """Return which points ``(n, dim)`` are farther out than draws of the Gaussian."""
         return beyond(x / self.scale, self.gaussian)
 
     def excess(self, x: Array, log_density: Array) -> Array:
-        """Return log density ``(n,)`` less that of the Gaussian, up to a constant."""
+        """Return the log density ``(n,)`` minus that of the Gaussian, up to a constant."""
         squares: Array = (self.gaussian.whiten(x / self.scale) ** 2).sum(axis=1)
         return log_density + 0.5 * squares
 
 
 def _starts(end: _EndOfPath, visited: Sequence[Any], last: Array, last_density: Array) -> Array:
-    """Return the points ``(m, dim)`` that climbs begin at."""
+    """Return the points ``(m, dim)`` at which climbs start."""
     x = np.concatenate([points.x for points in visited])
     log_density = np.concatenate([points.log_density for points in visited])
     labels = modes(last)
@@ -151,7 +151,7 @@ def _held(last: Array, rows: Index) -> _Held:
 def _leading_elsewhere(
     end: _EndOfPath, x: Array, log_density: Array, held: Sequence[_Held], last: Array, last_density: Array
 ) -> Array:
-    """Return points outside of the last particles that lead elsewhere: the likeliest and some others."""
+    """Return points outside of the last particles that lead elsewhere: those of highest density and some others."""
     if not len(x):
         return x
     _, gradient = end.log_density_and_gradient(x)
@@ -167,7 +167,7 @@ def _leading_elsewhere(
 
 
 def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, last_density: Array) -> Array:
-    """Return the points that are denser than any Gaussian of the last particles explains, the densest of them."""
+    """Return the densest of the points that are denser than any Gaussian of the last particles explains."""
     beyond_all = np.full(len(x), np.inf)
     for mode in held:
         own = mode.excess(last[mode.rows], last_density[mode.rows])
@@ -182,7 +182,7 @@ def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, l
 def _missed(
     end: _EndOfPath, mode: GaussianApproximation, last: Array, log_evidence: float, rng: np.random.Generator
 ) -> LostMode | None:
-    """Return a mode whose particles stand for less than half of its mass, None for others."""
+    """Return a mode if its particles represent less than half of its mass, else None."""
     log_mass = log_mass_of(lambda x: end.log_density_and_gradient(x)[0], mode, rng)
     if log_mass is None:
         return None
@@ -195,7 +195,7 @@ def _missed(
 
 
 def with_lost_mode(target: BaseTarget, last: Array, lost: LostMode, method: str) -> MixtureApproximation:
-    """Return Gaussians of the modes of the last particles, and of the one that they lost, in proportion to their masses."""
+    """Return Gaussians of the modes of the last particles and of the lost mode, in proportion to their masses."""
     others = last[beyond(last, lost.gaussian)]
     others = last if len(others) < 2 * last.shape[1] else others
     labels = modes(others)

@@ -1,8 +1,8 @@
 """Autocorrelation of particles with their positions before the moves.
 
-Separated modes are a case of their own. No move of a local kernel crosses between them, and none has to: a kernel that mixes
-within each mode leaves the target invariant, the masses of the modes are estimated by the weights as the evidence is, and the
-error of that is in the lineages. So autocorrelation is measured within modes.
+It is measured within separated modes. No move of a local kernel crosses between them, and none needs to: a kernel that
+mixes within each mode leaves the target invariant, the weights estimate the masses of the modes, as they estimate the
+evidence, and the lineages give the error of these masses.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ROUNDING = 1e-12  # relative
 
 
 class WeightAutocorrelation:
-    """Correlation of the incremental weights with what they were before the moves.
+    """Correlation of the incremental weights before and after the moves.
 
-    The step to come is taken from the particles before the moves; at β = 1, where none comes, only log weights are
-    compared.
+    The next step is computed from the particles before the moves; at β = 1, which has no next step, only log weights
+    are compared.
     """
 
     def __init__(self, increment: Array, beta: float, labels: Index) -> None:
@@ -34,7 +34,7 @@ class WeightAutocorrelation:
         """Return log weights and weights as columns, centred within modes and of length one."""
         log_weight = np.clip(increment, self.low, self.high)
         columns = np.stack([log_weight, np.exp(self.step * (log_weight - self.high))], axis=1)
-        rounding = _ROUNDING * np.abs(columns).max(axis=0) * len(columns) ** 0.5  # of a likelihood that is constant
+        rounding = _ROUNDING * np.abs(columns).max(axis=0) * len(columns) ** 0.5  # of a constant likelihood
         columns = _centred(columns, self.labels)
         length = np.linalg.norm(columns, axis=0)
         return np.where(length > rounding, columns / np.maximum(length, 1e-300), 0.0)
@@ -47,7 +47,7 @@ class WeightAutocorrelation:
 def correlation_left(before: Array, after: Array, labels: Index) -> Array:
     """Return the correlation over particles of z + z² before and after a move, per coordinate, with z robustly standardised.
 
-    Particles are standardised, and correlations taken, within the modes that ``labels`` ``(n,)`` number.
+    Particles are standardised, and correlations computed, within the modes given by ``labels`` ``(n,)``.
     """
     old, new = np.empty_like(before), np.empty_like(after)
     for label in range(labels.max() + 1):
@@ -62,7 +62,7 @@ def correlation_left(before: Array, after: Array, labels: Index) -> Array:
 
 
 def _centred(columns: Array, labels: Index) -> Array:
-    """Return columns less their means within each mode."""
+    """Return columns minus their means within each mode."""
     if not labels.any():
         return columns - columns.mean(axis=0)
     counts = np.bincount(labels)

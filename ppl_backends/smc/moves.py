@@ -1,15 +1,16 @@
-"""Moving particles at one temperature: how many steps, and at which scale.
+"""Moves of particles at one temperature: the number of moves, and their records.
 
-The number of moves follows Buchholz (2018), Algorithm 14: after each move the correlation across particles of z_j + z_j²
-with its value before the move is multiplied into a running product per coordinate, and moves go on while any product is
-above 0.1. (The algorithm lets a tenth of the coordinates lag; the laggard is often the one scale that the others hang on.)
+The number of moves follows Buchholz (2018), Algorithm 14: after each move the correlation across particles of z_j +
+z_j² with its value before the move is multiplied into a running product per coordinate, and moves continue while any
+product is above 0.1. (The algorithm ignores a tenth of the coordinates, but the slowest is often a scale on which the
+others depend.)
 
-Coordinates alone stop too early for the evidence, whose error comes from the incremental weights: on the Pima logistic
-regression from the prior the rule stops after 4 Langevin moves, when the weights still have an autocorrelation of a
-correlation of 0.2 to 0.4, and the log evidence is low by 0.2 on average. So moves also go on until the log weights, and the
-weights of the step to come, have a correlation below 0.1 with those before the moves.
+For the evidence, whose error comes from the incremental weights, this rule stops too early. On the Pima logistic
+regression from the prior it stops after 4 Langevin moves, when the weights still have an autocorrelation of 0.2 to
+0.4, and the log evidence is low by 0.2 on average. So moves also continue until the log weights, and the weights of
+the next step, have a correlation below 0.1 with those before the moves.
 
-How long the steps are, and how many a trajectory has, is the business of :mod:`~ppl_backends.kernels.tuning`.
+:mod:`~ppl_backends.kernels.tuning` chooses step sizes and numbers of steps per trajectory.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from ppl_backends.targets.protocol import Array
 
 CORRELATION_LEFT = 0.1  # α' of Algorithm 14
 _DIVERGED = 20.0  # energy error of a trajectory
-# Energy error of a trajectory with a step that is too long for its place, and the share of such from which steps are uneven.
-# Of a Gaussian's trajectories with an acceptance rate of 0.9 next to none has so much.
+# Energy error of a trajectory with a locally too long step, and the share of such trajectories above which steps are uneven.
+# Almost no trajectory of a Gaussian at an acceptance rate of 0.9 has such an error.
 _TOO_LONG, _MANY_TOO_LONG = 3.0, 0.002
-# Share of trajectories that diverge from which a quarter of the step is too long as well, and no help.
+# Share of diverging trajectories above which a quarter of the step is too long as well and does not help.
 _MANY_DIVERGE = 0.002
 
 
 @dataclass(frozen=True)
 class MoveSettings:
-    """Floor and cap of the number of moves per temperature."""
+    """Smallest and largest number of moves per temperature."""
 
     minimum: int = 1
     maximum: int = 100
 
 
 def move_settings(min_moves: int, max_moves: int) -> MoveSettings:
-    """Return the floor and cap that a caller gave, or refuse them."""
+    """Return the given bounds, or raise ModelError if they are inconsistent."""
     if min_moves > max_moves:
         raise ModelError(f"min_moves={min_moves!r}, max_moves={max_moves!r}: expected min_moves <= max_moves")
     return MoveSettings(min_moves, max_moves)
@@ -84,7 +85,7 @@ class MoveSummary:
 
 @dataclass(frozen=True)
 class PlannedMoves:
-    """The moves of one temperature, decided beforehand: what they move in, and the parameters of every move."""
+    """The moves of one temperature, decided beforehand: their coordinates, and the parameters of every move."""
 
     coordinates: Coordinates
     scales: tuple[Parameters, ...]
@@ -92,7 +93,7 @@ class PlannedMoves:
 
 @dataclass(frozen=True)
 class UntilMixed:
-    """Every particle is moved until the autocorrelation with where it was is gone, or the cap is met."""
+    """Move every particle until its autocorrelation is low, or the largest number of moves is reached."""
 
     kernel: Kernel
     settings: MoveSettings
@@ -111,10 +112,10 @@ class UntilMixed:
 
 @dataclass(frozen=True)
 class WasteFree:
-    """From every particle a chain, of which ``length`` states are kept (Dau & Chopin 2022, Algorithm 2).
+    """Start a chain from every particle and keep ``length`` of its states (Dau & Chopin 2022, Algorithm 2).
 
-    A chain of that length that has not mixed drops every other state and goes on, twice as far, until it has, or the next
-    doubling would exceed the cap.
+    A chain of that length that has not mixed drops every other state and continues to twice its length, until it has
+    mixed or the next doubling would exceed the largest number.
     """
 
     kernel: Kernel
@@ -141,7 +142,7 @@ class WasteFree:
 
 @dataclass(frozen=True)
 class Pilot:
-    """Moves, with their number, parameters and metric noted down for a run that is to follow."""
+    """Moves whose number, parameters and metric are recorded for a second run."""
 
     moves: UntilMixed | WasteFree
 
@@ -153,7 +154,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Planned:
-    """The moves of a plan, by beta, whatever they achieve: the kernel does not depend on the particles it moves."""
+    """The moves of a plan, by beta, regardless of their effect: the kernel does not depend on the particles it moves."""
 
     kernel: Kernel
     plan: Mapping[float, PlannedMoves | None]
@@ -178,7 +179,7 @@ def stay(drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.ra
 
 
 def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple[Parameters, ...]:
-    """Return planned parameters, dealt anew where each particle has its own: resampled particles have an order."""
+    """Return planned parameters; permute them if each particle has its own, because resampled particles are ordered."""
     if not isinstance(scales[0], StepParameters):
         return scales
     order = rng.permutation(len(scales[0].scale))
@@ -186,12 +187,12 @@ def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple
 
 
 def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> float:
-    """Return the share of trajectories that went astray; those that left the support are no sign of too long a step."""
+    """Return the share of divergent trajectories; those that left the support do not count."""
     return float(np.mean(info.divergent(energy_error)))
 
 
 class _Walk:
-    """Moves of the particles of one stage, with a record of what they did."""
+    """Moves of the particles of one stage, with a record of their effect."""
 
     def __init__(
         self,
@@ -231,11 +232,11 @@ class _Walk:
         return moved, info
 
     def prepare(self) -> None:
-        """Tune for this temperature, by a trial where the tuning makes one."""
+        """Tune for this temperature; make a trial move if the tuning uses one."""
         self.tuning = self.tuning.prepare(lambda tried: self._step(tried)[1], len(self.state.x), self.rng)
 
     def move(self, parameters: Parameters | None = None) -> None:
-        """Move every particle once, as the tuning says or as given."""
+        """Move every particle once, with the tuned or the given parameters."""
         before, used = self.state, self._parameters() if parameters is None else parameters
         moved, info = self._step(used)
         self.state = self.path.renew(moved, self._evaluate, self.rng)
@@ -252,7 +253,7 @@ class _Walk:
         self.left = max(float(self.product.max()), self.weights.left(self.path.ahead(self.state)[0]))
 
     def _parameters(self) -> Parameters:
-        """Return those of the next move: of the tuning, with shorter steps where its step is too long in places."""
+        """Return the parameters of the next move; steps are shorter if the tuned step is locally too long."""
         tuned = self.tuning.parameters()
         if not isinstance(tuned, float) or not self.too_long:
             return tuned
@@ -265,11 +266,11 @@ class _Walk:
         return self.left < max(CORRELATION_LEFT, self.weights.noise)
 
     def result(self, states: Sequence[PathState] | None = None) -> Moved:
-        """Return the particles as they are now; or all ``states`` of the chains, those of a chain adjacent."""
+        """Return the current particles; or all ``states`` of the chains, with those of a chain adjacent."""
         if states is None:
             made = self._summary(1), tuple(self.scales), self.densest
             return Moved(self.state, self.drawn.parents, self.tuning, *made)
-        # Where the length does not divide n, some states of the last chain are left out.
+        # If the length does not divide n, some states of the last chain are left out.
         n, length = len(self.drawn.weights), len(states)
         by_chain = np.arange(length * len(self.start)).reshape(length, -1).T.ravel()[:n]
         parents = np.repeat(self.drawn.parents, length)[:n]

@@ -26,7 +26,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 @dataclass(frozen=True)
 class PathState(Population):
-    """Points with both parts of the path evaluated there; ``log_density`` and ``gradient`` are read at ``beta``."""
+    """Points with both parts of the path evaluated; ``log_density`` and ``gradient`` are those at ``beta``."""
 
     base: Array
     increment: Array
@@ -47,7 +47,7 @@ class PathState(Population):
         return self.base_gradient + self.beta * self.increment_gradient
 
     def at(self, beta: float) -> PathState:
-        """Return the same points read at another β."""
+        """Return the same points at another β."""
         return replace(self, beta=beta)
 
 
@@ -64,13 +64,12 @@ class Power(NamedTuple):
 
 
 class TemperingPath:
-    """Powers β of an increment; subclasses have the start and :meth:`evaluate`.
+    """Powers β of an increment; subclasses define the start and :meth:`evaluate`.
 
-    ``reference`` is a dense Gaussian near to the targets on the way; ``approximation`` what the path starts from, where
-    that was fitted, with ``tails`` its mixture with Student t's; ``integral`` that of the prior as written, where it is
-    known; ``draws_are_independent`` whether the start is drawn directly, and not by a run of its own. ``gradient`` says
-    whether particles are moved by their gradients, ``metric`` in which of
-    :data:`~ppl_backends.kernels.metric.METRICS`.
+    ``reference`` is a dense Gaussian near the targets on the path. ``approximation`` is the fitted start of the path,
+    if it has one, and ``tails`` its mixture with Student t's. ``integral`` is the integral of the prior as written, if
+    known. ``draws_are_independent`` is True if the start is drawn directly, not by a separate run. ``gradient`` says
+    whether moves use gradients, and ``metric`` is one of :data:`~ppl_backends.kernels.metric.METRICS`.
     """
 
     description: str
@@ -86,7 +85,7 @@ class TemperingPath:
         self.target = target
 
     def for_moves(self, gradient: bool, metric: str = "dense") -> Self:
-        """Return the same path for a kernel that needs gradients, or for one that does not, and a metric of that kind."""
+        """Return the same path for a kernel with or without gradients, and a metric of the given kind."""
         changed = copy.copy(self)
         changed.gradient, changed.metric = gradient, metric
         return changed
@@ -101,7 +100,7 @@ class TemperingPath:
         return drawn._replace(population=self.particles(drawn.population, 0.0, False, rng))
 
     def particles(self, x: Array, beta: float, gradient: bool, rng: np.random.Generator) -> PathState:
-        """Return particles at the points; what has to be estimated draws from ``rng``, and stays with its point."""
+        """Return particles at the points; estimates draw from ``rng``, and each is kept with its point."""
         return self.evaluate(x, beta, gradient)
 
     def evaluate(self, x: Array, beta: float, gradient: bool) -> PathState:
@@ -119,11 +118,11 @@ class TemperingPath:
         return stage is not None and stage.beta == 1.0
 
     def extend(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
-        """Return the particles read at another β."""
+        """Return the particles at another β."""
         return population.at(stage.beta)
 
     def with_gradients(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
-        """Return the particles with the gradients that their kernel needs: draws of the start come without."""
+        """Return the particles with the gradients that their kernel needs; draws of the start have none."""
         if self.gradient and population.base_gradient is None:
             return self.density(stage)(population.x, rng)
         return population
@@ -133,17 +132,17 @@ class TemperingPath:
         return lambda x, rng: self.particles(x, stage.beta, self.gradient, rng)
 
     def end_log_density(self, population: PathState) -> Array | None:
-        """Return the log density ``(n,)`` of the path's end, for the search for lost modes; None where there is no search."""
+        """Return the log density ``(n,)`` of the path's end, for the search for lost modes; None if there is no search."""
         return population.at(1.0).log_density
 
     def ahead(self, population: PathState) -> tuple[Array, float]:
-        """Return the increments, which weigh the steps to come, and β."""
+        """Return the increments, which give the weights of the next steps, and β."""
         return population.increment, population.beta
 
     def renew(self, population: PathState, density: Density[PathState], rng: np.random.Generator) -> PathState:
-        """Propose to every particle a draw of the start, where that has tails: local moves come back from far out slowly.
+        """Propose a draw of the start to every particle if the start has heavy tails, where local moves are slow.
 
-        Of a path q^{1−β}p^β the ratio of independent Metropolis–Hastings is that of (p/q)^β.
+        On a path q^{1−β}p^β the ratio of independent Metropolis–Hastings is that of (p/q)^β.
         """
         if self.tails is None:
             return population
@@ -155,15 +154,15 @@ class TemperingPath:
 class PriorPath(TemperingPath):
     """p(θ) L(θ)^β from draws of the prior.
 
-    Where the likelihood is estimated, L̂(θ, u) without bias from random numbers u, particles are pairs (θ, u) under
-    p(θ) p(u) L̂(θ, u)^β, whose margin of θ at β = 1 is the posterior (Andrieu & Roberts 2009).
+    If the likelihood is estimated, without bias as L̂(θ, u) from random numbers u, particles are pairs (θ, u) under
+    p(θ) p(u) L̂(θ, u)^β, whose marginal of θ at β = 1 is the posterior (Andrieu & Roberts 2009).
     """
 
     description = "prior"
 
     def __init__(self, target: BaseTarget) -> None:
         if not target.has_split:
-            raise ModelError(f"{target.label}: prior and likelihood are not known apart; use initial='laplace'")
+            raise ModelError(f"{target.label}: prior and likelihood cannot be separated; use initial='laplace'")
         super().__init__(target)
         self.integral: PriorIntegral = stated_integral(target) or PriorIntegral(0.0)
 
@@ -187,7 +186,7 @@ class PriorPath(TemperingPath):
 
 
 class BridgePath(TemperingPath):
-    """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation; q is that itself, or ``tails`` made from it."""
+    """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation; q is the approximation, or its mixture ``tails``."""
 
     def __init__(self, target: BaseTarget, approximation: Any, tails: StudentMixture | None = None) -> None:
         if approximation.dim != target.dim:

@@ -1,9 +1,10 @@
 r"""Gibbs moves of regressions at every temperature.
 
-A power of a binomial likelihood with logit link has fractional numbers of trials: t(s)^β = exp(βys)/(1 + eˢ)^{βn}. Its latent
-variables are ω ~ PG(βn, s). So the Gibbs step of :mod:`~ppl_backends.kernels.augmentation` leaves p(θ) L(θ)^β invariant at
-every β, with nothing to tune. The same holds of negative binomial and normal likelihoods. Sites of the prior, such as Student
-ones, keep power one. A power of a probit likelihood has no such variables.
+A power of a binomial likelihood with logit link is again of this form with a fractional number of trials: t(s)^β =
+exp(βys)/(1 + eˢ)^{βn}. Its latent variables are ω ~ PG(βn, s). So the Gibbs step of
+:mod:`~ppl_backends.kernels.augmentation` leaves p(θ) L(θ)^β invariant at every β, without tuning. Negative binomial
+and normal likelihoods have such variables too. Sites of the prior, such as Student sites, keep power one. A power of a
+probit likelihood has no such variables.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from ppl_backends.targets.factors.proof import constant_and_error
 from ppl_backends.targets.power import TOLERANCE
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
-_ELEMENTS = 4_000_000  # of the arrays of a block of particles
+_ELEMENTS = 4_000_000  # elements of the arrays for a block of particles
 _STEP = "kernel='polya_gamma'"
-_HALF = 0.5  # the power that factors are checked at
+_HALF = 0.5  # the power at which factors are checked
 
 
 class TemperedPolyaGamma(Kernel):
-    """Latent variables given θ, and θ given them, under p(θ) L(θ)^β.
+    """Draw latent variables given θ, and θ given them, under p(θ) L(θ)^β.
 
     Parameters
     ----------
     target : BaseTarget
-        With factors, and without hyper-parameters.
+        A target with factors, without hyper-parameters.
 
     Raises
     ------
@@ -82,7 +83,7 @@ class TemperedPolyaGamma(Kernel):
         return self._latest[1]
 
     def _prove(self, target: BaseTarget) -> None:
-        """Refuse factors whose observed sites are not the likelihood that is tempered."""
+        """Check that the observed sites of the factors are the tempered likelihood; raise ModelError otherwise."""
         theta = 0.3 * np.random.default_rng(0).standard_normal((4, target.dim))
         parts = target.evaluate(theta)
         assert isinstance(parts, Evaluation)

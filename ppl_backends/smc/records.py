@@ -12,15 +12,15 @@ from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.targets.protocol import Array
 
-_VISITED, _VISITED_FIRST = 32, 256  # particles of every stage, and of the start, which is the widest
+_VISITED, _VISITED_FIRST = 32, 256  # particles kept of every stage, and of the start, which is the widest
 
 
 @dataclass(frozen=True)
 class Stage:
     """One temperature of the ladder; ``mean`` and ``sd`` ``(dim,)`` are weighted, ``ess`` is of the incremental weights.
 
-    ``n_lineages`` counts initial particles with descendants, ``n_distinct`` different ones after the moves, ``seconds``
-    since the run began; ``moves`` is None where the run was a single importance step.
+    ``n_lineages`` counts initial particles with descendants, ``n_distinct`` different particles after the moves, and
+    ``seconds`` is the time since the run began. ``moves`` is None if the run was a single importance step.
     """
 
     beta: float
@@ -48,7 +48,7 @@ def stage_figures(step: Step) -> Stage:
 class Plan:
     """Decisions of a pilot run for its main run, stage by stage: betas and moves.
 
-    Moves are None where the pilot made none; ``pilot`` says that the run is the pilot, whose evidence is not reported.
+    Moves are None if the pilot made none; ``pilot`` is True for the pilot run, whose evidence is not reported.
     """
 
     stages: tuple[tuple[float, PlannedMoves | None], ...] = ()
@@ -72,7 +72,7 @@ class Ladder:
     stages: tuple[StageParticles, ...]
 
     def after(self, step: Step) -> Ladder:
-        """Add those of a stage; after an importance step, the weighted points."""
+        """Add the particles of a stage; after an importance step, add the weighted points."""
         after, weights, state = step.after, step.after.weights, step.after.population
         if step.moved.summary is None:
             weights, state = step.weights, step.before.population.at(after.stage.beta)
@@ -81,18 +81,18 @@ class Ladder:
 
 @dataclass(frozen=True)
 class WeightedPoints:
-    """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step; None for others."""
+    """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step; None for other runs."""
 
     points: tuple[Array, Array] | None = None
 
     def after(self, step: Step) -> WeightedPoints:
-        """Return the moments of the points before a step after which no particle moved."""
+        """Return the points before the step, with their weights, if no particle moved after it."""
         return WeightedPoints((step.before.population.x, step.log_weights)) if step.moved.summary is None else self
 
 
 @dataclass(frozen=True)
 class Visited:
-    """Some particles of every stage before its moves, and the densest points that these evaluated ``(m, dim)``.
+    """Some particles of every stage before its moves, and the densest points ``(m, dim)`` that the moves evaluated.
 
     ``log_density`` ``(m,)`` is that of the path's end.
     """
@@ -101,7 +101,7 @@ class Visited:
     log_density: Array
 
     def after(self, step: Step) -> Visited:
-        """Add those that a stage began with."""
+        """Add the particles at the beginning of a stage."""
         state = step.before.population
         most = _VISITED if len(self.x) else _VISITED_FIRST
         rows = np.linspace(0, len(state.x) - 1, min(most, len(state.x))).astype(np.intp)
@@ -112,13 +112,13 @@ class Visited:
 
 @dataclass(frozen=True)
 class SMCResult(SMCState):
-    """Result of one run; ``ended`` says what ended it, empty for the end of its path."""
+    """Result of one run; ``ended`` is the reason for its end, empty at the end of its path."""
 
     ended: str = ""
 
     @classmethod
     def of(cls, run: SMCState, ended: str = "") -> SMCResult:
-        """Return the result that a state is."""
+        """Return the result for a state."""
         return cls(**vars(run), ended=ended)
 
     @property
@@ -160,10 +160,10 @@ class SMCResult(SMCState):
 
     @property
     def ladder(self) -> tuple[StageParticles, ...] | None:
-        """Return the particles at every beta, where they were kept."""
+        """Return the particles at every beta, if they were kept."""
         return self.records["ladder"].stages if "ladder" in self.records else None
 
     @property
     def scale(self) -> float:
-        """Step of the last moves."""
+        """Return the step size of the last moves."""
         return next(stage.moves.scale for stage in reversed(self.stages) if stage.moves is not None)

@@ -1,8 +1,9 @@
-"""Moves of SMC² after which every particle has a new filter around a path out of its old one (Ridgway 2015, section 6.2).
+"""Moves of SMC² after which every particle has a new filter around a path from its old one (Ridgway 2015, section 6.2).
 
-In full, parameters and path take turns, as in particle Gibbs; in part, parameters are moved by particle Metropolis steps and
-the path serves the new filter alone. Either way filters get as many particles as they need, and no weights: an exchange for
-larger filters by weights L̂'/L̂ loses most particles where the log of L̂ has a variance of a few, as after an outlier.
+With ``"gibbs"``, parameters and path are updated alternately, as in particle Gibbs; with ``"partial"``, particle
+Metropolis steps move the parameters and the path is used only for the new filter. Both change the number of particles
+of the filters without weights. An exchange for larger filters by weights L̂'/L̂ loses most particles if the log of L̂
+has a variance of a few units, as after an outlier.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ppl_backends.smc.core import Moved, Resampled
 from ppl_backends.smc.mixing import correlation_left
 from ppl_backends.smc.moves import CORRELATION_LEFT, MoveSettings, MoveSummary
 
-_SWEEPS_WITH = 20  # particles; filters between the rows have as many as their estimates need
+_SWEEPS_WITH = 20  # particles during sweeps; filters between the rows have as many as their estimates need
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class BothTunings:
 
 @dataclass(frozen=True)
 class RegeneratingMoves:
-    """Moves of a block of rows; inside a block that is let in by degrees particle Metropolis steps alone.
+    """Moves of a block of rows; inside a block that is tempered only particle Metropolis steps are made.
 
     Attributes
     ----------
     metropolis : callable
     settings : MoveSettings
-        Floor and cap of the number of sweeps.
+        Smallest and largest number of sweeps.
     kind : {"gibbs", "partial", "growth"}
-        ``"growth"`` is partial where filters are to have another size; else they stay.
+        ``"growth"`` is partial if filters are to have another size; otherwise filters are kept.
     """
 
     metropolis: Any
@@ -73,7 +74,7 @@ class RegeneratingMoves:
     def _swept(
         self, drawn: Resampled, path: Any, both: BothTunings, kernel: ParticleGibbsKernel, rng: np.random.Generator
     ) -> Moved:
-        """Sweep until the particles have mixed, or the cap is met, and regenerate the filters."""
+        """Sweep until the particles have mixed or the largest number is reached, and regenerate the filters."""
         particles, stage, tuning = drawn.particles, drawn.stage, both.gibbs
         density = PathDensity(path.target, path.filter, _SWEEPS_WITH, n_rows=stage.stop)
         points = density.with_path(particles.x, path.paths_of(particles, rng)[0])

@@ -33,7 +33,7 @@ def smc_inference_data(
     log_prior: bool,
     attrs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Assemble what :func:`~ppl_backends.sample_smc` returns; ``attrs`` are further attributes."""
+    """Return the result of :func:`~ppl_backends.sample_smc`; ``attrs`` are further attributes."""
     reached, evidence = all(run.complete for run in runs), verdict.evidence
     path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
     integral = prior_normalizer(path, runs)
@@ -80,7 +80,7 @@ def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None)
 
 
 def prior_normalizer(path: TemperingPath, runs: Sequence[SMCResult]) -> PriorIntegral | None:
-    """Return the log integral of the prior, from the runs that drew it or as the target states it, where known."""
+    """Return the log integral of the prior if it is known, from the runs that drew it or from the target."""
     if path.integral is None:
         return stated_integral(path.target)
     if not isinstance(path, SampledPriorPath):
@@ -124,7 +124,7 @@ def ladder_stats(
 ) -> dict[str, tuple[tuple[str, ...], Array]]:
     """Return per chain and stage the ladder, NaN-padded to the longest; per chain and draw the lineage.
 
-    ``coordinate`` is the dimension of what there is of each coordinate of the particles.
+    ``coordinate`` is the name of the dimension for figures of each coordinate.
     """
     longest = max(len(run.stages) for run in runs)
     stats: dict[str, tuple[tuple[str, ...], Array]] = {}
@@ -157,7 +157,7 @@ def ladder_stats(
 def lineage_ess(x: Array, ancestor: Index) -> Array:
     """Return the effective number of draws per coordinate from the variance of the mean over independent lineages.
 
-    Σ_e (Σ_{i: E_i = e} (x_i − x̄))² / n² estimates the variance of the mean; the variance of x over it is the ESS, at
+    Σ_e (Σ_{i: E_i = e} (x_i − x̄))² / n² estimates the variance of the mean. The ESS is the variance of x over it, at
     most n.
     """
     n = len(x)
@@ -167,7 +167,7 @@ def lineage_ess(x: Array, ancestor: Index) -> Array:
 
 
 def _weighted_points(runs: Sequence[SMCResult]) -> dict[str, dict]:
-    """Return group ``proposal`` with the weighted points where every run was one importance step."""
+    """Return group ``proposal`` with the weighted points if every run was one importance step."""
     weighted = [run.weighted for run in runs if run.weighted is not None]
     if len(weighted) < len(runs):
         return {}
@@ -181,6 +181,6 @@ def _weighted_points(runs: Sequence[SMCResult]) -> dict[str, dict]:
 
 
 def _ladder(runs: Sequence[SMCResult]) -> dict[str, dict]:
-    """Return group ``ladder`` with the particles of every temperature, where they were kept."""
+    """Return group ``ladder`` with the particles of every temperature, if they were kept."""
     ladders = [run.ladder for run in runs if run.ladder is not None]
     return {"ladder": ladder_group(ladders)} if ladders else {}

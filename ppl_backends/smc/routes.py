@@ -1,4 +1,4 @@
-"""From what a caller asks for to a path and a kernel."""
+"""Choose path and kernel from the options of a call."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ppl_backends.targets.protocol import BaseTarget
 def choose_path(
     target: BaseTarget, initial: Any, rng: np.random.Generator, kernel: Kernel, settings: Settings
 ) -> TemperingPath:
-    """Return the path that ``initial`` names; prior and approximations fall back on one another where one cannot be had.
+    """Return the path that ``initial`` names; prior and approximation replace each other if one is not available.
 
-    ``kernel`` and ``settings`` are for a run that draws the prior.
+    ``kernel`` and ``settings`` are for a run that samples the prior.
     """
     name = initial if isinstance(initial, str) else "given"
     if kernel.powers_of_likelihood:
@@ -52,7 +52,7 @@ def choose_path(
 def _approximation_path(
     target: BaseTarget, name: str, rng: np.random.Generator, from_prior: Callable[[], TemperingPath | None]
 ) -> TemperingPath:
-    """Return the path from the approximation of that name, or from the prior where it is a poor start."""
+    """Return the path from the approximation of that name, or from the prior if the approximation is a poor start."""
     try:
         approximation = resolve_start(target, name, random_seed=rng, argument="initial")
     except ModelError as error:
@@ -72,14 +72,14 @@ def _approximation_path(
 
 
 def _variational_if_nearer(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> Any:
-    """Return the variational Gaussian where the one at a single mode is a poor start and farther from the posterior.
+    """Return the variational Gaussian if the Gaussian at a single mode is a poor start and farther from the posterior.
 
-    The mode of a funnel is deep in its neck, where next to no mass is. Variational inference ends in its mouth.
+    The mode of a funnel is deep in its neck, which has almost no mass. Variational inference ends in its mouth.
     """
     if not is_poor_start(approximation) or not isinstance(approximation, GaussianApproximation):
         return approximation
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ApproximationWarning)  # a start is corrected
+        warnings.simplefilter("ignore", ApproximationWarning)  # weights correct a poor start
         try:
             other = fit_vi(target, random_seed=rng, progressbar=False)
         except ModelError:
@@ -91,7 +91,7 @@ def _variational_if_nearer(target: BaseTarget, approximation: Any, rng: np.rando
 def _prior_path_if_any(
     target: BaseTarget, rng: np.random.Generator, kernel: Kernel, settings: Settings
 ) -> TemperingPath | None:
-    """Return the path from the prior; None where the prior cannot be sampled."""
+    """Return the path from the prior; None if the prior cannot be sampled."""
     try:
         return prior_path(target, rng, kernel, settings)
     except PriorSamplingError:
@@ -99,7 +99,7 @@ def _prior_path_if_any(
 
 
 def prior_path(target: BaseTarget, rng: np.random.Generator, kernel: Kernel, settings: Settings) -> PriorPath:
-    """Return the path from the prior, drawn from directly or, where the target has only its density, by a run of its own."""
+    """Return the path from the prior, drawn directly or, if the target has only its density, by a separate run."""
     try:
         target.sample_prior(1, rng)
         return PriorPath(target)
@@ -111,7 +111,7 @@ def prior_path(target: BaseTarget, rng: np.random.Generator, kernel: Kernel, set
 
 
 def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
-    """Return the kernel asked for; ``"auto"`` is HMC where there are gradients, else the mixed one."""
+    """Return the kernel asked for; ``"auto"`` is HMC if there are gradients, else the mixed kernel."""
     if name == TemperedPolyaGamma.name:
         return TemperedPolyaGamma(target)
     if name == "auto":
@@ -123,5 +123,5 @@ def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
 
 
 def filter_kernel(name: str, target: BaseTarget) -> Kernel:
-    """Return the kernel of that name for particles that carry filters; ``"auto"`` draws from the smoothed particles."""
+    """Return the kernel of that name for particles with filters; ``"auto"`` draws from the smoothed particles."""
     return SmoothedCycle() if name == "auto" else choose_kernel(name, target, False)

@@ -1,13 +1,13 @@
 r"""The path over the data: p(θ | y_{1:t}) for t = 0 … n, block by block (IBIS; Chopin 2002).
 
-Where tempering raises the whole likelihood to a power, this path lets observations in, in their order. Given particles of
-p(θ | y_{1:t}), the weights of the next rows are their likelihoods; rows are let in as long as the effective sample size of
-the weights stays above its threshold, and then the particles are resampled and moved, by a kernel that leaves
-p(θ | y_{1:t+b}) invariant and looks at those t + b rows alone. One row that is too much by itself (the first one under a
-vague prior) is let in by degrees: inside its block the path tempers.
+Tempering raises the whole likelihood to a power; this path adds observations in their order. Given particles of p(θ |
+y_{1:t}), the weights of the next rows are their likelihoods. Rows are added as long as the effective sample size of
+the weights stays above its threshold. Then the particles are resampled and moved by a kernel that leaves p(θ |
+y_{1:t+b}) invariant and evaluates only those t + b rows. A single row with too uneven weights (such as the first row
+under a vague prior) is tempered inside its block.
 
-On the way every row is predicted before it is let in: the mean weight that it adds is p(y_i | y_{1:i−1}), and their product
-the evidence.
+Every row is predicted before it is added: the mean weight that it contributes is p(y_i | y_{1:i−1}), and the product
+of these is the evidence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ppl_backends.targets.integral import PriorIntegral, stated_integral
 from ppl_backends.targets.power import PowerTarget
 from ppl_backends.targets.protocol import Array, BaseTarget, Observations, sanitize
 
-_CHUNK_ELEMENTS = 1 << 20  # of the table points × rows in which the next rows are looked at
+_CHUNK_ELEMENTS = 1 << 20  # elements of the table points × rows in which the next rows are evaluated
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class RowState(PathState):
 
 
 class Block(NamedTuple):
-    """Rows that are let in together, up to ``stop``.
+    """Rows that are added together, up to ``stop``.
 
-    ``increment`` is their log likelihood at the particles, with the Potentials where they are the first, and
-    ``log_others`` the log mean of what is in it beside them; ``log_scores`` are log predictive densities of each row.
+    ``increment`` is their log likelihood at the particles, with the Potentials in the first block. ``log_others`` is
+    the log mean of the part of it that does not come from rows. ``log_scores`` are log predictive densities of each
+    row.
     """
 
     stop: int
@@ -55,10 +56,10 @@ class Block(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A stage of the path: the rows before ``first`` are in, those up to ``stop`` with power ``beta``.
+    """A stage of the path: the rows before ``first`` are included, those up to ``stop`` with power ``beta``.
 
-    ``step`` is from the stage before it, ``n`` the number of all rows, and ``block`` given at the first stage of each.
-    ``n_particles`` is the size of the filters, where particles carry such.
+    ``step`` is the step from the stage before it, ``n`` the number of all rows, and ``block`` is given at the first
+    stage of each block. ``n_particles`` is the size of the filters, if particles have filters.
     """
 
     first: int
@@ -71,17 +72,17 @@ class Rows(NamedTuple):
 
     @property
     def rows(self) -> float:
-        """Return the number of rows that are in; a fraction inside a block."""
+        """Return the number of included rows; a fraction inside a block."""
         return self.first + self.beta * (self.stop - self.first)
 
     @property
     def position(self) -> float:
-        """Return the share of all rows that are in."""
+        """Return the share of included rows."""
         return self.rows / max(self.n, 1)
 
 
 class RowsPath(TemperingPath):
-    """The observations of a target in their order, from its prior."""
+    """The observations of a target in their order, starting from its prior."""
 
     description = "prior"
     attributes: Mapping[str, Any] = {}  # of results
@@ -101,7 +102,7 @@ class RowsPath(TemperingPath):
         return self._at(x, self.all_of(rows), False)
 
     def all_of(self, rows: int) -> Rows:
-        """Return the stage that has this many rows."""
+        """Return the stage with the first ``rows`` rows."""
         return Rows(rows, rows, 1.0, 0.0, self.n)
 
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Rows, Array]:
@@ -118,7 +119,7 @@ class RowsPath(TemperingPath):
         return Rows(first, stop, beta, step, self.n, block), step * increment
 
     def next_block(self, population: Any, least_share: float) -> Block:
-        """Return the rows to be let in, at least one, and more as long as the ESS of their weights is above its threshold."""
+        """Return the next rows: at least one, and more as long as the ESS of their weights is above its threshold."""
         width = max(1, population.stop - population.first)
         return next_block(self, population.x, population.stop, least_share, width)
 
@@ -126,17 +127,17 @@ class RowsPath(TemperingPath):
         return stage.stop == self.n and stage.beta == 1.0
 
     def extend(self, population: RowState, stage: Rows, rng: np.random.Generator) -> RowState:
-        """Return the particles with the rows of a new block evaluated, or read at another power of the same."""
+        """Return the particles with the rows of a new block evaluated, or at another power of the same rows."""
         if stage.block is None:
             return replace(population, beta=stage.beta)
         return self._at(population.x, stage, self.gradient)
 
     def density(self, stage: Rows) -> Density[PathState]:
-        """Return the map from points to particles of the stage; it looks at the rows before ``stop`` alone."""
+        """Return the map from points to particles of the stage; it evaluates only the rows before ``stop``."""
         return lambda x, rng: self._at(x, stage, self.gradient)
 
     def end_log_density(self, population: PathState) -> None:
-        """Return None: lost modes are not looked for."""
+        """Return None: there is no search for lost modes."""
 
     def moves(self, kernel: Kernel, settings: MoveSettings) -> Any:
         """Return the moves of a stage."""
@@ -151,25 +152,25 @@ class RowsPath(TemperingPath):
         return {"n_observations": [run.records["rows"].rows for run in runs]}
 
     def kept(self, runs: Sequence[SMCState]) -> dict[str, Any]:
-        """Return the variables, beside points, that results keep for runs that go on from them."""
+        """Return the variables, in addition to points, that results keep so that runs can be continued."""
         return {}
 
     def reasons(self, runs: Sequence[SMCState]) -> list[str]:
-        """Return reasons, each with its figure, not to trust what came of this path."""
+        """Return reasons, each with its figure, not to trust results of this path."""
         return []
 
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
-        """Return paths of states ``(chain, draw, n_rows[, d])``; where particles carry filters, there are states."""
+        """Return paths of states ``(chain, draw, n_rows[, d])`` if particles have filters."""
         raise NotImplementedError
 
     def again(self, x: Array, rows: int, points: Any, chain: int) -> RowState:
-        """Return the particles of a result's chain as they were; ``points`` is its group of them."""
+        """Return the particles of a result's chain as they were; ``points`` is their group in the result."""
         return self.seen(x, rows)
 
     def _at(self, x: Array, stage: Rows, gradient: bool) -> RowState:
         """Evaluate base (prior and rows so far) and increment (the rows of the block).
 
-        Before the first row the Potentials, which are no rows, count as part of the increment.
+        In the first block the Potentials, which are no rows, count as part of the increment.
         """
         parts = [
             self.target.evaluate_prior(x, gradient),
@@ -199,16 +200,16 @@ def _added(parts: Sequence[Any], which: int) -> Array:
 
 
 def observations_of(target: BaseTarget) -> Observations:
-    """Return the observations of a target, or refuse one that does not know them one by one."""
+    """Return the observations of a target; refuse a target that does not provide them one by one."""
     if isinstance(target, PowerTarget):
-        raise ModelError(f"{target.label}: sample_ibis lets observations in whole; power= needs sample_smc")
+        raise ModelError(f"{target.label}: sample_ibis adds whole observations; power= needs sample_smc")
     if target.state_space is not None and target.observations is None:
         raise ModelError(
             f"{target.label}: sample_ibis needs exact densities of the rows, which only pb.state_space.linear_gaussian has, "
-            "and no other data; pb.sample_smc2 lets rows in by filters"
+            "and no other data; pb.sample_smc2 adds rows by filters"
         )
     if target.observations is None:
-        raise ModelError(f"{target.label}: sample_ibis needs the observations one by one, and none are known")
+        raise ModelError(f"{target.label}: sample_ibis needs the observations one by one, and the target has none")
     return target.observations
 
 
@@ -226,10 +227,11 @@ def rows_have_gradients(target: BaseTarget) -> bool:
 
 @dataclass(frozen=True)
 class Prequential:
-    """Rows let in after every stage (a fraction inside a block that took several), and what was predicted of each.
+    """Rows included after every stage (a fraction inside a block of several stages), and their predictions.
 
-    ``log_scores`` are log p(y_i | y_{1:i−1}), and ``contribution`` those of the lineages to the error of the evidence
-    when the run was begun or taken up. The last ``block`` is kept with the ``log_evidence`` before it.
+    ``log_scores`` are log p(y_i | y_{1:i−1}), and ``contribution`` are the contributions of the lineages to the error
+    of the evidence when the run was started or continued. The last ``block`` is kept with the ``log_evidence`` before
+    it.
     """
 
     rows: tuple[float, ...]
@@ -244,7 +246,7 @@ class Prequential:
         return len(self.log_scores)
 
     def after(self, step: Step) -> Prequential:
-        """Add a stage, and the scores of its block where that is let in whole."""
+        """Add a stage, and the scores of its block if the block is complete."""
         stage = step.after.stage
         block, log_evidence = self.block, self.log_evidence
         if stage.block is not None:
@@ -253,7 +255,7 @@ class Prequential:
         scores = self.log_scores
         if stage.beta == 1.0:
             new = block.log_scores
-            if len(new) == 1:  # a row that took several steps is predicted by all of them
+            if len(new) == 1:  # a row of several stages is predicted by all of them
                 new = np.array([step.after.log_evidence - log_evidence - block.log_others])
             scores = np.append(scores, new)
         return Prequential((*self.rows, stage.rows), scores, self.contribution, block, log_evidence)
@@ -262,7 +264,7 @@ class Prequential:
 def next_block(path: RowsPath, x: Array, seen: int, ess_fraction: float, width: int) -> Block:
     """Return the rows up to the last before the ESS of their weights falls below the threshold; at least one.
 
-    Rows are looked at in chunks, the first of ``width``, each twice as long as the one before.
+    Rows are evaluated in chunks, the first of ``width``, each twice as long as the previous one.
     """
     n = len(x)
     log_weight = path.target.evaluate_potentials(x, False)[0] if seen == 0 else np.zeros(n)
@@ -289,6 +291,6 @@ def next_block(path: RowsPath, x: Array, seen: int, ess_fraction: float, width: 
 
 
 def _log_sum(log_weights: Array) -> Array:
-    """Return the log of the sum over points, ``-inf`` where all are zero."""
+    """Return the log of the sum over points, ``-inf`` if all are zero."""
     with np.errstate(divide="ignore"):
         return logsumexp(log_weights, axis=0)

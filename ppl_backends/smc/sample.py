@@ -65,7 +65,8 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array
 
 _DEFAULT_TUNING = "acceptance"
-# Defaults of waste-free chains: their number, the shortest and the longest. With shorter chains runs are not waste-free.
+# Defaults of waste-free chains: their number, and their shortest and longest length. Runs with shorter chains are not
+# waste-free.
 _AUTO_CHAINS, _FEWEST_AUTO, _LONGEST_AUTO = 100, 5, 50
 
 
@@ -130,7 +131,7 @@ def sample_smc(
         from a few draws of the prior finds. ``"auto"`` is EP if the target has the factors for it, else Laplace. If Laplace
         is a poor start, without a mode or far from the posterior, both use the prior.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk", "polya_gamma"}
-        ``"auto"`` is HMC if the target has gradients, else random-walk and independent proposals in turn (``"mixed"``).
+        ``"auto"`` is HMC if the target has gradients, else random-walk and independent proposals alternately (``"mixed"``).
         Attribute ``kernel`` names the kernel used. ``"polya_gamma"`` is the Gibbs step of logistic, negative
         binomial and normal regressions without hyper-parameters, whose likelihood to a power has the same latent variables;
         it needs ``initial="prior"`` and the extra of that name.
@@ -139,7 +140,7 @@ def sample_smc(
         to an acceptance rate; ``"ft"`` lets each particle carry its own (Fearnhead & Taylor); ``"pr"`` makes trial moves at
         every temperature (Buchholz). ``"auto"`` is the first. :class:`~ppl_backends.FirstPairs` sets the first pairs of the
         last two.
-    metric : {"dense", "diagonal"}
+    Scales of proposals: the particles' covariance, or only their standard deviations, which is cheap in many
         Scales of proposals: the particles' covariance, or their standard deviations alone, which is cheap in many
         dimensions but ignores correlations.
     schedule : {"ess", "cess"} or sequence of float
@@ -148,7 +149,7 @@ def sample_smc(
     ess_threshold : float or "auto"
         ESS of every reweighting as a share of the particles; it determines the ladder. ``"auto"`` is a half if the
         weights are light-tailed and the chains mix, and up to 0.97 otherwise; with ``schedule="cess"`` it is 0.9. If at the
-        end the effective sample size of a mean or sd is small, or chains disagree, ``"auto"`` runs all again with 0.9 and
+        end the effective sample size of a mean or sd is small, or chains disagree, ``"auto"`` repeats the run with 0.9 and
         four times as many waste-free chains, unless ``len_chain``, ``max_time`` or ``unbiased`` is given.
     min_moves, max_moves : int
         Smallest and largest number of moves per temperature; the number is chosen automatically between them.
@@ -157,10 +158,8 @@ def sample_smc(
         and ``len_chain`` states of every chain are kept, from as many moves, or from a multiple if they still correlate with
         the start. ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until
         it has mixed and keeps only the last state.
-    unbiased : bool
-        Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first one found:
-        its evidence (not the log) is then unbiased.
-    power : float
+    Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first run chose.
+    The evidence (not its log) is then unbiased. power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     cores : int, optional
         Threads for evaluating the density; all available by default.
@@ -169,8 +168,8 @@ def sample_smc(
     max_time : float, optional
         Seconds per chain; a chain that exceeds them returns its particles so far, marked incomplete.
     checkpoint : path, optional
-        File in which the run is kept after every temperature (with one more per chain beside it). Called again with the
-        same file, an unfinished run goes on from there, with the result it would have had.
+        File that saves the run after every temperature (with one more file per chain beside it). The same call with
+        the same file continues an unfinished run, with the result that it would have had.
     keep_ladder : bool
         Whether to keep the particles of every temperature, in group ``ladder``; see :func:`~ppl_backends.reweight`.
     random_seed : int or Generator, optional
@@ -178,7 +177,7 @@ def sample_smc(
     log_likelihood, log_prior : bool
         Whether to store those groups. ``log_likelihood`` may name generated quantities of a Stan program.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
@@ -187,7 +186,7 @@ def sample_smc(
         ``log_evidence_trusted`` and ``log_evidence_method``. The method is bridge sampling if the last particles are healthy
         and either its standard error is smaller or tempering's evidence is distrusted (a warning then says so); else it is
         tempering. ``sample_stats`` has, per chain and stage, ``beta``, ``log_marginal_likelihood`` and the
-        particles' summary, and per draw ``ancestor``. Particles are no time series: siblings are adjacent.
+        particles' summary, and per draw ``ancestor``. Particles are not a time series: copies of one particle are adjacent.
 
     Raises
     ------
@@ -288,7 +287,7 @@ class _Call(NamedTuple):
         again: Sequence[np.random.Generator],
         checkpoint: Checkpoint | None,
     ) -> tuple[Figures, Settings, str]:
-        """Run all chains, and once more with finer steps where the first run was too coarse and there are generators."""
+        """Run all chains; run them once more with finer steps if the first run was too coarse and there are generators."""
         found, interrupted = self._run(settings, generators, checkpoint)
         runs, unfinished = split_finished(found, len(generators), interrupted)
         figures = figures_of(runs, evidence_of(runs))
@@ -296,7 +295,7 @@ class _Call(NamedTuple):
             return figures, settings, unfinished
         try:
             runs, interrupted = self._run(settings.finer(), again, None)
-        except KeyboardInterrupt:  # the runs of the first time are there
+        except KeyboardInterrupt:  # the first runs are kept
             return figures, settings, unfinished
         if interrupted or not all(run.complete for run in runs):
             return figures, settings, unfinished
@@ -328,7 +327,7 @@ class _Call(NamedTuple):
         try:
             figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
             figures = figures._replace(lost=self._lost_mode(figures, settings, check_rng))
-        except KeyboardInterrupt:  # the runs are there
+        except KeyboardInterrupt:  # the runs are kept
             stopped = ["interrupted before the search for lost modes had ended: run again for a verdict"]
         prior = prior_normalizer(path, runs) if path.integral else None
         verdict = judge(
@@ -345,7 +344,7 @@ class _Call(NamedTuple):
         return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}, figures
 
     def _lost_mode(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> LostMode | None:
-        """Return a mode that the runs lost, or that their weighted points miss where no particle was moved."""
+        """Return a mode that the runs lost, or that their weighted points miss if no particle was moved."""
         runs = figures.runs
         weighted = [run.weighted for run in runs if run.weighted is not None]
         if not all(run.complete for run in runs):
@@ -374,7 +373,7 @@ class _Call(NamedTuple):
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
     ) -> tuple[TemperingPath, Figures, Verdict, dict[str, float]] | None:
-        """Run all chains from Gaussians at the modes that draws are in and at the one that they lost; None if interrupted."""
+        """Run all chains from Gaussians at the modes of the draws and at the lost one; return None if interrupted."""
         target, lost = self.path.target, figures.lost
         assert lost is not None
         method = f"modes of a run from {self.path.description}"
@@ -385,7 +384,7 @@ class _Call(NamedTuple):
         call = self._replace(path=BridgePath(target, start, with_tails(target, start)))
         try:
             runs, interrupted = call._run(settings, generators, None)
-        except KeyboardInterrupt:  # the runs that lost the mode are there
+        except KeyboardInterrupt:  # the runs that lost the mode are kept
             return None
         if interrupted or not all(run.complete for run in runs):
             return None
@@ -394,7 +393,7 @@ class _Call(NamedTuple):
 
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
-    """Return the evidence from the last particles alone, where these were moved at β = 1 and can be evaluated again."""
+    """Return the evidence from the last particles, if they were moved at β = 1 and can be evaluated again."""
     if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
         return None
     non_centred = any(run.stages[-1].moves is not None and run.stages[-1].moves.non_centred for run in runs)
@@ -411,7 +410,7 @@ def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Gener
 
 
 def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
-    """Return the verdict on a run, with what is wrong with the Gaussian it began with where it is not to be trusted."""
+    """Return the verdict on a run; if it is not trusted, add the fault of the Gaussian that it started from."""
     start = path.approximation
     if not verdict.reasons or not isinstance(start, GaussianApproximation) or not start.trouble:
         return verdict
@@ -420,7 +419,7 @@ def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
 
 
 def chain_length(len_chain: int | str | None, draws: int) -> int | None:
-    """Return states kept of a waste-free chain; None where only the last one is."""
+    """Return the number of states kept of a waste-free chain; None if only the last state is kept."""
     if isinstance(len_chain, int) and len_chain > draws // 2:
         raise ModelError(f"len_chain={len_chain!r}: expected 'auto', None or an integer from 2 to draws / 2")
     if len_chain == "auto":

@@ -1,8 +1,8 @@
-"""Adaptive tempering: one run over one path of powers, put together from its parts.
+"""Adaptive tempering: one run over one path of powers, assembled from its parts.
 
 The adaptive ladder and its use from a fast approximation follow Chopin & Ridgway (2017, Algorithm 4) and Buchholz (2018,
-Algorithm 12); the loop is that of :mod:`~ppl_backends.smc.core`. The last particles have been moved at β = 1 and are equally
-weighted. Where the start is already so good that the first step reaches β = 1 with weights of light tail, the run *is*
+Algorithm 12); the loop is that of :mod:`~ppl_backends.smc.core`. The last particles have been moved at β = 1 and have equal
+weights. If the start is so good that the first step reaches β = 1 with light-tailed weights, the run *is*
 importance sampling: no move is made and the weighted points are kept.
 """
 
@@ -32,17 +32,18 @@ from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, st
 from ppl_backends.targets.protocol import BaseTarget
 
 _MAX_STAGES = 1000
-_LIGHT_TAIL = 0.5  # Pareto k below which the weights have a variance
+_LIGHT_TAIL = 0.5  # Pareto k below which the weights have a finite variance
 _NEGLIGIBLE_TAIL = 0.02
-# Of a second run: the share of the particles that a step keeps, times as many chains, and states kept of each at least.
+# Of a second run: the relative ESS of a step, the factor for the number of chains, and the least number of states per chain.
 _FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
 
 
 class Settings(NamedTuple):
     """Settings of a run; with ``len_chain``, moves are waste-free chains of that many states.
 
-    An ``unbiased`` run is made twice, the second time as the first decided: betas and moves no longer depend on the
-    particles, and the evidence (not its log) has no bias. After ``max_time`` seconds no further stage is begun.
+    An ``unbiased`` run is made twice, the second time with the decisions of the first: betas and moves then do not
+    depend on the particles, and the evidence (not its log) is unbiased. After ``max_time`` seconds no further stage is
+    started.
     """
 
     schedule: Schedule = Schedule()
@@ -55,11 +56,11 @@ class Settings(NamedTuple):
     max_time: float | None = None
 
     def finer(self) -> Settings:
-        """Return the settings of a second run where the first was too coarse and the ladder was left to it.
+        """Return the settings of a second run if the first was too coarse and its ladder was chosen automatically.
 
-        A mode that has little mass where modes separate is held by few chains, and a step that keeps half of all particles
-        may lose them; at the end means rest on few lineages. So the second run begins four times as many chains, each of as
-        many moves, and keeps nine tenths of the particles at every step.
+        If a mode has little mass where modes separate, few chains are in it, and a step that keeps half of the
+        particles may lose them; at the end means depend on few lineages. So the second run starts four times as many
+        chains, with as many moves each, and every step keeps an ESS of nine tenths of the particles.
         """
         changed, length, moves = self._replace(schedule=Schedule(fraction=_FINER_SHARE)), self.len_chain, self.moves
         if length is None:
@@ -80,8 +81,8 @@ def run_tempering(
 ) -> SMCResult:
     """Run ``n`` particles along ``path``, with fields of :class:`Settings` as ``settings``.
 
-    ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued. Ctrl-C
-    after the first stage ends the run at the last finished one.
+    ``report`` is called after every stage. A ``store`` saves the run then; a saved run in it is continued. After the
+    first stage, Ctrl-C ends the run at the last finished stage.
     """
     how = Settings(**settings)
     path = path.for_moves(kernel.uses_gradient, how.metric)
@@ -106,7 +107,7 @@ def _begin(
     how: Settings,
     pilot: SMCState | None = None,
 ) -> SMCState:
-    """Return a run at β = 0: one that a pilot has planned, a pilot, or one that needs none."""
+    """Return a run at β = 0: with a pilot's plan, as a pilot, or without either."""
     start = start_inside(path, n, rng, None if pilot is None else pilot.start.n_draws)
     moved = n if how.len_chain is None else -(-n // how.len_chain)
     tuning = make_tuning(how.tuning, kernel, moved, path.target.dim, rng)
@@ -141,10 +142,10 @@ def _parts(run: SMCState, path: TemperingPath, kernel: Kernel, n: int, how: Sett
 
 
 def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
-    """Return whether one importance step reaches β = 1 and needs no move after it.
+    """Return whether one importance step reaches β = 1 and no move is needed after it.
 
-    Its draws must not be copies of a few points, and its weights have a light tail, or next to nothing in it; the ESS
-    alone does not tell, since with heavy-tailed weights it looks best in the very runs that missed the tail.
+    Its draws must not be copies of a few points, and its weights must have a light tail, or a negligible share in the
+    tail. The ESS is not sufficient: with heavy-tailed weights it is largest in the runs that missed the tail.
     """
     stage, log_weights = path.next(run.population, run.weights, schedule.after(run))
     if not path.is_last(stage):
@@ -156,7 +157,7 @@ def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
 
 
 class Watcher:
-    """Watches over a run from now on: its time, its number of stages, and who is told of it."""
+    """Watch a run: its time, its number of stages, and its observers."""
 
     def __init__(
         self,
@@ -169,11 +170,11 @@ class Watcher:
         self._most, self._report, self._store = max_time, report, store
 
     def restart(self) -> None:
-        """Begin another run in the remaining time."""
+        """Start another run in the remaining time."""
         self._already = 0
 
     def stops(self, run: SMCState) -> str:
-        """Return why no further stage is to be made; empty where one is."""
+        """Return why the run stops; empty if it continues."""
         if len(run.stages) >= _MAX_STAGES:
             return "out of temperatures"
         late = self._most is not None and time.perf_counter() - self._start > self._most
@@ -188,9 +189,9 @@ class Watcher:
 
 
 class SampledPriorPath(PriorPath):
-    """p(θ) L(θ)^β where the prior is only a density: a run of its own, from Cauchy variables, draws it.
+    """p(θ) L(θ)^β if the prior is only a density: a separate run, from Cauchy variables, draws from it.
 
-    Its settings are those of :func:`run_tempering`, but chains are not waste-free, and given betas are not meant for it.
+    Its settings are those of :func:`run_tempering`, except that chains are not waste-free and given betas are not used.
     """
 
     draws_are_independent = False
@@ -203,7 +204,7 @@ class SampledPriorPath(PriorPath):
         self.how = how._replace(schedule=how.schedule.from_start(), len_chain=None, keep_ladder=False)
 
     def draw(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw the prior by tempering, with the log normaliser that this gives."""
+        """Draw the prior by tempering, and return its log normaliser too."""
         drawn = run_tempering(self.prior, self.kernel, n, rng, **self.how._asdict())
         if not drawn.complete:
             raise PriorSamplingError(f"{self.target.label}: the prior was not reached in time; use initial='laplace'")

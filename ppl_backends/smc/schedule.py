@@ -1,29 +1,29 @@
-"""The ladder of betas: chosen as it is climbed, or given.
+"""The ladder of betas, chosen adaptively or given.
 
-By ESS every temperature is followed by resampling, and the next beta is where the effective sample size of the weights of
-that one step falls to a share of the particles. By conditional ESS (Zhou, Johansen & Aston 2016) particles stay weighted, and
-are resampled only where the weights have become uneven; the step is chosen by its weights' ESS *given* those already there,
-N(ΣWw)²/ΣWw². With equal weights the two are the same.
+By ESS, every temperature is followed by resampling, and the next beta is the one at which the effective sample size of
+that step's weights falls to a given share of the particles. By conditional ESS (Zhou, Johansen & Aston 2016) particles
+stay weighted, and are resampled only if the weights have become uneven; the step is chosen by the ESS of its weights
+*given* the current ones, N(ΣWw)²/ΣWw². With equal weights the two are the same.
 
-**How large the share has to be.** A step that its own particles choose is longer where the sample lacks large weights, and
-there their mean is too low. So the log evidence of tempering is biased downwards even if the particles mix perfectly.
-Let e(t) be the error of the log mean of exp(t·increment). The log ESS of a step Δ is off by 2e(Δ) − e(2Δ), the step by
-that over −d log ESS/dΔ, and the log evidence on average by
-
+**How large the share has to be.** A step that its own particles choose is longer if the sample lacks large weights,
+and then the mean weight is too low. So the log evidence of tempering is biased downwards even if the particles mix
+perfectly. Let e(t) be the error of the log mean of exp(t·increment). The log ESS of a step Δ is off by 2e(Δ) − e(2Δ),
+the step by that over −d log ESS/dΔ, and the log evidence on average by
     E[e'(Δ)·{2e(Δ) − e(2Δ)}] / (−d log ESS/dΔ),
 
-a ratio of moments up to the third of the weights, over N (:func:`adaptation_bias`). It is −2/N for lognormal weights at an
-ESS of one half, and a tenth to a half of that for most regressions from their prior. With an exponential tail of the
-increment, of rate r, it has no finite value from Δ = r/3 on, where the ESS is still 0.87 of the particles; on a path
-from a narrow to a wide distribution an ESS of one half comes at Δ = 0.46 r. (The logarithm adds −V/2, with V the
-variance of the mean weight.)
+a ratio of moments up to the third of the weights, over N (:func:`adaptation_bias`). It is −2/N for lognormal weights
+at an ESS of one half, and a tenth to a half of that for most regressions from their prior. If the increment has an
+exponential tail of rate r, it is infinite from Δ = r/3, where the ESS is still 0.87 of the particles; on a path from a
+narrow to a wide distribution the ESS is one half at Δ = 0.46 r. (The logarithm adds −V/2, with V the variance of the
+mean weight.)
 
-**Chains.** States of one chain are not independent. The variance of the mean weight by sums over chains, over that of
-independent states, tells how many states count for one; with few effective states a tail is missed more often. Particles that
-then move slowly lag behind at the temperatures that follow.
+**Chains.** States of one chain are not independent. The variance of the mean weight by sums over chains, divided by
+that of independent states, is the number of states per independent state. With few effective states a tail is missed
+more often. Particles that then move slowly lag behind at the following temperatures.
 
-So by default a step keeps half of the particles where weights have light tails and chains mix, and up to 0.97 of them
-elsewhere (:func:`share_to_keep`); and it is taken again, shorter, where the next one turns out to need a much larger share.
+So by default a step keeps an ESS of half of the particles if weights are light-tailed and chains mix, and of up to
+0.97 otherwise (:func:`share_to_keep`). It is repeated with a shorter length if the next step turns out to need a much
+larger share.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import SMCState
 from ppl_backends.targets.protocol import Array, Index
 
-RESAMPLE_BELOW = 0.5  # of the particles, by conditional ESS
-_LEAST_SHARE, _LARGEST_SHARE = 0.5, 0.97  # of the particles, kept by a step
+RESAMPLE_BELOW = 0.5  # relative ESS below which particles are resampled, by conditional ESS
+_LEAST_SHARE, _LARGEST_SHARE = 0.5, 0.97  # bounds of the relative ESS of a step
 _LARGE_BIAS = 1.0  # of a step with an ESS of one half, times the number of particles
-_MANY_FOR_ONE = 3.0  # states of a chain that count for one independent particle
-_ABRUPT = 8.0  # by which the relative variance may fall from one step to the next
-_CONDITIONAL_SHARE = 0.9  # Zhou, Johansen & Aston keep this much or more
+_MANY_FOR_ONE = 3.0  # states of a chain per independent particle
+_ABRUPT = 8.0  # largest factor by which the relative variance may fall from one step to the next
+_CONDITIONAL_SHARE = 0.9  # smallest value of Zhou, Johansen & Aston
 
 
 def next_beta(increment: Array, beta: float, ess_fraction: float, weights: Array | None = None) -> float:
     """Return the largest β' ≤ 1 whose incremental weights keep an ESS of ``ess_fraction`` of the points.
 
     Buchholz (2018), equation 5.1 and Algorithm 13. Points outside the support have weight zero at every β' > β, so the
-    ESS is measured against those inside. With ``weights``, normalised, it is conditional on them.
+    ESS is relative to the number inside. With ``weights``, normalised, it is conditional on them.
     """
     inside = increment > -np.inf
     finite = increment[inside]
@@ -85,7 +85,7 @@ def _conditional_ess(log_weights: Array, share: Array) -> float:
 
 
 def adaptation_bias(increment: Array, step: float) -> float:
-    """Return N times the bias of the log evidence of N independent particles whose own ESS chose the step."""
+    """Return N times the bias of the log evidence if the ESS of N independent particles chose the step."""
     once, twice = _tilted(increment, step), _tilted(increment, 2.0 * step)
     mean = float((once * increment).mean())
     slope = 2.0 * (float((twice * increment).mean()) - mean)  # −d log ESS/dΔ
@@ -93,10 +93,11 @@ def adaptation_bias(increment: Array, step: float) -> float:
 
 
 def share_to_keep(increment: Array, step: float, len_chain: int = 1) -> float:
-    """Return the share of the particles that the ESS of the next step should keep: a half, more for skewed or slow ones.
+    """Return the relative ESS that the next step should keep: a half, and more for skewed weights or slow chains.
 
-    With c = max(1, bias)·max(1, states for one / 3)² the relative variance of the weights is at most c⁻². The powers
-    are larger than first-order theory has: a sample's third moment and sums over few chains both miss a tail.
+    With c = max(1, bias)·max(1, states for one / 3)², the relative variance of the weights is at most c⁻². The powers
+    are larger than those of first-order theory, because a sample's third moment and sums over few chains both miss a
+    tail.
     """
     inside = np.flatnonzero(increment > -np.inf)
     finite = increment[inside]
@@ -120,8 +121,8 @@ def _tilted(increment: Array, step: float) -> Array:
 class Schedule:
     """Choice of the next beta: by the ``"ess"``, the conditional ``"cess"``, or as given (``"fixed"``).
 
-    A step keeps the share ``fraction``, which None leaves to :func:`share_to_keep`, and at least ``asked``;
-    ``len_chain`` adjacent particles are states of one chain.
+    A step keeps the share ``fraction`` (by :func:`share_to_keep` if None) and at least ``asked``; ``len_chain``
+    adjacent particles are states of one chain.
     """
 
     kind: str = "ess"
@@ -133,29 +134,29 @@ class Schedule:
 
     @property
     def least_share(self) -> float:
-        """Return the share of particles that a step keeps at least."""
+        """Return the smallest share of particles that a step keeps."""
         if self.fraction is not None:
             return self.fraction
         return _CONDITIONAL_SHARE if self.kind == "cess" else _LEAST_SHARE
 
     @property
     def is_adaptive(self) -> bool:
-        """Return whether the share is found from the particles."""
+        """Return whether the share is chosen from the particles."""
         return self.kind == "ess" and self.fraction is None
 
     def after(self, run: SMCState) -> Schedule:
-        """Return the schedule of the step that follows."""
+        """Return the schedule of the following step."""
         return replace(self, last_share=None if run.ess is None else run.ess / len(run.population.x))
 
     def within(self) -> Schedule:
-        """Return the schedule of a first step that does not begin the run."""
+        """Return the schedule of a first step that does not start the run."""
         return replace(self, last_share=self.least_share)
 
     def next(self, increment: Array, beta: float, weights: Array | None = None) -> float:
         """Return the beta after ``beta``, for particles of normalised ``weights`` (None for equal ones).
 
-        The relative variance of the weights at most doubles from step to step, but for a step from the start that may end
-        at 1.
+        The relative variance of the weights at most doubles from step to step, except for a step from the start, which
+        may end at 1.
         """
         if self.kind == "fixed":
             return next(given for given in self.betas if given > beta)
@@ -169,17 +170,17 @@ class Schedule:
         return farthest if share <= _LEAST_SHARE else next_beta(increment, beta, share)
 
     def shorter(self, done: SMCState, path: Any) -> Schedule | None:
-        """Return that of a step to be made in place of ``done``, where that kept much less than it should; else None."""
+        """Return the schedule of a step that replaces ``done`` if that kept much less than it should; else None."""
         assert done.ess is not None
         increment, beta = path.ahead(done.population)
         asked = self.share_before(increment, beta, done.ess / max(1, done.n_inside))
         return None if asked is None else replace(self, asked=asked)
 
     def share_before(self, increment: Array, beta: float, share: float) -> float | None:
-        """Return the share that the step to ``beta`` should have kept, where that is much more than ``share``; else None.
+        """Return the share that the step to ``beta`` should have kept, if it is much more than ``share``; else None.
 
-        It should where the next step has to have an eighth of the relative variance, or less: tails and lags build up
-        ahead of the temperature at which they show.
+        This is so if the next step must have at most an eighth of the relative variance: tails and lags build up
+        before the temperature at which they show.
         """
         if not self.is_adaptive or beta == 1.0:
             return None
@@ -189,19 +190,19 @@ class Schedule:
         return 1.0 / (1.0 + float(np.sqrt(variance * wanted))) if wanted < variance / _ABRUPT else None
 
     def from_start(self) -> Schedule:
-        """Return the schedule of a run that draws the start: given betas are not meant for it."""
+        """Return the schedule of a run that draws the start; given betas do not apply to it."""
         return Schedule(fraction=self.fraction) if self.kind == "fixed" else self
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """Systematic resampling of ``n`` parents, where the ESS of the weights is ``below`` a share of the particles."""
+    """Systematic resampling of ``n`` parents if the ESS of the weights is ``below`` a share of the particles."""
 
     n: int
     below: float = np.inf
 
     def __call__(self, weights: Array, is_last: bool, rng: np.random.Generator) -> Index | None:
-        """Return the parents, siblings adjacent; None where particles keep their weights."""
+        """Return the parents, with copies adjacent; None if particles keep their weights."""
         due = is_last or not weights.all() or 1.0 / (weights**2).sum() < self.below * len(weights)
         return systematic_resampling(weights, self.n, rng) if due else None
 

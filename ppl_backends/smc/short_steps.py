@@ -1,13 +1,13 @@
 """Check of diverging trajectories: the last particles are moved once more, with shorter steps.
 
-A trajectory diverges where its step is too long for the place it is in. Where that is the neck of a funnel, particles near it
-are kept out of it, and no figure of the run shows what they miss. Where it is any narrow place that shorter trajectories pass
-through, the particles have their shares right. Moves leave the posterior invariant whatever their step, so moves with a
-quarter of it tell the two apart: particles that represent the posterior stay distributed as they are, and particles that were
-kept out of a neck go further in.
+A trajectory diverges if its step is too long for the region. In the neck of a funnel, particles near it cannot enter
+it, and no figure of the run shows what they miss. In other narrow regions, which shorter trajectories cross, the
+particles have the right shares. Moves leave the posterior invariant for any step size, so moves with a quarter of the
+step distinguish the cases: particles that represent the posterior keep their distribution, and particles that could
+not enter a neck move further into it.
 
-The test looks where the trouble is: along the one coordinate with which the energy error of the run's own step is correlated
-most, on the side where that error is larger. It is one-sided, and has power that a test of all coordinates lacks.
+The test uses the one coordinate that correlates most with the energy error of the run's step, on the side where the
+error is larger. It is one-sided and has more power than a test of all coordinates.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ppl_backends.targets.protocol import Array
 
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
 _SHORTER = 0.25
-# Half of the moves are enough where none diverges and particles do not go further in by more standard errors than that.
+# Half of the moves suffice if none diverges and particles do not move further in by more than this many standard errors.
 _FIRST_MOVES, _MOVES, _CLEAR = 4, 8, 1.0
-_POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains together
-_COST = 0.5  # of the evaluations that the runs made
-_BLOCKS = 100  # groups of siblings, at most
+_POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains
+_COST = 0.5  # of the evaluations of the runs
+_BLOCKS = 100  # largest number of groups of copies
 _TAIL = 0.02
 
 
 def try_short_steps(
     path: TemperingPath, kernel: Kernel, figures: Figures, rng: np.random.Generator
 ) -> ShortSteps | None:
-    """Return how shorter steps move the last particles, if some of the last trajectories diverged."""
+    """Return the effect of shorter steps on the last particles, if some of the last trajectories diverged."""
     if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
         return None
     return move_with_short_steps(path, kernel, in_one_mode(figures.runs), rng)
@@ -82,12 +82,12 @@ class _Walk:
         return self.coordinates.move(self.kernel, self.rng, self.state, self._evaluate, scale)
 
     def energy_errors(self) -> Array:
-        """Return the size of the energy error of a trajectory of the whole step from every particle."""
+        """Return the absolute energy error of a trajectory of the original step from every particle."""
         _, tried = self._step(self.scale)
         return np.abs(np.nan_to_num(tried.log_ratio, posinf=0.0, neginf=-np.inf))
 
     def move(self, times: int) -> float:
-        """Move the particles so often; return the share of trajectories that diverged so far."""
+        """Move the particles ``times`` times; return the share of trajectories that diverged so far."""
         for _ in range(times):
             self.state, info = self._step(_SHORTER * self.scale)
             self.divergent.append(share_of_divergent(info))
@@ -95,7 +95,7 @@ class _Walk:
 
 
 def _affordable(runs: Sequence[SMCResult]) -> int:
-    """Return the number of particles to move, so that it costs no more than half of what the runs did, where it can be."""
+    """Return the number of particles to move, such that the cost is at most half that of the runs if possible."""
     made = sum(
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start.stages, *run.stages) if stage.moves
     )
@@ -104,7 +104,7 @@ def _affordable(runs: Sequence[SMCResult]) -> int:
 
 
 def _where(x: Array, errors: Array) -> tuple[int, bool]:
-    """Return the coordinate with which energy errors ``(n,)`` are correlated most by rank, and whether it rises with them."""
+    """Return the coordinate with the largest rank correlation with the energy errors ``(n,)``, and whether it is positive."""
     ranks = stats.rankdata(errors)
     correlations = np.nan_to_num([np.corrcoef(stats.rankdata(column), ranks)[0, 1] for column in x.T])
     coordinate = int(np.argmax(np.abs(correlations)))
@@ -114,7 +114,7 @@ def _where(x: Array, errors: Array) -> tuple[int, bool]:
 def _shift(before: Sequence[Array], after: Sequence[Array]) -> float:
     """Return by how many standard errors the upper side of a coordinate has grown: its second moment, or its last 2 %.
 
-    Errors come from blocks of adjacent particles, siblings being adjacent.
+    Errors come from blocks of adjacent particles; copies are adjacent.
     """
     pooled = np.concatenate(before)
     centre, sd, last = np.median(pooled), pooled.std(), np.quantile(pooled, 1.0 - _TAIL)

@@ -1,15 +1,15 @@
 """Start of a run: draws of the start of the path, with their log normaliser if it is known.
 
-A prior that can be drawn from, and a Gaussian, give independent draws and are normalised. The prior of a Stan program is a
-density only: it is sampled by a run of its own, from independent Cauchy variables (whose tails are at least as heavy as
-those of any usual prior, so the weights are bounded) to the prior, and the evidence of that run is the log of the prior's
-normaliser, with which the program's evidence has to be multiplied: log ½ for every half-normal written as a normal with a
-lower bound, and so on.
+A prior that can be sampled, and a Gaussian, give independent draws and are normalised. The prior of a Stan program is
+only a density. A separate run samples it, from independent Cauchy variables (whose tails are at least as heavy as
+those of any usual prior, so the weights are bounded) to the prior. The evidence of that run is the log of the prior's
+normaliser, by which the program's evidence must be multiplied: log ½ for every half-normal written as a normal with a
+lower bound, for example.
 
-A likelihood may be zero on most of the prior: an inequality written as a Potential of minus infinity, a box, data that only
-a few parameter values allow. No beta makes that step smaller, since every β > 0 has the same support. The start is then the
-prior restricted to the support, by rejection: points are drawn until enough of them are inside. The share of the draws that
-are inside estimates the integral of the restricted start, with the error of a binomial share.
+A likelihood may be zero on most of the prior: an inequality written as a Potential of minus infinity, a box, data that
+only a few parameter values allow. No beta makes that step smaller, because every β > 0 has the same support. The start
+is then the prior restricted to the support, by rejection: points are drawn until enough of them are inside. The share
+of the draws that are inside estimates the integral of the restricted start, with the error of a binomial share.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.propriety import improper_coordinate
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-_SHARE, _FEWEST = 0.1, 100  # of the particles, or so many: points inside that make a start
+_SHARE, _FEWEST = 0.1, 100  # of the particles, or this number: points inside that suffice for a start
 _MOST = 100  # draws per particle
-_HOPELESS = 20  # points inside, fewer than which are no basis for an error bar
+_HOPELESS = 20  # points inside, below which no error bar is possible
 
 
 class StartFigures(NamedTuple):
     """Figures of a start: the log integral of the path's base, with variance and degrees of freedom of its estimate.
 
-    ``stages`` are those of the run that drew it, ``undefined`` the share of draws whose density is NaN or +inf, and
-    ``n_draws`` more than particles where few draws are inside the support.
+    ``stages`` are those of the run that sampled it. ``undefined`` is the share of draws whose density is NaN or +inf.
+    ``n_draws`` is larger than the number of particles if few draws are inside the support.
     """
 
     log_normalizer: float
@@ -50,7 +50,7 @@ class StartFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class IndependentCauchy:
-    """Independent Cauchy coordinates, as an approximation that a path can start from."""
+    """Independent Cauchy coordinates, as an approximation from which a path can start."""
 
     location: Array
     scale: Array
@@ -85,9 +85,9 @@ _SWEEPS = 2
 def cauchy_around(target: BaseTarget) -> IndependentCauchy:
     """Return independent Cauchy variables with the medians and widths of a density's slices along the axes.
 
-    Slices go through a few random points, of which medians are taken, since through a single one they can be degenerate
-    (a hierarchical prior is a pole where all members are equal); a second sweep takes points where the first found
-    density.
+    Slices pass through several random points, and medians over these are used, because slices through a single point
+    can be degenerate (a hierarchical prior has a pole where all members are equal). A second sweep uses points where
+    the first found density.
     """
     rng = np.random.default_rng(0)  # the same start in every run
     location, scale = np.zeros(target.dim), np.ones(target.dim)
@@ -99,7 +99,7 @@ def cauchy_around(target: BaseTarget) -> IndependentCauchy:
 
 
 def _slices(target: BaseTarget, centre: Array, scale: Array) -> tuple[Array, Array]:
-    """Return medians and widths ``(dim,)`` of the density's slices through ``centre``; those given where a slice is empty."""
+    """Return medians and widths ``(dim,)`` of the density's slices through ``centre``; the given ones for empty slices."""
     nodes = centre[:, None] + scale[:, None] * _GRID  # (dim, grid)
     points = np.repeat(centre[None, :], nodes.size, axis=0)
     points[np.arange(nodes.size), np.repeat(np.arange(target.dim), len(_GRID))] = nodes.ravel()
@@ -114,17 +114,17 @@ def _slices(target: BaseTarget, centre: Array, scale: Array) -> tuple[Array, Arr
 
 
 def check_proper(target: BaseTarget) -> None:
-    """Refuse to sample an improper prior, naming the coordinate along which it does not fall."""
+    """Raise an error if a prior to be sampled is improper, and name the coordinate along which it does not decrease."""
     name = improper_coordinate(target)
     if name is not None:
         raise PriorSamplingError(f"{target.label}: the prior is improper along {name}; use initial='laplace'")
 
 
 def start_inside(path: TemperingPath, n: int, rng: np.random.Generator, n_draws: int | None = None) -> Start:
-    """Draw the start of a path, and more of it where few of its points are inside the support.
+    """Draw the start of a path, and draw more if few of its points are inside the support.
 
-    A start that a run of its own drew is left as it is. ``n_draws`` is how many to make, where a pilot run decided it.
-    If no point is inside the support, the error names the reason.
+    A start that a separate run drew is kept. ``n_draws`` is the number of draws if a pilot run decided it. If no point
+    is inside the support, the error names the reason.
     """
     start = path.start(n, rng)
     state, lineage = start.population, start.lineage or LineageVariance(n)
@@ -153,7 +153,7 @@ def start_inside(path: TemperingPath, n: int, rng: np.random.Generator, n_draws:
 
 
 def _check(path: TemperingPath, state: PathState, n_inside: int, n_draws: int) -> None:
-    """Refuse a start with no point inside the support, and name the reason."""
+    """Raise an error for a start with no point inside the support, and name the reason."""
     if n_inside:
         return
     said = path.target.explain(state.x[0])
@@ -164,5 +164,5 @@ def _check(path: TemperingPath, state: PathState, n_inside: int, n_draws: int) -
 
 
 def _goes_on(n_inside: int, wanted: int, drawn: int, n: int) -> bool:
-    """Return whether more draws are needed, and can be expected to be enough."""
+    """Return whether more draws are needed and likely to be enough."""
     return n_inside < wanted and drawn < _MOST * n and (n_inside + 1) * _MOST * n >= _HOPELESS * drawn

@@ -1,4 +1,4 @@
-"""Runs over rows as InferenceData that a later run can go on from, and back."""
+"""Runs over rows as InferenceData that a later run can continue, and back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def before_stages(
     seen: Prequential,
     scale: float | None = None,
 ) -> SMCState:
-    """Return a run with the particles as they are as its first stage, so that every block that follows is moved."""
+    """Return a run whose first stage is its current particles, so that every following block is moved."""
     x, n, log_evidence = start.population.x, len(start.population.x), start.log_normalizer
     lineage = start.lineage or LineageVariance(n)
     figures = start.figures or StartFigures(log_evidence, lineage.variance, lineage.df)
@@ -61,9 +61,9 @@ def ibis_inference_data(
     log_prior: bool,
     states: bool = False,
 ) -> Any:
-    """Return InferenceData with the rows seen, their scores, and what it takes to go on.
+    """Return InferenceData with the rows seen, their scores, and the state that continues the run.
 
-    ``asked`` is how many chains were to be run, and whether Ctrl-C ended them; ``clock`` when the call began.
+    ``asked`` is the number of chains asked for, and whether Ctrl-C ended them; ``clock`` is the time of the call's start.
     """
     runs, unfinished = split_finished(runs, *asked)
     figures = figures_of(runs, evidence_of(runs))
@@ -114,7 +114,7 @@ def _with_state(path: RowsPath, idata: Any, runs: Sequence[SMCResult], rows: Seq
 
 
 def _padded(rows: Sequence[Any], width: int) -> Array:
-    """Return rows of different lengths as a table, with NaN where one ends."""
+    """Return rows of different lengths as a table, padded with NaN."""
     table = np.full((len(rows), width), np.nan)
     for place, row in enumerate(rows):
         table[place, : len(row)] = row
@@ -122,7 +122,7 @@ def _padded(rows: Sequence[Any], width: int) -> Array:
 
 
 def _evidence_of_new(runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> EvidenceEstimate:
-    """Return the evidence of what the runs let in since they were made or taken up."""
+    """Return the evidence of the rows that the runs added since they were started or continued."""
     found = []
     for run, each in zip(runs, rows, strict=True):
         since = LineageVariance(len(run.x))
@@ -132,15 +132,15 @@ def _evidence_of_new(runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> 
 
 
 def n_chains(idata: Any) -> int:
-    """Return the number of chains of a result, or refuse one that cannot go on."""
+    """Return the number of chains of a result; refuse a result that cannot be continued."""
     posterior = group(idata, "posterior")
     if posterior.attrs.get("path") != "data":
-        raise ModelError("update_smc: this result cannot go on; it takes one of sample_ibis or of update_smc")
+        raise ModelError("update_smc: this result cannot be continued; give a result of sample_ibis or of update_smc")
     return posterior.sizes["chain"]
 
 
 def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np.random.Generator]) -> list[SMCState]:
-    """Return the chains as they were when the result was made; another model, or other rows, are refused."""
+    """Return the chains as they were when the result was made; refuse another model or other rows."""
     attrs, stats, target = group(idata, "posterior").attrs, group(idata, "sample_stats"), path.target
     points, scores = group(idata, "unconstrained_posterior"), group(idata, "prequential")["log_score"].values
     if [str(name) for name in points["unconstrained_parameter"].values] != list(target.names):
@@ -148,7 +148,7 @@ def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np
     seen_by_chain = np.nanmax(stats["n_observations"].values, axis=1).astype(int)
     if seen_by_chain.max() > path.n:
         raise ModelError(
-            f"update_smc: the result has seen {seen_by_chain.max()} observations, {target.label} has {path.n}"
+            f"update_smc: the result includes {seen_by_chain.max()} observations, {target.label} has {path.n}"
         )
     runs = []
     for chain, rng in enumerate(generators):
@@ -169,10 +169,10 @@ def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np
 
 
 def _check_rows(now: Array, then: Array, seen: int, label: str) -> None:
-    """Refuse new data under which the density of the rows seen is not what it was."""
+    """Refuse new data under which the density of the rows seen has changed."""
     now, then = now[:_CHECKED_POINTS], then[:_CHECKED_POINTS]
     if not np.allclose(now, then, rtol=_SAME, atol=_SAME):
         raise ModelError(
-            f"update_smc: the first {seen} observations of {label} are not those that the result has seen "
-            f"(log density {now[0]:.6g} there, {then[0]:.6g} in the result)"
+            f"update_smc: the first {seen} observations of {label} are not those of the result "
+            f"(log density {now[0]:.6g} with the model, {then[0]:.6g} in the result)"
         )

@@ -1,4 +1,4 @@
-"""State-space models: ready ones, and their posteriors, states and evidence by particle filters."""
+"""State-space models: ready-made models, and posteriors, states and evidence by particle filters."""
 
 from ppl_backends.state_space.particle_filter import particle_filter
 from ppl_backends.state_space.particle_gibbs import sample_particle_gibbs

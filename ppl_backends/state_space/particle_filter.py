@@ -22,8 +22,8 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget, named_point
 from ppl_backends.targets.state_space.filter import METHODS, Filter, History, draw_seeds
 
-LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size falls below both is a collapse
-MOST_VARIANCE = 3.0  # of log L̂ that is passed over in silence
+LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size is below both is a collapse
+MOST_VARIANCE = 3.0  # largest variance of log L̂ without a warning
 FEW_ANCESTORS = 10
 
 
@@ -54,41 +54,43 @@ def particle_filter(
     Parameters
     ----------
     model : pm.Model, target, path, optional
-        With a state-space likelihood; the PyMC model on the context stack by default.
+        A model with a state-space likelihood; the PyMC model on the context stack by default.
     values : dict of str to number or array
         The model's variables, in model space.
     n_particles : int
-        Of each filter. For ``"sqmc"`` a power of two.
+        Particles of each filter; a power of two for ``"sqmc"``.
     method : {"auto", "bootstrap", "guided", "auxiliary", "sqmc"}
-        ``"auto"`` is guided where the model has a proposal, else bootstrap.
+        ``"auto"`` is guided if the model has a proposal, else bootstrap.
     draws : int
         Smoothed paths kept from each filter.
     chains : int
-        Independent filters; the error of the likelihood is that between them.
+        Number of independent filters; the standard error of the likelihood comes from their spread.
     resample_below : float
-        Share of the particles below which the effective sample size makes a filter resample: 0 never, 1 in every row.
+        Filters resample if the effective sample size, as a share of the particles, is below this value: 0 never, 1 in
+        every row.
     forecast : int
-        Rows behind the data whose states are forecast.
+        Number of rows after the data whose states are forecast.
     quantiles : sequence of float
-        Of filtered and forecast states.
+        Probabilities of the quantiles of filtered and forecast states.
     data : dict or path, optional
-        Of a Stan program.
+        Data of a Stan program.
     random_seed : int, sequence of int or Generator, optional
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        ``posterior`` holds ``states`` (chain, draw, time), smoothed by backward sampling, or along ancestors where the model
-        has no ``log_transition``. Its attributes: ``log_likelihood``, the log of the mean of the filters' unbiased
-        estimates, with ``log_likelihood_se``; ``log_likelihood_variance``, that of one filter's log L̂; ``warnings``.
-        ``filtered`` holds ``mean``, ``sd`` and ``quantile`` of every row's state given the rows up to it, ``forecast``
-        the same of rows behind the data. ``sample_stats``: ``ess``, ``resampled`` and ``log_increment`` (chain, time).
+        ``posterior`` holds ``states`` (chain, draw, time), smoothed by backward sampling, or along ancestral lines if
+        the model has no ``log_transition``. Its attributes are ``log_likelihood``, the log of the mean of the filters'
+        unbiased estimates; its standard error ``log_likelihood_se``; ``log_likelihood_variance``, the variance of one
+        filter's log L̂; and ``warnings``. ``filtered`` holds ``mean``, ``sd`` and ``quantile`` of every row's state
+        given the rows up to it, ``forecast`` the same of rows after the data. ``sample_stats`` holds ``ess``,
+        ``resampled`` and ``log_increment`` (chain, time).
 
     Raises
     ------
     ModelError
-        If the model has no state-space likelihood, a value is missing, or no particle of any filter has weight; the row is
-        named.
+        If the model has no state-space likelihood, a value is missing, or no particle of any filter has positive
+        weight; the message names the row.
 
     References
     ----------
@@ -152,7 +154,7 @@ def particle_filter(
 
 
 class _Likelihood(NamedTuple):
-    """Log of the mean of the estimates, its standard error, the variance of one log estimate, and what to warn of."""
+    """Log of the mean of the estimates, its standard error, the variance of one log estimate, and a warning text."""
 
     log_mean: float
     se: float
@@ -161,7 +163,7 @@ class _Likelihood(NamedTuple):
 
 
 def _likelihood(history: History, name: str, n_particles: int) -> _Likelihood:
-    """Combine the filters; their likelihoods are unbiased, their logs are not."""
+    """Combine the filters' likelihoods, which are unbiased, unlike their logs."""
     log_likelihood = history.increments.sum(axis=0)
     n = len(log_likelihood)
     alive = np.isfinite(log_likelihood)
@@ -237,7 +239,7 @@ def _paths(
 def _forecast(
     filters: Filter, parameters: Mapping[str, Array], history: History, n_rows: int, rng: np.random.Generator
 ) -> Array:
-    """Return states of rows behind the data ``(n_rows, chains, n_x[, d])``; the rows themselves are missing."""
+    """Return states of rows after the data ``(n_rows, chains, n_x[, d])``; the rows themselves are missing."""
     if not n_rows:
         return history.x[:0]
     if filters.covariates:
@@ -286,7 +288,7 @@ def _stats(history: History, weights: Array) -> xr.Dataset:
 
 
 def _inference_data(target: BaseTarget, sets: dict[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
-    """Name the axis of time as the data do, and label it."""
+    """Name the time axis as the data do, and add its coordinates."""
     series = target.state_space
     axis, n_rows = series.dims[0], len(series.y)
     labels = np.asarray(target.coords[axis])

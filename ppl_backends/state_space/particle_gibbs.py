@@ -1,4 +1,4 @@
-"""``sample_particle_gibbs``: parameters and states of a state-space model in turn."""
+"""``sample_particle_gibbs``: parameters and states of a state-space model, updated alternately."""
 
 from __future__ import annotations
 
@@ -29,44 +29,45 @@ def sample_particle_gibbs(
     progressbar: bool = True,
     **target_options: Any,
 ) -> Any:
-    """Draw from the posterior of a state-space model by particle Gibbs with backward sampling. Exact.
+    """Draw from the posterior of a state-space model by particle Gibbs with backward sampling, an exact method.
 
-    All chains move as one batch, in which a chain more costs little.
+    All chains move as one batch, so that additional chains add little run time.
 
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
-        With a state-space model that has ``log_transition`` and ``log_initial``; the PyMC model on the context stack by
-        default.
+        A model with ``pb.StateSpace`` that has ``log_transition`` and ``log_initial``; the PyMC model on the context
+        stack by default.
     data : dict or path, optional
         Data of a Stan program.
     draws, tune, chains : int
-        Draws kept per chain, and draws before them that adapt the proposals of the parameters, and are dropped.
+        Draws kept per chain, and tuning draws before them, which adapt the proposals of the parameters and are dropped.
     n_particles : int
-        Particles of a conditional filter, of which one is the present path.
+        Particles of a conditional filter; one of them is the current path.
     covariance : array (dim, dim), optional
-        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+        Shape of the proposals, on the unconstrained space; learnt during tuning by default.
     states : bool
         Whether to keep the path of states of every draw, as variable ``states`` of ``posterior``.
     executor : concurrent.futures.Executor, optional
         Runs the batch elsewhere; the result is the same.
     initvals : dict, list of dict, or array, optional
-        Where chains start, as for :func:`~ppl_backends.sample_mcmc`.
+        Starting points of the chains, as for :func:`~ppl_backends.sample_mcmc`.
     random_seed : int or Generator, optional
     progressbar : bool
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        As from :func:`~ppl_backends.sample_mcmc`. ``sample_stats`` holds ``renewed``, the share of rows whose state changed
-        in a sweep, and ``renewed_first``, whether that of the first row did: where it seldom does, raise ``n_particles``.
+        As from :func:`~ppl_backends.sample_mcmc`. ``sample_stats`` holds ``renewed``, the share of rows whose state
+        changed in a sweep, and ``renewed_first``, whether the first row's state changed. If it changes rarely,
+        increase ``n_particles``.
 
     Raises
     ------
     ModelError
-        If the model has no state-space model, or that lacks a density.
+        If the model has no state-space model, or the state-space model lacks a density.
 
     Warns
     -----

@@ -1,4 +1,4 @@
-"""``sample_pmmh``: parameters, and on request states, of a state-space model by particle marginal Metropolis–Hastings."""
+"""``sample_pmmh``: parameters, and optionally states, of a state-space model by particle marginal Metropolis–Hastings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-_FEW = 400  # effective draws: means to a twentieth of their sd
+_FEW = 400  # effective draws, which give means a Monte Carlo error of a twentieth of the sd
 _LONG_STAY = 50  # draws
 
 
@@ -50,48 +50,49 @@ def sample_pmmh(
     progressbar: bool = True,
     **target_options: Any,
 ) -> Any:
-    """Draw from the posterior of a state-space model by particle marginal Metropolis–Hastings. Exact.
+    """Draw from the posterior of a state-space model by particle marginal Metropolis–Hastings, an exact method.
 
-    All chains move as one batch and learn their proposals together: half of them of a random walk, half independent of where
-    a chain is (where the covariance is learnt). Chains start at points of many, chosen by their
-    estimated posterior. :func:`~ppl_backends.sample_smc2` gives the evidence too.
+    All chains move as one batch and learn their proposals together: half are random-walk proposals, half are
+    independent proposals (if the covariance is learnt). Starting points are chosen among many points by their
+    estimated posterior. :func:`~ppl_backends.sample_smc2` also estimates the evidence.
 
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
-        With a state-space model; the PyMC model on the context stack by default.
+        A model with ``pb.StateSpace``; the PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan program.
     draws, tune, chains : int
-        Draws kept per chain, and draws before them that adapt the proposals and the filters, and are dropped.
+        Draws kept per chain, and tuning draws before them, which adapt the proposals and the filters and are dropped.
     n_particles : int or "auto"
-        Particles of a filter; ``"auto"`` finds at the start and while tuning how many make the variance of the log of the
-        likelihood estimate about one, or that of the ratio of correlated ones about a half. With fewer, chains stick.
+        Particles of a filter. ``"auto"`` chooses, at the start and during tuning, the number for which the log
+        likelihood estimate has a variance of about one, or the log ratio of correlated estimates has a variance of
+        about one half. With fewer particles chains stick.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
-        ``"auto"`` is guided where the model has ``proposal=``.
+        ``"auto"`` is guided if the model has ``proposal=``.
     correlation : float or "auto"
-        The largest share of the rows whose random numbers the filter of a proposal keeps, so that it errs like the present
-        filter and a fraction of the particles does. It sorts its particles and takes their numbers from a lattice.
-        ``"auto"`` is 0.99 where a state is one number and Numba compiles the filter, and 0 elsewhere and for ``states=True``:
-        fresh independent numbers for every filter.
+        The largest share of the rows whose random numbers a proposal's filter keeps, so that its error is correlated
+        with that of the current filter and far fewer particles suffice. The filter sorts its particles and takes their
+        numbers from a lattice. ``"auto"`` is 0.99 if a state is one number and Numba compiles the filter, and 0
+        otherwise and for ``states=True``. With 0 every filter has fresh independent numbers.
     covariance : array (dim, dim), optional
-        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+        Shape of the proposals, on the unconstrained space; learnt during tuning by default.
     states : bool
         Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``; not with correlated filters.
     executor : concurrent.futures.Executor, optional
         Runs the batch elsewhere; the result is the same.
     initvals : dict, list of dict, or array, optional
-        Where chains start, as for :func:`~ppl_backends.sample_mcmc`.
+        Starting points of the chains, as for :func:`~ppl_backends.sample_mcmc`.
     random_seed : int or Generator, optional
     progressbar : bool
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        As from :func:`~ppl_backends.sample_mcmc`. ``sample_stats`` holds ``n_particles``, ``estimate`` (the log likelihood
-        estimate that the chain keeps), ``estimate_variance`` as last measured, and ``seed`` of the filter.
+        As from :func:`~ppl_backends.sample_mcmc`. ``sample_stats`` holds ``n_particles``, ``estimate`` (the chain's
+        current log likelihood estimate), ``estimate_variance`` as last measured, and ``seed`` of the filter.
 
     Raises
     ------
@@ -101,8 +102,8 @@ def sample_pmmh(
     Warns
     -----
     SamplerWarning
-        If the likelihood estimates are too noisy, R̂ of a coordinate is above 1.05, or chains stay at estimates that came
-        out too large for so long that draws are worth less than 400; it says how many draws, or particles, help.
+        If the likelihood estimates are too noisy, R̂ of a coordinate is above 1.05, or chains stay at overestimates
+        for so long that the effective sample size is below 400; the warning says how many draws or particles help.
 
     Examples
     --------
@@ -144,9 +145,9 @@ def sample_pmmh(
 
 
 def warn_of_stuck_chains(idata: Any) -> None:
-    """Warn where estimates that came out too large hold the chains up, with the draws or the particles that help.
+    """Warn if chains stay long at overestimated likelihoods, and say how many draws or particles help.
 
-    In a chain that stays for a share of its draws, no figure that it gives can be trusted before it is longer.
+    No figure of a chain that stays at one point for a large share of its draws can be trusted; the chain must be longer.
     """
     posterior, stats = group(idata, "posterior"), group(idata, "sample_stats")
     draws, n = posterior.sizes["draw"], int(stats["n_particles"].values[0, -1])
@@ -168,13 +169,13 @@ def warn_of_stuck_chains(idata: Any) -> None:
 
 
 def _longest_stay(estimate: Array) -> int:
-    """Return for how many draws ``(chain, draw)`` an estimate was kept at most."""
+    """Return the largest number of draws ``(chain, draw)`` for which one estimate was kept."""
     changes = np.diff(estimate, axis=1, prepend=np.nan, append=np.nan) != 0
     return max(int(np.diff(np.flatnonzero(chain)).max()) for chain in changes)
 
 
 def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:
-    """Return the draws with a path out of the filter that each was accepted with."""
+    """Return the draws, each with a path from the filter with which it was accepted."""
     posterior, stats = group(idata, "posterior"), group(idata, "sample_stats")
     seeds = stats["seed"].values.reshape(-1).view(np.uint64)
     _, first, place = np.unique(seeds, return_index=True, return_inverse=True)

@@ -232,9 +232,9 @@ def test_chains_keep_to_their_places(tmp_path):
     shutil.copy(tmp_path / "other" / "run.chain0", first)
     refused(path, line(Y), "run.chain0' belongs to another run")
     shutil.copy(path, first)
-    refused(path, line(Y), "no checkpoint that this version can read .*file of a call")
+    refused(path, line(Y), "not a checkpoint that this version can read .*file of a call")
     shutil.copy(second, path)
-    refused(path, line(Y), "no checkpoint that this version can read .*file of a chain")
+    refused(path, line(Y), "not a checkpoint that this version can read .*file of a chain")
     path.unlink()
     refused(path, line(Y), "run.chain0' is left of another run; remove it")
 

@@ -131,12 +131,12 @@ def test_many_small_updates_do_not_wear_the_particles_out():
 
 
 def test_an_update_on_other_data_or_another_model_is_refused(run):
-    with pytest.raises(ModelError, match="are not those that the result has seen"):
+    with pytest.raises(ModelError, match="are not those of the result"):
         pb.update_smc(run, logistic(), progressbar=False)
     with pytest.raises(ModelError, match="has 25"):
         pb.update_smc(run, gaussian(25), progressbar=False)
     tempered = pb.sample_smc(gaussian(), draws=500, chains=1, random_seed=1, progressbar=False)
-    with pytest.raises(ModelError, match="cannot go on"):
+    with pytest.raises(ModelError, match="cannot be continued"):
         pb.update_smc(tempered, gaussian(), progressbar=False)
     with pytest.raises(ModelError, match="cannot be appended"):
         pb.update_smc(run, gaussian(), {"y": [1.0]}, progressbar=False)

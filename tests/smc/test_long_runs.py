@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_model_and_a_file_that_is_none_are_refused(tmp_p
     with pytest.raises(ModelError, match="names of the parameters"):
         pb.sample_smc(conjugate_gaussian(4).target, checkpoint=tmp_path / "run", **options)
     (tmp_path / "notes").write_text("something else")
-    with pytest.raises(ModelError, match="is no checkpoint"):
+    with pytest.raises(ModelError, match="is not a checkpoint"):
         pb.sample_smc(Hooked(), checkpoint=tmp_path / "notes", **options)
 
 

@@ -228,7 +228,7 @@ def test_new_rows_go_on_with_the_filters_that_there_are(idata):
 
 
 def test_another_series_is_not_gone_on_with(idata):
-    with pytest.raises(ModelError, match="are not those that the result has seen"):
+    with pytest.raises(ModelError, match="are not those of the result"):
         pb.update_smc(idata, target(np.append(Y + 1.0, 0.0)), random_seed=2, progressbar=False)
 
 
