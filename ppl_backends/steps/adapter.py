@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import new_class
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import pymc as pm
@@ -25,6 +24,7 @@ from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.graph import free_variables
+from ppl_backends.targets.pymc.kept import kept_target
 from ppl_backends.targets.pymc.state_space import state_space_target
 
 Point = Mapping[str, NDArray]
@@ -61,29 +61,21 @@ def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
 
     ``prior_alone`` is for steps that never evaluate all data at once.
     """
-    recent = _recent.get(id(model))
-    if recent is not None and recent.is_of(model):
-        return recent
-    _recent[id(model)] = target = _compiled(partial(PyMCTarget, model, cores=1), prior_alone)
-    return target
+    return _compiled(partial(kept_target, model, PyMCTarget), prior_alone)
 
 
 def forkable_state_space(model: pm.Model) -> BaseTarget:
     """Return the same of a model with a state-space variable."""
-    return _compiled(partial(state_space_target, model, cores=1), True)
+    return _compiled(partial(kept_target, model, state_space_target), True)
 
 
 def _compiled(make: Callable[..., Any], prior_alone: bool) -> Any:
-    target = make(backend="numba")
+    target = make(backend="numba", cores=1)
     try:
         (target.evaluate_prior if prior_alone else target.log_density)(np.zeros((1, target.dim)))
     except CompilationError:
-        target = make(backend="c")
+        target = make(backend="c", cores=1)
     return target
-
-
-_recent: WeakValueDictionary[int, PyMCTarget] = WeakValueDictionary()
-"""Targets that some step still uses: steps on blocks of one model share the compiled functions and the data."""
 
 
 class PyMCStep(BlockedStep):

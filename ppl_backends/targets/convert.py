@@ -53,6 +53,7 @@ def as_target(
     Returns
     -------
     BaseTarget
+        The same object for a PyMC model that has not changed since the last call, with its compiled functions.
 
     Raises
     ------
@@ -163,6 +164,7 @@ def naming(log_likelihood: Any) -> dict[str, Any]:
 def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options: Mapping[str, Any]) -> BaseTarget:
     from ppl_backends.targets.pymc import PyMCTarget
     from ppl_backends.targets.pymc.graph import state_space_variables, unnormalized_variables
+    from ppl_backends.targets.pymc.kept import kept_target
     from ppl_backends.targets.pymc.state_space import state_space_target
     from ppl_backends.targets.pymc.unnormalized import unnormalized_target
 
@@ -170,11 +172,8 @@ def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options
         raise ModelError(f"unknown option {next(iter(options))!r} for a PyMC model; known are backend and cores")
     if data is None and unnormalized_variables(model):
         return unnormalized_target(model)
-    target: BaseTarget
-    if state_space_variables(model):
-        target = state_space_target(model, backend=backend, cores=cores)
-    else:
-        target = PyMCTarget(model, backend=backend, cores=cores)
+    make = state_space_target if state_space_variables(model) else PyMCTarget
+    target: BaseTarget = kept_target(model, make, backend=backend, cores=cores)
     if data is None:
         return target
     if not isinstance(data, Mapping):

@@ -91,7 +91,6 @@ class PyMCTarget(BaseTarget):
         check_model(model, self.accepts_intractable)
         self.model, self.backend, self._cores_asked = model, backend, cores
         self.cores = available_cores(cores)
-        self._variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
         self._data = dict(data) if data is not None else data_values(model)
         with no_c_compiler():
             self._shapes = shapes_of(model, self._data)
@@ -421,14 +420,6 @@ class PyMCTarget(BaseTarget):
         except ModelError as refusal:
             other._factors = refusal if isinstance(self._factors, ModelError) else None
         return other
-
-    def is_of(self, model: pm.Model) -> bool:
-        """Return whether this is the target of ``model`` as it is now: the same variables and data."""
-        variables = [*model.basic_RVs, *model.potentials, *model.deterministics]
-        if model is not self.model or variables != self._variables:
-            return False
-        now = data_values(model)
-        return now.keys() == self._data.keys() and all(np.array_equal(now[v], self._data[v]) for v in now)
 
     def digests(self) -> dict[str, str]:
         """Return digests of the model's graph and of its data; of values too, where the graph holds code of the user's."""
