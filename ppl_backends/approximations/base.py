@@ -20,10 +20,10 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 
 class Approximation:
-    """A distribution q near a posterior; complete when constructed, and never changed after.
+    """A distribution q near a posterior; complete when constructed, and immutable.
 
-    Figures that a method does not have are NaN; ``trouble`` says why it did not converge; ``more`` is what only this
-    kind has.
+    Figures that a method does not have are NaN. ``trouble`` says why it did not converge. ``more`` holds what only
+    this kind of approximation has.
     """
 
     mean: Any
@@ -37,7 +37,7 @@ class Approximation:
     accuracy: str
     trouble: str
     elbo = elbo_se = pareto_k = float("nan")
-    overlapping = False  # whether several Gaussians together stand for one broad hump, not for modes
+    overlapping = False  # whether several Gaussians together form one broad hump instead of separate modes
 
     def _describe(
         self,
@@ -107,7 +107,7 @@ class Approximation:
 
     @property
     def cholesky(self) -> Array:
-        """Return the lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` where diagonal."""
+        """Return the lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` if diagonal."""
         return self.gaussian.cholesky
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
@@ -137,14 +137,14 @@ class Approximation:
         Parameters
         ----------
         draws : int
-            Draws a chain. The chains are independent too: convergence diagnostics say nothing here.
+            Draws per chain. The chains are independent too, so convergence diagnostics are meaningless.
         chains : int
         random_seed : int or numpy.random.Generator, optional
 
         Returns
         -------
         arviz.InferenceData or xarray.DataTree
-            ``posterior`` has the attributes ``method``, ``accuracy``, ``converged`` and, where known, ``log_evidence``.
+            ``posterior`` has the attributes ``method``, ``accuracy``, ``converged`` and, if known, ``log_evidence``.
         """
         check_memory(draws, chains, self.dim)
         started = time.perf_counter()
@@ -174,7 +174,7 @@ class Approximation:
 
 
 def _unnamed_target(names: Sequence[str]) -> BaseTarget:
-    """Return a stand-in for an approximation of no target: one variable ``x`` on the unconstrained space."""
+    """Return a placeholder target for an approximation without target: one variable ``x`` on the unconstrained space."""
     target = BaseTarget()
     target.dim, target.names = len(names), tuple(names)
     return target

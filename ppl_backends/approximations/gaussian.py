@@ -1,4 +1,4 @@
-"""Gaussian approximations of a posterior on the unconstrained space, as Laplace, EP and variational inference return them."""
+"""Gaussian approximations of a posterior on the unconstrained space, the results of Laplace, EP and variational inference."""
 
 from __future__ import annotations
 

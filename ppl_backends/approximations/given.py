@@ -1,4 +1,4 @@
-"""Approximations that a caller gives: an object, also of another library, or draws."""
+"""Approximations that a caller gives: an object, possibly of another library, or draws."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _MEMBERS = ("from_uniform", "sample", "log_density", "log_density_and_gradient")
 
 
 def as_approximation(given: Any, target: BaseTarget | None = None) -> Approximation:
-    """Return an object that a caller gave, with the members of every approximation.
+    """Return an object that a caller gave, with the attributes of every approximation.
 
-    An object of another library counts as it is where it can be drawn from and evaluated, else by its mean and
-    covariance.
+    An object of another library is used directly if it can be sampled and evaluated, else by its mean and covariance.
     """
     if target is not None and np.size(given.mean) != target.dim:
         raise ModelError(f"the approximation has {np.size(given.mean)} coordinates, {target.label} has {target.dim}")
@@ -32,7 +31,7 @@ def as_approximation(given: Any, target: BaseTarget | None = None) -> Approximat
 
 
 class GivenApproximation(Approximation):
-    """An approximation of another library, which draws and evaluates itself."""
+    """An approximation of another library, with its own methods to sample and evaluate."""
 
     representation = "given"
     _given: Any
@@ -48,9 +47,9 @@ class GivenApproximation(Approximation):
 
 
 def is_poor_start(approximation: Any) -> bool:
-    """Return whether samplers should not begin here: at a Laplace approximation with no mode, or with 2 KL(q ‖ p) > dim.
+    """Return whether samplers should not start here: at a Laplace approximation without mode, or with 2 KL(q ‖ p) > dim.
 
-    One that is merely not ``converged`` serves, since what begins there is corrected.
+    An approximation that is only not ``converged`` is acceptable, because samplers correct their start.
     """
     if approximation.method != "laplace" or approximation.converged:
         return False
@@ -64,19 +63,19 @@ def from_draws(idata: Any, model: Any = None, *, data: Any = None, **target_opti
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        With a ``posterior``, of this package, ``pm.sample`` or Stan; its ``unconstrained_posterior`` is used where it
+        A result with a ``posterior``, of this package, ``pm.sample`` or Stan; its ``unconstrained_posterior`` is used if it
         has one.
     model : pymc.Model, Stan model or target, optional
-        What the draws are of; takes them to the unconstrained space. Not needed with ``unconstrained_posterior``.
+        The model of the draws, which maps them to the unconstrained space. Not needed with ``unconstrained_posterior``.
     data : dict or path, optional
         Data of a Stan model.
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
     GaussianApproximation
-        Dense where there are more than two draws a coordinate, else diagonal.
+        Dense if there are more than two draws per coordinate, else diagonal.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Integration over hyper-parameters φ: climb to the mode of their posterior, and place a design of points around it.
 
-A *node* is what a method fits at one φ: it has ``phi``, ``log_posterior`` up to a constant, and ``fit``, from which a
-neighbour can start. A posterior of φ has ``node(phi, fit)``, None where there is no proper approximation, and
-``gradient(node)``. This is the scheme of Rue, Martino & Chopin (2009), section 3.
+A *node* is the fit of a method at one φ: it has ``phi``, ``log_posterior`` up to a constant, and ``fit``, from which a
+neighbour can start. A posterior of φ has ``node(phi, fit)``, which returns None if there is no proper approximation,
+and ``gradient(node)``. This is the scheme of Rue, Martino & Chopin (2009), section 3.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from scipy.stats import t as student_t
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
-GRID_DIM = 2  # a lattice up to here, a net of random points above
+GRID_DIM = 2  # largest dimension of a lattice; above it, a net of random points is used
 CURVATURE_STEP = 0.1
-BOX, MAX_BOXES = 1.5, 12  # half width of the boxes that the mode is looked for in, and how many
+BOX, MAX_BOXES = 1.5, 12  # half width, and largest number, of the boxes in which the mode is searched for
 
 
 class HyperParameters(NamedTuple):
-    """Hyper-parameters that were integrated over, with points and weights.
+    """Points and weights of hyper-parameters that were integrated over.
 
     Attributes
     ----------
     names : tuple of str
     mode : ndarray (p,)
-        Of the posterior of φ.
+        Mode of the posterior of φ.
     points : ndarray (k, p)
         The design.
     weights : ndarray (k,)
@@ -41,7 +41,7 @@ class HyperParameters(NamedTuple):
     log_posterior : ndarray (k,)
         Log p(y | φ) + log p(φ) there.
     summary : str
-        One line that says what was done.
+        One line that describes the integration.
 
     Examples
     --------
@@ -77,7 +77,9 @@ def climb(posterior: Any, start: Array) -> Any:
             found.append(node)
         return -node.log_posterior, -gradient
 
-    for _ in range(MAX_BOXES):  # far from the mode EP is slow and may fail: no step leaves a box around the last centre
+    for _ in range(
+        MAX_BOXES
+    ):  # far from the mode EP is slow and may fail, so steps stay in a box around the last centre
         centre = found[-1].phi
         bounds = list(zip(centre - BOX, centre + BOX, strict=True))
         minimize(negative, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30, "gtol": 1e-2})
@@ -87,7 +89,7 @@ def climb(posterior: Any, start: Array) -> Any:
 
 
 def scale_at(posterior: Any, mode: Any) -> Array:
-    """Return a matrix S with φ = mode + S z about standard normal near the mode, from differences of gradients."""
+    """Return a matrix S such that φ = mode + S z with z about standard normal near the mode, from differences of gradients."""
     p = len(mode.phi)
     precision = np.eye(p)
     for j in range(p):
@@ -97,21 +99,21 @@ def scale_at(posterior: Any, mode: Any) -> Array:
         if slopes[0] is not None and slopes[1] is not None:
             precision[j] = (slopes[1] - slopes[0]) / (2 * CURVATURE_STEP)
     values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
-    return vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions: a spread of about 3 to begin with
+    return vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions start with a spread of about 3
 
 
 def design_around(posterior: Any, mode: Any) -> tuple[Design, str]:
-    """Return the design around the mode of φ, and what kind it is of."""
+    """Return the design around the mode of φ, and its kind."""
     kind, place = ("lattice", lattice) if len(mode.phi) <= GRID_DIM else ("weighted net", net)
     return place(posterior.node, mode, scale_at(posterior, mode)), kind
 
 
-Evaluate = Callable[..., Any]  # φ and a neighbour's fit to a node, or None
+Evaluate = Callable[..., Any]  # maps φ and a neighbour's fit to a node, or None
 
 SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
 DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
 MAX_NODES = 200
-MAX_SHARE = 0.2  # Σ w² at which a lattice is too coarse for the posterior and its spacing is halved
+MAX_SHARE = 0.2  # Σ w² above which a lattice is too coarse for the posterior and its spacing is halved
 NET_POINTS = {3: 256, 4: 256, 5: 256, 6: 256}
 NET_DF = 8.0
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
@@ -129,7 +131,7 @@ class Design(NamedTuple):
 def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     """Return the nodes mode + ``scale`` · spacing · k that are connected to the mode by nodes of high density.
 
-    ``evaluate`` takes φ and a neighbour's fit to a node, or to None. The columns of ``scale`` are along principal axes.
+    ``evaluate`` maps φ and a neighbour's fit to a node, or to None. The columns of ``scale`` are along principal axes.
     """
     p = len(mode.phi)
     for spacing in SPACING[p] * 0.5 ** np.arange(4):
@@ -147,7 +149,7 @@ def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
 
 
 def _flood(evaluate: Evaluate, mode: Any, step: Array) -> dict[tuple[int, ...], Any]:
-    """Return points of the lattice mode + step · k, those next to the densest first."""
+    """Return points of the lattice mode + step · k, starting with those next to the densest."""
     p = len(mode.phi)
     origin = (0,) * p
     found: dict[tuple[int, ...], Any] = {origin: mode}
@@ -170,7 +172,7 @@ def _flood(evaluate: Evaluate, mode: Any, step: Array) -> dict[tuple[int, ...], 
 def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     """Return scrambled Sobol points of independent split Student t along the principal axes, with importance weights.
 
-    Each side of each axis has its own scale, from how far the density has fallen two standard deviations away.
+    Each side of each axis has its own scale, computed from the decrease of the density two standard deviations away.
     """
     p = len(mode.phi)
     sides = np.ones((2, p))

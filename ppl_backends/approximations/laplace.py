@@ -2,8 +2,9 @@ r"""The Laplace approximation N(mode, Q⁻¹), Q = −∇² log p(mode, y), and 
 
     log Z ≈ log p(mode, y) + (d/2) log 2π − ½ log |Q|          (Chopin & Ridgway 2017, section 2.3.1)
 
-The mode is found by :mod:`.newton`, the Gaussian there is compared with the posterior at 256 of its own points by
-:mod:`.verdict`, and climbs from the likeliest draws of the prior that it does not account for look for another mode.
+:mod:`.newton` finds the mode, :mod:`.verdict` compares the Gaussian there with the posterior at 256 points of the
+Gaussian, and climbs from draws of the prior of high density that the Gaussian does not explain search for another
+mode.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
 FALLBACK_STARTS = 8
-NEGLIGIBLE_SHARE = 0.01  # of the mass of two modes, that the other may have
+NEGLIGIBLE_SHARE = 0.01  # largest negligible share of the other mode in the mass of both
 
 
 @checked(
@@ -57,8 +58,8 @@ def fit_laplace(
     data : dict or path, optional
         Data of a Stan model.
     initvals : array (dim,) or (n_starts, dim), or dict, optional
-        Start on the unconstrained space, or in model space as a dict. By default the origin of the
-        unconstrained space, and if that fails eight dispersed points at once.
+        Start on the unconstrained space, or in model space as a dict. By default the origin of the unconstrained
+        space, and if that fails eight dispersed points at once.
     representation : {"auto", "dense", "diagonal"}
         ``"auto"`` is dense up to 2,000 coordinates and diagonal above. A diagonal Gaussian has the *conditional*
         variances −1 / ∂²ⱼⱼ and no evidence.
@@ -67,23 +68,22 @@ def fit_laplace(
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     power_potentials : bool
     random_seed : int or numpy.random.Generator, optional
-        For the dispersed starts.
+        Seed of the dispersed starts.
     progressbar : bool
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
     GaussianApproximation
-        ``converged`` says that it can be used: there is a mode; by 256 points no posterior mean is more than a fifth
-        of a standard deviation off, and no standard deviation more than a fifth; and a search from the likeliest draws of
-        the prior elsewhere finds no other mode with more than 1 % of the mass (a diagonal Gaussian is not compared, and
-        a log-concave density has no other mode).
-        ``trouble`` has the reason if it cannot be used. ``log_evidence`` is NaN where there is no mode. ``diagnostics`` has
-        ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇² log p scaled to a unit diagonal),
-        ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points, ``mean_shift``, ``sd_ratio``,
-        ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``, ``importance_efficiency`` and
-        ``other_mode_share``.
+        ``converged`` is True if the Gaussian can be used: there is a mode; by 256 points no posterior mean is off by
+        more than a fifth of a standard deviation, and no standard deviation by more than a fifth; and a search from
+        other draws of the prior finds no other mode with more than 1 % of the mass (a diagonal Gaussian is not
+        compared, and a log-concave density has no other mode). Otherwise ``trouble`` has the reason. ``log_evidence``
+        is NaN if there is no mode. ``diagnostics`` has ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇²
+        log p scaled to a unit diagonal), ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points,
+        ``mean_shift``, ``sd_ratio``, ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``,
+        ``importance_efficiency`` and ``other_mode_share``.
 
     Raises
     ------
@@ -93,9 +93,10 @@ def fit_laplace(
     Warns
     -----
     ApproximationWarning
-        If no mode was found, the Hessian there is not negative definite, or the density is flat or bends away in some
-        direction; the Gaussian returned is then no wider than 10 in any direction. If there is a mode, but the points
-        show that the Gaussian there is not the posterior, or climbs find another. In all cases ``converged=False``.
+        If no mode was found, the Hessian there is not negative definite, or the density is flat or not quadratic in
+        some direction; the Gaussian returned is then no wider than 10 in any direction. If there is a mode, but the
+        points show that the Gaussian there differs from the posterior, or climbs find another mode. In all cases
+        ``converged=False``.
 
     Examples
     --------
@@ -119,7 +120,7 @@ def fit_laplace(
 
 
 def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
-    """Return the highest mode without trouble; where there is none, the Gaussian whose points see most of the evidence."""
+    """Return the highest mode without trouble; else the Gaussian whose points see the largest evidence."""
     sound = [check for check in checks if not check.trouble]
     if sound:
         return max(sound, key=lambda check: check.figures["log_density"])
@@ -127,7 +128,7 @@ def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
 
 
 def _advice(q: GaussianApproximation) -> str:
-    """Return advice on methods for a posterior that the Gaussian at its mode does not describe."""
+    """Return advice on methods for a posterior far from the Gaussian at its mode."""
     if "other_mode_share" in q.diagnostics:
         return ": use sample_importance or sample_smc(initial='auto'), which start from all modes"
     if np.isfinite(q.log_evidence):
@@ -143,7 +144,7 @@ def gaussian_at_mode(
     random_seed: SeedLike = None,
     progressbar: bool = False,
 ) -> GaussianApproximation:
-    """Fit the Gaussian at one mode and compare it with the posterior there; say nothing and look for no other mode."""
+    """Fit the Gaussian at one mode and compare it with the posterior there; do not warn or search for another mode."""
     best = find_mode(target, start, dense, max_iterations, random_seed, progressbar)
     return best.gaussian if best.trouble or not dense else _compared(target, best.gaussian)
 
@@ -156,7 +157,7 @@ def find_mode(
     random_seed: SeedLike = None,
     progressbar: bool = False,
 ) -> ModeCheck:
-    """Return the best point that climbs end at, with the Gaussian there and what is wrong with it."""
+    """Return the best end point of the climbs, with the Gaussian there and its faults."""
     (rng,) = spawn_generators(random_seed, 1)
     best: ModeCheck | None = None
     progress = ChainProgress("Laplace", 1, ("log density", "decrement"), enabled=progressbar)
@@ -185,25 +186,25 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
 
 
 def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
-    """Return the Gaussian with the verdict of climbs that look for another mode."""
+    """Return the Gaussian with the verdict of climbs to another mode."""
     share = share_of_another_mode(target, q)
     trouble = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
     return _judged(q, trouble if share > NEGLIGIBLE_SHARE else "", {"other_mode_share": share})
 
 
 def share_of_another_mode(target: BaseTarget, q: GaussianApproximation) -> float:
-    """Return the share of the mass of two modes that the other has which climbs lead to; 0 where they lead to none."""
+    """Return the share of another mode, found by climbs, in the mass of both; 0 if there is none."""
     other = find_other_mode(target, q)
     return 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
 
 
 def _judged(q: GaussianApproximation, trouble: str, figures: Mapping[str, float]) -> GaussianApproximation:
-    """Return the same Gaussian with what is wrong with it, and more figures."""
+    """Return the same Gaussian with its faults and more figures."""
     return q.replaced(converged=not trouble, trouble=trouble, diagnostics=q.diagnostics | dict(figures))
 
 
 def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
-    """Return batches of starts of finite density ``(n, dim)``: what was asked for or the origin, then dispersed points."""
+    """Return batches of starts of finite density ``(n, dim)``: the given ones or the origin, then dispersed points."""
     if isinstance(start, Mapping):
         start = named_point(target, start, "initvals")
     first = np.zeros((1, target.dim)) if start is None else as_points(start, target.dim)
@@ -215,7 +216,7 @@ def _starting_points(target: BaseTarget, start: Any, rng: np.random.Generator):
 
 
 def _nowhere_finite(target: BaseTarget, start: Any) -> str:
-    """Return the error message when every start has density zero."""
+    """Return the error message if every start has density zero."""
     origin = np.zeros(target.dim) if start is None else start
     reason = "" if isinstance(origin, Mapping) else target.explain(np.ravel(origin))
     return f"{target.label}: the log density is not finite at any start; {reason or 'give initvals= or check the data'}"

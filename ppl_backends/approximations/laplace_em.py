@@ -1,9 +1,10 @@
-"""Laplace's approximation with Student factors as scale mixtures of normals, their scales found by EM.
+"""Laplace's approximation with Student factors as scale mixtures of normals; EM finds their scales.
 
-A Student factor t_ν(s; y, c) is N(s; y, 1/w) with a gamma-distributed precision w. Given w the posterior is a regression
-with a normal prior, of which one Newton step gives the Gaussian N(m, V); given that, E w = (ν + 1)/(νc² + (s − y)² + v), with
-v the variance of s under it. The two take turns (Gelman, Jakulin, Pittau & Su 2008; Ridgway 2015, section 2.3.3). Without v
-they would climb to the mode; with it, a coefficient that the data leave open is pulled less.
+A Student factor t_ν(s; y, c) is N(s; y, 1/w) with a gamma-distributed precision w. Given w the posterior is a
+regression with a normal prior, of which one Newton step gives the Gaussian N(m, V). Given this Gaussian, E w = (ν +
+1)/(νc² + (s − y)² + v), with v the variance of s under it. The two updates alternate (Gelman, Jakulin, Pittau & Su
+2008; Ridgway 2015, section 2.3.3). Without v they would climb to the mode; with v, a coefficient that the data hardly
+determine is shrunk less.
 """
 
 from __future__ import annotations
@@ -30,26 +31,27 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Index
 def fit_laplace_em(
     model: Any = None, *, data: Any = None, tolerance: float = 1e-6, max_iterations: int = 1000, **target_options: Any
 ) -> GaussianApproximation:
-    """Fit a Gaussian to a regression with Student priors or Student noise, their scales found by EM.
+    """Fit a Gaussian to a regression with Student priors or Student noise; EM finds their scales.
 
     Parameters
     ----------
     model : pymc.Model, Stan model, Factors or target, optional
-        With known factors and without hyper-parameters, some of them Student; the PyMC model on the context stack by default.
+        A model with known factors, some of them Student, and without hyper-parameters; the PyMC model on the context
+        stack by default.
     data : dict or path, optional
         Data of a Stan model.
     tolerance : float
-        Of the last step, in standard deviations, and of the relative change of the scales.
+        Largest last step, in standard deviations, and largest relative change of the scales.
     max_iterations : int
-        Of a Newton step and an update of the scales.
+        Largest number of iterations; each is a Newton step and an update of the scales.
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
     GaussianApproximation
-        Without an evidence. ``converged`` says that the iterations ended and that by 256 points the Gaussian can be used, as
-        for :func:`fit_laplace`; ``diagnostics`` has their figures and ``iterations``.
+        It has no evidence. ``converged`` is True if the iterations ended and 256 points show that the Gaussian can be
+        used, as for :func:`fit_laplace`; ``diagnostics`` has their figures and ``iterations``.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def fit_laplace_em(
     Warns
     -----
     ApproximationWarning
-        If the iterations did not end, or by 256 points the Gaussian is not the posterior.
+        If the iterations did not end, or 256 points show that the Gaussian differs from the posterior.
 
     References
     ----------
@@ -87,7 +89,7 @@ def fit_laplace_em(
     verdict = judge_gaussian(target, q)
     trouble = f"by {POINTS} of its points {verdict.trouble}" if verdict.trouble else ""
     if not found.settled:
-        trouble = f"not settled after {max_iterations} iterations; take more"
+        trouble = f"not settled after {max_iterations} iterations; increase max_iterations"
     if trouble:
         warnings.warn(f"Laplace-EM of {target.label}: {trouble}", ApproximationWarning, stacklevel=3)
     figures = dict(verdict.figures) | {"iterations": float(found.iterations)}
@@ -95,7 +97,7 @@ def fit_laplace_em(
 
 
 class _Student(NamedTuple):
-    """Student factors: their rows among the sites, and what they are."""
+    """Student factors: their rows among the sites, and their parameters."""
 
     rows: Index
     y: Array
@@ -117,7 +119,7 @@ class _Found(NamedTuple):
 
 
 def _iterate(factors: Factors, student: _Student, tolerance: float, most: int) -> _Found:
-    """Take Newton steps and updates of the scales in turn."""
+    """Alternate Newton steps and updates of the scales."""
     x, design = np.array(factors.prior.mean), as_design(factors.design)
     weights = 1.0 / student.scale**2
     for done in range(1, most + 1):
@@ -140,7 +142,7 @@ def _expanded(factors: Factors, student: _Student, weights: Array, x: Array) -> 
     s, centred = factors.predictor(x[None]), x - factors.prior.mean
     value = factors.log_site(s)[0]
     slope, second = (part[0] for part in factors.site_derivatives(s))
-    curvature = np.maximum(-second, 0.0)  # convex pieces count as flat
+    curvature = np.maximum(-second, 0.0)  # convex parts count as flat
     distance, pull = s[0, student.rows] - student.y, factors.prior.apply(centred[None])[0]
     value[student.rows] = -0.5 * weights * distance**2
     slope[student.rows], curvature[student.rows] = -weights * distance, weights

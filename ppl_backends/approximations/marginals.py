@@ -1,4 +1,4 @@
-"""Marginal densities on grids, one row a coordinate, as expectation propagation and improved Laplace return them."""
+"""Marginal densities on grids, one row per coordinate, the results of expectation propagation and improved Laplace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Marginals(NamedTuple):
     ----------
     names : tuple of str
     grid, density : ndarray (k, m)
-        One row a coordinate; each row of ``density`` integrates to one over its grid.
+        One row per coordinate; each row of ``density`` integrates to one over its grid.
     mean, sd, skewness : ndarray (k,)
 
     Examples
@@ -43,7 +43,7 @@ class Marginals(NamedTuple):
 
     @classmethod
     def of_densities(cls, names: Sequence[str], grid: Array, density: Array) -> Marginals:
-        """Return densities ``(k, m)``, given up to constants, scaled to integrate to one and with their moments."""
+        """Return densities ``(k, m)``, given up to constants, scaled to integrate to one, and their moments."""
         density = density / trapezoid(density, grid, axis=1)[:, None]
         mean = trapezoid(density * grid, grid, axis=1)
         apart = grid - mean[:, None]
@@ -51,15 +51,15 @@ class Marginals(NamedTuple):
         return cls(tuple(names), grid, density, mean, np.sqrt(second), third / second**1.5)
 
     def pdf(self, x: Any) -> Array:
-        """Return densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column a coordinate."""
+        """Return densities ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column per coordinate."""
         return self._at(x, self.density, 0.0)
 
     def cdf(self, x: Any) -> Array:
-        """Return the probability of values up to points ``(m, k)`` or ``(m,)``, one column a coordinate: ``(m, k)``."""
+        """Return distribution functions ``(m, k)`` at points ``(m, k)`` or ``(m,)``, one column per coordinate."""
         return self._at(x, self._cumulative(), 1.0)
 
     def quantile(self, probability: Any) -> Array:
-        """Return the quantile of every coordinate ``(k,)``; of probabilities ``(m,)``, one row each ``(m, k)``."""
+        """Return the quantile of every coordinate ``(k,)``; for probabilities ``(m,)``, one row each ``(m, k)``."""
         wanted = np.asarray(probability, dtype=np.float64)
         if not np.all((wanted >= 0) & (wanted <= 1)):
             raise ModelError(f"quantile({shown(probability)}): probabilities are from 0 to 1")
@@ -71,7 +71,7 @@ class Marginals(NamedTuple):
         return cumulative / cumulative[:, -1:]
 
     def _at(self, x: Any, values: Array, right: float) -> Array:
-        """Return rows of values interpolated at points, one column a coordinate."""
+        """Return rows of values interpolated at points, one column per coordinate."""
         x = np.atleast_1d(np.asarray(x, dtype=np.float64))
         columns = x if x.ndim == 2 else np.repeat(x[:, None], len(self.grid), axis=1)
         rows = zip(columns.T, self.grid, values, strict=True)
@@ -79,7 +79,7 @@ class Marginals(NamedTuple):
 
 
 def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
-    """Return the indices of coordinates given by name, variable or number; all of them where none are given."""
+    """Return the indices of coordinates given by name, variable or number; all of them if none are given."""
     if coordinates is None:
         return np.arange(len(names))
     found: list[int] = []

@@ -15,7 +15,7 @@ from ppl_backends.numerics.gaussian import LOG_2PI, SMALLEST
 from ppl_backends.targets.protocol import Array, as_points
 
 BLOCK_BYTES = 2**25
-MANY_POINTS = 100  # from which on one component after the other is faster than all at once: less memory is touched
+MANY_POINTS = 100  # from here one component at a time is faster than all at once, because less memory is used
 
 
 class MixtureApproximation(Approximation):
@@ -24,7 +24,7 @@ class MixtureApproximation(Approximation):
     Parameters
     ----------
     weights : array (k,)
-        Positive; scaled to sum to one.
+        Positive; they are scaled to sum to one.
     means : array (k, dim)
     covs : array (k, dim, dim)
     **about

@@ -1,10 +1,10 @@
-"""The other modes of a posterior, by climbs from draws of the prior.
+"""The other modes of a posterior, found by climbs from draws of the prior.
 
-A Gaussian at one mode says nothing of another, and neither do its points. Climbs from dispersed points do: each ends at the
-mode whose basin it began in. The first begin where draws of the prior are most likely that no known mode accounts for. The
-others begin at draws as they come, until many in a row have found nothing new, the more the more modes there are: with m
-modes of equal basins, one not yet found is missed with probability (1 − 1/m)^(8m). A mode with a small basin, which few
-draws of the prior lead to, can still be missed.
+A Gaussian at one mode and its points give no sign of another mode. Climbs from dispersed points do: each ends at the
+mode of the basin in which it started. The first climbs start at draws of the prior of highest density that no known
+mode explains. The others start at draws in random order, until many in a row have found nothing new; the required
+number increases with the number of modes. With m modes of equal basins, one more is missed with probability (1 −
+1/m)^(8m). A mode with a small basin, which few draws of the prior lead to, can still be missed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 CLIMBS = 8  # at once
-FRUITLESS = 8  # climbs in a row after which the search ends: this many, and as many again for every mode
-LIKELIEST = 4  # of the climbs that follow a new mode are from the likeliest points
-ITERATIONS = 30  # of a climb; what is not at a mode then is left
+FRUITLESS = 8  # climbs in a row without a new mode after which the search ends, per mode found plus once
+LIKELIEST = 4  # number of climbs after a new mode that start at the points of highest density
+ITERATIONS = 30  # of a climb; climbs that are not at a mode then are dropped
 MOST_CLIMBS = 256
 PRIOR_POINTS = 1024
-BEYOND = 4.0  # standard deviations of the squared distance from a mode, for points that it does not account for
+BEYOND = 4.0  # standard deviations of the squared distance from a mode, for points that it does not explain
 APART = 0.1  # posterior standard deviations between two modes
-SMALLEST_SHARE = 1e-6  # of the evidence, of modes that are kept
+SMALLEST_SHARE = 1e-6  # of the evidence, for modes that are kept
 
 
 def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> GaussianApproximation | MixtureApproximation:
-    """Add to a Laplace approximation the modes that climbs from draws of the prior lead to, weighted by their evidences.
+    """Add to a Laplace approximation the modes that climbs from draws of the prior find, weighted by their evidences.
 
-    Above 300 coordinates none is looked for. ``diagnostics`` has ``modes``, ``climbs``, and ``search_complete``, 0
-    where the search ended while it still found new ones. The draws are the same in every call.
+    Above 300 coordinates there is no search. ``diagnostics`` has ``modes``, ``climbs``, and ``search_complete``, which
+    is 0 if the search ended while it still found new ones. The draws are the same in every call.
     """
     if not np.isfinite(found.log_evidence) or target.dim > LARGEST_NEWTON_DIM:
         return found
@@ -58,7 +58,7 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
 
 
 def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation | None:
-    """Return a mode beyond a Gaussian that the likeliest draws of the prior elsewhere lead to, if they lead to one."""
+    """Return a mode outside of a Gaussian that climbs from prior draws of highest density elsewhere find, or None."""
     if target.dim > LARGEST_NEWTON_DIM:
         return None
     modes, _, _ = _search(target, q, CLIMBS)
@@ -69,7 +69,7 @@ def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApp
 def _search(
     target: BaseTarget, found: GaussianApproximation, most_climbs: int
 ) -> tuple[list[GaussianApproximation], int, bool]:
-    """Return all modes, that ``found`` first, how many climbs led to them, and whether the last ones found nothing new."""
+    """Return all modes, with ``found`` first, the number of climbs, and whether the last ones found nothing new."""
     modes, climbs, fruitless, complete = [found], 0, 0, False
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         points, height = _dispersed(target, np.random.default_rng(0))
@@ -84,7 +84,7 @@ def _search(
 
 
 def _new_modes(target: BaseTarget, starts: Array, modes: list[GaussianApproximation]) -> list[GaussianApproximation]:
-    """Return the modes above points, climbed to all at once, that are none of those known."""
+    """Return the new modes that a batch of climbs from points finds."""
     new: list[GaussianApproximation] = []
     for mode in modes_above(target, starts, ITERATIONS):
         if not _is_known(mode.mean, modes + new):
@@ -98,19 +98,19 @@ def _is_known(x: Array, modes: list[GaussianApproximation]) -> bool:
 
 
 def _likeliest_elsewhere(points: Array, height: Array, modes: list[GaussianApproximation]) -> list[int]:
-    """Return the highest of the points beyond all known modes, a few at most."""
+    """Return a few of the highest points outside of all known modes."""
     elsewhere = np.where(np.all([beyond(points, mode) for mode in modes], axis=0), height, -np.inf)
     order = np.argsort(-elsewhere)[:LIKELIEST]
     return [int(row) for row in order if np.isfinite(elsewhere[row])]
 
 
 def beyond(points: Array, q: GaussianApproximation | Gaussian) -> NDArray[np.bool_]:
-    """Return which points ``(n, dim)`` are farther out than draws of a Gaussian are."""
+    """Return which points ``(n, dim)`` are farther out than draws of a Gaussian."""
     return (q.whiten(points) ** 2).sum(axis=1) > q.dim + BEYOND * np.sqrt(2 * q.dim)
 
 
 def _dispersed(target: BaseTarget, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return points of finite density to look for modes from, of the prior if possible, and how likely they are."""
+    """Return starting points of finite density for the search, from the prior if possible, and their log density."""
     try:
         points = target.sample_prior(PRIOR_POINTS, rng)
         evaluation = target.evaluate(points)

@@ -1,13 +1,13 @@
 r"""Climbs to a mode of a density, and the Gaussian there.
 
-Newton's method uses exact gradients and Hessians. Each iteration solves in the eigenbasis of the Hessian with the absolute
-values of its eigenvalues, which ascends from any point, and evaluates a geometric ladder of step lengths in one batched
-call. Large models are first brought near the mode by L-BFGS.
+Newton's method uses exact gradients and Hessians. Each iteration solves in the eigenbasis of the Hessian with the
+absolute values of its eigenvalues, which ascends from any point, and evaluates a geometric ladder of step lengths in
+one batched call. For large models, L-BFGS first moves near the mode.
 
-A mode is judged on the scale of the posterior itself: by the Newton decrement √(∇ᵀQ⁻¹∇), which is the distance to it in
-posterior standard deviations, and by the drop of the log density one standard deviation away, which is ½ for a Gaussian. It
-vanishes along a flat direction (separated data, an improper posterior), where the decrement vanishes too, and is large where
-the density bends away from the axis (a ring, a ridge).
+A mode is judged on the scale of the posterior itself. One figure is the Newton decrement √(∇ᵀQ⁻¹∇), the distance to
+the mode in posterior standard deviations. The other is the drop of the log density one standard deviation away, which
+is ½ for a Gaussian. Along a flat direction (separated data, an improper posterior) both figures are near zero. The
+drop is large if the density bends away from the axis (a ring, a ridge).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DECREMENT_TOLERANCE = 1e-6  # posterior standard deviations
 SMALLEST_DROP = 0.05  # of the log density at one standard deviation; a Gaussian has 0.5, a Cauchy 0.41
 LARGEST_DROP = 2.0  # a skewness of 1 makes 0.67
 LADDER = 2.0 ** np.arange(2, -14, -1)  # step lengths tried in one call
-LARGEST_NEWTON_DIM = 300  # above it L-BFGS goes first
-LARGEST_DENSE_DIM = 2000  # above it only the diagonal of the Hessian is formed
-WIDEST_FALLBACK_SD = 10.0  # of a Gaussian returned although the Hessian does not give one
+LARGEST_NEWTON_DIM = 300  # above it L-BFGS runs first
+LARGEST_DENSE_DIM = 2000  # above it only the diagonal of the Hessian is computed
+WIDEST_FALLBACK_SD = 10.0  # largest sd of a Gaussian returned if the Hessian does not give one
 BLOCK_BYTES = 32e6
 
 
@@ -44,7 +44,7 @@ class _Modes(NamedTuple):
 
 
 class ModeCheck(NamedTuple):
-    """Verdict on one mode: the Gaussian there, what is wrong with it (empty where nothing is), and its figures."""
+    """Verdict on one mode: the Gaussian there, its fault (empty if there is none), and its figures."""
 
     gaussian: GaussianApproximation
     trouble: str
@@ -52,7 +52,7 @@ class ModeCheck(NamedTuple):
 
 
 def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[GaussianApproximation]:
-    """Return the Gaussians at the modes that climbs from ``starts`` ``(n, dim)``, all at once, end at; not yet compared."""
+    """Return the Gaussians at the modes that a batch of climbs from ``starts`` ``(n, dim)`` finds; not yet compared."""
     with ChainProgress("Laplace", 1, (), enabled=False) as silent:
         modes = _newton(target, starts, max_iterations, silent)
     at_mode = np.flatnonzero(modes.decrement < DECREMENT_TOLERANCE)
@@ -85,9 +85,9 @@ def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainPr
         progress.update(0, iteration / max_iterations, **{"log density": value.max(), "decrement": decrement.min()})
         step = np.einsum("mdk,mk->md", axes, slope / safe)
         if (decrement < DECREMENT_TOLERANCE).all():
-            x = x + step  # too short to be seen in the log density
+            x = x + step  # too short to change the log density
             break
-        # Where the density is flat the step is only a direction.
+        # If the density is flat, the step is only a direction.
         step *= np.minimum(1.0, 10 * (1 + np.abs(x).max(axis=1)) / np.abs(step).max(axis=1, initial=1e-300))[:, None]
         trial = x[:, None] + LADDER[:, None] * step[:, None]
         trial_value, trial_gradient = target.log_density_and_gradient(trial.reshape(-1, dim))
@@ -114,7 +114,7 @@ def _curvature(precision: Array) -> tuple[Array, Array]:
 
 
 def _quasi_newton(target: BaseTarget, start: Array, max_iterations: int, polished: bool) -> Array:
-    """Return where L-BFGS ends ``(dim,)``; it goes less far if Newton's method polishes the mode."""
+    """Return the end point of L-BFGS ``(dim,)``; it stops earlier if Newton's method refines the mode."""
 
     def negative(x: Array) -> tuple[float, Array]:
         value, gradient = target.log_density_and_gradient(x[None])
@@ -126,7 +126,7 @@ def _quasi_newton(target: BaseTarget, start: Array, max_iterations: int, polishe
 
 
 def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
-    """Return −∂²ⱼⱼ log p ``(dim,)`` by central differences of gradients, a block of coordinates a call."""
+    """Return −∂²ⱼⱼ log p ``(dim,)`` by central differences of gradients, one block of coordinates per call."""
     block = max(1, int(BLOCK_BYTES / (2 * 8 * target.dim)))
     curvature = []
     for columns in np.split(np.arange(target.dim), range(block, target.dim, block)):
@@ -176,7 +176,7 @@ def _trouble_along_axes(
     target: BaseTarget, mode: Array, log_density: float, curvature: Array, axes: Array | None, figures: dict[str, float]
 ) -> str:
     """Return the fault of the log density one standard deviation away along the axes; store drops in ``figures``."""
-    if axes is None:  # as many points as a dense check: the widest coordinates
+    if axes is None:  # as many points as for a dense matrix: the widest coordinates
         widest = np.argsort(curvature)[:LARGEST_NEWTON_DIM]
         steps = np.zeros((len(widest), target.dim))
         steps[np.arange(len(widest)), widest] = curvature[widest] ** -0.5
@@ -210,7 +210,7 @@ def _gaussian(
     trouble: str,
     figures: dict[str, float],
 ) -> GaussianApproximation:
-    """Return the Gaussian at a mode; where there is trouble, one with bounded widths in its place."""
+    """Return the Gaussian at a mode; if there is trouble, one with bounded widths."""
     about: dict[str, Any] = {"target": target, "method": "laplace", "diagnostics": figures}
     about |= {"converged": not trouble, "trouble": trouble}
     if trouble and precision.ndim == 2:
@@ -226,6 +226,6 @@ def _gaussian(
 
 
 def _lower(root: Array) -> Array:
-    """Return a lower triangular L with L Lᵀ = root rootᵀ, without the product, which rounding may leave indefinite."""
+    """Return a lower triangular L with L Lᵀ = root rootᵀ; do not compute the product, which rounding may make indefinite."""
     upper: Array = np.linalg.qr(root.T)[1]
     return upper.T * np.sign(np.diagonal(upper))

@@ -1,9 +1,9 @@
 """Standard normal points: scrambled Sobol nets, and symmetric sets with exact second moments.
 
-Noise is scrambled Sobol points through the normal quantile (Buchholz, Wenzel & Mandt 2018). Where one sample is kept fixed
-(as in DADVI, Giordano, Ingram & Broderick 2024), it is symmetrised and standardised: every z comes with −z, and the second
-moments are those of the normal law, all of them where there are points enough. The sample average is then exact for a
-quadratic log density, which is what a control variate would do; only the rest of the density is left to the points.
+Noise is scrambled Sobol points through the normal quantile (Buchholz, Wenzel & Mandt 2018). If one sample is kept
+fixed (as in DADVI, Giordano, Ingram & Broderick 2024), it is symmetrised and standardised: every z comes with −z, and
+its second moments are those of the normal distribution, all of them if there are enough points. The sample average is
+then exact for a quadratic log density, like a control variate; only the rest of the density has an error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from scipy.stats.qmc import Sobol
 
 from ppl_backends.targets.protocol import Array
 
-_BITS = 53  # fewer let points touch the faces of the cube
+_BITS = 53  # with fewer, points can be on faces of the cube
 _SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
 SOBOL_DIM = 4096  # coordinates beyond these are random
 
 
 @lru_cache(maxsize=4)
 def _net(log_n: int, dim: int) -> NDArray[np.uint64]:
-    """Return the first 2^log_n Sobol points as 53-bit integers ``(n, dim)``, their generating matrices scrambled once."""
+    """Return the first 2^log_n Sobol points as 53-bit integers ``(n, dim)``, with generating matrices scrambled once."""
     options: dict[str, Any] = {_SEED: np.random.default_rng(0)}
     return (Sobol(dim, scramble=True, bits=_BITS, **options).random_base2(log_n) * 2.0**_BITS).astype(np.uint64)
 
@@ -35,8 +35,8 @@ def _net(log_n: int, dim: int) -> NDArray[np.uint64]:
 def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -> Array:
     """Return ``n`` standard normal rows ``(n, dim)``: the first points of a scrambled Sobol net, or random ones.
 
-    Matrix scrambling, which takes most of the time, is done once; every call has a random digital shift of its own,
-    which makes each point uniform and independent calls independent given the net.
+    Matrix scrambling, which takes most of the time, is done once; every call has its own random digital shift, which
+    makes each point uniform and independent calls independent given the net.
     """
     if not qmc:
         return rng.standard_normal((n, dim))
@@ -50,7 +50,7 @@ def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -
 def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True, factors: int = 0) -> Array:
     """Return symmetric noise ``(n, factors + dim)``, n even, with unit variances.
 
-    No two columns are correlated where n ≥ 4 (factors + dim), and in smaller ones no factor is with any column.
+    Columns are uncorrelated if n ≥ 4 (factors + dim); in smaller samples the factors are uncorrelated with all columns.
     """
     half = normal_noise(n // 2, factors + dim, rng, qmc)
     if n >= 4 * half.shape[1]:
@@ -63,7 +63,7 @@ def standardised_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = T
 
 
 def _decorrelated(z: Array) -> Array:
-    """Return columns with the second moments of the standard normal law."""
+    """Return columns with the second moments of the standard normal distribution."""
     root = cholesky(z.T @ z / len(z), lower=True, check_finite=False)
     return solve_triangular(root, z.T, lower=True, check_finite=False).T
 

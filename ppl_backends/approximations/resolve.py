@@ -1,4 +1,4 @@
-"""From what a caller names or hands over to an approximation of a target."""
+"""Turn a name or an object that a caller gives into an approximation of a target."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ppl_backends.targets.protocol import BaseTarget
 def resolve_approximation(
     target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
 ) -> Any:
-    """Return an approximation of ``target``: fitted where named, checked where given; messages call it ``argument``.
+    """Return an approximation of ``target``: fitted if named, checked if given; messages call it ``argument``.
 
-    ``"auto"`` is EP where the target has factors and EP converges, else Laplace.
+    ``"auto"`` is EP if the target has factors and EP converges, else Laplace.
     """
     if isinstance(approximation, str):
         found = _fit(target, approximation, random_seed, argument)
@@ -40,10 +40,10 @@ def resolve_approximation(
 def resolve_start(
     target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
 ) -> Any:
-    """Return the distribution of the first points; as :func:`resolve_approximation`, but ``"auto"`` covers several modes.
+    """Return the distribution of the first points, as :func:`resolve_approximation`, with several modes for ``"auto"``.
 
-    Where ``"auto"`` leads to Laplace, or EP leaves out a mode, climbs from draws of the prior look for all modes, and the
-    approximation is a mixture of the Gaussians there. Of a poor one, the caller is to warn.
+    If ``"auto"`` is Laplace, or EP misses a mode, climbs from draws of the prior search for all modes, and the
+    approximation is a mixture of the Gaussians there. The caller warns if it is poor.
     """
     if not isinstance(approximation, str):
         return resolve_approximation(target, approximation, random_seed, argument)
@@ -56,7 +56,7 @@ def resolve_start(
 
 
 def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead: str = "") -> None:
-    """Warn that a start is poor, and name what is taken ``instead``."""
+    """Warn that a start is poor, and name what is used ``instead``."""
     if is_poor_start(approximation):
         text = (
             f"{argument}: the Laplace approximation of {target.label} is a poor start: {approximation.trouble}{instead}"
@@ -68,7 +68,7 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
     if name == "auto":
         return _ep_where_it_works(target) or _fit(target, "laplace", random_seed, argument)
     if name == "laplace":
-        return gaussian_at_mode(target, random_seed=random_seed)  # a poor one is spoken of in the caller's words
+        return gaussian_at_mode(target, random_seed=random_seed)  # the caller warns if it is poor
     if name == "ep":
         return fit_ep(target, progressbar=False)
     if name == "vi":
@@ -78,7 +78,7 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
 
 
 def _ep_where_it_works(target: BaseTarget) -> Any:
-    """Return EP of a target with factors if it converges, else None, with a warning where the search for factors failed."""
+    """Return EP of a target with factors if it converges, else None; warn if the search for factors failed."""
     try:
         if target.factors is None:
             return None
@@ -94,13 +94,13 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
 
 
 def has_one_mode(approximation: Any) -> bool:
-    """Return whether the posterior is known to be log-concave: a Gaussian prior without hyper-parameters, such factors."""
+    """Return whether the posterior is known to be log-concave: Gaussian prior, log-concave factors, no hyper-parameters."""
     factors = approximation.factors if isinstance(approximation, EPApproximation) else None
     return factors is not None and factors.log_concave
 
 
 def _misses_a_mode(target: BaseTarget, q: Any) -> bool:
-    """Return whether a draw of the prior leads to a mode beyond EP's Gaussian; log-concave sites have only one."""
+    """Return whether a draw of the prior leads to a mode outside EP's Gaussian; log-concave sites have only one mode."""
     factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
     if factors is not None and factors.log_concave:
         return False

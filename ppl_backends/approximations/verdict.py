@@ -1,14 +1,14 @@
 r"""Distance of a Gaussian approximation q from the posterior p, from a few hundred points of q.
 
 With log weights w = log p(x, y) − log q(x) at points x of q, and r = ∇w in the coordinates where q is standard normal,
-Stein's identity gives E_q[r] = Cov_q(z, w) and E_q[z rᵀ] = E_q[∇²w]. To first order in w these are the difference of the
-means of p and q and of their precisions. They are averages over coordinates of their own and stay precise in many
-dimensions, where the weights of all coordinates together are useless. Weighted means and variances say the same without
-the expansion, with an error of √((1/efficiency − 1)/n), which is small where the weights are nearly even. The points are
-symmetric and standardised: a Gaussian posterior is judged without any noise.
+Stein's identity gives E_q[r] = Cov_q(z, w) and E_q[z rᵀ] = E_q[∇²w]. To first order in w these are the differences of
+the means and of the precisions of p and q. They are averages for each coordinate and stay precise in many dimensions,
+where importance weights are useless. Weighted means and variances estimate the same differences without the expansion,
+with an error of √((1/efficiency − 1)/n), which is small if the weights are nearly even. The points are symmetric and
+standardised, so a Gaussian posterior is judged without any noise.
 
-Weights alone mislead in both directions. The index of their tail (Pareto k) is high in sixty dimensions where every
-marginal is nearly right, and low where the mass lies beyond all points.
+Weights alone mislead in both directions. The index of their tail (Pareto k) is high in sixty dimensions when every
+marginal is nearly right, and low if the mass lies beyond all points.
 
 Stein, C. (1981). Estimation of the mean of a multivariate normal distribution. *Annals of Statistics* 9(6).
 Vehtari, A. et al. (2024). Pareto smoothed importance sampling. *JMLR* 25(72).
@@ -28,10 +28,11 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 POINTS = 256
 LARGEST_SHIFT = 0.2  # of a mean, in posterior standard deviations
 SD_RANGE = (0.8, 1.2)  # of a posterior standard deviation over the Gaussian's
-# To first order in w a t with 5 degrees of freedom, 1.4 times as wide as the Gaussian at its mode, is 1.19 times as wide.
+# To first order in w, a t with 5 degrees of freedom, which is 1.4 times as wide as the Gaussian at its mode, is 1.19
+# times as wide.
 LARGEST_FIRST_ORDER_RATIO = 1.15
 LARGEST_EVIDENCE_SHIFT = 0.5  # nats
-NOISES = 3.0  # standard errors of a weighted mean that are not held against a Gaussian
+NOISES = 3.0  # standard errors of a weighted mean within which a Gaussian is accepted
 LARGEST_OUTSIDE = 0.05  # share of points without density
 
 
@@ -43,10 +44,10 @@ class Verdict(NamedTuple):
 
 
 def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
-    """Return diagnostics of an approximation q from log weights p/q ``(n,)`` at its points; one at least is finite.
+    """Return diagnostics of an approximation q from log weights p/q ``(n,)`` at its points; at least one is finite.
 
-    ``outside`` is the share of points without density, and ``distance`` √(2 KL(q ‖ p) / dim): how many standard
-    deviations the points are off, in root mean square over the coordinates.
+    ``outside`` is the share of points without density, and ``distance`` is √(2 KL(q ‖ p) / dim): the error of the
+    points in standard deviations, in root mean square over the coordinates.
     """
     inside = log_weights[np.isfinite(log_weights)]
     divergence = logsumexp(log_weights) - np.log(len(log_weights)) - inside.mean()
@@ -60,7 +61,7 @@ def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
 
 
 def evidence_seen(target: BaseTarget, q: Any) -> float:
-    """Return the log evidence that 256 points of a Gaussian see: little where it is at a pole, or far too narrow or wide."""
+    """Return the log evidence from 256 points of a Gaussian; it is small at a pole, or if widths are far off."""
     x = q.place(standardised_noise(POINTS, q.dim, np.random.default_rng(0)))
     with np.errstate(all="ignore"):
         log_weights = target.log_density(x) - q.log_density(x)
@@ -104,7 +105,7 @@ def _first_order(q: Any, z: Array, gradient: Array) -> _Moments:
     factor, sd = q.cholesky, q.sd
     slope = (gradient @ factor + z) if factor.ndim == 2 else gradient * factor + z
     shift = factor @ slope.mean(axis=0) / sd
-    # diag(L E[z r'] L') / sd^2 is by how much the precision is smaller, along each coordinate
+    # diag(L E[z r'] L') / sd^2 is the decrease of the precision along each coordinate
     looser = np.einsum("nd,nd->d", z @ factor.T, slope @ factor.T) / len(z) / sd**2
     return _Moments(shift, 1 / np.sqrt(np.maximum(1 - looser, 1e-2)))
 
@@ -117,7 +118,7 @@ def _weighted(q: Any, z: Array, weights: Array) -> _Moments:
 
 
 def _off(moments: _Moments, names: Any, noise: float, largest_ratio: float) -> list[str]:
-    """Return which mean and which standard deviation is off by more than may be and ``noise``, with the figure."""
+    """Return which mean and which standard deviation is off by more than the limit plus ``noise``, with the figure."""
     shift, ratio = moments
     said = []
     worst = int(np.argmax(np.abs(shift)))

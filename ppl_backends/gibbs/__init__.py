@@ -1,4 +1,4 @@
-r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}: a loss in place of a likelihood.
+r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}, with a loss in place of a likelihood.
 
 ==================  =========================================================================================
 ``posterior``       the posterior as a target: every sampler and approximation applies
@@ -10,9 +10,9 @@ r"""Gibbs posteriors π(θ) exp{−λ r_n(θ)}: a loss in place of a likelihood.
 ``gaussian_vi``     Gaussian variational approximations with exact expectations
 ``fit``             deterministic annealing along λ, for losses that are not convex; sampled pairs
 ``certificates``    PAC-Bayes bounds on the risk of an approximation
-``kl_inverse``      the kl-inverse bound, and what holds for pairs
+``kl_inverse``      the kl-inverse bound, also for pairs
 ``learning_rate``   choosing λ, and the scale of the prior
-``theory``          λ and priors that theory suggests
+``theory``          λ and priors suggested by theory
 ==================  =========================================================================================
 """
 

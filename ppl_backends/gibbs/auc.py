@@ -1,7 +1,7 @@
 """Risks of pair losses from scores, for a batch of parameter points: sums over all pairs of the two classes.
 
-For the AUC and its hinge relative the sums over n₊n₋ pairs follow from one sort of the n scores, O(n log n) a point;
-other pair losses are summed pair by pair, in blocks.
+For the AUC and its hinge variant, one sort of the n scores gives the sums over n₊n₋ pairs, at a cost of O(n log n) per
+point; other pair losses are summed pair by pair, in blocks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ BLOCK_BYTES = 2**25
 
 
 def pair_scale(positive: Mask) -> float:
-    """Return 2/(n(n − 1)): what a sum over pairs of the two classes is multiplied by to be a mean over ordered pairs."""
+    """Return 2/(n(n − 1)), which turns a sum over pairs of the two classes into a mean over ordered pairs."""
     n = len(positive)
     return 2.0 / (n * (n - 1))
 
 
 def auc_risk(scores: Array, positive: Mask) -> Array:
-    """Return the share of the n(n − 1) ordered pairs that are in the wrong order, ties counting one half, ``(k,)``.
+    """Return the share of the n(n − 1) ordered pairs in the wrong order, with ties counted as one half, ``(k,)``.
 
     It is 1 − AUC times 2n₊n₋/(n(n − 1)).
 
@@ -53,7 +53,7 @@ def auc_risk(scores: Array, positive: Mask) -> Array:
 
 
 def _scores_and_labels(scores: Array, positive: Mask) -> tuple[Array, Mask]:
-    """Return scores ``(k, n)`` and labels ``(n,)`` of at least two rows, or refuse what is neither."""
+    """Return scores ``(k, n)`` and labels ``(n,)`` of at least two rows; raise ModelError for other input."""
     try:
         found = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError):
@@ -66,15 +66,15 @@ def _scores_and_labels(scores: Array, positive: Mask) -> tuple[Array, Mask]:
             f"auc_risk: positive has shape {labels.shape} and type {labels.dtype}: expected bool ({found.shape[1]},)"
         )
     if np.isnan(found).any():
-        raise ModelError("auc_risk: scores: NaN has no place in an order")
+        raise ModelError("auc_risk: scores: NaN cannot be ordered")
     return found, labels
 
 
 def auc_hinge_risk(scores: Array, positive: Mask, gradient: bool = False) -> tuple[Array, Array | None]:
     """Return the mean over ordered pairs of (1 − sᵢ + sⱼ)₊, yᵢ > yⱼ, ``(k,)``, and its gradient in the scores ``(k, n)``.
 
-    A pair has a loss where sⱼ > sᵢ − 1: with the positive scores moved down by one, one sort and its running counts and
-    sums tell how many do, and by how much.
+    A pair has a positive loss if sⱼ > sᵢ − 1. After the positive scores are reduced by one, one sort and its running
+    counts and sums give the number of these pairs and their losses.
     """
     moved = scores - positive
     order = np.argsort(moved, axis=1)

@@ -1,22 +1,22 @@
-r"""PAC-Bayes certificates: bounds on the risk of an approximation that can be computed from the data.
+r"""PAC-Bayes certificates: bounds on the risk of an approximation that are computed from the data.
 
 Theorem 4.1 of Alquier, Ridgway & Chopin (2016): with probability at least 1 − ε over the data, at once for all ρ,
 
 .. math:: \int R \,d\rho \le \int r_n \,d\rho + \frac{f(\lambda, n) + KL(\rho, \pi) + \log(1/\varepsilon)}{\lambda},
 
-so that ρ may be any approximation, good or bad, of the Gibbs posterior. The terms f, for a loss in [0, C]:
+so that ρ may be any approximation, accurate or not, of the Gibbs posterior. The terms f, for a loss in [0, C], are:
 
-* means over independent observations: f = C²λ²/(2n); Hoeffding's lemma with its own constant gives C²λ²/(8n) (``sharp``);
-* means over ordered pairs: f = C²λ²/(n − 1); sharp C²λ²/(8⌊n/2⌋);
-* the hinge loss, which is unbounded, under a centred Gaussian prior N(0, S) and rows that keep √(xᵀSx) ≤ κ, known in advance:
+* for means over independent observations, f = C²λ²/(2n); Hoeffding's lemma with its own constant gives C²λ²/(8n) (``sharp``);
+* for means over ordered pairs, f = C²λ²/(n − 1); sharp C²λ²/(8⌊n/2⌋);
+* for the hinge loss, which is unbounded, under a centred Gaussian prior N(0, S) and rows with √(xᵀSx) ≤ κ, known in advance,
   f = λ²/(4n) − (d/2) log(1 − κ²λ²/(2n)) for λ < √(2n)/κ.
 
-The last one corrects Lemma 3 of the paper, in print with −½ in place of −d/2 and with a bound on single entries of x: the
-Gaussian integral in its proof is over d coordinates, and |⟨θ, x⟩| ≤ ‖θ‖·‖x‖. It is vacuous at every λ that learns from the
-data. What is to be certified of a fit by the hinge loss is its error rate, which the theorem covers like that of any
-other ρ: ``loss="zero_one"``.
+The last one corrects Lemma 3 of the paper, which is printed with −½ in place of −d/2 and with a bound on single
+entries of x: the Gaussian integral in its proof is over d coordinates, and |⟨θ, x⟩| ≤ ‖θ‖·‖x‖. It is vacuous at every
+λ that learns from the data. Certify instead the error rate of a fit by the hinge loss with ``loss="zero_one"``; the
+theorem covers it like that of any other ρ.
 
-The kl-inverse bound (:mod:`~ppl_backends.gibbs.kl_inverse`) asks for nothing more, has no λ, and is smaller.
+The kl-inverse bound (:mod:`~ppl_backends.gibbs.kl_inverse`) has the same assumptions, has no λ, and is smaller.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from ppl_backends.results.inference_data import (
 )
 
 MONTE_CARLO_SHARE = 0.1
-"""Share of ε that is kept for the error of an estimated pseudo-evidence."""
+"""Share of ε that is reserved for the error of an estimated pseudo-evidence."""
 
 
 class Certificate(NamedTuple):
-    """An upper bound on ∫ R dρ and what it is made of.
+    """An upper bound on ∫ R dρ and its parts.
 
     Attributes
     ----------
     bound : float
-        Upper bound on the mean risk of parameters drawn from ρ; vacuous where it is above the largest loss.
+        Upper bound on the mean risk of parameters drawn from ρ; vacuous if it is above the largest loss.
     epsilon : float
         The bound fails with at most this probability over the data.
     expected_risk : float
@@ -63,22 +63,22 @@ class Certificate(NamedTuple):
     deviation : float
         f(λ, n), or log ξ(m) of the kl-inverse bound; 0 for particles there.
     candidates : int
-        Size of the grid that λ and the prior were chosen from, or the prior alone for the kl-inverse bound;
+        Size of the grid from which λ and the prior were chosen, or only the prior for the kl-inverse bound;
         log(candidates) is part of the bound.
     learning_rate : float
     n : int
     about : str
-        What ρ is.
+        A description of ρ.
     predictor_bound : float
         Upper bound on the risk of one predictor: twice ``bound`` for the majority vote over a Gaussian under the 0–1 loss
         (the sign of the mean score), ``bound`` itself at the mean of ρ for a convex loss, else NaN.
     assumptions : tuple of str
-        What has to be true; nothing here checks it.
+        Assumptions of the bound; nothing here checks them.
     inequality : {"linear", "kl"}
     class_bound : float
-        For pairs and a Gaussian, with ``inequality="kl"``: upper bound on the mean risk of a pair of one row of either class,
-        which is 1 − AUC under the 0–1 loss. It is not 2n₊n₋/(n(n − 1)) times ``bound`` but a bound of its own, given the
-        numbers of either class. Else NaN.
+        For pairs and a Gaussian, with ``inequality="kl"``: upper bound on the mean risk of a pair with one row of each
+        class, which is 1 − AUC under the 0–1 loss. It is not 2n₊n₋/(n(n − 1)) times ``bound`` but a separate bound,
+        given the numbers of rows of each class. Else NaN.
 
     Examples
     --------
@@ -148,24 +148,26 @@ def certify(
     posterior : GibbsPosterior
         Its λ, prior and loss enter the bound.
     approximation : Gaussian approximation or result of :func:`~ppl_backends.sample_smc`
-        A Gaussian with ``mean`` and ``cov`` (VI, EP, Laplace on the posterior, or anything else). For an SMC result ρ is the
-        Gibbs posterior itself, for which the bound follows from the pseudo-evidence alone.
+        A Gaussian with ``mean`` and ``cov`` (VI, EP, Laplace on the posterior, or any other). For an SMC result ρ is
+        the Gibbs posterior itself, and the bound follows from the pseudo-evidence.
     inequality : {"linear", "kl"}
-        ``"linear"`` is the theorem of Alquier, Ridgway & Chopin (2016), 1/λ times a penalty added to the empirical risk.
-        ``"kl"`` inverts the divergence of the empirical from the true risk (Seeger 2002; Maurer 2004): it is smaller
-        as a rule, and holds for any λ, chosen in any way; a choice of the prior is paid for in both. Of particles, whose KL
-        is known by way of λ only, it is Catoni's bound (2007) at that λ, which is smaller than the linear one as well.
+        ``"linear"`` is the theorem of Alquier, Ridgway & Chopin (2016), 1/λ times a penalty added to the empirical
+        risk. ``"kl"`` inverts the divergence of the empirical from the true risk (Seeger 2002; Maurer 2004). It is
+        usually smaller, and valid for any λ, chosen in any way; both pay for a choice of the prior. For particles,
+        whose KL is known only through λ, it is Catoni's bound (2007) at that λ, which is also smaller than the linear
+        one.
     loss : str or Loss, optional
-        What is certified, where it is not the loss of the posterior: ``"zero_one"`` for the error rate of a Gaussian that
-        was fitted by the hinge or the logistic loss, ``"auc"`` for the wrong order of pairs of one fitted by ``"auc_hinge"``.
+        The loss to certify, if it is not the loss of the posterior: ``"zero_one"`` for the error rate of a Gaussian
+        that was fitted by the hinge or the logistic loss, ``"auc"`` for the wrong order of pairs of one fitted by
+        ``"auc_hinge"``.
     epsilon : float
         Probability with which the bound may fail.
     sharp : bool
-        Of the linear bound: Hoeffding's lemma with its own constant, a quarter of the published f or less.
+        For the linear bound: whether to use Hoeffding's lemma with its own constant, at most a quarter of the published f.
     candidates : int, optional
-        Number of pairs (λ, prior), or of priors for ``inequality="kl"``, fixed before seeing the data, that this one was
-        chosen from on the same data: the bound then holds for all of them at once. By default what the functions of this
-        package that chose them have recorded.
+        Number of pairs (λ, prior), or of priors for ``inequality="kl"``, from which this one was chosen on the same
+        data; they must have been fixed before seeing the data. The bound is then valid for all of them at once. By
+        default the number that the choosing functions of this package recorded.
     feature_bound : float, optional
         For the hinge loss itself: κ with √(xᵀSx) ≤ κ for all rows x that can occur, S the prior covariance.
 
@@ -176,8 +178,8 @@ def certify(
     Raises
     ------
     ModelError
-        If the theorem does not apply: an unbounded loss, a prior or λ tuned on the same data outside a fixed grid, or an
-        approximation that has no exact KL.
+        If the theorem does not apply: an unbounded loss, a prior or λ tuned on the same data outside a fixed grid, or
+        an approximation without an exact KL.
 
     References
     ----------
@@ -202,9 +204,11 @@ def certify(
     particles = is_inference_data(approximation)
     if loss is not None:
         if particles:
-            raise ModelError("loss= is for Gaussians: particles have no KL but by the loss they were drawn with")
+            raise ModelError(
+                "loss= is for Gaussians: the KL of particles is known only for the loss they were drawn with"
+            )
         posterior = posterior.with_loss(loss)
-    free = inequality == "kl" and not particles  # whether the bound holds for all λ at once
+    free = inequality == "kl" and not particles  # whether the bound is valid for all λ at once
     count = _candidates(posterior, candidates, free)
     assumptions: tuple[str, ...] = ()
     if particles:
@@ -212,7 +216,7 @@ def certify(
         risk, kl, surplus = _from_smc(posterior, approximation, MONTE_CARLO_SHARE * epsilon)
         assumptions = (
             f"the estimate of the pseudo-evidence is normal or Student t about its value; {MONTE_CARLO_SHARE:.0%} of ε is "
-            "kept for its error",
+            "reserved for its error",
         )
     elif has_moments(approximation):
         share, surplus = 1.0, 0.0
@@ -245,7 +249,7 @@ def certify(
 
 
 def _fixed(count: int, free: bool) -> str:
-    """Return the part of a posterior that must not depend on the data."""
+    """Return the assumption that a part of a posterior does not depend on the data."""
     what = "the prior was" if free else "λ and the prior were"
     if count > 1:
         return f"{what} chosen from {count} candidates that were fixed before seeing the data"
@@ -253,7 +257,7 @@ def _fixed(count: int, free: bool) -> str:
 
 
 def _candidates(posterior: GibbsPosterior, given: int | None, free: bool) -> int:
-    """Return the size of the grid to pay for; refuses choices that no grid covers."""
+    """Return the size of the grid in the bound; raise an error for choices that no grid covers."""
     recorded = 1
     for made in posterior.tuning:
         if free and made.what == "learning rate":
@@ -274,7 +278,7 @@ def _candidates(posterior: GibbsPosterior, given: int | None, free: bool) -> int
 def _kl_bound(
     posterior: GibbsPosterior, risk: float, nats: float, particles: bool
 ) -> tuple[float, float, tuple[str, ...]]:
-    """Return the kl-inverse bound, log ξ(m) and the assumptions; of particles its tangent at λ, by log Z = −λ r − KL."""
+    """Return the kl-inverse bound, log ξ(m) and the assumptions; for particles its tangent at λ, by log Z = −λ r − KL."""
     largest, assumptions = _bounded(posterior)
     m = posterior.n // 2 if posterior.paired else posterior.n
     if particles:
@@ -287,7 +291,7 @@ def _kl_bound(
 
 
 def _class_bound(posterior: GibbsPosterior, risk: float, nats: float) -> float:
-    """Return the kl-inverse bound over pairs of the two classes, as many of them independent as the smaller has rows."""
+    """Return the kl-inverse bound over pairs of the two classes; the smaller class gives the number of independent pairs."""
     linear, (largest, _) = posterior._linear("certify"), _bounded(posterior)
     pairs, m = len(linear.above) * len(linear.below), min(len(linear.above), len(linear.below))
     share = risk * posterior.n * (posterior.n - 1) / (2 * pairs * largest)
@@ -295,7 +299,7 @@ def _class_bound(posterior: GibbsPosterior, risk: float, nats: float) -> float:
 
 
 def _bounded(posterior: GibbsPosterior) -> tuple[float, tuple[str, ...]]:
-    """Return the largest loss, and what its bound assumes."""
+    """Return the largest loss, and the assumptions of its bound."""
     loss = posterior.loss
     if loss is None:
         raise ModelError("no certificate: it is not known whether the loss of this posterior is bounded")
@@ -360,7 +364,7 @@ def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
 
 
 def _from_smc(posterior: GibbsPosterior, idata: Any, share: float) -> tuple[float, float, float]:
-    """Return expected risk, KL and what is added to −log Ẑ so that it bounds −log Z but with probability ``share``."""
+    """Return expected risk, KL and the term that makes −log Ẑ a bound on −log Z except with probability ``share``."""
     attrs = group(idata, "posterior").attrs
     if "log_evidence" not in attrs or not attrs.get("log_evidence_trusted", 1):
         raise ModelError("no certificate: the run has no pseudo-evidence that can be trusted")

@@ -1,4 +1,4 @@
-"""Risks written as PyTensor expressions of a PyMC model's variables, and Gibbs posteriors inside a PyMC model."""
+"""Risks as PyTensor expressions of a PyMC model's variables, and Gibbs posteriors inside a PyMC model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NAME = "gibbs_risk__"
 def gibbs_potential(losses: Any, learning_rate: Any, name: str = "gibbs") -> Any:
     """Turn the PyMC model on the context stack into a Gibbs posterior: a Potential −λ · mean(losses).
 
-    Any sampler of PyMC then draws from the Gibbs posterior (those that use gradients need losses that have one). The
-    evidence of such a model is a pseudo-evidence.
+    Any sampler of PyMC then draws from the Gibbs posterior (samplers that use gradients need losses with gradients).
+    The evidence of such a model is a pseudo-evidence.
 
     Parameters
     ----------
     losses : PyTensor expression
-        One loss an observation, or a pair.
+        One loss per observation, or per pair.
     learning_rate : float, or ``pm.Data``
         λ; a ``pm.Data`` can be changed without recompiling.
     name : str
@@ -50,9 +50,9 @@ def gibbs_potential(losses: Any, learning_rate: Any, name: str = "gibbs") -> Any
 
 
 class ExpressionRisk:
-    """The mean of a PyTensor expression of a model's variables, compiled once whatever λ is.
+    """The mean of a PyTensor expression of a model's variables, compiled once for all λ.
 
-    ``model`` has no likelihood and is left as it was; ``n`` counts observations, the size of the expression by default.
+    ``model`` has no likelihood and is not changed; ``n`` counts observations, the size of the expression by default.
     """
 
     def __init__(self, model: Any, losses: Any, n: int | None, options: dict[str, Any]) -> None:

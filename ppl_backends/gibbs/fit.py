@@ -1,8 +1,8 @@
-"""``fit_gibbs_vi``: the Gaussian nearest to a Gibbs posterior, by deterministic annealing where the loss is not convex.
+"""``fit_gibbs_vi``: the Gaussian nearest to a Gibbs posterior, by deterministic annealing if the loss is not convex.
 
-Annealing (Ridgway 2015, Algorithm 21) starts at the prior, the solution for λ = 0, and follows the solution along a ladder of
-λ, each the start of the next. It ends in local minima that are at least as good as those of random starts, most of the
-time, and passes through the solutions for all smaller λ on the way.
+Annealing (Ridgway 2015, Algorithm 21) starts at the prior, the solution for λ = 0, and follows the solution along a
+ladder of λ, with each fit as the start of the next. Usually it ends in local minima that are at least as good as those
+of random starts, and it also gives the solutions for all smaller λ.
 """
 
 from __future__ import annotations
@@ -66,36 +66,35 @@ def fit_gibbs_vi(
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a Gaussian prior and a loss of scores Xθ.
+        A posterior with a Gaussian prior and a loss of scores Xθ.
     family : {"dense", "diagonal", "isotropic"}, or "F3", "F2", "F1"
-        Of covariances.
+        Family of covariances.
     ladder : sequence of float, optional
-        Learning rates to pass through before that of the posterior. By default 12 in geometric steps for losses that are not
-        convex, and none for convex ones, whose minimum is unique.
+        Learning rates of preceding fits, before that of the posterior. By default 12 in geometric steps for losses
+        that are not convex, and none for convex ones, whose minimum is unique.
     sample_pairs : bool, optional
-        Whether a pair loss is fitted by stochastic gradients from ``batch_size`` pairs a step; by default above 200,000
-        pairs.
+        Whether to fit a pair loss by stochastic gradients from ``batch_size`` pairs per step; by default above 200,000 pairs.
     batch_size, n_iterations : int
         For sampled pairs.
     initial : approximation, optional
-        Instead of the prior; then without a ladder, unless one is given.
+        Start instead of the prior; there is then no ladder unless one is given.
     tolerance : float
         In nats; see ``optimality_gap``.
     max_iterations : int
-        At every λ.
+        Largest number of iterations at every λ.
     random_seed : int or numpy.random.Generator, optional
-        For sampled pairs.
+        Seed for sampled pairs.
 
     Returns
     -------
     GibbsVI
-        A Gaussian with ``elbo``, ``expected_risk``, ``kl``, ``optimality_gap`` and ``trace``; hand it to
-        :func:`~ppl_backends.gibbs.certify`.
+        A Gaussian with ``elbo``, ``expected_risk``, ``kl``, ``optimality_gap`` and ``trace``;
+        :func:`~ppl_backends.gibbs.certify` accepts it.
 
     Warns
     -----
     ApproximationWarning
-        If the solver stopped short.
+        If the solver stopped before its tolerance.
 
     References
     ----------
@@ -132,7 +131,7 @@ def fit_gibbs_vi_path(
     tolerance: float = 1e-4,
     max_iterations: int = 500,
 ) -> list[GibbsVI]:
-    """Fit once for each of several increasing learning rates, each started at the one before.
+    """Fit once for each of several increasing learning rates, each starting at the previous fit.
 
     Returns
     -------
@@ -158,7 +157,7 @@ def fit_gibbs_vi_path(
 
 
 def default_ladder(learning_rate: float) -> np.ndarray:
-    """Return geometric steps from a hundredth of λ up to it, itself left out."""
+    """Return geometric steps from a hundredth of λ up to it, without λ itself."""
     return learning_rate * np.geomspace(0.01, 1.0, N_TEMPERATURES)[:-1]
 
 
@@ -185,7 +184,7 @@ def _fit_along(
 
 
 def _start(family: str, start: Any) -> Gaussian:
-    """Return a Gaussian, brought to the family."""
+    """Return a Gaussian, converted to the family."""
     q = as_approximation(start).gaussian
     if family == "dense":
         return Gaussian.from_covariance(q.mean, q.cov)
@@ -213,7 +212,7 @@ class _Coordinates:
         self.origin, self.root = mean, root
 
     def start(self) -> Array:
-        """Return the prior, or nearest to it."""
+        """Return the coordinates of the prior, or of the nearest member."""
         scale = np.sqrt((self.root**2).sum(axis=1))
         if self.family == "dense":
             entries = self.root[self.lower]
@@ -230,7 +229,7 @@ class _Coordinates:
         return Gaussian(z[: self.d], np.broadcast_to(np.exp(rest), (self.d,)))
 
     def chain(self, q: Gaussian, in_mean: Array, in_factor: Array) -> Array:
-        """Return the gradient in ``z`` from those in m and in C (or s ``(d,)``)."""
+        """Return the gradient in ``z`` from the gradients in m and in C (or s ``(d,)``)."""
         if self.family == "dense":
             entries = in_factor[self.lower]
             rest = np.where(self.on_diagonal, entries * q.factor[self.lower], entries)
@@ -243,7 +242,7 @@ class _Coordinates:
 def fit_by_pairs(
     posterior: GibbsPosterior, family: str, batch_size: int, n_iterations: int, random_seed: SeedLike
 ) -> GibbsVI:
-    """Fit by stochastic gradients from ``batch_size`` pairs a step (Alquier et al. 2016, section 7.3).
+    """Fit by stochastic gradients from ``batch_size`` pairs per step (Alquier et al. 2016, section 7.3).
 
     The gradient of E_q[r_n] + KL(q, π)/λ from pairs drawn with replacement is unbiased, and its expectation over θ is exact.
     Steps are scaled coordinate by coordinate (Adam), decay as (1 + t/τ)^−0.9, and the iterates of the last half are
@@ -293,7 +292,7 @@ def fit_by_pairs(
 
 
 def _pairs(risk: LinearRisk, size: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    """Return differences of ``size`` pairs drawn with replacement, those of their offsets, and their labels."""
+    """Return differences of ``size`` pairs drawn with replacement, differences of their offsets, and their labels."""
     i, j = (rows[rng.integers(len(rows), size=size)] for rows in (risk.above, risk.below))
     return *risk.differences(i, j), risk.pair_labels(i, j)
 

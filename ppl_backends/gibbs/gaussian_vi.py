@@ -1,8 +1,8 @@
 r"""Gaussian variational approximation of Gibbs posteriors of linear scores, with exact expectations.
 
 The approximation N(m, Σ) of a family minimises λ E_q[r_n] + KL(q, π), which is −ELBO. Under q the score xᵀθ is N(xᵀm, xᵀΣx),
-so that E_q[r_n] is a sum of one-dimensional integrals (:mod:`~ppl_backends.gibbs.losses`): there is no Monte Carlo noise, and
-the minimum is found by deterministic descent.
+so that E_q[r_n] is a sum of one-dimensional integrals (:mod:`~ppl_backends.gibbs.losses`). There is no Monte Carlo
+noise, and deterministic descent finds the minimum.
 
 ==============  ===============  =====================================================================================
 family          Σ                solver
@@ -12,10 +12,10 @@ family          Σ                solver
 ``dense``       any  (F3)        natural gradient: Σ⁻¹ → Q₀ + Σᵢ cᵢ xᵢxᵢᵀ, m by a Newton step, with a line search
 ==============  ===============  =====================================================================================
 
-For a convex loss the objective is convex in m and a lower triangular factor C of Σ = CCᵀ, and *strongly* so, because of
-KL(q, π) = ½‖m‖² + ½‖C‖² − Σ log Cⱼⱼ + const in coordinates that whiten the prior. Hence the distance of any iterate from the
-minimum is at most ½‖∇‖², the optimality gap that is reported. For the 0–1 loss the objective has local minima;
-:mod:`~ppl_backends.gibbs.fit` follows one from the prior.
+For a convex loss the objective is convex in m and a lower triangular factor C of Σ = CCᵀ. It is *strongly* convex,
+because KL(q, π) = ½‖m‖² + ½‖C‖² − Σ log Cⱼⱼ + const in coordinates that whiten the prior. Hence the distance of any
+iterate from the minimum is at most ½‖∇‖², which is reported as the optimality gap. For the 0–1 loss the objective has
+local minima; :mod:`~ppl_backends.gibbs.fit` follows one from the prior.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAMILIES = ("isotropic", "diagonal", "dense")
 ALIASES = {"F1": "isotropic", "F2": "diagonal", "F3": "dense"}
 PAIR_BLOCK = 2**17
 MAX_PAIRS = 200_000
-"""Pairs up to which the objective is computed on all of them; above it pairs are sampled."""
+"""Number of pairs up to which the objective is computed on all of them; above it pairs are sampled."""
 
 
 class ScoreProblem:
@@ -78,7 +78,7 @@ class ScoreProblem:
         return slope, self.precision + self.design.T @ weighted
 
     def start(self, family: str) -> Gaussian:
-        """Return the prior, or the member of the family that is nearest to it."""
+        """Return the prior, or the nearest member of the family."""
         if family == "dense":
             return Gaussian(self.prior_mean.copy(), self.root.copy())
         scale = np.diag(self.precision) ** -0.5
@@ -102,9 +102,9 @@ class GibbsVI(GaussianApproximation):
     kl : float
         KL(q, π).
     optimality_gap : float
-        Upper bound on how far the ELBO is from the family's best, in nats; NaN where the objective is not convex.
+        Upper bound on the distance of the ELBO from the family's best, in nats; NaN if the objective is not convex.
     trace : ndarray (n_iterations, 3)
-        λ, expected risk and KL along the way; with sampled pairs the risk is estimated.
+        λ, expected risk and KL per iteration; with sampled pairs the risk is estimated.
 
     Examples
     --------
@@ -136,7 +136,7 @@ class GibbsVI(GaussianApproximation):
 
 
 class Solution(NamedTuple):
-    """Result of a solver; ``gap`` is NaN where the loss is not convex."""
+    """Result of a solver; ``gap`` is NaN if the loss is not convex."""
 
     q: Gaussian
     value: float
@@ -154,7 +154,7 @@ def solve(
 ) -> Solution:
     """Minimise the objective within a family from ``start``, the prior by default.
 
-    ``tolerance`` is in nats: of the optimality gap where the loss is convex, else of the decrease that a step promises.
+    ``tolerance`` is in nats. It bounds the optimality gap if the loss is convex, else the expected decrease of a step.
     """
     q = problem.start(family) if start is None else start
     if family == "dense":
@@ -163,7 +163,7 @@ def solve(
 
 
 def _natural_gradient(problem: ScoreProblem, q: Gaussian, tolerance: float, max_iterations: int) -> Solution:
-    """Take steps of Σ⁻¹ towards H, kept positive definite by a second-order term where the loss is not convex."""
+    """Make steps of Σ⁻¹ towards H; if the loss is not convex, a second-order term keeps Σ⁻¹ positive definite."""
     found = problem.expectation(q)
     value = problem.weight * float(found.value.sum()) + q.kl_to(problem.prior)
     iterations, gap, promise = 0, np.inf, np.inf
@@ -186,7 +186,7 @@ def _natural_gradient(problem: ScoreProblem, q: Gaussian, tolerance: float, max_
 def _step(
     problem: ScoreProblem, q: Gaussian, value: float, slope: Array, precision: Array, wanted: Array
 ) -> tuple[Gaussian, float, Expectation] | None:
-    """Return the first of shrinking steps that decreases the objective; None where none does."""
+    """Return the first of shrinking steps that decreases the objective; None if none does."""
     change = wanted - precision
     bend = change @ (q.factor @ (q.factor.T @ change))
     for length in 0.5 ** np.arange(14):
@@ -207,7 +207,7 @@ def _step(
 
 
 def _full_gap(problem: ScoreProblem, q: Gaussian, slope: Array, mismatch: Array) -> float:
-    """Return ½‖∇‖² in coordinates that whiten the prior, where the objective is 1-strongly convex in (m, C)."""
+    """Return ½‖∇‖² in coordinates that whiten the prior, in which the objective is 1-strongly convex in (m, C)."""
     root = problem.root
     factor = solve_triangular(root, q.factor, lower=True)
     in_factor = np.tril(root.T @ mismatch @ root @ factor)
@@ -215,7 +215,7 @@ def _full_gap(problem: ScoreProblem, q: Gaussian, slope: Array, mismatch: Array)
 
 
 def _promise(q: Gaussian, slope: Array, mismatch: Array) -> float:
-    """Return the decrease that a unit natural-gradient step promises to first order."""
+    """Return the decrease of a unit natural-gradient step to first order."""
     whitened = q.factor.T @ mismatch @ q.factor
     return float(((q.factor.T @ slope) ** 2).sum() + 0.5 * (whitened**2).sum())
 
@@ -288,7 +288,7 @@ def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace:
 def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
     """Return E_q[r_n], exact, for a Gaussian ``q`` with ``mean`` and ``cov`` and a loss of linear scores.
 
-    Pairs are summed in blocks, so that 10⁸ of them take seconds and no memory to speak of.
+    Pairs are summed in blocks, so that 10⁸ of them take seconds and little memory.
 
     Examples
     --------
@@ -333,7 +333,7 @@ def _expected_pair_risk(risk: LinearRisk, mean: Array, spread: Array) -> float:
 
 
 def _pair_values(inner: Loss, difference: Array, variance: Array, labels: Array) -> Array:
-    """Return expected losses of pairs; those that no score can tell apart count one half under the 0–1 loss."""
+    """Return expected losses of pairs; pairs with equal rows count one half under the 0–1 loss."""
     value = inner.expected(difference, variance, labels)
     if inner.bound == 1.0 and not inner.has_gradient:
         value[(variance == 0) & (difference == 0)] = 0.5
@@ -341,7 +341,7 @@ def _pair_values(inner: Loss, difference: Array, variance: Array, labels: Array)
 
 
 def _rows(posterior: GibbsPosterior) -> tuple[Array, Array, Array]:
-    """Return design, offset and labels of the observations, or of all pairs where they are few."""
+    """Return design, offset and labels of the observations, or of all pairs if they are few."""
     risk = posterior._linear("VI")
     if not isinstance(risk.loss, PairLoss):
         return risk.X, risk.offset, risk.y

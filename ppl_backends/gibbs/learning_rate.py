@@ -1,15 +1,17 @@
-"""Choosing the learning rate λ of a Gibbs posterior, and the scale of its prior, from the data.
+"""Choose the learning rate λ of a Gibbs posterior, and the scale of its prior, from the data.
 
 =====================  =============================================================================================
 ``cross-validation``   risk of predictions on held-out folds: by refitting (VI), by removing the folds' sites from one
-                       EP fit a λ, or by reweighting the particles of one SMC run from the prior to the largest λ
-``bound``              the PAC-Bayes bound itself, with log(number of candidates) added: what is chosen is certified
-``annealing``          the same along increasing λ, each fit the start of the next, until the bound rises
-``safe-bayes``         loss on every block of data, expected under the posterior given the blocks before it
+                                              EP fit per λ, or by reweighting the particles of one SMC run from the
+                                              prior to the largest λ
+                       ``bound``              the PAC-Bayes bound itself, with log(number of candidates) added, so that
+                       the choice is certified ``annealing``          the same along increasing λ, each fit the start
+                       of the next, until the bound rises ``safe-bayes``         loss on every block of data, expected
+                       under the posterior given the blocks before it
 =====================  =============================================================================================
 
 All of them keep η = λ/n, the weight of one observation, when they leave data out. The pseudo-evidence cannot compare
-learning rates (it falls in λ whatever the data), but it compares priors at one λ: :func:`choose_prior_scale`.
+learning rates, because it decreases in λ for any data, but it compares priors at one λ: :func:`choose_prior_scale`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ TOLERANCE = 1e-2  # nats, of the fits that are compared
 
 
 class LearningRateChoice(NamedTuple):
-    """A learning rate and what it was compared with.
+    """A learning rate and the figures of its alternatives.
 
     Attributes
     ----------
@@ -49,12 +51,12 @@ class LearningRateChoice(NamedTuple):
     learning_rate : float
     grid : ndarray (k,)
     criterion : ndarray (k,)
-        Held-out risk, bound, or cumulative loss an observation; the smallest is chosen. Infinite where a fit failed, or
-        annealing did not get to.
+        Held-out risk, bound, or cumulative loss per observation; the smallest is chosen. Infinite if a fit failed, or
+        annealing stopped earlier.
     standard_error : ndarray (k,)
-        Between folds or blocks; NaN for the bound.
+        Standard error from folds or blocks; NaN for the bound.
     pareto_k : ndarray (k,)
-        Largest Pareto k of the weights that leave a fold out, for ``fit="smc"``; NaN else.
+        Largest Pareto k of the weights that leave a fold out, for ``fit="smc"``; otherwise NaN.
     method : str
     """
 
@@ -73,10 +75,10 @@ class PriorScaleChoice(NamedTuple):
     Attributes
     ----------
     posterior : GibbsPosterior
-        Under the prior N(m, scale² S).
+        The posterior with the prior N(m, scale² S).
     scale : float
     scales, log_evidence : ndarray (k,)
-        What was tried, and the log pseudo-evidence or its lower bound there.
+        The scales tried, and the log pseudo-evidence or its lower bound for each.
     """
 
     posterior: GibbsPosterior
@@ -115,20 +117,20 @@ def choose_learning_rate(
     Parameters
     ----------
     posterior : GibbsPosterior
-        Of linear scores; its own λ does not matter.
+        A posterior of linear scores; its own λ is not used.
     grid : sequence of float, optional
         Increasing rates, to be fixed before seeing the data if a certificate is wanted; from n/16 to 8n by default.
     method : {"cross-validation", "bound", "annealing", "safe-bayes"}
-        ``"annealing"`` stops at the first λ whose bound is above that of the one before (Alquier et al. 2016, Algorithm 3),
-        which spares the fits at larger ones; it pays for the whole grid.
+        ``"annealing"`` stops at the first λ with a larger bound than the previous one (Alquier et al. 2016, Algorithm
+        3), which saves the fits at larger ones; its bound pays for the whole grid.
     fit : {"vi", "ep", "smc"}
         ``"smc"`` for cross-validation only. VI and EP need a Gaussian prior.
     folds : int
         Folds of the cross-validation, or blocks of SafeBayes.
     family : str
-        Of covariances, for ``fit="vi"``.
+        Family of covariances, for ``fit="vi"``.
     random_seed : int or numpy.random.Generator, optional
-        For the folds, and SMC.
+        Seed of the folds and of SMC.
     draws : int
         Particles of SMC.
     **certificate
@@ -141,7 +143,7 @@ def choose_learning_rate(
     Warns
     -----
     SamplerWarning
-        If weights that leave a fold out have a Pareto k above 0.7 at the λ chosen.
+        If weights that leave a fold out have a Pareto k above 0.7 at the chosen λ.
 
     References
     ----------
@@ -204,14 +206,14 @@ def choose_prior_scale(
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a prior N(m, S).
+        A posterior with a prior N(m, S).
     scales : sequence of float, optional
-        Factors of the prior's standard deviations to choose from. By default the maximum between 10⁻³ and 10³ is searched
-        for, after which no certificate holds for the same data.
+        Factors of the prior's standard deviations to choose from. By default the maximum between 10⁻³ and 10³ is
+        searched for; no certificate is then valid for the same data.
     fit : {"ep", "vi"}
         EP's pseudo-evidence, or VI's lower bound on it.
     family : str
-        For VI.
+        Family of covariances, for VI.
 
     Returns
     -------
@@ -256,7 +258,7 @@ def choose_prior_scale(
 
 
 def _folds(posterior: GibbsPosterior, k: int, rng: np.random.Generator) -> list[Index]:
-    """Return random folds, balanced in the classes where there are two."""
+    """Return random folds, balanced over the classes if there are two."""
     if not 2 <= k <= posterior.n:
         raise ModelError(f"folds={k}: expected between 2 and n = {posterior.n}")
     assert posterior.loss is not None
@@ -294,7 +296,7 @@ def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
 
 
 def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> Iterator[Any]:
-    """Yield a fit at every rate, each made when it is asked for; None where EP did not converge."""
+    """Yield a fit at every rate, computed on request; None if EP did not converge."""
     last = None
     for rate in rates:
         with warnings.catch_warnings():
@@ -308,7 +310,7 @@ def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str) ->
 
 
 def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> list[Any]:
-    """Return a fit at every rate, the one before as its start; None where EP did not converge."""
+    """Return a fit at every rate, each starting at the previous one; None if EP did not converge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ApproximationWarning)
         if fit == "vi":
@@ -329,7 +331,7 @@ def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], fami
 
 
 def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
-    """Return held-out risk ``(folds, rates)`` of EP with the sites of a fold removed; infinite where that fails."""
+    """Return held-out risk ``(folds, rates)`` of EP with the sites of a fold removed; infinite if that fails."""
     table = np.full((len(folds), len(rates)), np.inf)
     owners = _site_owners(posterior)
     for column, q in enumerate(_path(posterior, rates, "ep", family)):
@@ -342,14 +344,14 @@ def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], fa
 
 
 def _site_owners(posterior: GibbsPosterior) -> NDArray[np.integer]:
-    """Return observations that each site is of ``(sites, 1 or 2)``."""
+    """Return the observations of each site ``(sites, 1 or 2)``."""
     if not posterior.paired:
         return np.arange(posterior.n)[:, None]
     return np.stack(posterior._linear("cross-validation").all_pairs(), axis=1)
 
 
 def _cavity(q: Any, removed: NDArray[np.bool_]) -> Gaussian | None:
-    """Return EP's Gaussian without some of its sites; None where that is not proper."""
+    """Return EP's Gaussian without some of its sites; None if that is not proper."""
     design, prior = q.factors.design[removed], q.factors.prior
     tau, nu = q.sites.tau[removed], q.sites.nu[removed]
     shift = q.precision @ (q.mean - prior.mean) - design.T @ nu
@@ -382,7 +384,7 @@ def _by_reweighting(
 def _bounds(
     posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any], stop: bool
 ) -> Array:
-    """Return the bound at every rate, each paying for all, where rates are to be paid for; or up to the first that rises."""
+    """Return the bound at every rate, with the number of rates in the bound if needed; or up to the first that rises."""
     choices = (*posterior.tuning, TuningRecord("learning rate", "bound", len(rates)))
     bounds = np.full(len(rates), np.inf)
     fits = (_annealed if stop else _path)(posterior, rates, fit, family)
@@ -397,7 +399,7 @@ def _bounds(
 def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str) -> Array:
     """Return mean expected loss of each block under the posterior of the blocks before it ``(blocks, rates)``."""
     if posterior.paired:
-        raise ModelError("SafeBayes adds up the losses of observations; use cross-validation for pair losses")
+        raise ModelError("SafeBayes sums the losses of observations; use cross-validation for pair losses")
     prior = posterior.gaussian_prior
     if prior is None:
         raise ModelError("SafeBayes by VI or EP needs a Gaussian prior")

@@ -1,8 +1,8 @@
 """Losses ℓ(s, y) of a score s: values, derivatives, sites exp(−c ℓ) for EP, and expectations under a Gaussian score.
 
-A Gaussian approximation of θ makes every linear score s = xᵀθ Gaussian, so that the expected risk of the approximation is a
-sum of one-dimensional integrals. For the losses here they have closed forms (quadrature for the logistic one), and by the
-heat equation ∂E/∂v = ½ ∂²E/∂μ² three numbers a score are all that an optimiser needs.
+A Gaussian approximation of θ makes every linear score s = xᵀθ Gaussian, so that the expected risk of the approximation
+is a sum of one-dimensional integrals. For the losses here they have closed forms (quadrature for the logistic one). By
+the heat equation ∂E/∂v = ½ ∂²E/∂μ², an optimiser needs only three numbers per score.
 
 A pair loss is a loss of the difference of two scores, sᵢ − sⱼ with yᵢ > yⱼ, and its label is always +1.
 """
@@ -39,7 +39,7 @@ class Loss:
     ----------
     name : str
     bound : float or None
-        Largest value, where there is one; PAC-Bayes certificates need it.
+        Largest value, if there is one; PAC-Bayes certificates need it.
     smooth : bool
         Whether a second derivative exists everywhere (Laplace needs it).
     has_gradient : bool
@@ -65,7 +65,7 @@ class Loss:
     classification: bool = True
 
     def prepare(self, y: Any) -> Array:
-        """Return outcomes as the loss reads them: −1 and +1 for classes (0/1, booleans and ±1 are taken), else numbers."""
+        """Return outcomes in the loss's coding: −1 and +1 for classes (0/1, booleans and ±1 are accepted), else numbers."""
         if self.classification:
             return signs(y)
         y = np.asarray(y, dtype=np.float64)
@@ -106,7 +106,7 @@ class Loss:
 
 
 class ZeroOne(Loss):
-    """1 where y s ≤ 0: misclassification, a score of zero counted as an error.
+    """1 if y s ≤ 0: misclassification, with a score of zero counted as an error.
 
     Examples
     --------
@@ -288,10 +288,10 @@ class FunctionLoss(Loss):
     slope, curvature : callable, optional
         Its derivatives in s. Without ``slope`` the posterior is sampled without gradients.
     bound : float, optional
-        Largest value; certificates need it, and take your word.
+        Largest value; certificates need it and do not check it.
     convex : bool
     classification : bool
-        Whether y is two classes, handed over as −1 and +1.
+        Whether y has two classes, which the function gets as −1 and +1.
 
     Examples
     --------
@@ -323,7 +323,7 @@ class FunctionLoss(Loss):
         return np.asarray(self._value(s, y), dtype=np.float64)
 
     def slope(self, s: Array, y: Array) -> Array:
-        """Return the derivative in s; zero where none was given."""
+        """Return the derivative in s; zero if none was given."""
         return np.zeros_like(s) if self._slope is None else np.asarray(self._slope(s, y), dtype=np.float64)
 
     def curvature(self, s: Array, y: Array) -> Array:
@@ -341,7 +341,7 @@ class PairLoss(Loss):
     Parameters
     ----------
     inner : Loss
-        Its label is +1 for every pair.
+        Loss of the difference; its label is +1 for every pair.
 
     Examples
     --------
@@ -356,7 +356,7 @@ class PairLoss(Loss):
         self.has_gradient = inner.has_gradient
 
     def prepare(self, y: Any) -> Array:
-        """Return −1 and +1, or ±w where pairs have weights."""
+        """Return −1 and +1, or ±w if pairs have weights."""
         return self.inner.prepare(y) if isinstance(self.inner, Weighted) else super().prepare(y)
 
     def __repr__(self) -> str:
@@ -366,12 +366,12 @@ class PairLoss(Loss):
 class Weighted(Loss):
     """A loss of two classes times a weight of each observation; outcomes hold both, as ±w.
 
-    Weights travel with the outcomes through subsets and folds. In a pair loss the label of a pair is w_i w_j.
+    Weights stay with the outcomes in subsets and folds. In a pair loss the label of a pair is w_i w_j.
 
     Parameters
     ----------
     inner : Loss
-        Of two classes.
+        A loss of two classes.
 
     Examples
     --------
@@ -386,7 +386,7 @@ class Weighted(Loss):
         self.has_gradient, self.classification = inner.has_gradient, inner.classification
 
     def prepare(self, y: Any) -> Array:
-        """Return ±w as they are."""
+        """Return ±w unchanged."""
         y = np.asarray(y, dtype=np.float64)
         if not (np.isfinite(y) & (y != 0)).all():
             raise ModelError(f"{self.name} loss: weights must be positive and finite; leave out rows of weight zero")
@@ -444,7 +444,7 @@ class TwoSlopes(SiteFamily):
         log_below = log_ndtr(below) + left * centred + 0.5 * left**2 * variance
         log_z = np.logaddexp(log_above, log_below)
         share = np.exp(log_above - log_z)
-        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, less the knot
+        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, minus the knot
         centre = share * high + (1 - share) * low
         within = variance * (share * _truncated_variance(above) + (1 - share) * _truncated_variance(below))
         return TiltedMoments(log_z, knot + centre, within + share * (1 - share) * (high - low) ** 2)
@@ -463,7 +463,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
 
 
 def resolve_loss(loss: Any) -> Loss:
-    """Return a loss by name, or as an object."""
+    """Return a loss given by name or as an object."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str) and loss in LOSSES:
@@ -472,7 +472,7 @@ def resolve_loss(loss: Any) -> Loss:
 
 
 def loss_of(loss: Any) -> Loss:
-    """Return a loss of scores by name, as an object, or as a function of scores and outcomes."""
+    """Return a loss of scores given by name, as an object, or as a function of scores and outcomes."""
     return FunctionLoss(loss) if callable(loss) and not isinstance(loss, Loss) else resolve_loss(loss)
 
 
@@ -481,7 +481,7 @@ def _normal_density(z: Array) -> Array:
 
 
 def _loss_sites(loss: Loss, y: Array, weight: float) -> SiteFamily:
-    """Return sites of any loss, their moments left to quadrature."""
+    """Return sites of any loss; quadrature computes their moments."""
 
     def log_site(s: Array, rows: Rows) -> Array:
         return -weight * loss.value(s, y if rows is None else y[rows])

@@ -1,7 +1,7 @@
-"""EP for pair losses without a design of all pairs: rows Xᵢ − Xⱼ are known by their structure.
+"""EP for pair losses without a design matrix of all pairs: the structure Xᵢ − Xⱼ of its rows is used.
 
-Variances of differences come from those of rows and their covariances, and Σ τᵢⱼ (Xᵢ − Xⱼ)(Xᵢ − Xⱼ)ᵀ from sums of τ over
-rows and columns, so that a sweep costs n₊n₋ tilted moments and matrix products of rows rather than of pairs.
+Variances of differences come from those of rows and their covariances, and Σ τᵢⱼ (Xᵢ − Xⱼ)(Xᵢ − Xⱼ)ᵀ from sums of τ
+over rows and columns, so that a sweep costs n₊n₋ tilted moments and matrix products of rows rather than of pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import Index
 
 SHARD_PAIRS = 2**20
-WIDEST = 0.1  # spike at which the path of a spike-and-slab prior begins, over the slab
+WIDEST = 0.1  # initial spike of the path for a spike-and-slab prior, relative to the slab
 EQUAL = 1e-13  # least variance of a difference, relative to those of its rows
 
 
@@ -32,7 +32,7 @@ class RowDifferences(Design):
     """The design of all pairs ``(n₊ n₋, d)``, Xᵢ − Xⱼ with i the slower index, as EP uses it."""
 
     def __init__(self, above: Array, below: Array) -> None:
-        centre = below.mean(axis=0)  # of no effect on differences, and less to cancel
+        centre = below.mean(axis=0)  # cancels in differences and reduces rounding errors
         self.above, self.below = above - centre, below - centre
         self.shape = (len(above) * len(below), above.shape[1])
 
@@ -42,7 +42,7 @@ class RowDifferences(Design):
 
     @property
     def T(self) -> _Transposed:
-        """Return the transpose, with which sums over pairs are taken."""
+        """Return the transpose, which sums over pairs."""
         return _Transposed(self)
 
     def row_variances(self, factor: Array) -> Array:
@@ -98,9 +98,9 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a pair loss and a Gaussian or :class:`SpikeSlab` prior.
+        A posterior with a pair loss and a Gaussian or :class:`SpikeSlab` prior.
     executor : concurrent.futures.Executor, optional
-        Where the pieces are worked on; one after the other in this process by default.
+        Processes the pieces; by default one after the other in this process.
     **options
         ``power``, ``damping``, ``tolerance``, ``max_sweeps`` of :func:`~ppl_backends.fit_ep`.
 
@@ -133,21 +133,21 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
 def fit_pair_ep_path(
     posterior: GibbsPosterior, spikes: Sequence[float], *, executor: Executor | None = None, **options: Any
 ) -> list[Any]:
-    """Fit once for each of several decreasing widths of the spikes, each started at the one before.
+    """Fit once for each of several decreasing widths of the spikes, each starting at the previous fit.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a pair loss and a :class:`SpikeSlab` prior.
+        A posterior with a pair loss and a :class:`SpikeSlab` prior.
     spikes : sequence of float
-        Standard deviations of the spikes, the first of a tenth of the slab or so.
+        Standard deviations of the spikes, the first about a tenth of the slab's.
     executor, **options
         As for :func:`fit_pair_ep`.
 
     Returns
     -------
     list of EPApproximation
-        The prior of their ``target`` has the spike; :func:`inclusion_probabilities` takes each of them.
+        The prior of their ``target`` has the spike; :func:`inclusion_probabilities` accepts each of them.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def _shards(posterior: GibbsPosterior) -> list[Any]:
     if not isinstance(risk.loss, PairLoss):
         raise ModelError("fit_pair_ep: expected a pair loss; use fit_ep or sample_smc")
     if isinstance(risk.loss.inner, Weighted):
-        raise ModelError("fit_pair_ep: pairs with weights are not known here; use fit_gibbs_vi or sample_smc")
+        raise ModelError("fit_pair_ep: pairs with weights are not supported; use fit_gibbs_vi or sample_smc")
     above, below = risk.above, risk.below
     step = max(1, SHARD_PAIRS // len(below))
     return [
@@ -186,9 +186,10 @@ def _shards(posterior: GibbsPosterior) -> list[Any]:
 
 
 def _wider(prior: SpikeSlab) -> list[float]:
-    """Return widths of spikes on the way to those of a prior.
+    """Return intermediate widths of spikes, from wide ones down to those of a prior.
 
-    The loss does not see the length of θ. Narrow spikes at once leave EP where all coefficients are in theirs.
+    The loss does not depend on the length of θ. If EP starts with narrow spikes, it ends with all coefficients in
+    their spikes.
     """
     widths = WIDEST * prior.slab * 0.1 ** np.arange(np.ceil(np.log10(WIDEST * prior.slab / prior.spike)))
     return [float(width) for width in widths]
@@ -197,7 +198,7 @@ def _wider(prior: SpikeSlab) -> list[float]:
 def _along_widths(
     posterior: GibbsPosterior, prior: SpikeSlab, widths: list[float], executor: Executor | None, options: dict[str, Any]
 ) -> list[Any]:
-    """Return the fits with spikes of several widths, each started from the one before."""
+    """Return the fits with spikes of several widths, each starting at the previous one."""
     shards, design, offset = _shards(posterior), np.eye(prior.dim), np.zeros(prior.dim)
     options |= {"dim": prior.dim, "executor": executor, "names": prior.names}
     found: list[Any] = []
@@ -212,7 +213,7 @@ def _along_widths(
 def inclusion_probabilities(fit: Any) -> Array:
     """Return the probabilities of the slabs ``(dim,)`` of a fit by :func:`fit_pair_ep` with a :class:`SpikeSlab` prior.
 
-    They are as approximate as EP is: of two columns that can stand for each other it tends to be sure of one.
+    They are as approximate as EP. If two columns carry the same information, EP tends to include only one of them.
 
     Parameters
     ----------
@@ -221,7 +222,7 @@ def inclusion_probabilities(fit: Any) -> Array:
     Raises
     ------
     ModelError
-        If the prior of the fit is another one.
+        If the fit has another prior.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """``GibbsPosterior``: exp{−λ r_n(θ)} π(θ) as a target.
 
-The learning rate λ multiplies the *mean* loss. With observations (Xᵢ, yᵢ) that is r_n(θ) = n⁻¹ Σ ℓ(xᵢᵀθ, yᵢ), so that one
-observation weighs η = λ/n; for pairs it is the mean over the n(n − 1) ordered pairs (i, j), i ≠ j, of which each pair of the
-two classes gives two, so that a pair weighs 2λ/(n(n − 1)), and λ is n(n − 1)/(2n₊n₋) times the rate of the form that
-averages over the n₊n₋ pairs.
+The learning rate λ multiplies the *mean* loss. With observations (Xᵢ, yᵢ) it is r_n(θ) = n⁻¹ Σ ℓ(xᵢᵀθ, yᵢ), so that
+one observation has weight η = λ/n. For pairs it is the mean over the n(n − 1) ordered pairs (i, j), i ≠ j. Each pair
+of the two classes counts twice, so a pair has weight 2λ/(n(n − 1)), and λ is n(n − 1)/(2n₊n₋) times the rate of the
+form that averages over the n₊n₋ pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, 
 from ppl_backends.targets.wrapped import WrappedTarget
 
 MAX_PAIR_BYTES = 2**29
-"""Budget of the design of pairs, n₊n₋ rows, that EP works on."""
+"""Largest size of the design of pairs, n₊n₋ rows, for EP."""
 
 
 class TuningRecord(NamedTuple):
@@ -36,9 +36,9 @@ class TuningRecord(NamedTuple):
     what : str
         ``"learning rate"`` or ``"prior"``.
     how : str
-        The method.
+        Name of the method.
     candidates : int or None
-        Size of the grid it was chosen from, fixed before the data were seen; None where there was no such grid.
+        Size of the grid it was chosen from, fixed before the data were seen; None if there was no such grid.
 
     Examples
     --------
@@ -58,32 +58,32 @@ class GibbsPosterior(WrappedTarget):
     Parameters
     ----------
     prior : mean and covariance, "theory", pm.Model, Stan program, approximation, or target
-        A Gaussian (numbers, vectors, or a covariance matrix), a model without likelihood, or a Stan program, of which the
-        prior is taken. ``"theory"`` is N(0, I/d) with d columns of X, or N(0, I) for pairs.
+        A Gaussian (numbers, vectors, or a covariance matrix), a model without likelihood, or a Stan program, of which
+        only the prior is used. ``"theory"`` is N(0, I/d) with d columns of X, or N(0, I) for pairs.
     loss : str, Loss, function or PyTensor expression
         ``"zero_one"``, ``"hinge"``, ``"logistic"``, ``"squared"``, ``"absolute"``, ``"quantile"`` (a median;
         ``Quantile(0.9)`` for others), ``"auc"``, ``"auc_hinge"``, or an object of
-        :mod:`ppl_backends.gibbs.losses`. A function takes ``(scores, y)`` where ``X`` is given, and otherwise a dict of
-        values in model space, ``(n_points, *shape)`` each, of which it returns losses ``(n_points, m)``, one column an
-        observation or a pair. An expression is of the variables of the prior, a ``pm.Model``, one element an observation
-        or a pair.
+        :mod:`ppl_backends.gibbs.losses`. If ``X`` is given, a function takes ``(scores, y)``. Otherwise it takes a
+        dict of values in model space, ``(n_points, *shape)`` each, and returns losses ``(n_points, m)``, one column
+        per observation or pair. An expression depends on the variables of the prior, a ``pm.Model``, and has one
+        element per observation or pair.
     X, y : array (n, p) and (n,), optional
-        Data of a linear score Xθ. There is no intercept but a column of ones.
+        Data of a linear score Xθ. An intercept needs a column of ones.
     learning_rate : float or "theory"
-        λ, which multiplies the mean loss. ``"theory"`` is √(nd) for bounded losses of observations and √(d(n − 1)/2) for
-        pairs, which need no data: see :mod:`ppl_backends.gibbs.theory`.
+        λ, which multiplies the mean loss. ``"theory"`` is √(nd) for bounded losses of observations and √(d(n − 1)/2)
+        for pairs, which do not depend on the data: see :mod:`ppl_backends.gibbs.theory`.
     offset : float or array (n,)
         Added to the scores.
     coefficients : str or sequence of str, optional
-        Variables of the prior that are θ; needed where several could be.
+        Variables of the prior that form θ; needed if several could.
     n : int, optional
-        Number of observations, where a function or expression returns pairs.
+        Number of observations, if a function or expression returns pairs.
     labels : sequence of str, optional
         Names of the columns of X.
     data : dict or path, optional
-        Of a Stan program.
+        Data of a Stan program.
     **options
-        Passed on to :func:`ppl_backends.as_target` for the prior.
+        Passed to :func:`ppl_backends.as_target` for the prior.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class GibbsPosterior(WrappedTarget):
     loss : Loss or None
     X, y : ndarray or None
     tuning : tuple of TuningRecord
-        Choices made with the same data, which certificates have to pay for.
+        Choices made with the same data, which enter certificates.
 
     Raises
     ------
@@ -104,8 +104,8 @@ class GibbsPosterior(WrappedTarget):
 
     Notes
     -----
-    Its evidence is the normalising constant ∫ exp{−λ r_n} dπ: a pseudo-evidence, which ranks priors for one loss and one λ
-    but is no probability of the data. Results say so.
+    Its evidence is the normalising constant ∫ exp{−λ r_n} dπ, a pseudo-evidence. It compares priors for one loss and
+    one λ but is not a probability of the data. Results state this.
 
     References
     ----------
@@ -225,7 +225,7 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def gaussian_prior(self) -> GaussianPriorTarget | None:
-        """Return the prior where it is a Gaussian on the coefficients, else None."""
+        """Return the prior if it is a Gaussian on the coefficients, else None."""
         return self.prior if isinstance(self.prior, GaussianPriorTarget) else None
 
     def risk(self, x: Any) -> Array:
@@ -253,7 +253,7 @@ class GibbsPosterior(WrappedTarget):
         return number(above=0).check("learning_rate", learning_rate)
 
     def tempered(self, power: float) -> GibbsPosterior:
-        """Return exp{−λ r_n} to a power: the learning rate is multiplied."""
+        """Return exp{−λ r_n} to a power, with the learning rate multiplied by it."""
         return self.with_learning_rate(power * self.learning_rate)
 
     def with_prior(self, prior: Any, **options: Any) -> GibbsPosterior:
@@ -264,7 +264,7 @@ class GibbsPosterior(WrappedTarget):
         )._tuned(*self.tuning)
 
     def with_loss(self, loss: Any) -> GibbsPosterior:
-        """Return the posterior of another loss of the same scores and outcomes, under the same prior and at the same λ."""
+        """Return the posterior of another loss of the same scores and outcomes, with the same prior and λ."""
         risk, other = self._linear("with_loss"), copy.copy(self)
         other.loss = resolve_loss(loss)
         other.X, other.y, offset = _checked_data(other.loss, risk.X, risk.y, risk.offset)
@@ -274,7 +274,7 @@ class GibbsPosterior(WrappedTarget):
         return other
 
     def subset(self, rows: Any) -> GibbsPosterior:
-        """Return the posterior given some observations only, with the same weight η of each."""
+        """Return the posterior given only some observations, with the same weight η of each."""
         risk = self._linear("subset")
         rows = np.arange(self.n)[rows]
         return self._on(risk.X[rows], risk.y[rows], risk.offset[rows]).with_learning_rate(self.eta * len(rows))
@@ -294,7 +294,7 @@ class GibbsPosterior(WrappedTarget):
         return other
 
     def _tuned(self, *tuning: TuningRecord) -> GibbsPosterior:
-        """Return a copy that says how it was chosen."""
+        """Return a copy with records of choices added."""
         other = copy.copy(self)
         other.tuning = tuple(tuning)
         return other
@@ -307,7 +307,7 @@ class GibbsPosterior(WrappedTarget):
     # -- the target protocol ---------------------------------------------------------------------------------------
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Return log prior, the whole density of a prior that is not told apart further, and its gradient."""
+        """Return the log prior, or the whole density of a prior without a split, and its gradient."""
         parts = self.prior.evaluate(as_points(x, self.dim), gradient)
         if parts.log_prior is None:
             return parts.log_density, parts.gradient
@@ -344,7 +344,7 @@ class GibbsPosterior(WrappedTarget):
 
     @property
     def factors(self) -> Factors | None:
-        """Return a Gaussian prior times one site per observation or pair; all but the logistic have closed-form moments.
+        """Return a Gaussian prior times one site per observation or pair; all but logistic sites have closed-form moments.
 
         Raises
         ------
@@ -389,7 +389,7 @@ class GibbsPosterior(WrappedTarget):
         return {"y": self.observations.log_likelihood(x)}
 
     def prior_target(self) -> BaseTarget:
-        """Return the prior alone, which is sampled by a run of its own where it cannot be drawn from (Stan)."""
+        """Return the prior; if it cannot be drawn from directly (Stan), a separate run samples it."""
         return self.prior
 
     def __repr__(self) -> str:
@@ -405,7 +405,7 @@ def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array
     if X.ndim != 2 or 0 in X.shape or not np.isfinite(X).all():
         raise ModelError(f"X has shape {X.shape}; expected (n, p), with finite values")
     if y is None or np.shape(y) != (len(X),):
-        raise ModelError(f"y has shape {np.shape(y)}; expected ({len(X)},), one outcome a row of X")
+        raise ModelError(f"y has shape {np.shape(y)}; expected ({len(X)},), one outcome per row of X")
     y = loss.prepare(y)
     if isinstance(loss, PairLoss) and not 0 < (y > 0).sum() < len(y):
         raise ModelError("y has one class only, so that there are no pairs to rank")
@@ -421,7 +421,7 @@ def _is_expression(loss: Any) -> bool:
 
 def _refuse_data(X: Any, y: Any) -> None:
     if X is not None or y is not None:
-        raise ModelError("X and y belong to losses of linear scores; a function or an expression holds its own data")
+        raise ModelError("X and y belong to losses of linear scores; a function or an expression has its own data")
 
 
 POSTERIOR = instance(GibbsPosterior, "a GibbsPosterior")

@@ -32,7 +32,7 @@ class _CoefficientPrior(BaseTarget):
 
 
 class GaussianPriorTarget(_CoefficientPrior):
-    """N(mean, cov) of a vector ``theta`` as a target without data; ``labels`` are those of its coefficients."""
+    """N(mean, cov) of a vector ``theta`` as a target without data; ``labels`` name its coefficients."""
 
     label = "Gaussian prior"
 
@@ -69,7 +69,7 @@ class GaussianPriorTarget(_CoefficientPrior):
         return Evaluation(value, np.zeros(len(x)), -self.gaussian.apply(x - self.gaussian.mean), np.zeros_like(x))
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Return −Q₀ at every point; zero for the likelihood, of which there is none."""
+        """Return −Q₀ at every point; zero for the likelihood, which is constant."""
         if part == "likelihood":
             return np.zeros((len(x), self.dim, self.dim))
         return np.tile(-self.gaussian.add_to(np.zeros((self.dim, self.dim))), (len(x), 1, 1))
@@ -135,9 +135,9 @@ class SpikeSlab(_CoefficientPrior):
 
 
 def resolve_prior(prior: Any, p: int | None, data: Any, labels: Sequence[str] | None, options: Any) -> BaseTarget:
-    """Return the prior that a user handed in, as a target whose ``log_prior`` (or joint density) it is.
+    """Return the prior that a user gave, as a target whose ``log_prior`` (or joint density) it is.
 
-    ``p`` is the number of columns of the design, where there is one; ``data`` and ``options`` are for as_target.
+    ``p`` is the number of columns of the design, if there is one; ``data`` and ``options`` are for as_target.
     """
     if isinstance(prior, tuple) and len(prior) == 2:
         mean, cov = prior
@@ -157,7 +157,7 @@ def _model_prior(prior: Any, data: Any, options: Any) -> BaseTarget:
     if target.is_prior:
         return target
     if target.split_problem is not None:
-        raise ModelError(f"{target.split_problem}; a Gibbs posterior takes the prior alone")
+        raise ModelError(f"{target.split_problem}; a Gibbs posterior uses only the prior")
     alone = target.prior_target()
     if alone is not None:
         return alone
@@ -174,14 +174,14 @@ def _model_prior(prior: Any, data: Any, options: Any) -> BaseTarget:
 def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
     """Return which unconstrained coordinates are the ``p`` coefficients of a linear score.
 
-    ``names`` are variables in the order of the columns of X; None finds them where only one fits.
+    ``names`` are variables in the order of the columns of X; None selects the variable if only one fits.
     """
     base = [name.split("[")[0] for name in prior.names]
     if names is None:
         fitting = [name for name in dict.fromkeys(base) if base.count(name) == p and not name.endswith("__")]
         if len(fitting) != 1:
             found = ", ".join(f"{name} ({base.count(name)})" for name in dict.fromkeys(base))
-            raise ModelError(f"which of {found} are the {p} coefficients? say coefficients='name' or a list of names")
+            raise ModelError(f"which of {found} are the {p} coefficients? give coefficients='name' or a list of names")
         names = fitting
     wanted = [names] if isinstance(names, str) else list(names)
     columns = [j for name in wanted for j in coordinates_of(name, prior.names)]
@@ -195,6 +195,6 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
     given = np.concatenate([np.ravel(values[name]) for name in wanted])
     if given.shape != (p,) or not np.allclose(given, point[0, columns]):
         raise ModelError(
-            f"coefficients={wanted!r} are constrained; a linear score takes real ones (write the risk as an expression)"
+            f"coefficients={wanted!r} are constrained; a linear score needs real ones (write the risk as an expression)"
         )
     return np.array(columns)

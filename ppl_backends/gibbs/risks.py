@@ -29,11 +29,11 @@ class LinearRisk:
         self.above, self.below = np.flatnonzero(self.positive), np.flatnonzero(~self.positive)
 
     def all_pairs(self) -> tuple[Index, Index]:
-        """Return the rows of either class in every pair ``(n₊ n₋,)``, that of the first the slower one."""
+        """Return the rows of each class in every pair ``(n₊ n₋,)``; that of the first class varies more slowly."""
         return np.repeat(self.above, len(self.below)), np.tile(self.below, len(self.above))
 
     def pair_labels(self, i: Index, j: Index) -> Array:
-        """Return the label of pairs: 1, or the product of the weights of a :class:`~ppl_backends.gibbs.losses.Weighted`."""
+        """Return the labels of pairs: 1, or the products of the weights of a :class:`~ppl_backends.gibbs.losses.Weighted`."""
         return np.abs(self.y[i] * self.y[j])
 
     def differences(self, i: Index, j: Index) -> tuple[Array, Array]:
@@ -63,7 +63,7 @@ class LinearRisk:
         return value, result
 
     def _of_scores(self, scores: Array, gradient: bool) -> tuple[Array, Array | None]:
-        """Return risk ``(k,)`` and its gradient in the scores; None stands for zero."""
+        """Return risk ``(k,)`` and its gradient in the scores; None means zero."""
         wanted = gradient and self.has_gradient
         if not isinstance(self.loss, PairLoss):
             value = self.loss.value(scores, self.y).mean(axis=1)
@@ -88,7 +88,7 @@ class FunctionRisk:
     """Mean over the last axis of losses that a function computes from values in model space.
 
     ``function`` takes a dict of name → ``(k, *shape)``, which ``constrain`` makes of points, and returns losses ``(k,
-    m)``, one column an observation or a pair; ``n`` counts observations, m by default.
+    m)``, one column per observation or pair; ``n`` counts observations, m by default.
     """
 
     has_gradient = False
@@ -114,7 +114,7 @@ class FunctionRisk:
         return losses
 
     def evaluate(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Return risk; its gradient is not known and given as zero."""
+        """Return risk; its gradient is unknown and returned as zero."""
         return self.losses(x).mean(axis=1), np.zeros_like(x) if gradient else None
 
 
@@ -125,7 +125,7 @@ class LossObservations(Observations):
         self._risk, self._rate, self.n = risk, rate, risk.n
 
     def _scores(self, x: Array, index: NDArray[np.integer]) -> tuple[Array, Array]:
-        """Return scores ``(k, m)`` and, for a set of rows a point, those rows of X ``(k, m, p)``."""
+        """Return scores ``(k, m)`` and, for one set of rows per point, those rows of X ``(k, m, p)``."""
         theta = x[:, self._risk.columns]
         rows = self._risk.X[index]
         if index.ndim == 1:
@@ -133,7 +133,7 @@ class LossObservations(Observations):
         return np.einsum("kmp,kp->km", rows, theta) + self._risk.offset[index], rows
 
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
-        """Return −(λ/n) ℓᵢ ``(k, m)``, for all observations, for ``index`` ``(m,)``, or for one set a point."""
+        """Return −(λ/n) ℓᵢ ``(k, m)``, for all observations, for ``index`` ``(m,)``, or for one set per point."""
         x = as_points(x, self._risk.dim)
         index = np.arange(self.n) if index is None else np.asarray(index)
         return -self._rate * self._risk.loss.value(self._scores(x, index)[0], self._risk.y[index])

@@ -1,8 +1,8 @@
-"""Scores that are not linear: a Gaussian process as the prior of the scores of rows, and their prediction at new rows.
+"""Nonlinear scores: a Gaussian process as the prior of the scores of rows, and their prediction at new rows.
 
-The scores s of n rows have the prior N(0, K), K the matrix of a kernel. With K = UΛU' they are s = Φθ, Φ = UΛ^½ and
-θ ~ N(0, I): a linear score of *features* Φ, for which every method is there already. At new rows the features are
-k(x, X)UΛ^{−½}, and what the rows do not say of a new score, k(x, x) less the square of its features, is left as variance.
+The scores s of n rows have the prior N(0, K), K the matrix of a kernel. With K = UΛU' they are s = Φθ, Φ = UΛ^½ and θ
+~ N(0, I). This is a linear score of *features* Φ, so every method applies. At new rows the features are k(x,
+X)UΛ^{−½}, and the remaining variance of a new score is k(x, x) minus the square of its features.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ppl_backends.options import checked, number
 from ppl_backends.targets.factors.sites import Array
 
 _NEGLIGIBLE = 1e-10  # variance of a feature, relative to the largest
-_BLOCK = 128  # rows of which a kernel's matrix is made for its diagonal
-_ASYMMETRY = 1e-8  # of a kernel's matrix, relative
+_BLOCK = 128  # rows in a block of a kernel's matrix, computed for its diagonal
+_ASYMMETRY = 1e-8  # relative, of a kernel's matrix
 
 
 class Scores(NamedTuple):
@@ -41,18 +41,18 @@ class Scores(NamedTuple):
 
 
 class GaussianProcess:
-    """A Gaussian process as the prior of scores, known at the rows of a training set.
+    """A Gaussian process as the prior of scores, given at the rows of a training set.
 
     Parameters
     ----------
     X : array (n, p)
-        Rows, their columns on one scale. Time is O(n³).
+        Rows, with columns on a common scale. Run time is O(n³).
     length_scale : float or array (p,)
-        Of the squared exponential kernel, a² exp(−‖x − x'‖²/(2ℓ²)).
+        ℓ of the squared exponential kernel, a² exp(−‖x − x'‖²/(2ℓ²)).
     amplitude : float
-        a. The 0–1 loss and the AUC do not see it.
+        a. The 0–1 loss and the AUC do not depend on it.
     kernel : callable, optional
-        Another kernel: from rows ``(n, p)`` and ``(m, p)`` to the matrix ``(n, m)``, as those of scikit-learn are.
+        Another kernel: a function of rows ``(n, p)`` and ``(m, p)`` that returns the matrix ``(n, m)``, as in scikit-learn.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class GaussianProcess:
     def posterior(self, loss: Any, y: Any, *, learning_rate: float) -> GibbsPosterior:
         """Return the Gibbs posterior of the features' coefficients, N(0, I) a priori; its scores are those of the rows.
 
-        The features are made of the rows themselves, so that certificates do not hold.
+        The features depend on the rows, so certificates are not valid.
         """
         found = GibbsPosterior((0.0, 1.0), loss, self.training, y, learning_rate=learning_rate)
         return found._tuned(TuningRecord("prior", "features of the rows", None))
@@ -121,7 +121,8 @@ class GaussianProcess:
         Parameters
         ----------
         fit : Approximation
-            From :func:`~ppl_backends.gibbs.fit_pair_ep`, :func:`~ppl_backends.fit_gibbs_vi`, :func:`~ppl_backends.fit_ep`, ….
+            Result of :func:`~ppl_backends.gibbs.fit_pair_ep`, :func:`~ppl_backends.fit_gibbs_vi` or
+            :func:`~ppl_backends.fit_ep`.
         X : array (n, p)
             Rows.
 

@@ -1,4 +1,4 @@
-"""Learning rates and priors that theory suggests, functions of the numbers of rows n and of columns d alone.
+"""Learning rates and priors suggested by theory, functions only of the numbers n of rows and d of columns.
 
 With these the oracle inequalities of Alquier, Ridgway & Chopin (2016) have the rate √(d/n) up to logarithms:
 
@@ -9,8 +9,8 @@ of observations      √(nd)               N(0, I/d)
 of pairs             √(d(n − 1)/2)       N(0, I)
 ===================  ==================  ===============
 
-for losses up to one; λ is divided by a larger bound. They hold before any data are seen, so that certificates do not pay for
-them. The paper says itself that they are not the best ones in practice.
+for losses up to one; λ is divided by a larger bound. They do not depend on the data, so certificates do not pay for
+them. The paper notes that they are not the best ones in practice.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
 
-REPORTS = 50  # a chain
+REPORTS = 50  # per chain
 
 
 class ChainDraws(NamedTuple):
-    """Draws ``(chains, draws, dim)`` and their statistics, name → ``(chains, draws)``; fewer where it was interrupted."""
+    """Draws ``(chains, draws, dim)`` and their statistics, name → ``(chains, draws)``; fewer if interrupted."""
 
     x: Array
     stats: dict[str, np.ndarray]
@@ -70,17 +70,18 @@ def sample_mcmc(
     data : dict or path, optional
         Data of a Stan program.
     step : Step, optional
-        E.g. ``pb.steps.RandomWalk()``; Hamiltonian Monte Carlo calibrated by Laplace by default.
+        A step, such as ``pb.steps.RandomWalk()``. Default: Hamiltonian Monte Carlo, calibrated by Laplace.
     draws, tune, chains : int
-        Draws kept per chain, and draws before them that adapt the step and are dropped.
+        Draws kept per chain, and tuning draws before them, which adapt the step and are dropped.
     cores : int, optional
-        Chains that run at a time, in threads: steps spend their time in compiled code, and share the data. Not used with
-        ``executor``, and not by steps whose chains move as one batch: those that an approximation calibrates.
+        Number of chains that run at once, in threads: steps spend their time in compiled code, and share the data. Not
+        used with ``executor``, and not by steps whose chains move as one batch, which are those that an approximation
+        calibrates.
     executor : concurrent.futures.Executor, optional
         Runs the chains elsewhere, a batch as a whole; the result is the same.
     initvals : dict, list of dict, or array (dim,) or (chains, dim), optional
-        Where chains start: values of all variables in model space, or points on the unconstrained space. By default
-        draws of the step's approximation, else dispersed points.
+        Starting points of the chains: values of all variables in model space, or points on the unconstrained space. By
+        default draws of the step's approximation, else dispersed points.
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     power_potentials : bool
@@ -89,15 +90,16 @@ def sample_mcmc(
     log_likelihood : bool
         Whether to store the pointwise log likelihood; names of a Stan program's generated quantities count as True.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        ``sample_stats`` holds the step's statistics. An interrupted run (Ctrl-C) returns the draws that there are, with a
-        warning that counts them: of those chains that together have most of them, as many of each. Its ``accuracy`` is
-        ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0 in place of 1. So it is, with the reason in
-        attribute ``warnings``, where two or more chains have a rank-normalised R̂ above 1.05.
+        ``sample_stats`` holds the step's statistics. After an interrupt (Ctrl-C) the result has the draws made so far,
+        with a warning that counts them; it keeps the chains, and an equal number of draws of each, that give the most
+        draws in total. Its ``accuracy`` is then ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0
+        instead of 1. ``accuracy`` is also ``"approximate"``, with the reason in attribute ``warnings``, if two or more
+        chains have a rank-normalised R̂ above 1.05.
 
     Raises
     ------
@@ -133,12 +135,12 @@ def sample_mcmc(
 def _resolve(
     model: Any, data: Any, step: Any, power: float, power_potentials: bool, options: Mapping[str, Any]
 ) -> tuple[BaseTarget, Callable[[BaseTarget], Algorithm]]:
-    """Return the target, and what makes the algorithm on it."""
+    """Return the target, and a function that makes the algorithm for it."""
     if is_bound(step):
         if len(step.target.others):
-            raise ModelError("the step moves some variables only: use it in pm.sample(step=[...]) beside others")
+            raise ModelError("the step moves only some variables: use it in pm.sample(step=[...]) together with others")
         if power != 1:
-            raise ModelError("power= needs a step made outside of a model context: this one holds its target already")
+            raise ModelError("power= needs a step made outside of a model context: this one has its target already")
         return step.target, lambda target: step.algorithm
     if isinstance(step, type) and issubclass(step, Step):
         raise ModelError(f"step={step.__name__} is a class: write step={step.__name__}()")
@@ -150,7 +152,7 @@ def _resolve(
 
 
 def _given_starts(target: BaseTarget, initvals: Any, chains: int) -> Array | None:
-    """Return the starting points ``(chains, dim)`` that the user gave, None where there are none."""
+    """Return the starting points ``(chains, dim)`` that the user gave, or None."""
     if initvals is None:
         return None
     if isinstance(initvals, Mapping):
@@ -177,7 +179,7 @@ def _drawn_starts(target: BaseTarget, algorithm: Algorithm, chains: int, rng: np
 def _run(
     algorithm: Algorithm, start: Array, draws: int, tune: int, rng: Any, report: Any = None, stop: Any = None
 ) -> ChainDraws:
-    """Run a chain, or all chains as one batch; what they have so far where they are interrupted."""
+    """Run a chain, or all chains as one batch; return the draws so far if interrupted."""
     total = tune + draws
     x = np.empty((len(start), draws, algorithm.dim))
     shape, own = x.shape[:2], algorithm.shapes
@@ -277,7 +279,7 @@ def _inference_data(
 
 
 def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:
-    """Return the chains and the number of draws of each that make most draws in all; an interrupt where there is no draw."""
+    """Return the chains, and the number of draws of each, with most draws in total; raise an interrupt if there are none."""
     lengths = sorted((run.x.shape[1] for run in runs), reverse=True)
     length = max(lengths, key=lambda length: length * sum(other >= length for other in lengths), default=0)
     if not length:
@@ -289,7 +291,7 @@ _FEWEST_DRAWS = 20
 
 
 def why_not_converged(draws: Array, names: Sequence[str]) -> str:
-    """Return why chains cannot have converged, with the figure; empty where nothing shows it, or there is one chain."""
+    """Return why chains have not converged, with the figure; empty if nothing shows it, or there is one chain."""
     if len(draws) < 2 or draws.shape[1] < _FEWEST_DRAWS:
         return ""
     stuck = np.flatnonzero(np.ptp(draws, axis=1).max(axis=0) == 0)

@@ -1,4 +1,4 @@
-"""The loop of coordinate ascent: sweeps of exact updates that raise the evidence lower bound, from several starts."""
+"""The loop of coordinate ascent: sweeps of exact updates that increase the evidence lower bound, from several starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppl_backends.targets.protocol import Array
 
 
 class Ascent(NamedTuple):
-    """One run: the approximation, whose ``sweep()`` improved it in place, and the bound after each sweep."""
+    """One run: the approximation, which ``sweep()`` improved in place, and the bound after each sweep."""
 
     state: Any
     trace: Array
@@ -28,7 +28,7 @@ def ascend(
     max_sweeps: int,
     report: Callable[[int, float], None] | None = None,
 ) -> Ascent:
-    """Sweep until the bound rises by less than ``tolerance`` times its magnitude, twice in a row."""
+    """Sweep until the bound increases by less than ``tolerance`` times its magnitude, twice in a row."""
     trace: list[float] = []
     quiet = 0
     for sweep in range(max_sweeps):
@@ -50,7 +50,7 @@ def best_of(
     max_sweeps: int,
     progressbar: bool,
 ) -> tuple[Ascent, Array]:
-    """Return the run of highest bound, and the bounds of all runs ``(n_starts,)``."""
+    """Return the run with the highest bound, and the bounds of all runs ``(n_starts,)``."""
     best: Ascent | None = None
     bounds = []
     with ChainProgress(description, 1, ("start", "sweep", "ELBO"), enabled=progressbar) as progress:
@@ -70,7 +70,7 @@ def best_of(
 
 
 def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
-    """Warn that sweeps ran out, with the last rise of the bound."""
+    """Warn that the largest number of sweeps was reached, with the last increase of the bound."""
     if not run.converged:
         rise = float(run.trace[-1] - run.trace[-2]) if len(run.trace) > 1 else float("nan")
         warnings.warn(

@@ -1,14 +1,15 @@
-r"""Matrix completion by mean-field coordinate ascent, with the rank found on the way.
+r"""Matrix completion by mean-field coordinate ascent, with an estimate of the rank.
 
     Y_ij = offset + u_iᵀ v_j + ε_ij,  ε_ij ~ N(0, 1/β),   u_ik, v_jk ~ N(0, γ_k),   γ_k ~ InvGamma(a, b),   β ~ Gamma(c, d)
 
-(Lim & Teh 2007; Alquier, Ridgway & Chopin 2016, section 6). The posterior is approximated by a product over the rows of
-U, the rows of V, the scales γ_k and β. All updates are exact: Gaussian, inverse-gamma and gamma. A component that the
-data do not need has its means driven to zero; it is then left out, and the number of those left is the rank. The bound
-rises with every sweep, but for those that leave out components, after which it is that of the smaller model.
+(Lim & Teh 2007; Alquier, Ridgway & Chopin 2016, section 6). The posterior is approximated by a product over the rows
+of U, the rows of V, the scales γ_k and β. All updates are exact: Gaussian, inverse-gamma and gamma. The means of a
+component that the data do not need converge to zero. The component is then removed, and the number of remaining
+components is the rank. The bound increases with every sweep, except for sweeps that remove components, after which it
+is that of the smaller model.
 
-Between sweeps both sides are rotated and scaled together, which leaves the fit alone and takes the bound to its maximum
-over such changes; without it, small noise makes the sweeps slow (Luttinen & Ilin 2010).
+Between sweeps both sides are rotated and scaled together, which does not change the fit and maximises the bound over
+such changes; without it, sweeps converge slowly if the noise is small (Luttinen & Ilin 2010).
 
 The sums Σ_j E[v_j v_jᵀ] over the observed columns of every row are one product of a sparse matrix with the K(K + 1)/2
 distinct second moments, and all rows' systems are solved in one batched call: there is no loop over rows.
@@ -33,8 +34,8 @@ from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
 
 NOISE_PRIOR = 1e-3  # shape and (in units of the data's variance) rate of β's gamma prior
-NEGLIGIBLE = 1e-4  # of the variance of the observed entries: components below it do not count towards the rank
-VANISHED = 1e-6  # of that variance: components below it are left out of the sweeps
+NEGLIGIBLE = 1e-4  # share of the variance of the observed entries below which components do not count towards the rank
+VANISHED = 1e-6  # share of that variance below which components are removed from the sweeps
 
 
 class MatrixFactors:
@@ -52,13 +53,13 @@ class MatrixFactors:
     noise_sd : float
         E[β]^(−1/2).
     rank : int
-        Components that account for more than 10⁻⁴ of the variance of the entries.
+        Number of components that explain more than 10⁻⁴ of the variance of the entries.
     shares : ndarray (K,)
-        Variance that each component accounts for, as a share of that of the observed entries.
+        Variance that each component explains, as a share of that of the observed entries.
     elbo : float
         Lower bound of the log evidence.
     trace : ndarray (sweeps,)
-        The bound after each sweep; it never falls while the number of components stays.
+        The bound after each sweep; it never decreases while the number of components is constant.
     restarts : ndarray
         Final bound of every start.
     converged : bool
@@ -145,18 +146,18 @@ def fit_matrix_completion(
     rows, columns : array of int (n,)
     values : array (n,)
     shape : (int, int), optional
-        The smallest that holds the indices by default.
+        By default the smallest shape that contains the indices.
     max_rank : int
-        K, the number of components to start from.
+        K, the initial number of components.
     scale_shape, scale_rate : float
-        a and b of the inverse-gamma prior of the components' scales γ_k. The rate decides how readily components vanish;
-        by default it is the largest that theory allows, var(Y) / (2 m log(2 K m)) with m the larger side.
+        a and b of the inverse-gamma prior of the components' scales γ_k. The larger the rate, the more components
+        vanish; by default it is the largest that theory allows, var(Y) / (2 m log(2 K m)) with m the larger side.
     noise_sd : float, optional
         Known standard deviation of the noise; estimated by default.
     restarts : int
-        The first start is spectral, the others are random; the highest bound is kept.
+        Number of starts. The first is spectral, the others are random; the highest bound is kept.
     tolerance : float
-        Relative rise of the bound at which to stop.
+        Relative increase of the bound at which to stop.
     max_sweeps : int
     random_seed : int or numpy.random.Generator, optional
     progressbar : bool
@@ -173,7 +174,7 @@ def fit_matrix_completion(
     Warns
     -----
     ApproximationWarning
-        If the bound still rose when sweeps ran out.
+        If the bound still increased in the last sweep.
 
     Examples
     --------
@@ -204,7 +205,7 @@ def fit_matrix_completion(
 
 
 class _Data(NamedTuple):
-    """Centred entries and where they are, by rows."""
+    """Centred entries and their positions, by rows."""
 
     entries: sparse.csr_matrix
     pattern: sparse.csr_matrix
@@ -225,7 +226,7 @@ def _read(rows: Any, columns: Any, values: Any, shape: tuple[int, int] | None) -
     if i.dtype.kind not in "iu" or j.dtype.kind not in "iu":
         raise ModelError("rows and columns must be integers")
     if not np.isfinite(y).all():
-        raise ModelError("values has entries that are not finite; leave out what is missing")
+        raise ModelError("values has entries that are not finite; leave out missing entries")
     shape = (int(i.max()) + 1, int(j.max()) + 1) if shape is None else shape
     if min(i.min(), j.min()) < 0 or i.max() >= shape[0] or j.max() >= shape[1]:
         raise ModelError(f"an entry lies outside of the shape {shape}")
@@ -235,7 +236,7 @@ def _read(rows: Any, columns: Any, values: Any, shape: tuple[int, int] | None) -
     offset, variance = float(y.mean()), float(y.var())
     if variance == 0:
         raise ModelError("all values are equal: there is nothing to complete")
-    # explicit zeros stay: the pattern of both matrices is the same
+    # keep explicit zeros, so that the pattern of both matrices is the same
     entries = sparse.csr_matrix((y - offset, (i, j)), shape=shape)
     return _Data(entries, pattern, offset, variance)
 
@@ -288,7 +289,7 @@ class _Side:
         self.log_determinants = self.log_determinants + 2 * np.linalg.slogdet(rotation)[1]
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Keep only the components ``kept``; log determinants are those of their marginal Gaussians."""
+        """Keep only the components ``kept``; log determinants are then those of the marginal Gaussians."""
         self.mean, self.cov, self.gram = (
             self.mean[:, kept],
             self.cov[:, kept][:, :, kept],
@@ -351,7 +352,7 @@ class _State:
         return second[0] * second[1] / self.data.variance
 
     def _rotate(self) -> None:
-        """Replace u by Rᵀu and v by R⁻¹v, which leaves the fit as it is, with the R of highest bound."""
+        """Replace u by Rᵀu and v by R⁻¹v, which does not change the fit, with the R of highest bound."""
         u, v = self.sides
         weight = self.prior.shape + 0.5 * (len(u.mean) + len(v.mean))
         difference = len(u.mean) - len(v.mean)
@@ -361,7 +362,7 @@ class _State:
         v.gram = rotation.T @ v.gram @ rotation  # sums over U's moments
 
     def _prune(self) -> None:
-        """Remove components whose means are zero; their scales would otherwise approach the prior's without end."""
+        """Remove components whose means are zero; their scales would otherwise converge slowly to the prior's."""
         kept = self.shares() > VANISHED
         if kept.all() or not kept.any():
             return
@@ -370,7 +371,7 @@ class _State:
         self.scale_rate, self.k = self.scale_rate[kept], int(kept.sum())
 
     def _expected_squares(self) -> float:
-        """Return Σ E[(y − u·v)²] over the observed entries; ``gram`` of V holds the sums over U's current moments."""
+        """Return Σ E[(y − u·v)²] over the observed entries; ``gram`` of V has the sums over U's current moments."""
         u, v = self.sides
         fitted = _fitted(self.data.entries, u.mean, v.mean)
         spread = np.einsum("mkl,mkl->", v.second_moments(), v.gram) - float((fitted**2).sum())
@@ -397,11 +398,11 @@ class _State:
 
 
 def _best_rotation(of_u: Array, of_v: Array, difference: int, weight: float, rate: float) -> Array:
-    """Return the matrix R of highest bound with the scales at their optimum, but for the scales' prior rate b.
+    """Return the matrix R of highest bound with the scales at their optimum; the scales' prior rate b is ignored.
 
     The bound is, up to a constant, (m₁ − m₂) log abs det R − w Σₖ log(b + ½(RᵀAR)ₖₖ + ½(R⁻¹BR⁻ᵀ)ₖₖ), where A and B are
     the sums of second moments of the two sides. For b = 0 Hadamard's inequality gives the R that makes both diagonal
-    and equal, times c with log c = ½ artanh((m₁ − m₂) / 2w). The identity is kept where that R is no better.
+    and equal, times c with log c = ½ artanh((m₁ − m₂) / 2w). The identity is kept if that R is not better.
     """
     root = np.linalg.cholesky(of_u)
     squares, vectors = np.linalg.eigh(root.T @ of_v @ root)
@@ -431,7 +432,7 @@ def _fitted(entries: sparse.csr_matrix, u: Array, v: Array) -> Array:
 
 
 def _start(data: _Data, k: int, rng: np.random.Generator, spectral: bool) -> tuple[Array, Array]:
-    """Return factors from the singular vectors of the matrix with zeros for what is missing, or random ones."""
+    """Return factors from the singular vectors of the matrix with zeros for missing entries, or random ones."""
     m1, m2 = data.entries.shape
     if spectral and k < min(m1, m2):
         left, singular, right = svds(data.entries, k=k, v0=rng.standard_normal(min(m1, m2)))

@@ -1,14 +1,14 @@
 r"""Mixtures by mean-field coordinate ascent, with the number of components chosen by the evidence lower bound.
 
-Gaussian components have Normal–Wishart priors, categorical ones (latent classes) independent Dirichlet priors, the
-weights a Dirichlet prior; the approximation is a product of labels and parameters. Given the labels' probabilities r the
-parameters' optimal factor is their conjugate posterior for fractional counts, so that after every sweep
+Gaussian components have Normal–Wishart priors, categorical ones (latent classes) independent Dirichlet priors, and the
+weights a Dirichlet prior; the approximation is a product of labels and parameters. Given the labels' probabilities r,
+the optimal factor of the parameters is their conjugate posterior for fractional counts, so that after every sweep
 
     L = log Z(prior + counts) − log Z(prior) + entropy(r),
 
-a difference of conjugate normalisers. Choosing the number of components by the largest bound is consistent
-(Chérif-Abdellatif & Alquier 2018). The bound is that of one labelling of the components: the K! relabellings, which are
-as good, are not counted.
+a difference of conjugate normalisers. The choice of the number of components by the largest bound is consistent
+(Chérif-Abdellatif & Alquier 2018). The bound is that of one labelling of the components; the K! equivalent
+relabellings are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ppl_backends.targets.protocol import Array
 
 
 class _Mixture:
-    """Labels and weights; subclasses know the components."""
+    """Labels and weights; subclasses define the components."""
 
     method = "mean-field coordinate ascent"
     accuracy = "approximate"
@@ -45,7 +45,7 @@ class _Mixture:
         self.k, self._x, self._weight_prior = k, x, weight_prior
 
     def _result_of(self, run: Ascent, restarts: Array, selection: dict[int, float]) -> Self:
-        """Return the result of the run that ended here, with its figures."""
+        """Return the result of a finished run, with its figures."""
         result = copy.copy(self)
         result.elbo, result.trace, result.converged = float(run.trace[-1]), run.trace, run.converged
         result.restarts, result.selection = restarts, selection
@@ -64,7 +64,7 @@ class _Mixture:
         raise NotImplementedError
 
     def _begin(self, rng: np.random.Generator) -> None:
-        """Begin with labels by the nearest of K spread-out data points (k-means++)."""
+        """Initialise labels by the nearest of K spread-out data points (k-means++)."""
         n = len(self._x)
         nearest = self._distances(self._x, self._x[rng.integers(n)])
         distances = [nearest]
@@ -83,7 +83,7 @@ class _Mixture:
         return float(log_beta(self.concentrations) - log_beta(prior)) + self._update(labels)
 
     def sweep(self) -> float:
-        """Update labels, then parameters; the bound afterwards."""
+        """Update labels, then parameters; return the bound afterwards."""
         labels = self.responsibilities(self._x)
         return self._maximise(labels) - float(xlogy(labels, labels).sum())
 
@@ -94,17 +94,17 @@ class _Mixture:
 
     @property
     def n_used(self) -> int:
-        """Return the number of components with at least one observation's worth of labels."""
+        """Return the number of components whose label probabilities sum to at least one."""
         return int((self.concentrations - self._weight_prior >= 1).sum())
 
     def responsibilities(self, x: Any) -> Array:
-        """Return probability ``(n, K)`` that each observation belongs to each component."""
+        """Return the probability ``(n, K)`` that each observation belongs to each component."""
         log_weight = digamma(self.concentrations) - digamma(self.concentrations.sum())
         score = log_weight + self._expected_log_density(self._checked(x))
         return np.exp(score - logsumexp(score, axis=1, keepdims=True))
 
     def predict(self, x: Any) -> Array:
-        """Return most probable component of each observation ``(n,)``."""
+        """Return the most probable component of each observation ``(n,)``."""
         return np.argmax(self.responsibilities(x), axis=1)
 
     def _checked(self, x: Any) -> Array:
@@ -125,13 +125,13 @@ class GaussianMixture(_Mixture):
     k : int
         Components.
     concentrations, weights : ndarray (K,)
-        Of the weights' Dirichlet posterior, and its mean.
+        Parameters of the weights' Dirichlet posterior, and its mean.
     means : ndarray (K, d)
     covariances : ndarray (K, d, d)
         Inverses of the expected precisions.
     elbo : float
     trace : ndarray
-        The bound after each sweep; it never falls.
+        The bound after each sweep; it never decreases.
     restarts : ndarray
         Final bound of every start.
     selection : dict of int to float
@@ -207,7 +207,7 @@ class CategoricalMixture(_Mixture):
     Attributes
     ----------
     k, concentrations, weights, elbo, trace, restarts, selection, converged
-        As of :class:`GaussianMixture`.
+        As for :class:`GaussianMixture`.
     probabilities : list of ndarray (K, levels)
         Posterior mean of every variable's distribution within each component.
 
@@ -295,7 +295,7 @@ def fit_gaussian_mixture(
     restarts : int
         Starts per number of components, from k-means++ points.
     tolerance : float
-        Relative rise of the bound at which to stop.
+        Relative increase of the bound at which to stop.
     max_sweeps : int
     random_seed : int or numpy.random.Generator, optional
     progressbar : bool
@@ -303,12 +303,12 @@ def fit_gaussian_mixture(
     Returns
     -------
     GaussianMixture
-        With ``selection``, the bound of every number tried.
+        With ``selection``, the bound of every number of components tried.
 
     Warns
     -----
     ApproximationWarning
-        If the bound of the best still rose when sweeps ran out.
+        If the best bound still increased in the last sweep.
 
     Examples
     --------
@@ -355,12 +355,12 @@ def fit_categorical_mixture(
     weight_prior, level_prior : float
         Concentrations of the Dirichlet priors of the weights and of every variable's levels.
     restarts, tolerance, max_sweeps, random_seed, progressbar
-        As of :func:`fit_gaussian_mixture`.
+        As for :func:`fit_gaussian_mixture`.
 
     Returns
     -------
     CategoricalMixture
-        With ``selection``, the bound of every number tried.
+        With ``selection``, the bound of every number of components tried.
 
     Examples
     --------

@@ -69,5 +69,5 @@ def test_the_prior_of_a_program_takes_any_loss(program, data):
 def test_a_hidden_likelihood_is_no_prior(data):
     X, y = data
     values = {"n": 40, "p": 2, "X": X, "y": y, "lambda": 30.0}
-    with pytest.raises(ModelError, match="takes the prior alone"):
+    with pytest.raises(ModelError, match="uses only the prior"):
         GibbsPosterior(PROGRAM, "zero_one", X, y, learning_rate=30.0, data=values)

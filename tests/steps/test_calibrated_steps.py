@@ -163,7 +163,7 @@ def test_wrong_use_is_explained(line):
         pb.sample_mcmc(target, step=pb.steps.HMC(), draws=0)
     with pytest.raises(ModelError, match="above 0 and below 1"):
         pb.steps.HMC(target_accept=1.5)
-    with line, pytest.raises(ModelError, match="some variables only"):
+    with line, pytest.raises(ModelError, match="only some variables"):
         pb.sample_mcmc(step=pb.steps.RandomWalk(["a"]), draws=2)
     with pm.Model() as model:
         pm.Poisson("k", 3)

@@ -1,4 +1,4 @@
-"""Expectation propagation for posteriors whose every non-Gaussian factor sees one linear predictor.
+"""Expectation propagation for posteriors in which every non-Gaussian factor depends on one linear predictor.
 
 =================  ====================================================================================
 ``moments``        moments of tilted distributions, all sites in one call

@@ -1,6 +1,6 @@
 """Second-order corrections of EP: the interaction of the non-Gaussian shapes of two tilted distributions.
 
-EP's evidence misses the factor E_q[∏ᵢ tᵢ/t̃ᵢ]. Its first term in an expansion by pairs of sites is
+EP's evidence lacks the factor E_q[∏ᵢ tᵢ/t̃ᵢ]. Its first term in an expansion by pairs of sites is
 
     ½ Σ_{i≠j} Σ_{l=3,4} κ_l(i) κ_l(j) ρᵢⱼˡ / l!,
 
@@ -8,13 +8,13 @@ with κ the standardised cumulants of the tilted distributions and ρ the correl
 Gaussian (Opper, Paquet & Winther 2013, Perturbative corrections for approximate inference in Gaussian latent variable
 models). Cumulants are differences of tilted variances in the cavity's mean: no new integrals are needed.
 
-Where single sites have several modes and act on each other, the terms are large and EP's own moments are off as well.
-The same expansion, with a source for θ, says by how much: to second order the posterior's covariance differs from EP's by
+If single sites have several modes and interact, the terms are large and EP's moments have errors as well. The same
+expansion, with a source for θ, estimates them: to second order the posterior's covariance differs from EP's by
 
     Σ_{i≠j} aᵢ aⱼᵀ (κ₃(i) κ₃(j) ρ²/2 + κ₄(i) κ₄(j) ρ³/6),
 
-where aᵢ is the covariance of θ with a predictor, over the predictor's standard deviation. Terms of a site with itself vanish,
-since EP matches its moments. (For means, terms of third order are as large as those of second.)
+where aᵢ is the covariance of θ with a predictor, over the predictor's standard deviation. Terms of a site with itself
+vanish, because EP matches its moments. (For means, terms of third order are as large as those of second.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
 
 STEP = 0.3  # of the cavity's mean, in units that move the tilted mean by about as many standard deviations
-MOST_SITES = 1000  # those with the largest cumulants
+MOST_SITES = 1000  # number of sites used, those with the largest cumulants
 
 
 class SecondOrder(NamedTuple):
@@ -43,7 +43,7 @@ class SecondOrder(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """The least Gaussian sites: cumulants ``(m,)``, correlations ``(m, m)`` with zeros for a diagonal, unit rows aᵢᵀL."""
+    """The least Gaussian sites: cumulants ``(m,)``, correlations ``(m, m)`` with zeros on the diagonal, unit rows aᵢᵀL."""
 
     skewness: Array
     kurtosis: Array
@@ -94,7 +94,7 @@ def _pairs(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integ
 
 @np.errstate(all="ignore")
 def _cumulants(sites: EPSites, factors: Factors, rows: NDArray[np.integer]) -> tuple[Array, Array]:
-    """Return skewness and excess kurtosis of the tilted distributions of the sites ``rows``; 0 where they are not found."""
+    """Return skewness and excess kurtosis of the tilted distributions of the sites ``rows``; 0 if they are not found."""
     variance, cavity_variance = sites.variance[rows], sites.cavity_variance[rows]
     sd = np.sqrt(variance)
     below, here, above = (

@@ -27,7 +27,7 @@ def log_evidence(log_constant: float, prior: GaussianPrior, q: Gaussian, update:
 def working_sites(
     factors: Factors, n_shards: int = 1, executor: Executor | None = None
 ) -> tuple[Sites, Reduction | None]:
-    """Return the sites and prior that EP works on: the factors' own, or with fewer sites than coordinates the kernel form."""
+    """Return the sites and prior that EP uses: the factors' own, or with fewer sites than coordinates the kernel form."""
     if factors.n_sites < factors.dim and factors.prior.proper:
         reduction = reduce(factors)
         return Sites([reduction.shard], reduction.prior), reduction
@@ -37,7 +37,7 @@ def working_sites(
 def evidence_gradient(
     at: Callable[[Array], Factors], phi: Array, approximation: EPApproximation, step: float = 1e-3
 ) -> Array:
-    """Return the gradient ``(k,)`` of EP's log evidence in hyper-parameters, where ``approximation`` is EP for ``at(phi)``.
+    """Return the gradient ``(k,)`` of EP's log evidence in hyper-parameters, if ``approximation`` is EP for ``at(phi)``.
 
     At a fixed point the evidence is stationary in the sites (Minka 2001), so central differences hold the sites fixed: no
     further run of EP is needed. ``step`` is relative to max(1, abs(φ)).
@@ -54,7 +54,7 @@ def evidence_gradient(
     """
     if not approximation.converged:
         raise ModelError(
-            "the gradient of the evidence holds at a fixed point of EP only, and this run did not converge"
+            "the gradient of the evidence is valid only at a fixed point of EP, and this run did not converge"
         )
     phi = np.atleast_1d(np.asarray(phi, dtype=np.float64))
     state = SiteState(approximation.sites.tau, approximation.sites.nu, approximation.sites.level)

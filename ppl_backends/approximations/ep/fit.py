@@ -27,7 +27,10 @@ from ppl_backends.targets.factors.sites import STUDENT, Fraction
 from ppl_backends.targets.protocol import BaseTarget
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
-LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # of a site in its predictor's precision; of a standard deviation, relative
+LARGE_SHARE, MAX_ERROR = (
+    0.2,
+    0.1,
+)  # share of a site in its predictor's precision; relative error of a standard deviation
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
@@ -56,7 +59,7 @@ def fit_ep(
     progressbar: bool = True,
     **target_options: Any,
 ) -> EPApproximation | EPMixture:
-    """Fit a Gaussian by expectation propagation: its sites match the moments of the factors they stand for.
+    """Fit a Gaussian by expectation propagation: its sites match the moments of the factors that they replace.
 
     Hyper-parameters that the factors depend on (scales, dispersions, length-scales; at most six) are integrated over: EP
     runs at every point of a design of them, and the Gaussians are mixed; see
@@ -69,32 +72,34 @@ def fit_ep(
     data : dict or path, optional
         Data of a Stan model.
     fraction : float or "student"
-        η of power (fractional) EP. Smaller values converge better for sites that are not log-concave, and tend to variational
-        Bayes as η → 0. ``"student"`` is −2/(ν + 1) for Student sites, which makes their moments polynomials, and 1 for
-        all others. A negative η adds the site to its cavity.
+        η of power (fractional) EP. Smaller values converge better for sites that are not log-concave, and approach
+        variational Bayes as η → 0. ``"student"`` is −2/(ν + 1) for Student sites, which makes their moments
+        polynomials, and 1 for all others. A negative η adds the site to its cavity.
     schedule : {"parallel", "sequential"}
-        All sites from the same Gaussian, with one Cholesky a sweep; or one site at a time.
+        ``"parallel"`` updates all sites from the same Gaussian, with one Cholesky per sweep; ``"sequential"`` updates
+        one at a time.
     damping : float
-        Largest step, in (0, 1]; halved where the run does not settle.
+        Largest step, in (0, 1]; it is halved if the run does not settle.
     tolerance : float
         Relative change of the site parameters at which to stop.
     max_sweeps : int
     initial : EPApproximation, optional
-        A fit of the same sites, e.g. at neighbouring hyper-parameters. The curvature near the mode otherwise.
+        A fit of the same sites, e.g. at neighbouring hyper-parameters. Default: the curvature near the mode.
     executor : concurrent.futures.Executor, optional
         Runs the shards of a sweep; this process by default.
     n_shards : int
-        Pieces that the sites are cut into. The result does not depend on it.
+        Number of pieces into which the sites are cut. The result does not depend on it.
     random_seed, progressbar
         Accepted for uniformity, without effect: EP draws nothing and takes milliseconds.
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
     EPApproximation
-        With ``log_evidence``, ``sites``, ``loo`` and :meth:`~EPApproximation.marginals`. Where there are
-        hyper-parameters a mixture over all coordinates, whose ``hyper.summary`` says what was done.
+        With ``log_evidence``, ``sites``, ``loo`` and :meth:`~EPApproximation.marginals`. If there are
+        hyper-parameters, the result is a mixture over all coordinates, and its ``hyper.summary`` describes the
+        integration.
 
     Raises
     ------
@@ -104,8 +109,9 @@ def fit_ep(
     Warns
     -----
     ApproximationWarning
-        If EP did not converge, with its last change; ``converged`` is then False. If sites with several modes interact, such
-        as spikes and slabs of correlated predictors. If by EP's own estimate a standard deviation is off by more than 10 %.
+        If EP did not converge, with its last change; ``converged`` is then False. If sites with several modes
+        interact, such as spikes and slabs of correlated predictors. If EP's estimate of its own error exceeds 10 % for
+        a standard deviation.
 
     References
     ----------
@@ -166,7 +172,7 @@ def fit_ep_sharded(
     names: Sequence[str] | None = None,
     initial: EPApproximation | None = None,
 ) -> EPApproximation:
-    """Run EP for data that do not fit in memory: a sweep is a map over shards that are read where they are worked on.
+    """Run EP for data that do not fit in memory: a sweep is a map over shards, each read by its worker.
 
     Parameters
     ----------
@@ -175,7 +181,7 @@ def fit_ep_sharded(
     dim : int
         Columns of the design.
     executor : concurrent.futures.Executor, optional
-        Processes, or Dask's executor; one shard at a time in this process by default.
+        Processes, or Dask's executor; by default one shard at a time in this process.
     log_constant, fraction, damping, tolerance, max_sweeps, names, initial
         As for :func:`fit_ep` and :class:`Factors`.
 
@@ -207,12 +213,12 @@ def fit_ep_sharded(
 
 
 def _check_possible(target: BaseTarget) -> None:
-    """Raise where the density is zero or not a number everywhere: the reason why EP fails, and a better one."""
+    """Raise an error that names the reason if the density is zero or NaN everywhere; EP would fail without one."""
     target.initial_points(1, np.random.default_rng(0))
 
 
 def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Any, BaseTarget]:
-    """Return the factors of a model, as a function of hyper-parameters where it has any, and the target of its own space."""
+    """Return the factors of a model, as a function of hyper-parameters if it has any, and the target of its own space."""
     if isinstance(model, Factors):
         return model, FactorsTarget(model)
     if not isinstance(model, BaseTarget):
@@ -313,9 +319,9 @@ Result = TypeVar("Result", EPApproximation, EPMixture)
 
 
 def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
-    """Return the result with what EP's second-order terms say of it, and warn where they say that it is far off.
+    """Return the result with EP's second-order estimates of its error, and warn if they are large.
 
-    A single Gaussian ``given`` stands for the result: that at the most probable hyper-parameters.
+    A single Gaussian ``given`` represents the result: the one at the most probable hyper-parameters.
     """
     if given.factors is None or not given.converged or given.power != 1.0:
         return result
@@ -354,7 +360,7 @@ def _interaction(given: EPApproximation, factors: Factors) -> float:
 
 
 def _a_site_weighs_much(sites: EPSites) -> bool:
-    """Return whether EP's estimate of its error is worth computing: it is small where no site weighs much."""
+    """Return whether a site has a large share in its predictor's precision; if none has, EP's error is small."""
     return np.abs(sites.tau * sites.variance).max(where=~sites.failed, initial=0.0) >= LARGE_SHARE
 
 

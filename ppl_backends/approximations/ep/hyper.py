@@ -1,13 +1,13 @@
 """EP given hyper-parameters, and integration over them.
 
-Given φ, EP yields log p(y | φ), and with the prior of φ its log posterior up to a constant. Steps: climb to its mode by the
-gradient of the evidence; take the curvature there; place a design of φ around the mode; run EP at each, from the
-neighbour's sites; mix the Gaussians by the posterior of φ. This is the scheme of INLA with EP in the place of Laplace
+Given φ, EP yields log p(y | φ), and with the prior of φ its log posterior up to a constant. Steps: climb to its mode
+by the gradient of the evidence; compute the curvature there; place a design of φ around the mode; run EP at each, from
+the neighbour's sites; mix the Gaussians by the posterior of φ. This is the scheme of INLA with EP in place of Laplace
 (Rue, Martino & Chopin 2009, section 3; Rasmussen & Williams 2006, section 5.5 for the evidence of EP).
 
-Every Gaussian of the mixture is over φ and θ jointly: φ is a normal kernel around its design point, and the mean of θ moves
-with φ along the slope between neighbours. The kernels' centres are pulled in, so that they do not inflate the spread of
-φ (West 1993; Liu & West 2001).
+Every Gaussian of the mixture is over φ and θ jointly: φ has a normal kernel around its design point, and the mean of θ
+moves with φ along the slope between neighbours. The kernels' centres are shrunk towards the mean, so that the kernels
+do not inflate the spread of φ (West 1993; Liu & West 2001).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
 
-SMALLEST_SHARE = 1e-6  # of the weights; nodes below are left out of the mixture
+SMALLEST_SHARE = 1e-6  # of the weights; nodes with less are left out of the mixture
 
 
 class Node(NamedTuple):
@@ -84,28 +84,28 @@ class EPMixture(MixtureApproximation):
         Parameters
         ----------
         coordinates : sequence of int or str, optional
-            Which coordinates; all by default. The cost is one quadrature per site, coordinate, point and φ of weight.
+            Indices or names of the coordinates; all by default. The cost is one quadrature per site, coordinate, point and φ.
         points : int
-            At how many points of each coordinate the correction is computed; it is interpolated between them.
+            Number of points of each coordinate at which the correction is computed; it is interpolated between them.
         """
         parts = [partial(fit.marginals, points=points) for fit in self._fits]
         return mixed_marginals(self, parts, self._latent, chosen(coordinates, self.names))
 
     def component_shares(self) -> Array:
-        """Return the shares of the components of mixtures as EP has them given φ, averaged over φ ``(n_mixtures, k)``."""
+        """Return EP's shares of the components of mixtures given φ, averaged over φ ``(n_mixtures, k)``."""
         shares = np.stack([fit.component_shares() for fit in self._fits])
         return np.tensordot(self.weights, shares, axes=1)
 
 
 class _Posterior:
-    """Log posterior of φ, an EP run a point; None where there is no proper approximation."""
+    """Log posterior of φ, with one EP run per point; None if there is no proper approximation."""
 
     def __init__(self, factors: Any, fit: Fit) -> None:
         self._factors, self._fit = factors, fit
         self.runs = 0
 
     def node(self, phi: Array, start: EPApproximation | None = None) -> Node | None:
-        """Run EP at ``phi``, from the sites of a neighbour where one is given."""
+        """Run EP at ``phi``, from the sites of a neighbour if one is given."""
         self.runs += 1
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -119,7 +119,7 @@ class _Posterior:
         return Node(phi, float(value), fit) if np.isfinite(value) else None
 
     def gradient(self, node: Node) -> Array | None:
-        """Return the gradient of the log posterior at a node; None where EP did not converge."""
+        """Return the gradient of the log posterior at a node; None if EP did not converge."""
         if not node.fit.converged:
             return None
 
@@ -138,7 +138,7 @@ class _Posterior:
 def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
     """Fit EP over θ and φ: ``fit`` is EP for given factors, from the sites of another fit or None."""
     posterior = _Posterior(factors, fit)
-    # Not quite the start itself, which can be a saddle between two modes.
+    # Not exactly the start itself, which can be a saddle between two modes.
     mode = climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)
     (nodes, log_weights, log_evidence, spread), kind = design_around(posterior, mode)
     return _mix(factors, target, mode, nodes, log_weights, log_evidence, spread, kind, posterior.runs)
@@ -195,7 +195,7 @@ def _mix(
 def _joint(
     factors: Any, dim: int, phi: Array, theta: Array, covs: list[Array], weights: Array, spread: float
 ) -> tuple[Array, Array]:
-    """Return means and covariances over all coordinates; ``spread`` is the kernels' sd relative to the posterior's of φ."""
+    """Return means and covariances over all coordinates; ``spread`` is the kernels' sd relative to the posterior sd of φ."""
     hyper, latent = factors.hyper_coordinates, factors.coordinates
     centre = weights @ phi
     apart = phi - centre

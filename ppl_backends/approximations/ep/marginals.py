@@ -1,8 +1,9 @@
-"""Marginals beyond Gaussian, from the tilted distributions of EP.
+"""Non-Gaussian marginals, from the tilted distributions of EP.
 
-With ε_i = (tᵢ/t̃ᵢ) scaled to mean one under q, the posterior is q ∏ εᵢ. Its marginal in θⱼ is q(θⱼ) E_q[∏ εᵢ | θⱼ], which is
-approximated by q(θⱼ) ∏ E_q[εᵢ | θⱼ] (Cseke & Heskes 2011, Approximate marginals in latent Gaussian models, section 4). Each
-expectation is one more tilted normaliser, since sᵢ given θⱼ is normal. With one coordinate the result is exact.
+With ε_i = (tᵢ/t̃ᵢ) scaled to mean one under q, the posterior is q ∏ εᵢ. Its marginal in θⱼ is q(θⱼ) E_q[∏ εᵢ | θⱼ],
+which is approximated by q(θⱼ) ∏ E_q[εᵢ | θⱼ] (Cseke & Heskes 2011, Approximate marginals in latent Gaussian models,
+section 4). Each expectation is one more tilted normaliser, because sᵢ given θⱼ is normal. With one coordinate the
+result is exact.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ppl_backends.targets.factors.sites import Array
 HALF_WIDTH = 7.0  # standard deviations
 GRID = 401
 BLOCK = 200_000  # conditional sites in one quadrature
-CORRECTED_SHARE = 0.99  # of the weight of a mixture; the components of least weight are left Gaussian
+CORRECTED_SHARE = 0.99  # of the weight of a mixture; the components with the smallest weights stay Gaussian
 
 
 def corrected_marginals(
@@ -50,10 +51,10 @@ def mixed_marginals(
     latent_coordinates: NDArray[np.integer],
     index: NDArray[np.integer],
 ) -> Marginals:
-    """Return the marginals of the coordinates ``index``: those of EP at every φ about the mixture's own Gaussians, mixed.
+    """Return the marginals of the coordinates ``index``: EP's corrected densities at every φ, mixed.
 
-    The Gaussians of the mixture differ from those at φ by the kernels around its design, so the corrected densities are
-    used in units of standard deviations. Hyper-parameters themselves keep their normal kernels.
+    The Gaussians of the mixture differ from those at φ by the kernels around the design, so the corrected densities
+    are used in units of standard deviations. Hyper-parameters themselves keep their normal kernels.
     """
     z = np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     mean, sd = mixture.mean[index], mixture.sd[index]
@@ -91,7 +92,7 @@ def _log_correction(sites: EPSites, factors: Factors, slope: Array, z: Array) ->
     for at in (usable[k : k + block] for k in range(0, len(usable), block)):
         variance = np.maximum(sites.variance[at] - slope[at] ** 2, 1e-10 * sites.variance[at])
         s = sites.mean[at] + slope[at] * z[:, None]  # conditional means of sᵢ, (len(z), m)
-        # Take the Gaussian site out: t̃ as a function of s about its mean under q.
+        # Divide by the Gaussian site: t̃ as a function of s about its mean under q.
         tau = sites.tau[at]
         pull = _site_slope(sites, factors, at)
         shrink = 1 - tau * variance

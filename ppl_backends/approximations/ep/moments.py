@@ -1,10 +1,10 @@
 """Moments of tilted distributions t(s)ᵖ·N(s; m, v), all sites in one vectorised call.
 
 Sites with closed forms use them. For the others a Gauss–Hermite rule is centred at the current estimate of the tilted
-mean and standard deviation, which at a fixed point of EP are those of the global approximation, and centred again where
-that guess was poor. On request the rule is compared with one of twice as many nodes, and doubled for the sites where
-the two disagree. Where no rule of the ladder will do (jumps, kinks, hard support, several modes) the site is integrated
-by adaptive bisection with Gauss–Kronrod panels, over a window found by search.
+mean and standard deviation, which at a fixed point of EP are those of the global approximation, and centred again if
+that guess was poor. On request the rule is compared with one of twice as many nodes, and doubled for the sites at
+which the two disagree. If no rule of the ladder is accurate (jumps, kinks, hard support, several modes), the site is
+integrated by adaptive bisection with Gauss–Kronrod panels, over a window found by search.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scipy.special import roots_hermitenorm
 from ppl_backends.targets.factors.sites import Array, Fraction, SiteFamily, TiltedMoments
 
 LEVELS = (8, 32, 128, 256)
-"""Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels. Steps of
-four rather than two: on 200 sites each level costs more in calls than in nodes."""
+"""Nodes of the Gauss–Hermite ladder, each checked by twice as many; the level after the last is adaptive panels. Steps are by
+factors of four, not two: on 200 sites each level costs more in calls than in nodes."""
 
 PANELS = len(LEVELS)
 TOLERANCE = 1e-6
@@ -29,7 +29,7 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 
 class Tilted(NamedTuple):
-    """Tilted moments ``(n,)`` of every site, NaN where an integral was not found, and the level of quadrature of each."""
+    """Tilted moments ``(n,)`` of every site, NaN if an integral was not found, and the level of quadrature of each."""
 
     log_z: Array
     mean: Array
@@ -50,8 +50,8 @@ def tilted_moments(
 ) -> Tilted:
     """Return log normaliser, mean and variance of t(s)ᵖ·N(s; mean, variance) for every site, or for those of ``rows``.
 
-    The power p is what every family makes of ``fraction``. The guesses are where the tilted distributions are thought to
-    lie; ``check`` raises the levels of sites whose rule and the next one disagree.
+    Every family computes the power p from ``fraction``. The guesses are approximate locations of the tilted
+    distributions. ``check`` raises the levels of sites whose rule and the next one disagree.
     """
     result = Tilted(np.empty_like(mean), np.empty_like(mean), np.empty_like(mean), level.copy())
     for family, columns, own in sites.pieces(rows):
@@ -77,7 +77,7 @@ def _by_quadrature(
     power: float,
     check: bool,
 ) -> tuple[TiltedMoments, NDArray[np.int8]]:
-    """Return moments of one family at the level each site is at; with ``check`` the levels rise until two rules agree."""
+    """Return moments of one family at the level of each site; ``check`` raises the levels until two rules agree."""
     moments = TiltedMoments(*(np.full(len(level), np.nan) for _ in range(3)))
     pending = np.arange(len(level))
     while len(pending):
@@ -106,7 +106,7 @@ def _store(moments: TiltedMoments, at: NDArray[np.integer], part: TiltedMoments)
 def _agree(
     coarse: TiltedMoments, fine: TiltedMoments, cavity: tuple[Array, Array], at: NDArray[np.integer]
 ) -> NDArray[np.bool_]:
-    """Return whether two rules agree, relative to what the site changes in its cavity."""
+    """Return whether two rules agree, relative to the change that the site makes to its cavity."""
     mean, variance = cavity[0][at], cavity[1][at]
     with np.errstate(all="ignore"):
         tilted = fine.variance[at]
@@ -185,7 +185,7 @@ def _gauss_hermite(
         log_f += log_w
         top = log_f.max(axis=0)
         log_f -= top
-        np.maximum(log_f, -200.0, out=log_f)  # numbers next to underflow are slow
+        np.maximum(log_f, -200.0, out=log_f)  # numbers near underflow are slow
         f = np.exp(log_f, out=log_f)
         total, first, square = powers @ f
         first /= total
@@ -226,7 +226,7 @@ NODES = np.concatenate([-_K, [0.0], _K[::-1]])[:, None]
 KRONROD = np.concatenate([_WK, [0.209482141084727828012999174891714], _WK[::-1]])[:, None]
 GAUSS = np.zeros((15, 1))
 GAUSS[1::2, 0] = np.concatenate([_WG, [0.417959183673469387755102040816327], _WG[::-1]])
-# Values at −1 and 1 of the polynomial through the 15 nodes: a jump beyond the outermost node shows nowhere else.
+# Values at −1 and 1 of the polynomial through the 15 nodes: only these show a jump beyond the outermost node.
 END = np.linalg.solve(
     np.polynomial.legendre.legvander(NODES[:, 0], 14).T, np.polynomial.legendre.legvander([-1.0, 1.0], 14).T
 )
@@ -245,7 +245,7 @@ def panel_moments(
     spread: Array,
     power: float,
 ) -> TiltedMoments:
-    """Return tilted moments by bisecting the panels whose Gauss and Kronrod sums differ, all sites side by side."""
+    """Return tilted moments by bisecting the panels whose Gauss and Kronrod sums differ, for all sites at once."""
 
     def log_f(s: Array, site: NDArray[np.integer]) -> Array:
         with np.errstate(all="ignore"):
@@ -292,8 +292,8 @@ def _window(
 ) -> tuple[Array, Array, Array, Array]:
     """Return for every site the interval where log f is within 40 nats of its maximum, that maximum, and a rough integral.
 
-    A first look goes out geometrically from the cavity's mean and from the guess; an even grid is then cut to the part
-    that matters until it no longer shrinks.
+    A first search goes out geometrically from the cavity's mean and from the guess; an even grid is then cut to the
+    relevant part until it no longer shrinks.
     """
     reach = 2.0 ** np.arange(-8.0, 11.0, 0.5)
     reach = np.concatenate([-reach[::-1], [0.0], reach])[:, None]
@@ -316,7 +316,7 @@ def _window(
 
 
 def _cut(s: Array, value: Array) -> tuple[Array, Array, Array]:
-    """Return the part of the grid within 40 nats of the maximum, one node more on each side, and the maximum."""
+    """Return the part of the grid within 40 nats of the maximum, plus one node on each side, and the maximum."""
     top = value.max(axis=0)
     inside = value >= top - WINDOW_NATS
     last = len(s) - 1

@@ -1,4 +1,4 @@
-"""Parallel EP: all sites are updated from the same global Gaussian, which is factorised once a sweep.
+"""Parallel EP: all sites are updated from the same global Gaussian, which is factorised once per sweep.
 
 References
 ----------
@@ -38,7 +38,7 @@ MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
 START_PRECISION = 0.01
 START_GAIN = 0.01  # nats
-HOPELESS = 1e3  # nats that the next step promises: nowhere near a mode
+HOPELESS = 1e3  # expected gain of the next step, in nats, above which the point is far from any mode
 
 
 class Options(NamedTuple):
@@ -63,7 +63,7 @@ class EPRun(NamedTuple):
 
 
 class Sites:
-    """Shards of sites with one prior: the sums over shards that EP and Newton need."""
+    """Shards of sites with one prior, and the sums over shards for EP and Newton's method."""
 
     def __init__(self, shards: Sequence[Any], prior: GaussianPrior, executor: Executor | None = None) -> None:
         self.shards, self.prior, self.executor = list(shards), prior, executor
@@ -72,7 +72,7 @@ class Sites:
         self.n_sites = int(ends[-1])
 
     def sweep(self, state: SiteState, q: Gaussian, power: Fraction, check: bool) -> ShardUpdate:
-        """Make one sweep over all shards, their results joined."""
+        """Make one sweep over all shards and join the results."""
         tasks = [
             SweepTask(shard, state.take(rows), self.prior.mean, q, power, check)
             for shard, rows in zip(self.shards, self.rows, strict=True)
@@ -106,7 +106,7 @@ class Sites:
         return _total(p[0] for p in parts), _total(p[1] for p in parts)
 
     def factorise(self, precision: Array, shift: Array) -> Gaussian | None:
-        """Return the global Gaussian of prior and sites, of θ less the prior mean; None where it is not proper."""
+        """Return the global Gaussian of prior and sites, of θ minus the prior mean; None if it is not proper."""
         return Gaussian.from_natural(self.prior.add_to(precision.copy()), shift)
 
 
@@ -117,7 +117,7 @@ def _total(parts: Iterable[Array]) -> Array:
 def run_parallel(sites: Sites, options: Options, start: SiteState | None = None) -> EPRun:
     """Iterate sweeps until the site parameters stop changing.
 
-    The step starts at ``damping``, is halved where the change grows or the Gaussian is not proper, and grows back slowly.
+    The step starts at ``damping``, is halved if the change grows or the Gaussian is not proper, and grows back slowly.
     """
     state, precision, shift, q = starting_point(sites, start)
     step, change, checked, converged = options.damping, np.inf, True, False
@@ -130,7 +130,7 @@ def run_parallel(sites: Sites, options: Options, start: SiteState | None = None)
         state = state._replace(level=update.state.level)
         proposed, change = full_step(state, update)
         if change < options.tolerance:
-            stalled = bool(update.failed.any())  # nothing moves, yet some sites are left out
+            stalled = bool(update.failed.any())  # nothing moves, but some sites failed
             if checked and not raised:
                 converged = not stalled
                 break
@@ -157,7 +157,7 @@ def full_step(state: SiteState, update: ShardUpdate) -> tuple[Array, float]:
 
 
 def _adapted(step: float, largest: float, previous: Array, direction: Array) -> float:
-    """Return a shorter step where the last one overshot: the direction turned back without getting much shorter."""
+    """Return a shorter step if the last one overshot: the direction reversed without becoming much shorter."""
     product, size = float(direction @ previous), float(previous @ previous)
     if product < -0.6 * size:
         return max(0.5 * step, min(MIN_DAMPING, largest))
@@ -167,7 +167,7 @@ def _adapted(step: float, largest: float, previous: Array, direction: Array) -> 
 def _advance(
     sites: Sites, state: SiteState, update: ShardUpdate, precision: Array, shift: Array, step: float
 ) -> tuple[SiteState, Array, Array, Gaussian, float] | None:
-    """Return a step towards the proposed sites, halved until the global Gaussian is proper; None where no step is."""
+    """Return a step towards the proposed sites, halved until the global Gaussian is proper; None if no step is."""
     while step >= MIN_STEP:
         new_precision = precision + step * (update.precision - precision)
         new_shift = shift + step * (update.shift - shift)
@@ -180,7 +180,7 @@ def _advance(
 
 
 def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Array, Array, Gaussian]:
-    """Return sites to start from, with their sums: those given, else the Laplace curvature, else weak ones."""
+    """Return initial sites with their sums: those given, else the Laplace curvature, else weak ones."""
     zeros = np.zeros(sites.n_sites)
     flat = SiteState(zeros, zeros, np.zeros(sites.n_sites, dtype=np.int8))
     weak = flat._replace(tau=np.full(sites.n_sites, START_PRECISION))
@@ -198,9 +198,9 @@ def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Ar
 
 
 def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GAIN) -> SiteState | None:
-    """Return Gaussian sites with value, slope and curvature of the sites near the posterior mode; None where Newton fails.
+    """Return Gaussian sites with value, slope and curvature of the sites near the posterior mode; None if Newton fails.
 
-    The search stops when a step is worth less than ``gain`` in log density; for a start, that need not be little.
+    The search stops at a step with an expected gain below ``gain`` in log density; a start needs no small ``gain``.
     """
     prior = sites.prior
 
@@ -217,10 +217,10 @@ def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GA
 
 
 def run_sequential(sites: Sites, options: Options, start: SiteState | None = None) -> EPRun:
-    """Run EP one site at a time, the global Gaussian following every update by a rank-one formula.
+    """Run EP one site at a time, with a rank-one update of the global Gaussian after every site.
 
-    It costs O(d²) a site in a Python loop, far more than a parallel sweep; it is there for the rare model on which parallel
-    updates oscillate.
+    It costs O(d²) per site in a Python loop, far more than a parallel sweep; it exists for the rare models on which
+    parallel updates oscillate.
     """
     state, _, _, q = starting_point(sites, start)
     update = sites.sweep(state, q, options.power, check=True)

@@ -1,8 +1,8 @@
-"""The kernel form: with fewer sites than coordinates, EP runs in the space that the sites see.
+"""The kernel form: with fewer sites than coordinates, EP runs in the space of the sites' predictors.
 
-The sites see θ through s − (A m₀ + b) = A(θ − m₀) alone, whose prior is N(0, K) with K = A Q₀⁻¹ Aᵀ. Writing K = F Fᵀ gives
-factors of the same form with design F, prior N(0, I) and at most n coordinates: O(n²d) to set up, O(n³) a sweep
-(Rasmussen & Williams 2006, section 3.6, where site precisions must be positive; here they need not be).
+The sites depend on θ only through s − (A m₀ + b) = A(θ − m₀), whose prior is N(0, K) with K = A Q₀⁻¹ Aᵀ. Writing K = F
+Fᵀ gives factors of the same form with design F, prior N(0, I) and at most n coordinates: O(n²d) to set up, O(n³) a
+sweep (Rasmussen & Williams 2006, section 3.6, where site precisions must be positive; here they need not be).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppl_backends.targets.factors.sites import Array
 
 
 class Reduction(NamedTuple):
-    """The smaller problem, with prior N(0, I), and the way back: E(θ | z) = m₀ + gain z, with ``gain`` ``(d, r)``."""
+    """The smaller problem, with prior N(0, I), and the map back: E(θ | z) = m₀ + gain z, with ``gain`` ``(d, r)``."""
 
     shard: ArrayShard
     prior: GaussianPrior
@@ -40,14 +40,14 @@ class Reduction(NamedTuple):
         return prior_cov
 
     def variances(self, factors: Factors, q: Gaussian) -> Array:
-        """Return the diagonal of :meth:`cov`, without forming it."""
+        """Return the diagonal of :meth:`cov` without computing the matrix."""
         half = self.gain @ q.factor
         left = np.maximum(factors.prior.variances() - (self.gain**2).sum(axis=1), 0.0)
         return np.asarray(left + (half**2).sum(axis=1))
 
 
 def reduce(factors: Factors) -> Reduction:
-    """Return factors with a proper prior in the coordinates that their sites see."""
+    """Return factors with a proper prior in the coordinates on which their sites depend."""
     transposed = factors.design.T.toarray() if sparse.issparse(factors.design) else factors.design.T
     cov_and_design = factors.prior.apply_covariance(transposed)  # Q₀⁻¹ Aᵀ
     kernel = np.asarray(factors.design @ cov_and_design)

@@ -1,4 +1,4 @@
-"""The result of EP: a Gaussian, its sites, leave-one-out densities and marginals beyond Gaussian."""
+"""The result of EP: a Gaussian, its sites, leave-one-out densities and non-Gaussian marginals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LeaveOneOut(NamedTuple):
     Attributes
     ----------
     log_density : ndarray (n_obs,)
-        ``-inf`` where the cavity is not proper.
+        ``-inf`` if the cavity is not proper.
     elpd : float
         Their sum.
     se : float
@@ -50,13 +50,13 @@ class EPApproximation(GaussianApproximation):
     Attributes
     ----------
     factors : Factors or None
-        None for sharded data, which are not held.
+        None for sharded data, which are not kept.
     sites : EPSites
     loo : LeaveOneOut
     diagnostics : dict
-        ``sweeps``, ``change`` (relative, of the site parameters, in the last sweep), ``damping``, ``failed_sites``, and
-        ``interaction`` of sites with several modes. Where single sites weigh much, ``sd_error`` is the largest of
-        :meth:`sd_errors`.
+        ``sweeps``, ``change`` (relative, of the site parameters, in the last sweep), ``damping``, ``failed_sites``,
+        and ``interaction`` of sites with several modes. If single sites have a large share in the precision of their
+        predictors, ``sd_error`` is the largest of :meth:`sd_errors`.
 
     Examples
     --------
@@ -73,14 +73,14 @@ class EPApproximation(GaussianApproximation):
     power: Fraction
 
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
-        """Return marginal densities corrected for what the sites' tilted distributions show beyond Gaussian.
+        """Return marginal densities with corrections for the non-Gaussian shapes of the tilted distributions.
 
         Parameters
         ----------
         coordinates : sequence of int or str, optional
-            Which coordinates; all by default. The cost is one quadrature per site, coordinate and point.
+            Indices or names of the coordinates; all by default. The cost is one quadrature per site, coordinate and point.
         points : int
-            At how many points of each coordinate the correction is computed; it is interpolated between them.
+            Number of points of each coordinate at which the correction is computed; it is interpolated between them.
 
         Returns
         -------
@@ -90,25 +90,26 @@ class EPApproximation(GaussianApproximation):
         return corrected_marginals(self, self.sites, factors, self.names, chosen(coordinates, self.names), points)
 
     def evidence_correction(self) -> float:
-        """Return the second-order correction, to be added to ``log_evidence``: most of EP's own error where that is small.
+        """Return the second-order correction to add to ``log_evidence``; it removes most of EP's error if that is small.
 
-        It comes from the 1,000 sites whose tilted distributions are least Gaussian.
+        It uses the 1,000 sites whose tilted distributions are least Gaussian.
         """
         return second_order(self, self.sites, self._needed_factors("the correction")).value
 
     def sd_errors(self) -> Array:
-        """Return EP's own estimate of its error: exact standard deviations over EP's, less one ``(dim,)``.
+        """Return EP's estimate of its own error: exact standard deviations over EP's, minus one ``(dim,)``.
 
-        It is of second order: good where it is small. At 10 % and more higher orders matter, and the truth can be twice that.
+        It is of second order and accurate if it is small. At 10 % and more higher orders matter, and the error can be
+        twice as large.
         """
         return sd_errors(self, self.sites, self._needed_factors("the error of standard deviations"))
 
     def component_shares(self) -> Array:
         """Return the probability of every component of the sites that are mixtures of normals ``(n_mixtures, k)``.
 
-        Of a spike and a slab along a coefficient they are the probabilities of exclusion and of inclusion. They come from the
-        tilted distributions, and are as approximate as EP is: where predictors are correlated they are too near 0 and 1,
-        and :func:`fit_ep` warns that sites with several modes act on each other.
+        For a spike and a slab along a coefficient they are the probabilities of exclusion and of inclusion. They come
+        from the tilted distributions, and are as approximate as EP: if predictors are correlated, they are too near 0
+        and 1, and :func:`fit_ep` warns that sites with several modes interact.
 
         Raises
         ------
@@ -122,7 +123,7 @@ class EPApproximation(GaussianApproximation):
                 mean, variance = self.sites.cavity_mean[columns], self.sites.cavity_variance[columns]
                 found.append(family.shares(mean, variance, own))
         if len({share.shape[1] for share in found}) != 1:
-            raise ModelError("shares of components: needs NormalMixture sites, all with as many components")
+            raise ModelError("shares of components: needs NormalMixture sites, all with the same number of components")
         return np.concatenate(found)
 
     def _needed_factors(self, what: str) -> Factors:
@@ -151,7 +152,7 @@ def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: Gaussia
     mean, variance = np.asarray(design @ q.mean) + offset, np.einsum("nd,nd->n", spread, spread)
     with np.errstate(all="ignore"):
         without = 1 / (1 / variance - 1 / sd**2)
-        residual = (y - mean) * sd**2 / (sd**2 - variance)  # y less the mean without it
+        residual = (y - mean) * sd**2 / (sd**2 - variance)  # y minus the mean without it
         total = without + sd**2
         value = -0.5 * (residual**2 / total + np.log(total) + LOG_2PI)
     blind = variance <= 0

@@ -1,8 +1,8 @@
-"""The work on sites, as a map over shards of the data: each shard needs the global Gaussian and its own sites only.
+"""The work on sites, as a map over shards of the data: each shard needs only the global Gaussian and its own sites.
 
-A shard is whatever has ``load()`` and ``n_sites``: rows held in memory (:class:`ArrayShard`), or a recipe that reads
-them where the work is done (:class:`FileShard`). The state of the sites stays with the caller, so that shards can be
-sent to any worker in any sweep.
+A shard is any object with ``load()`` and ``n_sites``: rows held in memory (:class:`ArrayShard`), or a function that
+reads them in the worker (:class:`FileShard`). The caller keeps the state of the sites, so that any worker can process
+any shard in any sweep.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class ArrayShard:
 
 
 class FileShard:
-    """A recipe for rows that do not fit in memory together: a picklable function that reads them where they are used.
+    """A picklable function that reads the rows of a shard in the worker, for rows that do not fit in memory together.
 
     Parameters
     ----------
     read : callable
-        Without arguments; returns the design ``(n, d)``, the offset and the sites, e.g. from a :class:`numpy.memmap`.
+        A function without arguments; returns the design ``(n, d)``, the offset and the sites, e.g. from a
+        :class:`numpy.memmap`.
     n_sites : int
 
     Examples
@@ -95,15 +96,15 @@ class EPSites(NamedTuple):
     Attributes
     ----------
     tau, nu : ndarray (n,)
-        A negative ``tau`` means a site that widens its cavity.
+        A negative ``tau`` belongs to a site that widens its cavity.
     log_z : ndarray (n,)
         Log normaliser of the site (to the power used) against its cavity.
     cavity_mean, cavity_variance : ndarray (n,)
-        Of the predictor s = aᵀθ + b without its own site.
+        Moments of the predictor s = aᵀθ + b without its own site.
     mean, variance : ndarray (n,)
-        Of s under the approximation.
+        Moments of s under the approximation.
     level : ndarray (n,) of int
-        Quadrature in use: 8, 32, 128 or 256 Gauss–Hermite nodes; 4 means adaptive panels. 0 where moments have a closed form.
+        Quadrature in use: 8, 32, 128 or 256 Gauss–Hermite nodes; 4 means adaptive panels. 0 if moments have a closed form.
     failed : ndarray (n,) of bool
         Sites whose cavity was not proper, or whose integral was not found, when EP stopped.
 
@@ -131,7 +132,7 @@ class ShardUpdate(NamedTuple):
     """Result of one shard and one sweep: the sites that match the tilted moments, and their sums Σ τ a aᵀ and Σ ν a.
 
     ``log_factor`` is each site's share of the evidence, ``log_z`` the log normaliser of tᵖ against its cavity; moments
-    are of the predictor; ``failed`` sites stay as they were.
+    are those of the predictor; ``failed`` sites stay unchanged.
     """
 
     state: SiteState
@@ -147,7 +148,7 @@ class ShardUpdate(NamedTuple):
 
 
 class SweepTask(NamedTuple):
-    """Everything that a worker needs for one shard: the Gaussian is that of θ less the centre m₀."""
+    """The input of a worker for one shard; the Gaussian is that of θ minus the centre m₀."""
 
     shard: Any
     state: SiteState
@@ -168,11 +169,11 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     (tau, nu, level), power = task.state, sites.fractions(task.fraction)
     prior_predictor = np.asarray(design @ task.centre) + offset
     mean, variance = np.asarray(design @ task.q.mean), as_design(design).row_variances(task.q.factor)
-    blind = variance == 0  # rows of zeros: sites that are constants
+    blind = variance == 0  # rows of zeros: their sites are constants
     variance = np.where(blind, 1.0, variance)
     tau, nu = np.where(blind, 0.0, tau), np.where(blind, 0.0, nu)
     cavity_precision = 1 / variance - power * tau
-    # A site that carries its direction alone has a flat cavity, up to rounding.
+    # A site that is the only one along its direction has a flat cavity, up to rounding.
     proper = cavity_precision > -FLAT / variance
     cavity_variance = 1 / np.where(proper, np.maximum(cavity_precision, FLAT / variance), 1 / variance)
     cavity_mean = np.where(proper, cavity_variance * (mean / variance - power * nu), mean)
@@ -197,10 +198,10 @@ def sweep_shard(task: SweepTask) -> ShardUpdate:
     failed = ~proper | ~np.isfinite(new_tau) | ~np.isfinite(new_nu) | ~(tilted.variance > 0)
     failed &= ~blind
     new_tau, new_nu = np.where(failed, tau, new_tau), np.where(failed, nu, new_nu)
-    # log Ẑᵢ + Ψ(cavity) − Ψ(marginal) with Ψ(m, v) = ½ log 2πv + m²/2v, the printed formula being corrected.
+    # log Ẑᵢ + Ψ(cavity) − Ψ(marginal) with Ψ(m, v) = ½ log 2πv + m²/2v; this corrects the printed formula.
     ratio = 0.5 * (np.log(cavity_variance / variance) + cavity_mean**2 / cavity_variance - mean**2 / variance)
     log_factor = np.where(failed, 0.0, (log_z + ratio) / power)
-    if failed.any():  # finite, and said to be wrong: the value of the site over its Gaussian at the mean
+    if failed.any():  # finite but marked as failed: the value of the site over its Gaussian at the mean
         at = np.flatnonzero(failed)
         value = sites.log_site((mean + prior_predictor)[None, at], at)[0]
         log_factor[at] = np.where(np.isfinite(value), value, 0.0) + 0.5 * tau[at] * mean[at] ** 2 - nu[at] * mean[at]
@@ -239,7 +240,7 @@ class Linearised(NamedTuple):
 
 @np.errstate(all="ignore")
 def linearise_shard(task: LineariseTask) -> Linearised:
-    """Return value, gradient and curvature of Σ log t at a point; convex pieces count as flat."""
+    """Return value, gradient and curvature of Σ log t at a point; convex parts count as flat."""
     design, offset, sites = task.shard.load()
     u = np.asarray(design @ task.point)
     s = (u + np.asarray(design @ task.centre) + offset)[None]

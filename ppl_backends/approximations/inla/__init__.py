@@ -1,4 +1,4 @@
-"""Nested Laplace approximations: marginals beyond Gaussian without sampling.
+"""Nested Laplace approximations: non-Gaussian marginals without sampling.
 
 =================  ====================================================================================
 ``conditional``    improved Laplace marginals, all grid points in one batched Newton

@@ -1,10 +1,10 @@
-r"""Improved Laplace marginals: the density of one coordinate by a Laplace approximation of all others at every value of it.
+r"""Improved Laplace marginals: the density of a coordinate, with a Laplace approximation of all others at each value.
 
     q(xⱼ = b) ∝ p(x̂(b), y) |H₋ⱼ(x̂(b))|^(−½)                (Tierney & Kadane 1986; Chopin & Ridgway 2017, section 3.2)
 
-x̂(b) is the mode given xⱼ = b, and H₋ⱼ the negative Hessian there without row and column j: not at the joint mode, and not
-carried from one b to the next. The modes of all coordinates at all grid points are climbed to in one batch, each from the
-conditional mean of the Gaussian at the joint mode.
+x̂(b) is the mode given xⱼ = b, and H₋ⱼ is the negative Hessian at x̂(b) without row and column j; it is neither that
+at the joint mode nor carried from one b to the next. One batch of climbs finds the modes of all coordinates at all
+grid points, each from the conditional mean of the Gaussian at the joint mode.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-HALF_WIDTH = 6.0  # standard deviations of the Gaussian that a grid covers at first
-SMALLEST_DROP = 14.0  # nats below its peak that a density has to be at both ends of its grid
-EXTENSIONS = 4  # times that a grid is made longer, by as many standard deviations as it had on that side
+HALF_WIDTH = 6.0  # standard deviations of the Gaussian that a grid covers initially
+SMALLEST_DROP = 14.0  # nats below its peak that a density must have at both ends of its grid
+EXTENSIONS = 4  # largest number of extensions of a grid, each by the number of standard deviations on that side
 FINE = 601  # points of a density
-GAIN = 1e-6  # nats that a Newton step may promise at a conditional mode
+GAIN = 1e-6  # expected gain, in nats, below which a Newton search for a conditional mode stops
 ITERATIONS, HALVINGS = 50, 25
 BLOCK_BYTES = 2**26  # of the Hessians of a batch
 
 
 class ConditionalModes(NamedTuple):
-    """Laplace approximations of ∫ p(x, y) dx₋ⱼ at given xⱼ, in logs ``(m,)``; ``-inf`` where a climb found no mode."""
+    """Laplace approximations of ∫ p(x, y) dx₋ⱼ at given xⱼ, in logs ``(m,)``; ``-inf`` if a climb found no mode."""
 
     log_integral: Array
     x: Array  # (m, d)
@@ -43,7 +43,7 @@ def conditional_modes(
 ) -> ConditionalModes:
     """Climb from points ``x`` ``(m, d)`` to the modes given their coordinates ``held`` ``(m,)``, all at once.
 
-    Where ``held`` is −1 no coordinate is, and the integral is over all of them.
+    If ``held`` is −1, no coordinate is fixed, and the integral is over all of them.
     """
     x = x.copy()
     log_integral = np.full(len(x), -np.inf)
@@ -55,7 +55,7 @@ def conditional_modes(
         step, log_determinant, gain, definite = _steps(-target.hessian(x[active]), gradient[active], held[active])
         constant = 0.5 * (target.dim - (held[active] >= 0)) * LOG_2PI
         settled = definite & (gain < largest_gain)
-        # What the last step would gain is added, and the step not taken.
+        # The expected gain of the last step is added, but the step is not made.
         log_integral[active] = np.where(settled, value[active] + gain + constant - 0.5 * log_determinant, -np.inf)
         moved = _move(target, x, value, gradient, active[~settled], step[~settled])
         active = active[~settled][moved]
@@ -65,7 +65,7 @@ def conditional_modes(
 def _steps(
     precision: Array, gradient: Array, held: NDArray[np.integer]
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Return Newton steps; where H is not positive definite, with the absolute values of its eigenvalues."""
+    """Return Newton steps; if H is not positive definite, use the absolute values of its eigenvalues."""
     whole = np.nan_to_num(precision)
     step, log_determinant, gain, definite = newton_steps(whole.copy(), gradient, held)
     for k in np.flatnonzero(~definite):
@@ -79,7 +79,7 @@ def _steps(
 def _move(
     target: BaseTarget, x: Array, value: Array, gradient: Array, rows: NDArray[np.integer], step: Array
 ) -> NDArray[np.bool_]:
-    """Take steps in place, each halved until it does not lose ground; return which rows moved."""
+    """Make steps in place, each halved until the log density does not decrease; return which rows moved."""
     moved = np.zeros(len(rows), dtype=bool)
     for halving in range(HALVINGS):
         left = np.flatnonzero(~moved)
@@ -96,7 +96,7 @@ def _move(
 
 
 class ImprovedLaplace(NamedTuple):
-    """Marginals, the log evidence that each of them integrates to ``(k,)``, and figures of how they were found."""
+    """Marginals, the log evidence that each of them integrates to ``(k,)``, and figures of the computation."""
 
     marginals: Marginals
     log_evidence: Array
@@ -133,7 +133,7 @@ def improved_marginals(
     return ImprovedLaplace(marginals, top + np.log(mass), {"failed_share": failed / total, "grid_points": float(total)})
 
 
-Curve = tuple[Array, Array]  # values of a coordinate in standard deviations from the mode, and log densities there
+Curve = tuple[Array, Array]  # values of a coordinate in standard deviations from the mode, and their log densities
 
 
 def _on_grid(
@@ -158,7 +158,7 @@ def _on_grid(
 
 
 def _beyond(z: Array, log_density: Array, points: int) -> Array:
-    """Return points beyond an end of a grid where the density has not fallen far enough yet."""
+    """Return points beyond an end of a grid at which the density has not decreased enough."""
     finite = np.isfinite(log_density)
     top = log_density[finite].max(initial=-np.inf)
     steps = np.linspace(0, HALF_WIDTH, points // 2 + 1)[1:]

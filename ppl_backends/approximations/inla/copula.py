@@ -1,4 +1,4 @@
-r"""A joint distribution with given marginals: a Gaussian whose every coordinate is taken through a map of its own.
+r"""A joint distribution with given marginals: a Gaussian with a separate increasing map for every coordinate.
 
 z ~ N(0, R), with R the correlations of the Gaussian at the mode, and xⱼ = Fⱼ⁻¹(Φ(zⱼ)): the marginals are those asked for,
 the dependence is the Gaussian's.
@@ -18,12 +18,12 @@ from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation, as_points
 
-NODES = np.linspace(-5.5, 5.5, 56)  # of the maps; beyond them they are straight
+NODES = np.linspace(-5.5, 5.5, 56)  # of the maps, which are linear beyond them
 INVERSIONS = 8  # Newton steps from a point to its score
 
 
 class MarginalMaps:
-    """Increasing maps z → x ``(dim,)`` that take standard normal scores to given marginals."""
+    """Increasing maps z → x ``(dim,)`` from standard normal scores to given marginals."""
 
     def __init__(self, marginals: Marginals) -> None:
         x = np.stack([_quantiles(g, p) for g, p in zip(marginals.grid, marginals.density, strict=True)], axis=1)
@@ -53,7 +53,7 @@ class MarginalMaps:
 
 
 def _quantiles(grid: Array, density: Array) -> Array:
-    """Return the quantiles at Φ(nodes), by the probabilities from both ends, so that neither tail is lost."""
+    """Return the quantiles at Φ(nodes), from the probabilities of both ends, so that both tails are accurate."""
     below = cumulative_trapezoid(density, grid, initial=0.0)
     above = cumulative_trapezoid(density[::-1], -grid[::-1], initial=0.0)[::-1]
     total = below[-1]
@@ -75,9 +75,9 @@ class GaussianCopula(Approximation):
     ----------
     names : tuple of str
     mean, sd : ndarray (dim,)
-        Of the marginals.
+        Moments of the marginals.
     cov : ndarray (dim, dim)
-        Theirs with the correlations of the Gaussian.
+        Covariance from the marginal standard deviations and the correlations of the Gaussian.
     log_evidence, log_evidence_se : float
     gaussian_at_mode : GaussianApproximation
         The Laplace approximation.
@@ -129,12 +129,12 @@ class GaussianCopula(Approximation):
         return self._scores
 
     def in_scores(self, target: BaseTarget) -> BaseTarget:
-        """Return a target in the scores z, where this approximation is N(0, R)."""
+        """Return a target in the scores z, in which this approximation is N(0, R)."""
         return _InScores(target, self._maps)
 
 
 class _InScores(BaseTarget):
-    """A target seen through increasing maps of its coordinates."""
+    """A target as a function of scores, by increasing maps of its coordinates."""
 
     def __init__(self, target: BaseTarget, maps: MarginalMaps) -> None:
         self._target, self._maps = target, maps

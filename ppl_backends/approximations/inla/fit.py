@@ -54,8 +54,8 @@ def fit_inla(
 ) -> INLAApproximation | IntegratedLaplace:
     """Fit improved Laplace marginals: at every value of a coordinate, a Laplace approximation of all the others.
 
-    Where the model is a latent Gaussian one with hyper-parameters, it is fitted given each of a lattice of them instead, and
-    integrated over them.
+    A latent Gaussian model with hyper-parameters is instead fitted at each point of a lattice of hyper-parameters, and
+    the fits are integrated over the lattice.
 
     Parameters
     ----------
@@ -64,34 +64,35 @@ def fit_inla(
     data : dict or path, optional
         Data of a Stan model.
     coordinates : sequence of int or str, optional
-        Of which unconstrained coordinates; all by default. The others keep the Gaussian at the mode. The cost of one is
-        ``points`` Newton climbs in all the others, whose steps cost a Hessian and its Cholesky factor each.
+        Unconstrained coordinates whose marginals are improved; all by default. The others keep the Gaussian at the
+        mode. The cost of one coordinate is ``points`` Newton climbs in all the others; each step costs a Hessian and
+        its Cholesky factor.
     hyper : "auto", sequence of int or str, or None
-        Which variables or unconstrained coordinates are hyper-parameters, one to six coordinates, to be integrated over:
-        every other coordinate of any model is then latent. ``"auto"``: those without which the model is a Gaussian times
-        sites of one linear predictor each, found as by :func:`~ppl_backends.fit_ep`, or those of a
+        Variables or unconstrained coordinates that are hyper-parameters, one to six coordinates, to be integrated
+        over; every other coordinate of any model is then latent. ``"auto"``: those without which the model is a
+        Gaussian times sites of one linear predictor each, found as by :func:`~ppl_backends.fit_ep`, or those of a
         :class:`~ppl_backends.LatentGaussian`. None: there are none.
     points : int
-        Values of every coordinate, six standard deviations to both sides of the mode; more are added where the density
-        has not fallen by 14 nats there. Between them its log is a cubic spline.
+        Number of values of every coordinate, up to six standard deviations on both sides of the mode; more are added
+        if the density has not fallen by 14 nats there. Between them its log is a cubic spline.
     initvals : array (dim,) or (n_starts, dim), or dict, optional
-        Where to look for the mode from, as for :func:`~ppl_backends.fit_laplace`.
+        Starting points of the search for the mode, as for :func:`~ppl_backends.fit_laplace`.
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     power_potentials : bool
     random_seed : int or numpy.random.Generator, optional
-        For dispersed starts, where the origin leads to no mode.
+        Seed of dispersed starts, used if the origin leads to no mode.
     progressbar : bool
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
-    INLAApproximation, or IntegratedLaplace where there are hyper-parameters
-        With ``pdf``, ``cdf``, ``quantile``, ``mean``, ``sd``, ``log_evidence`` and ``to_inference_data``. ``converged`` says
-        that it can be used: there is a mode, climbs find no other, and 256 of its points, weighted by the posterior, show
-        no mean more than a fifth of a standard deviation away and no standard deviation a fifth off. The reason against it
-        is in ``trouble``.
+    INLAApproximation, or IntegratedLaplace if there are hyper-parameters
+        With ``pdf``, ``cdf``, ``quantile``, ``mean``, ``sd``, ``log_evidence`` and ``to_inference_data``. ``converged`` is
+        True if the result can be used: there is a mode, climbs find no other, and 256 points weighted by the posterior
+        show no mean off by more than a fifth of a standard deviation and no standard deviation off by a fifth. Otherwise
+        ``trouble`` has the reason.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def fit_inla(
     Warns
     -----
     ApproximationWarning
-        If ``converged`` is False. Where there is no mode, the marginals are those of a Gaussian of bounded width.
+        If ``converged`` is False. Without a mode, the marginals are those of a Gaussian of bounded width.
 
     References
     ----------
@@ -149,7 +150,7 @@ def fit_inla(
 
 
 def _factors(target: BaseTarget) -> Any:
-    """Return the factors of a target without a description of its own; None where there are none."""
+    """Return the factors of a target without a latent description; None if there are none."""
     try:
         return target.factors if target.latent_gaussian is None else None
     except (ModelError, LinAlgError):
@@ -157,7 +158,7 @@ def _factors(target: BaseTarget) -> Any:
 
 
 def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, points: int) -> Any:
-    """Return the latent posterior that a target is given hyper-parameters; None where it has none."""
+    """Return the latent posterior that a target is given hyper-parameters; None if it has none."""
     if hyper is not None and not (isinstance(hyper, str) and hyper == "auto"):
         index, named = chosen(hyper, target.names), isinstance(initvals, Mapping)
         start = (
@@ -176,7 +177,7 @@ def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, poin
 def improve(
     target: BaseTarget, q: GaussianApproximation, index: NDArray[np.integer], points: int, share: float
 ) -> INLAApproximation:
-    """Return improved marginals about the Gaussian at a mode, with their verdict; another mode has ``share`` of the mass."""
+    """Return improved marginals about the Gaussian at a mode, with a verdict; another mode has ``share`` of the mass."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # long steps leave the support
         improved = improved_marginals(target, q, target.names, index, points)
     marginals = _with_gaussians(q, index, improved.marginals)
@@ -196,7 +197,7 @@ def improve(
 
 
 def _verdict(figures: dict[str, float], trouble: str) -> dict[str, Any]:
-    """Return ``trouble`` and ``converged`` from what the points say and from the other figures."""
+    """Return ``trouble`` and ``converged`` from the verdict of the points and from the other figures."""
     if trouble:
         trouble = f"the marginals are not the posterior's: by {POINTS} points {trouble}"
     elif figures["failed_share"] > LARGEST_FAILED_SHARE:
@@ -207,9 +208,9 @@ def _verdict(figures: dict[str, float], trouble: str) -> dict[str, Any]:
 
 
 def _with_gaussians(q: GaussianApproximation, index: NDArray[np.integer], improved: Marginals | None) -> Marginals:
-    """Return marginals of all coordinates: Gaussian ones but for those improved."""
+    """Return marginals of all coordinates: the improved ones, and Gaussian ones for the others."""
     z = np.linspace(-GAUSSIAN_RANGE, GAUSSIAN_RANGE, FINE)
-    # Where there is no mode a climb can end where a standard deviation is below the rounding of its mean.
+    # Without a mode a climb can end at a point where a standard deviation is below the rounding of its mean.
     sd = np.maximum(q.sd, SMALLEST_SD * (1.0 + np.abs(q.mean)))
     found = Marginals.of_densities(q.names, q.mean[:, None] + sd[:, None] * z, np.tile(norm.pdf(z), (q.dim, 1)))
     if improved is not None:
@@ -219,7 +220,7 @@ def _with_gaussians(q: GaussianApproximation, index: NDArray[np.integer], improv
 
 
 def _without_improvement(target: BaseTarget, q: GaussianApproximation) -> INLAApproximation:
-    """Return the Gaussian of a target without a mode as it is."""
+    """Return the Gaussian of a target without a mode, without improvement."""
     about: dict[str, Any] = {"target": target, "method": "inla", "diagnostics": q.diagnostics}
     marginals = _with_gaussians(q, np.arange(0), None)
     return INLAApproximation(q, marginals, converged=False, trouble=q.trouble, **about)

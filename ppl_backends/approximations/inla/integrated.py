@@ -1,8 +1,9 @@
 """Integration over hyper-parameters: latent posteriors given φ, mixed by the posterior of φ (Rue, Martino & Chopin 2009).
 
-The evidence at φ times the prior of φ is climbed to its mode; a lattice in its principal axes (one or two φ) or a net of
-weighted points (three and more) covers it. Latent marginals are mixtures of skew normal ones over its points. Marginals of φ
-come from an interpolation of its log posterior over the lattice, or from kernels around the points of a net.
+A climb finds the mode of the evidence at φ times the prior of φ; a lattice in its principal axes (one or two φ) or a
+net of weighted points (three and more) covers it. Latent marginals are mixtures of skew normal ones over its points.
+Marginals of φ come from an interpolation of its log posterior over the lattice, or from kernels around the points of a
+net.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.latent_gaussian import LatentFactors
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-SMALLEST_SHARE = 1e-5  # of the weights; points of less are left out
-GRID, HALF_WIDTH = 301, 6.0  # points of a marginal, and standard deviations that each component has of them
+SMALLEST_SHARE = 1e-5  # of the weights; points with less are left out
+GRID, HALF_WIDTH = 301, 6.0  # points of a marginal, and standard deviations of each component that it covers
 HYPER_GRID = 121  # points of each hyper-parameter, for the interpolation
 MOST_SKEWED = 0.95  # skew normal densities have less than 0.995
 LARGEST_SKEWNESS = 1.0
@@ -61,12 +62,12 @@ class SparseLatent:
         return fit_latent(given, start.mode, None if start.precision is None else start.precision.factor.order)
 
     def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
-        """Return the fit: its terms of second order are in it."""
+        """Return the fit, which already includes its terms of second order."""
         return fit
 
 
 class _Posterior:
-    """Log posterior of φ; None where there is no proper approximation."""
+    """Log posterior of φ; None if there is no proper approximation."""
 
     def __init__(self, described: Any) -> None:
         self._described = described
@@ -82,7 +83,7 @@ class _Posterior:
         except (ModelError, LinAlgError, FloatingPointError):
             return None
         value = fit.log_evidence + self._described.log_hyper_prior(phi)
-        # The factor of a large precision takes more memory than all else: it is made again where draws are asked for.
+        # The factor of a large precision takes most of the memory: it is recomputed when draws are needed.
         return Node(phi, float(value), fit._replace(precision=None)) if np.isfinite(value) else None
 
     def gradient(self, node: Node) -> Array | None:
@@ -103,18 +104,19 @@ class IntegratedLaplace(WithMarginals):
     ----------
     names : tuple of str
     mean, sd, std : ndarray (dim,)
-        Of the marginals, of hyper-parameters and latent variables in the target's order.
+        Moments of the marginals, of hyper-parameters and latent variables in the target's order.
     log_evidence : float
         Approximate: log of the integral over φ of Laplace's evidences with their terms of second order.
     hyper : HyperParameters
         Points of φ with their weights.
     converged : bool
     trouble : str
-        The reason why not, with its figure.
+        The reason if it did not converge, with its figure.
     diagnostics : dict
-        ``fits``, ``design_points`` and ``effective_points`` of φ, and at the most probable one ``evidence_correction`` (terms
-        of second order), ``mean_shift`` (largest distance of a mean from the mode, in standard deviations), ``sd_ratio``
-        (farthest from one, of a standard deviation over that of the Gaussian at the mode) and ``skewness`` (largest).
+        ``fits``, ``design_points`` and ``effective_points`` of φ, and at the most probable point
+        ``evidence_correction`` (terms of second order), ``mean_shift`` (largest distance of a mean from the mode, in
+        standard deviations), ``sd_ratio`` (the ratio, farthest from one, of a standard deviation to that of the
+        Gaussian at the mode) and ``skewness`` (largest).
 
     Examples
     --------
@@ -142,7 +144,7 @@ class IntegratedLaplace(WithMarginals):
 
     @property
     def cov(self) -> Array:
-        """Refuse: latent variables may be too many."""
+        """Raise an error, because there may be too many latent variables for a covariance."""
         raise ModelError("nested approximations have no covariance of all coordinates; take that of sample(n, rng)")
 
     def marginals(self, coordinates: Any = None) -> Marginals:
@@ -175,7 +177,7 @@ class IntegratedLaplace(WithMarginals):
         return x
 
     def log_density(self, x: Array) -> Array:
-        """Refuse: the joint density of nested approximations is not known."""
+        """Raise an error, because nested approximations have no joint density."""
         raise ModelError(
             "nested approximations have marginal densities, pdf(x), and no joint one; use fit_ep for a mixture"
         )
@@ -184,7 +186,7 @@ class IntegratedLaplace(WithMarginals):
         return self.log_density(x), np.zeros_like(x)
 
     def from_uniform(self, u: Array) -> Array:
-        """Refuse: use draws."""
+        """Raise an error, because nested approximations are not a map of the cube."""
         raise ModelError("nested approximations are not a map of a cube; use sample(n, rng)")
 
 
@@ -217,7 +219,7 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
 
 
 def _improved(described: Any, node: Node) -> Node:
-    """Return a node with moments beyond the Gaussian at its mode."""
+    """Return a node with non-Gaussian moments at its mode."""
     fit = described.improved(node.phi, node.fit)
     return Node(node.phi, node.log_posterior + fit.log_evidence - node.fit.log_evidence, fit)
 
@@ -262,7 +264,7 @@ def _result(
 
 
 def _trouble(figures: dict[str, float], gain: float) -> str:
-    """Return why the expansion about the modes cannot be trusted; empty where it can."""
+    """Return why the expansion about the modes cannot be trusted; empty if it can."""
     if not gain < 1e4 * GAIN:
         return f"the search for the mode of the latent variables did not converge (expected gain {gain:.2g} nats)"
     if not SD_RANGE[0] <= figures["sd_ratio"] <= SD_RANGE[1]:
@@ -273,7 +275,7 @@ def _trouble(figures: dict[str, float], gain: float) -> str:
 
 
 def _latent_densities(fits: list[LatentFit], weights: Array, index: NDArray[np.integer]) -> tuple[Array, Array]:
-    """Return grids and densities ``(k, m)``: skew normal ones with the moments at each φ, mixed."""
+    """Return grids and densities ``(k, m)``: mixtures of skew normal densities with the moments at each φ."""
     means, sds = (
         np.stack([part[index] for part in parts]) for parts in zip(*[(f.mean, f.sd) for f in fits], strict=True)
     )
@@ -324,7 +326,7 @@ def _interpolated(names: tuple[str, ...], nodes: list[Node]) -> Marginals:
 
 
 def _kernels(names: tuple[str, ...], points: Array, weights: Array, spread: float) -> Marginals:
-    """Return the marginals of φ from normal kernels around weighted points, which leave mean and variance as they are."""
+    """Return the marginals of φ from normal kernels around weighted points; the kernels preserve mean and variance."""
     mean = weights @ points
     sd = np.sqrt(weights @ (points - mean) ** 2)
     pulled = mean + np.sqrt(1 - spread**2) * (points - mean)

@@ -1,4 +1,4 @@
-"""Newton steps with one coordinate held, for a batch of points, compiled."""
+"""Compiled Newton steps with one fixed coordinate, for a batch of points."""
 
 from __future__ import annotations
 

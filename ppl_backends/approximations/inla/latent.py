@@ -2,15 +2,15 @@ r"""The posterior of latent variables given hyper-parameters, by sparse matrices
 
 With the Gaussian N(θ̂, H⁻¹) at the mode, H = Q + AᵀWA and s = Aθ + b:
 
-* means solve AᵀE[∂ log t(s)] = Q(θ − m), the expectation under the Gaussian: of all Gaussians with this covariance the one
-  nearest in Kullback–Leibler divergence (van Niekerk & Rue 2024);
+* means solve AᵀE[∂ log t(s)] = Q(θ − m), the expectation under the Gaussian; of all Gaussians with this covariance
+  this is the nearest in Kullback–Leibler divergence (van Niekerk & Rue 2024);
 * precisions are Q + AᵀW₂A − AᵀMA, with W₂ = −E[∂² log t] there and Mᵢₖ = ½ κᵢκₖ cov(sᵢ, sₖ)², κ = E[∂³ log t];
 * third moments are Σᵢ κᵢ cov(θⱼ, sᵢ)³;
 * the evidence is Laplace's times E[tᵢ/t̃ᵢ] of every site over its quadratic t̃ᵢ at the mode, and pairs of sites add
   Σᵢ≠ₖ κᵢκₖ (⅛ vᵢ vᵢₖ vₖ + vᵢₖ³/12) to its log (Shun & McCullagh 1995), v being the covariance of s.
 
-Up to 500 coordinates all covariances are known. Above, those in the pattern of the sparse factor are, and the sums over pairs
-of sites keep i = k only, but for the first term of the evidence, which takes one solution.
+Up to 500 coordinates all covariances are computed. Above, those in the pattern of the sparse factor are computed, and
+the sums over pairs of sites keep only i = k, except for the first term of the evidence, which takes one solution.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in
 from ppl_backends.targets.latent_gaussian import LatentFactors
 from ppl_backends.targets.protocol import Array, Index
 
-GAIN = 1e-10  # nats that a step may promise at the mode
+GAIN = 1e-10  # expected gain of a step, in nats, below which the search for the mode stops
 ITERATIONS, HALVINGS, MEAN_STEPS = 60, 25, 30
 DENSE = 500  # coordinates, and twice as many sites, up to which all covariances are computed
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
@@ -48,7 +48,7 @@ class Precision:
             self.log_determinant += np.linalg.slogdet(self._inner)[1] - np.linalg.slogdet(gram)[1]
 
     def project(self, x: Array) -> Array:
-        """Return points ``(d,)`` or ``(d, k)`` moved onto Cθ = 0, as the Gaussian given that is."""
+        """Return points ``(d,)`` or ``(d, k)`` projected onto Cθ = 0, as for the conditional Gaussian."""
         return x if self._c is None else x - self._gain @ np.linalg.solve(self._inner, self._c @ x)
 
     def solve(self, right: Array) -> Array:
@@ -99,7 +99,7 @@ class LatentFit(NamedTuple):
     mean: Array
     sd: Array
     skewness: Array
-    precision: Any  # that draws come from; None where it is not kept
+    precision: Any  # from which draws are made; None if it is not kept
     log_evidence: float
     figures: dict[str, float]
 
@@ -112,7 +112,7 @@ class _Mode(NamedTuple):
 
 
 def fit_latent(given: LatentFactors, start: Array | None = None, order: Index | None = None) -> LatentFit:
-    """Fit the posterior of θ given φ, from a neighbour's mode, and by the order of its factor, where they are known.
+    """Fit the posterior of θ given φ; use a neighbour's mode and the order of its factor, if given.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def fit_latent(given: LatentFactors, start: Array | None = None, order: Index | 
 
 
 def find_mode(given: LatentFactors, start: Array, order: Index | None = None) -> _Mode:
-    """Climb to the mode by Newton's method with halved steps; the pattern of its matrices, and so their order, stays."""
+    """Climb to the mode by Newton's method with halved steps; the pattern and order of its matrices are constant."""
     theta, precision, gain = start, None, np.inf
     value = _objective(given, theta)
     for _ in range(ITERATIONS):
@@ -177,7 +177,7 @@ def _objective(given: LatentFactors, theta: Array) -> float:
 
 
 def _curved(given: LatentFactors, weights: Array, order: Index | None) -> Precision:
-    """Return Q + AᵀWA; with the negative weights of sites that are not log-concave left out where it is indefinite."""
+    """Return Q + AᵀWA; if it is indefinite, leave out the negative weights of sites that are not log-concave."""
     try:
         return Precision(given.precision + given.design.T @ sparse.diags(weights) @ given.design, given, order)
     except LinAlgError:
@@ -225,7 +225,7 @@ def _evidence_terms(given: LatentFactors, s: Array, known: Covariances, precisio
 def _second_order_precision(
     given: LatentFactors, known: Covariances, weights: Array, third: Array, order: Index
 ) -> tuple[Precision, Covariances]:
-    """Return the precision with its terms of second order, or without them where it is indefinite with them."""
+    """Return the precision with its terms of second order, or without them if they make it indefinite."""
     matrix = given.precision + given.design.T @ sparse.diags(weights) @ given.design
     if known.of_sites.ndim == 2:
         between = 0.5 * np.outer(third, third) * known.of_sites**2

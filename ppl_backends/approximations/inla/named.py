@@ -1,4 +1,4 @@
-"""Hyper-parameters that the user names: given them, all other coordinates of any target with a Hessian are latent."""
+"""Hyper-parameters that the user names: all other coordinates of any target with a Hessian are then latent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-GAIN = 1e-10  # nats that a step may promise at the mode given φ
+GAIN = 1e-10  # expected gain of a step, in nats, below which the search for the mode given φ stops
 
 
 class Centred:
@@ -44,7 +44,7 @@ class NamedHyperParameters:
         self.start = point[self.hyper_coordinates]
 
     def log_hyper_prior(self, phi: Array) -> float:
-        """Return zero: the target's density holds the prior."""
+        """Return zero, because the target's density includes the prior."""
         return 0.0
 
     def fit(self, phi: Array, start: LatentFit | None) -> LatentFit:
@@ -62,7 +62,7 @@ class NamedHyperParameters:
         return LatentFit(mode, mode, q.sd, np.zeros(len(mode)), Centred(q), log_evidence, figures)
 
     def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
-        """Return the moments of improved Laplace marginals given φ, and the evidence of 256 weighted points."""
+        """Return the moments of improved Laplace marginals given φ, and the evidence from 256 weighted points."""
         given = self._given(phi)
         gaussian = self.fit(phi, fit).precision.gaussian
         q = GaussianApproximation(gaussian.mean, cholesky=gaussian.factor, names=given.names)

@@ -1,4 +1,4 @@
-"""The result of ``fit_inla``: marginals beyond Gaussian, evidence and a joint distribution to draw from."""
+"""The result of ``fit_inla``: non-Gaussian marginals, evidence and a joint distribution that can be sampled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppl_backends.targets.protocol import Array
 
 
 class WithMarginals(Approximation):
-    """An approximation that knows the density of every coordinate."""
+    """An approximation with the density of every coordinate."""
 
     def marginals(self, coordinates: Any = None) -> Marginals:
         """Return the marginal densities on their grids, of all coordinates or of some, by name or number."""
@@ -42,19 +42,20 @@ class INLAApproximation(WithMarginals, GaussianCopula):
     ----------
     names : tuple of str
     mean, sd, std : ndarray (dim,)
-        Of the marginals.
+        Moments of the marginals.
     cov : ndarray (dim, dim)
-        Theirs with the correlations of the Gaussian.
+        Covariance from the marginal standard deviations and the correlations of the Gaussian.
     log_evidence, log_evidence_se : float
-        Approximate, from 256 points of this distribution weighted by the posterior; the error is theirs.
+        Approximate, from 256 points of this distribution weighted by the posterior, with their Monte Carlo error.
     gaussian_at_mode : GaussianApproximation
         The Laplace approximation.
     converged : bool
     trouble : str
-        The reason why not, with its figure.
+        The reason if it did not converge, with its figure.
     diagnostics : dict
-        ``laplace_log_evidence``; ``grid_points``, the conditional modes that were climbed to, and ``failed_share``, of them
-        without a mode; ``other_mode_share``; and of the 256 points those of :func:`~ppl_backends.fit_laplace`.
+        ``laplace_log_evidence``; ``grid_points``, the number of climbs to conditional modes; ``failed_share``, the
+        share of them without a mode; ``other_mode_share``; and from the 256 points those of
+        :func:`~ppl_backends.fit_laplace`.
 
     Examples
     --------

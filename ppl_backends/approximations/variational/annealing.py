@@ -1,7 +1,7 @@
-"""Deterministic annealing: the fit is carried along a ladder of temperatures, from the prior to the posterior.
+"""Deterministic annealing: fits along a ladder of temperatures, from the prior to the posterior.
 
-At λ the target is p(θ) L(θ)^λ, or p(θ, y)^λ where prior and likelihood are not known apart: flat at first, so that an
-optimum found early is a broad one, and each fit starts from the last (Rose 1998; Alquier, Ridgway & Chopin 2016).
+At λ the target is p(θ) L(θ)^λ, or p(θ, y)^λ if prior and likelihood cannot be separated. It is flat at first, so that
+an optimum found early is broad. Each fit starts from the previous one (Rose 1998; Alquier, Ridgway & Chopin 2016).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TemperedJoint(WrappedTarget):
         return JointEvaluation(self.power * value, self.power * slope)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Return λ times that of the joint."""
+        """Return λ times the Hessian of the joint."""
         return self.power * self.target.hessian(x, part)
 
     def tempered(self, power: float) -> TemperedJoint:
@@ -61,12 +61,12 @@ def ladder(annealing: int | Sequence[float]) -> Array:
 
 
 def tempered(target: BaseTarget, power: float) -> BaseTarget:
-    """Return p(θ) L(θ)^λ where the split is known, else p(θ, y)^λ."""
+    """Return p(θ) L(θ)^λ if the split is known, else p(θ, y)^λ."""
     return with_power(target, power) if target.has_split else TemperedJoint(target, power)
 
 
 def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Gaussian:
-    """Return the Gaussian with the medians and robust widths of prior draws; a standard normal where there are none."""
+    """Return the Gaussian with the medians and robust widths of prior draws; a standard normal if there are none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -4,8 +4,8 @@ r"""Rules that turn a noisy gradient g into a step of ascent.
     adam       step · m̂ / (√v̂ + ε), running means of g and g² without their bias (Kingma & Ba 2015)
     adagrad    step · g / √(g₁² + … + g_t²) (Duchi, Hazan & Singer 2011)
 
-Parameters are in the units of a base Gaussian, where a constant length suits all of them. Adam and Adagrad give every
-parameter a length of its own, so that they need no such units.
+Parameters are in the units of a base Gaussian, in which a constant step length suits all of them. Adam and Adagrad
+adapt a separate length for every parameter and need no such units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8
 
 
 class Constant:
-    """Steps in proportion to the gradient, cut at a length."""
+    """Steps in proportion to the gradient, of bounded length."""
 
     default = 0.25  # the Hessian of the bound is about 1, and 2 on log scales, in the base's units
 

@@ -22,7 +22,7 @@ class SampleAverage:
         self.target, self.family, self.z = target, family, z
 
     def __call__(self, p: Array) -> tuple[float, Array]:
-        """Return value and gradient; ``-inf`` where any point has no density."""
+        """Return value and gradient; ``-inf`` if the density is zero at any point."""
         with np.errstate(all="ignore"):  # long steps overflow
             x = self.family.points(p, self.z)
             if not np.isfinite(x).all():
@@ -36,7 +36,7 @@ class SampleAverage:
 
 
 class Search(NamedTuple):
-    """Limits of an optimiser: points of its first and largest sample, and iterations in all or with a fixed sample."""
+    """Limits of an optimiser: points of its first and largest sample, and iterations in total or with a fixed sample."""
 
     draws: int
     max_draws: int
@@ -66,7 +66,7 @@ class VariationalFit(NamedTuple):
 
 
 class BoundEstimate(NamedTuple):
-    """The bound on points that the fit has not seen, and what their weights p/q say (see :func:`figures_of_weights`)."""
+    """The bound on fresh points, and diagnostics of their weights p/q (see :func:`figures_of_weights`)."""
 
     elbo: float
     standard_error: float
@@ -77,7 +77,7 @@ class BoundEstimate(NamedTuple):
 
 
 def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Generator, qmc: bool = True) -> BoundEstimate:
-    """Return the mean of log p − log q over eight independent scrambles with ``draws`` points in all."""
+    """Return the mean of log p − log q over eight independent scrambles with ``draws`` points in total."""
     each = max(2, -(-draws // REPLICATES))
     x = np.concatenate([q.place(normal_noise(each, q.dim, rng, qmc)) for _ in range(REPLICATES)])
     with np.errstate(all="ignore"):

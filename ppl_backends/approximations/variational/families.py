@@ -4,9 +4,9 @@ r"""Gaussian families as maps of standard normal noise, x = m + F z: F is diagon
     low_rank     F = diag(s) (B, I), B (d, r)     (2 + r) d
     dense        F lower triangular               d + d (d + 1) / 2
 
-Parameters are measured from a base Gaussian (Laplace's, or the fit at the last sample size), in units of its own
-widths: m = m₀ + W a, log s = log s₀ + ρ, F = L₀ T. Were the posterior the base, the Hessian of the negative evidence lower
-bound would be the identity, up to a factor 2 on log scales; so quasi-Newton and gradient steps need no tuning.
+Parameters are measured from a base Gaussian (Laplace's, or the fit at the last sample size), in units of its widths: m
+= m₀ + W a, log s = log s₀ + ρ, F = L₀ T. If the posterior is the base, the Hessian of the negative evidence lower
+bound is the identity, up to a factor 2 on log scales. So quasi-Newton and gradient steps need no tuning.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Location:
 class Diagonal:
     """Independent coordinates, plus r common factors: x = m + s (z + B u), with noise (u, z) of r + dim columns.
 
-    With the square root I + B Bᵀ of dim columns in place of noise of the factors' own, directions orthogonal to a
-    sample smaller than dim could widen at no cost. ``directions`` of zero are a saddle point; without them it is
-    mean-field.
+    The factors use noise columns of their own. With the square root I + B Bᵀ of dim columns instead, directions
+    orthogonal to a sample smaller than dim could widen at no cost. ``directions`` of zero are a saddle point; without
+    them the family is mean-field.
     """
 
     def __init__(self, location: Location, scales: Array, directions: Array | None = None) -> None:
@@ -102,7 +102,7 @@ class Diagonal:
         return scales, vectors * np.sqrt(np.sqrt(1 + singular**2) - 1)
 
     def rebased(self, p: Array) -> Diagonal:
-        """Measure parameters from another member; the whitening of the mean stays."""
+        """Return the family with parameters measured from another member; the whitening of the mean is unchanged."""
         mean, scales, b = self._parts(p)
         return Diagonal(Location(mean, self.location.whitener), scales, b)
 
@@ -167,20 +167,20 @@ class FullRank:
         return self._parts(p)[1], None
 
     def rebased(self, p: Array) -> FullRank:
-        """Measure parameters from another member."""
+        """Return the family with parameters measured from another member."""
         return FullRank(*self._parts(p))
 
 
 Family = Diagonal | FullRank
-"""``p`` is the flat parameter vector of a member, zero at the base; ``factors`` counts the columns of noise that come before
+"""``p`` is the flat parameter vector of a member, zero at the base; ``factors`` counts the columns of noise before
 those of the coordinates."""
 
 
 def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.random.Generator) -> Any:
     """Return the family of that name around a Gaussian given by its factor, a triangle or standard deviations.
 
-    Mean-field starts from the conditional standard deviations, which are optimal where the posterior is Gaussian; low
-    rank from the same and the widest directions of what is left.
+    Mean-field starts from the conditional standard deviations, which are optimal if the posterior is Gaussian; low
+    rank starts from these and the widest directions of the remainder.
     """
     dim = len(mean)
     if name == "dense":
@@ -197,6 +197,6 @@ def make_family(name: str, mean: Array, cholesky: Array, rank: int, rng: np.rand
 
 
 def _widest(root: Array, rank: int) -> Array:
-    """Return B such that I + B Bᵀ has the ``rank`` largest eigenvalues of the matrix root rootᵀ, no less than one."""
+    """Return B such that I + B Bᵀ has the ``rank`` largest eigenvalues of the matrix root rootᵀ, at least one."""
     vectors, singular, _ = np.linalg.svd(root)
     return vectors[:, :rank] * np.sqrt(np.maximum(singular[:rank] ** 2 - 1, 1e-4))

@@ -1,9 +1,9 @@
 r"""Gaussian variational inference: the Gaussian closest to the posterior in KL(q ‖ p), for any target.
 
-By default the bound is maximised on a fixed sample of scrambled Sobol noise by quasi-Newton steps that start from Laplace's
+By default quasi-Newton steps maximise the bound on a fixed sample of scrambled Sobol noise. They start from Laplace's
 Gaussian, in its units, and the sample doubles until the answer stops changing; see :mod:`.sample_average`. Stochastic
-gradients serve minibatches, score functions targets without gradients. In every case the bound is then estimated on
-fresh points, which says how good the Gaussian is, not how well the optimiser did on its own sample.
+gradients handle minibatches, and score functions handle targets without gradients. In every case the bound is then
+estimated on fresh points. This measures how good the Gaussian is, not how well the optimiser did on its own sample.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 FAMILIES = ("auto", "diagonal", "low_rank", "dense")
 AUTO_FULL_RANK_DIM = 150
-AUTO_LOW_RANK_DIM = 2000  # Laplace's Gaussian is dense up to here, and gives the directions to start from
+AUTO_LOW_RANK_DIM = 2000  # up to here Laplace's Gaussian is dense, and gives the initial directions
 DEFAULT_RANK = 10
 BOUND_DRAWS = 2048
 PILOT_DRAWS = 32
 HALVINGS = 40
 SHORT_ITERATIONS = 50
 CLIMBS = 10  # hundreds of quasi-Newton steps
-SUBSET_BATCHES = 10  # rows, in minibatches, that Laplace's start is computed from
+SUBSET_BATCHES = 10  # minibatches of rows from which Laplace's start is computed
 
 
 @checked(
@@ -114,18 +114,18 @@ def fit_vi(
     family : {"auto", "diagonal", "low_rank", "dense"}
         Covariance: diagonal, diagonal widened along ``rank`` directions, or any. ``"auto"`` is full rank up to 150
         coordinates, low rank up to 2,000 and mean-field above. A mean-field fit has standard deviations near the
-        *conditional* ones, too small wherever coordinates are correlated.
+        *conditional* ones, which are too small if coordinates are correlated.
     rank : int, optional
-        10 by default.
+        Number of directions of ``"low_rank"``; 10 by default.
     method : {"auto", "fixed", "stochastic"}
         ``"fixed"`` keeps the noise fixed and takes quasi-Newton steps; ``"stochastic"`` takes gradient steps with fresh
         noise. ``"auto"`` is fixed, unless ``minibatch``, ``optimizer`` or ``step`` is given.
     gradient : {"auto", "reparameterised", "score"}
-        ``"score"`` needs values of the log density only; ``"auto"`` chooses it where the target has no gradient.
+        ``"score"`` needs only values of the log density; ``"auto"`` chooses it if the target has no gradient.
     optimizer : {"auto", "constant", "adam", "adagrad"}
         Rule of the gradient steps of ``method="stochastic"``; ``"auto"`` is constant lengths.
     step : float, optional
-        Length that the rule begins with, in the units of ``initial``: 0.25, or 0.1 for Adam and Adagrad.
+        Initial step length, in the units of ``initial``: 0.25, or 0.1 for Adam and Adagrad.
     initial : {"auto", "laplace", "prior"}, approximation or array (dim,)
         Start of the fit, and its units. ``"auto"`` is Laplace; with ``annealing`` it is the prior, and for score gradients a
         standard normal around the mean of ``initial_points``.
@@ -135,24 +135,24 @@ def fit_vi(
     minibatch : int, optional
         Rows of data per step, through ``target.observations``.
     draws, max_draws : int, optional
-        Points of the first sample (8 a step with ``method="stochastic"``, which rounds down to powers of two) and of the
-        largest.
+        Points of the first sample (8 per step with ``method="stochastic"``, which rounds down to powers of two) and of
+        the largest.
     tolerance : float
         Root mean square change of means, in posterior standard deviations, and of log standard deviations, between the
         last two samples (or phases).
     max_iterations : int, optional
-        Per sample (500), or in all with stochastic gradients (20,000) and scores (100).
+        Per sample (500), or in total with stochastic gradients (20,000) and scores (100).
     elbo_draws : int
         Fresh points for the bound, its standard error and Pareto k.
     qmc : bool
-        Scrambled Sobol noise, else random.
+        Whether to use scrambled Sobol noise (True) or random noise (False).
     power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     power_potentials : bool
     random_seed : int or numpy.random.Generator, optional
     progressbar : bool
     **target_options
-        Passed on to :func:`ppl_backends.as_target`.
+        Passed to :func:`ppl_backends.as_target`.
 
     Returns
     -------
@@ -220,7 +220,7 @@ def fit_vi(
 
 
 def _rule(optimizer: str, step: float | None) -> dict[str, Any]:
-    """Return what was asked for of gradient steps; empty where nothing was."""
+    """Return the options of gradient steps that were given; empty if there are none."""
     return ({} if optimizer == "auto" else {"optimizer": optimizer}) | ({} if step is None else {"step": step})
 
 
@@ -249,13 +249,13 @@ def _choices(
 
 
 def _evaluated(target: BaseTarget, gradient: str) -> BaseTarget:
-    """Return the target as the fit evaluates it: small ones by one compiled program."""
+    """Return the target in the form that the fit evaluates: small targets by one compiled program."""
     small = target.dim <= LARGEST_NEWTON_DIM and gradient == "reparameterised"
     return target.with_fixed_batch_size() if small else target
 
 
 def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
-    """Return the size of the first sample: for a full-rank factor above dim, else its bound has no maximum."""
+    """Return the size of the first sample; it exceeds dim for a full-rank factor, whose bound has no maximum otherwise."""
     if method == "stochastic":
         return 8
     least = 8 * dim if family == "dense" and gradient != "score" else 256 if family == "low_rank" else 64
@@ -269,7 +269,7 @@ def _most_draws(method: str, first: int) -> int:
 def _optimiser(
     method: str, gradient: str, minibatch: int | None, climbs: Mapping[str, Any]
 ) -> tuple[Callable[..., VariationalFit], int]:
-    """Return the optimiser chosen, and its iterations by default: of a sample (fixed ones), or in all."""
+    """Return the optimiser, and its default number of iterations: per sample (fixed), or in total."""
     if gradient == "score":
         return fit_by_scores, 100
     if method == "stochastic":
@@ -280,7 +280,7 @@ def _optimiser(
 def _bases(
     target: BaseTarget, start: Any, annealing: Any, gradient: str, minibatch: int | None, rng: np.random.Generator
 ) -> list[Gaussian]:
-    """Return the Gaussian that the fit starts from; where Laplace finds no mode, the prior's beside what it has."""
+    """Return the Gaussian that the fit starts from; if Laplace finds no mode, return the prior's as well."""
     if isinstance(start, str):
         if start == "prior" or (start == "auto" and annealing is not None):
             found = [prior_gaussian(target, rng)]
@@ -304,20 +304,20 @@ def _bases(
 
 
 def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.Generator) -> list[Any]:
-    """Return Laplace's Gaussian (of a subset of the data, with minibatches); two candidates where it is a poor start."""
+    """Return Laplace's Gaussian (of a subset of the data, with minibatches); two candidates if it is a poor start."""
     seen = target
     if minibatch is not None:
         rows = rng.integers(target.observations.n, size=SUBSET_BATCHES * minibatch)  # type: ignore[union-attr]
         seen = SubsetTarget(target, rows)
     try:
         laplace = _laplace(seen, rng)
-    except (ModelError, LinAlgError):  # no point, or no curvature, that a Gaussian could be made of
+    except (ModelError, LinAlgError):  # no point or no curvature for a Gaussian
         return [prior_gaussian(target, rng)]
     return [laplace, prior_gaussian(target, rng)] if is_poor_start(laplace) else [laplace]
 
 
 def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximation:
-    """Return Laplace's Gaussian; with many coordinates a dense one only where a cheap climb has found the mode."""
+    """Return Laplace's Gaussian; with many coordinates a dense one only if a cheap climb has found the mode."""
     start = None
     if target.dim > LARGEST_NEWTON_DIM:
         found = gaussian_at_mode(target, dense=False, max_iterations=CLIMBS, random_seed=rng)
@@ -328,7 +328,7 @@ def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximat
 
 
 def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian | None:
-    """Return the base, narrowed until the density is finite at all of a few of its points; None where it never is."""
+    """Return the base, narrowed until the density is finite at all of a few of its points; None if it never is."""
     z = rng.standard_normal((PILOT_DRAWS, target.dim))
     q = Gaussian(base.mean, base.cholesky)
     for _ in range(HALVINGS):
@@ -341,7 +341,7 @@ def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian
 
 
 def _best(target: BaseTarget, members: list[Any], tolerance: float, rng: np.random.Generator) -> Any:
-    """Return the start that a short fit on a small sample takes to the highest bound."""
+    """Return the start from which a short fit on a small sample reaches the highest bound."""
     if len(members) == 1:
         return members[0]
     search = Search(
@@ -360,7 +360,7 @@ def _anneal(
     rng: np.random.Generator,
     progress: ChainProgress,
 ) -> Any:
-    """Return the family based at the fit of the last temperature, each from the one before on a sample of its own."""
+    """Return the family based at the fit of the last temperature; each fit starts from the previous one."""
     draws = search.draws if gradient == "score" else max(search.draws, 64)
     optimise, iterations = (fit_by_scores, 10) if gradient == "score" else (fit_fixed_samples, SHORT_ITERATIONS)
     short = search._replace(draws=draws, max_draws=draws, max_iterations=iterations)
@@ -371,7 +371,7 @@ def _anneal(
 
 
 def _reporter(progress: ChainProgress, tolerance: float) -> Callable[[int, float, float], None]:
-    """Return a function that shows a sample's figures; it estimates the share done from the change."""
+    """Return a function that shows a sample's figures; it estimates progress from the change."""
 
     def report(draws: int, bound: float, change: float) -> None:
         done = 0.5 + 0.5 * min(1.0, tolerance / max(change, 1e-12)) ** 0.5
@@ -415,7 +415,7 @@ def _result(
 
 
 def _contradicted(bound: BoundEstimate) -> str:
-    """Return why the weights of fresh points say that the Gaussian is far from the posterior; empty where they do not."""
+    """Return why the weights of fresh points show that the Gaussian is far from the posterior; empty if they do not."""
     if heavy_tail(bound.pareto_k, bound.tail_share):
         return f"Pareto k {bound.pareto_k:.2f} > {LARGEST_PARETO_K}"
     if bound.distance > 1:
@@ -447,17 +447,18 @@ def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, toler
 
 
 class VariationalApproximation(GaussianApproximation):
-    """The Gaussian of :func:`ppl_backends.fit_vi`; it has no evidence, but a lower bound of it.
+    """The Gaussian of :func:`ppl_backends.fit_vi`; it has a lower bound of the evidence, but no evidence.
 
     Attributes
     ----------
     family : {"diagonal", "low_rank", "dense"}
     elbo, elbo_se : float
-        Lower bound of the log evidence, on points that the fit has not seen, and its standard error.
+        Lower bound of the log evidence, on fresh points, and its standard error.
     pareto_k : float
-        Of the importance weights p/q. Above 0.7 the Gaussian is too far from the posterior to be corrected by weights.
+        Pareto k of the importance weights p/q. Above 0.7 the Gaussian is too far from the posterior to be corrected by
+        weights.
     evidence_note : str or None
-        That the bound is known up to a constant only, where the prior is improper.
+        A note that the bound is known only up to a constant, if the prior is improper.
     history : dict of str to array
         Per sample size (or phase): ``draws``, ``elbo``, ``iterations``, ``change``.
 

@@ -1,8 +1,8 @@
 """The bound maximised on a fixed sample by quasi-Newton steps, on samples that grow until the answer stops changing.
 
-With the noise fixed the bound is a smooth deterministic function: no learning rate, and a line search that cannot lose
-ground. What is left is the error of the sample itself. It is seen directly, by how far means and scales move between
-independent samples of n and 2n points.
+With fixed noise the bound is a smooth deterministic function: there is no learning rate, and the line search never
+decreases the objective. The remaining error is that of the sample. The change of means and scales between independent
+samples of n and 2n points measures it directly.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Maximum(NamedTuple):
 
 
 class _Climb:
-    """A maximisation as ``scipy.optimize.minimize`` sees it: a finite function, and a callback that knows when to stop.
+    """A maximisation in the form that ``scipy.optimize.minimize`` expects: a finite function, and a callback that stops it.
 
-    Where the objective is ``-inf``, a parabola whose minimum is a quarter of the step stands for it. A Newton step
-    would gain ½ gᵀHg, with the larger of the identity and the curvature of the last step for H.
+    If the objective is ``-inf``, it is replaced by a parabola whose minimum is at a quarter of the step. A Newton step
+    would gain ½ gᵀHg, where H is the larger of the identity and the curvature of the last step.
     """
 
     def __init__(self, objective: Objective, start: Array, tolerance: float) -> None:
@@ -54,7 +54,7 @@ class _Climb:
 
     @property
     def settled(self) -> bool:
-        """Return whether less than the tolerance is left to gain, or ten steps together gained less."""
+        """Return whether the remaining gain is below the tolerance, or the last ten steps together gained less."""
         if self.gain < self.tolerance and (not self.gains or self.gains[-1] < 10 * self.tolerance):
             return True
         return len(self.gains) == 10 and sum(self.gains) < self.tolerance
@@ -70,7 +70,7 @@ class _Climb:
         return promised - self.value, 3 * self.gradient
 
     def step(self, x: Array) -> None:
-        """Look at every step; end the search where it has settled."""
+        """Record a step; stop the search if it has settled."""
         self.negative(x)
         x, value, gradient = self.last
         moved, change = x - self.x, self.gradient - gradient
@@ -85,9 +85,9 @@ class _Climb:
 
 
 def maximise(objective: Objective, start: Array, tolerance: float, max_iterations: int) -> Maximum:
-    """Return the maximum of a smooth function by limited-memory BFGS; ``-inf`` is a value like any other.
+    """Return the maximum of a smooth function by limited-memory BFGS; ``-inf`` is a valid value.
 
-    It stops where a Newton step is expected to gain less than ``tolerance``, or ten steps gained less than that together.
+    It stops if the expected gain of a Newton step is below ``tolerance``, or the last ten steps together gained less.
     """
     climb = _Climb(objective, start, tolerance)
     first_value = climb.value
@@ -95,7 +95,7 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
         options: dict[str, Any] = {"maxiter": max_iterations, "maxfun": LINE_SEARCH * max_iterations, "maxcor": MEMORY}
         options |= {"ftol": 0.0, "gtol": 0.0, "maxls": LINE_SEARCH}
         minimize(climb.negative, start, jac=True, method="L-BFGS-B", callback=climb.step, options=options)
-    # Where no ascent is to be had within rounding, the search ends early.
+    # If rounding prevents any ascent, the search ends early.
     stuck = climb.iterations < max_iterations and climb.gain < 1e-6 * (1 + abs(climb.value))
     converged = np.isfinite(climb.value) and (climb.settled or stuck)
     return Maximum(climb.x, climb.value, first_value, climb.gain, climb.iterations, bool(converged))
@@ -109,8 +109,8 @@ def fit_fixed_samples(
 ) -> VariationalFit:
     """Maximise the bound on samples of ``draws``, 2 ``draws``, … points, an even number, until the fit settles.
 
-    It has when means and log scales moved by less than ``tolerance``, and the last sample but one, seen from the last,
-    was not too optimistic about its own fit.
+    The fit has settled if means and log scales moved by less than ``tolerance``, and the optimism of the last sample
+    but one about its own fit, measured on the last sample, is small.
     """
     history: list[tuple[int, float, int, float]] = []
     gain_tolerance = 0.05 * search.tolerance**2 * family.dim
@@ -136,7 +136,7 @@ def fit_fixed_samples(
 
 
 def moved(family: Family, p: Array) -> float:
-    """Return the larger root mean square change from the base to ``p``, of means (in standard deviations) and log scales."""
+    """Return the larger root mean square change from the base to ``p``, of means (in standard deviations) or log scales."""
     (old_mean, old_sd), (mean, sd) = family.mean_and_sd(family.start()), family.mean_and_sd(p)
     with np.errstate(all="ignore"):
         changes = np.sqrt(np.mean(((mean - old_mean) / sd) ** 2)), np.sqrt(np.mean(np.log(sd / old_sd) ** 2))

@@ -1,12 +1,12 @@
 r"""Stochastic gradients with fresh noise at every step: constant steps on growing samples, and minibatches of the data.
 
-Constant-step gradient ascent stops at a distance that the variance of its gradients sets. With samples that grow as
-N_t = N₀ + ⌈τᵗ⌉ the distance goes to zero geometrically, and with scrambled nets, whose variance falls faster than 1/N,
-at a faster rate than with random points (Buchholz, Wenzel & Mandt 2018, theorem 7). Sizes are rounded to powers of two,
-where nets are balanced, and while they grow the noise is symmetric and of unit variances in every sample: what a quadratic
-log density contributes to the variance is then nearly gone, and the bias, of order 1/N, goes too. Two control variates come
-along: the score of q, which removes the variance that q's own shape causes (Roeder, Wu & Duvenaud 2017), and with
-minibatches the gradient at an anchor, known for all data (Johnson & Zhang 2013).
+Constant-step gradient ascent stops at a distance that depends on the variance of its gradients. With samples that grow
+as N_t = N₀ + ⌈τᵗ⌉ the distance goes to zero geometrically, and with scrambled nets, whose variance falls faster than
+1/N, at a faster rate than with random points (Buchholz, Wenzel & Mandt 2018, theorem 7). Sizes are rounded to powers
+of two, where nets are balanced, and while they grow the noise is symmetric and of unit variances in every sample: what
+a quadratic log density contributes to the variance is then nearly gone, and the bias, of order 1/N, goes too. Two
+control variates come along: the score of q, which removes the variance that q's own shape causes (Roeder, Wu &
+Duvenaud 2017), and with minibatches the gradient at an anchor, known for all data (Johnson & Zhang 2013).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 GROWTH = 1.02
 FIRST_PHASE = 50
-SMALLEST_STANDARDISED = 8  # points; fewer have hardly any noise left
+SMALLEST_STANDARDISED = 8  # points; with fewer, hardly any noise remains
 
 
 def growing_sizes(smallest: int, growth: float, largest: int) -> Iterator[int]:
-    """Yield N_t = ``smallest`` + ⌈``growth``ᵗ⌉, no more than ``largest``."""
+    """Yield N_t = ``smallest`` + ⌈``growth``ᵗ⌉, at most ``largest``."""
     power = 1.0
     while True:
         yield int(min(smallest + np.ceil(power), largest))
@@ -39,7 +39,7 @@ def growing_sizes(smallest: int, growth: float, largest: int) -> Iterator[int]:
 
 
 class SubsetTarget(WrappedTarget):
-    """The posterior with its likelihood estimated from fixed rows, each standing for n/m of the n."""
+    """The posterior with its likelihood estimated from m fixed rows, each with weight n/m."""
 
     has_split = False
     observations = factors = likelihood_factors = None
@@ -73,7 +73,7 @@ def check_minibatch(target: BaseTarget, size: int) -> Observations:
 
 
 class Minibatches:
-    """Unbiased gradients of the log density from ``size`` random rows, around an anchor where it is known exactly."""
+    """Unbiased gradients of the log density from ``size`` random rows, around an anchor with an exact gradient."""
 
     def __init__(self, target: BaseTarget, size: int) -> None:
         observations = check_minibatch(target, size)
@@ -109,7 +109,7 @@ def fit_stochastic(
 ) -> VariationalFit:
     """Climb by noisy gradients in phases of doubling length, until the phases' averages agree.
 
-    Every phase begins the rule ``optimizer`` anew, one of :data:`RULES`, with ``step`` for its first length.
+    Every phase starts the rule ``optimizer``, one of :data:`RULES`, again with ``step`` as its first length.
     """
     batches = None if minibatch is None else Minibatches(target, minibatch)
     sizes = growing_sizes(search.draws, GROWTH if batches is None else 1.0, search.max_draws)
@@ -127,7 +127,7 @@ def fit_stochastic(
         search.report(size, bound, change)
         lost = not np.isfinite(bound) or bound < bounds[0] - 0.1 * abs(bounds[0]) - family.dim
         if lost and np.isfinite(bounds[0]):
-            step *= 0.25  # the ascent ran away from a start that was good: the steps were too long
+            step *= 0.25  # the ascent left a good start: the steps were too long
         else:
             family = family.rebased(average)
             length *= 2
@@ -146,7 +146,7 @@ def _phase(
     rng: np.random.Generator,
     qmc: bool,
 ) -> tuple[Array, list[float], int]:
-    """Take ``length`` steps; return the average of the second half, the bounds and the last sample size."""
+    """Make ``length`` steps; return the average of the second half, the bounds and the last sample size."""
     p, total, bounds, size = family.start(), np.zeros_like(family.start()), [], 0
     for iteration in range(length):
         size = 1 << (next(sizes).bit_length() - 1)

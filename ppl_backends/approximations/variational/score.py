@@ -1,9 +1,9 @@
 r"""Targets without gradients: the score-function gradient with the best quadratic control variate.
 
-The score gradients of the bound in mean and covariance are E_q[r z] and E_q[r (z zᵀ − I)], r = log p − log q. Subtracting
-from r its regression on 1, z and z zᵀ leaves the same expectation and nothing of a quadratic log density; the regression's
-coefficients are then the gradients, without noise where log p is quadratic (Salimans & Knowles 2013). In natural
-coordinates a step of length one is an iteration of Newton's method.
+The score gradients of the bound in mean and covariance are E_q[r z] and E_q[r (z zᵀ − I)], r = log p − log q.
+Subtracting the regression of r on 1, z and z zᵀ leaves the expectation unchanged and removes a quadratic log density
+entirely. The regression's coefficients are then the gradients, without noise if log p is quadratic (Salimans & Knowles
+2013). In natural coordinates a step of length one is an iteration of Newton's method.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fit_by_scores(
     search: Search,
     rng: np.random.Generator,
 ) -> VariationalFit:
-    """Take natural-gradient steps from values of the log density alone; the sample doubles when they stop shrinking."""
+    """Make natural-gradient steps from values of the log density; the sample doubles when the steps stop shrinking."""
     if family.name == "low_rank" or (family.name == "dense" and family.dim > LARGEST_FULL_RANK_DIM):
         raise ModelError(
             f"gradient='score' fits family='diagonal', or 'dense' up to {LARGEST_FULL_RANK_DIM} coordinates; "
@@ -44,7 +44,7 @@ def fit_by_scores(
     for _ in range(search.max_iterations):
         z = standardised_noise(draws, family.dim, rng, search.qmc)
         proposal, bound, noise = _step(target, family, z, length)
-        if bound < best[0] - 3 * noise:  # the last step lost ground: back, and shorter steps
+        if bound < best[0] - 3 * noise:  # the last step decreased the bound: go back, and make shorter steps
             family, length = best[1], 0.5 * length
             best = (-np.inf, family)
             continue
@@ -65,7 +65,7 @@ def fit_by_scores(
 def _step(
     target: BaseTarget, family: FullRank | Diagonal, z: Array, length: float
 ) -> tuple[FullRank | Diagonal, float, float]:
-    """Take one natural-gradient step; return it, the bound at its start and the bound's standard error."""
+    """Make one natural-gradient step; return it, the bound at its start and the bound's standard error."""
     p = family.start()
     with np.errstate(all="ignore"):
         value = target.log_density(family.points(p, z))
@@ -89,7 +89,7 @@ def _step(
 
 
 def _regression(residual: Array, z: Array, diagonal: bool) -> tuple[Array, Array]:
-    """Return b, A of r ≈ c + bᵀz + ½ zᵀAz by least squares; A is a vector where only the diagonal is asked for."""
+    """Return b, A of r ≈ c + bᵀz + ½ zᵀAz by least squares; A is a vector if ``diagonal``."""
     n, dim = z.shape
     rows, columns = (np.arange(dim), np.arange(dim)) if diagonal else np.tril_indices(dim)
     quadratic = z[:, rows] * z[:, columns]
