@@ -89,7 +89,7 @@ def climb(posterior: Any, start: Array) -> Any:
 
 
 def scale_at(posterior: Any, mode: Any) -> Array:
-    """Return a matrix S such that φ = mode + S z with z about standard normal near the mode, from differences of gradients."""
+    """Return S such that φ = mode + S z with z about standard normal near the mode, from differences of gradients."""
     p = len(mode.phi)
     precision = np.eye(p)
     for j in range(p):

@@ -1,4 +1,4 @@
-"""Ready simulators of models whose likelihood is known up to a constant: random graphs and lattices.
+"""Ready-made simulators of models whose likelihood is known up to a constant: random graphs and lattices.
 
 >>> import numpy as np
 >>> from ppl_backends.datasets import load_florentine

@@ -1,4 +1,4 @@
-"""Checks whether a simulator's chains reach equilibrium: the same model run from opposite ends."""
+"""Check whether a simulator's chains reach equilibrium: the same model run from opposite starts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LEVEL = 4.0
 
 @dataclass(frozen=True)
 class Equilibration:
-    """Statistics of chains from different starts, after ever longer burn-in.
+    """Statistics of chains from different starts, after burn-in of increasing length.
 
     Attributes
     ----------
     theta : ndarray (m, k)
-        Parameters looked at.
+        Parameters of the chains.
     starts : tuple of str
     names : tuple of str
-        The statistics.
+        Names of the statistics.
     burn_in : ndarray of int (lengths,)
     in_use : int
-        The simulator's own burn-in.
+        The simulator's burn-in.
     mean, sd : ndarray (m, starts, lengths, k)
         Over the replicates.
     replicates : int
@@ -56,8 +56,8 @@ class Equilibration:
     def gap(self) -> Array:
         """Return the largest difference between two starts' means, in pooled standard deviations: ``(m, lengths, k)``.
 
-        The pooled deviation includes the spread between the starts, so that two phases which no chain leaves have a gap of
-        about 2, however narrow each of them is.
+        The pooled deviation includes the spread between the starts, so that two phases that no chain leaves have a gap
+        of about 2, for any width of each.
         """
         within = (self.sd**2).mean(axis=1)
         pooled = np.sqrt(within + self.mean.var(axis=1))

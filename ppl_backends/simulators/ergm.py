@@ -24,10 +24,10 @@ _MOST_NODES_ENUMERATED = 7  # 2²¹ graphs
 class ERGM(ExponentialFamily):
     """Draws of an exponential random graph model.
 
-    A draw is the end of a Markov chain over graphs, which toggles one dyad at a time and now and then chooses between the
-    graph and its complement; or, with few nodes, exact by enumeration. Models with star or triangle terms often have
-    two phases, a sparse and a dense one, between which toggles alone hardly ever cross: leave ``complement`` on, and see
-    :meth:`equilibration`.
+    A draw is the end of a Markov chain over graphs, which toggles one dyad at a time and occasionally chooses between
+    the graph and its complement; or, with few nodes, exact by enumeration. Models with star or triangle terms often
+    have two phases, a sparse and a dense one, between which toggles alone hardly ever move: keep ``complement`` on,
+    and see :meth:`equilibration`.
 
     Parameters
     ----------
@@ -37,7 +37,8 @@ class ERGM(ExponentialFamily):
         edgewise shared partners e^δ Σ_ties {1 − (1 − e^−δ)^shared}.
     moves : {"gibbs", "tnt", "enumerate"}
         ``"gibbs"`` draws a dyad given the rest; ``"tnt"`` (tie/no-tie; Morris, Handcock & Hunter 2008) proposes an
-        existing tie half of the time, which is quicker in sparse graphs; ``"enumerate"`` draws exactly, up to 7 nodes.
+        existing tie half of the time, which mixes faster in sparse graphs; ``"enumerate"`` draws exactly, up to 7
+        nodes.
     burn_in : int, optional
         Toggles before the first draw of a call; 30 per dyad by default.
     interval : int, optional
@@ -45,8 +46,8 @@ class ERGM(ExponentialFamily):
     complement : bool
         Choose between the graph and its complement once every n(n − 1)/2 toggles.
     start : {"empty", "complete", "random"} or array (n_nodes, n_nodes)
-        Where every chain begins. The observed network is a good place; ``"random"``, each tie with probability ½, is not
-        where there are two phases, since it lies between them.
+        Start of every chain. The observed network is a good choice; ``"random"``, each tie with probability ½, is a
+        poor one if there are two phases, because it lies between them.
 
     Attributes
     ----------
@@ -97,7 +98,7 @@ class ERGM(ExponentialFamily):
         self.exact = moves == "enumerate"
 
     def simulate(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
-        """Return ``n`` adjacency matrices ``(n, n_nodes, n_nodes)``; with Markov chains successive states of one."""
+        """Return ``n`` adjacency matrices ``(n, n_nodes, n_nodes)``; with Markov chains, successive states of one chain."""
         if self.exact:
             return _graphs(self._draw(theta, n, rng), self.n_nodes)
         return self._run(theta, self._schedule(n), rng, keep=True)[1]
@@ -121,10 +122,10 @@ class ERGM(ExponentialFamily):
         Parameters
         ----------
         theta : array (n_parameters,) or (m, n_parameters)
-            Where to look. Give draws of the posterior, its tails included: a second phase sits in the tails.
+            Parameters of the comparison. Give draws of the posterior, including its tails, where a second phase is.
         rng : Generator
         burn_in : sequence of int, optional
-            Toggles at which the starts are compared; by default ¼, ½, 1, 2 and 4 times the simulator's own.
+            Toggles at which the starts are compared; by default ¼, ½, 1, 2 and 4 times the simulator's burn-in.
         replicates : int
             Chains per start.
 

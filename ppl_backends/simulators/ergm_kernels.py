@@ -1,7 +1,7 @@
 """Compiled moves of a Markov chain over undirected graphs, by change statistics.
 
-A graph is an adjacency matrix, its degrees, and a list of its ties with each dyad's place in the list, which lets one
-draw a tie at random and toggle a dyad in constant time. Terms are coded by ``kinds`` and one parameter each.
+A graph is an adjacency matrix, its degrees, and a list of its ties with each dyad's position in the list, so that a
+random tie can be drawn and a dyad toggled in constant time. Terms are coded by ``kinds`` and one parameter each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _choose(n, k):
 
 @numba.njit(cache=True)
 def _shared(adjacency, i, j):
-    """Return common neighbours of two nodes."""
+    """Return the number of common neighbours of two nodes."""
     count = 0
     for k in range(adjacency.shape[0]):
         count += adjacency[i, k] & adjacency[j, k]
@@ -34,7 +34,7 @@ def _shared(adjacency, i, j):
 
 @numba.njit(cache=True)
 def _gwesp_change(adjacency, i, j, present, decay):
-    """Return gain of gwesp by the tie (i, j): its own term, and one more shared partner for the ties around it."""
+    """Return the gain of gwesp by the tie (i, j): its own term, and one more shared partner for the ties around it."""
     ratio = 1.0 - np.exp(-decay)
     shared, change = 0, 0.0
     for k in range(adjacency.shape[0]):
@@ -46,7 +46,7 @@ def _gwesp_change(adjacency, i, j, present, decay):
 
 @numba.njit(cache=True)
 def change_statistics(adjacency, degree, i, j, kinds, parameters, out):
-    """Return statistics of the graph with the tie (i, j) minus those without it, whichever of the two the graph is."""
+    """Return statistics of the graph with the tie (i, j) minus those without it, for either state of the tie."""
     present = adjacency[i, j]
     for t in range(kinds.size):
         if kinds[t] == EDGES:
@@ -62,7 +62,7 @@ def change_statistics(adjacency, degree, i, j, kinds, parameters, out):
 
 @numba.njit(cache=True)
 def count_statistics(adjacency, degree, kinds, parameters, out):
-    """Return statistics of a graph, counted from nothing."""
+    """Return the statistics of a graph by a full count."""
     n = degree.size
     for t in range(kinds.size):
         total = 0.0
@@ -81,7 +81,7 @@ def count_statistics(adjacency, degree, kinds, parameters, out):
                             total += shared
                         else:
                             total += np.exp(parameters[t]) * (1.0 - ratio**shared)
-        out[t] = total / 3.0 if kinds[t] == TRIANGLES else total  # each triangle was seen from three ties
+        out[t] = total / 3.0 if kinds[t] == TRIANGLES else total  # each triangle was counted from three ties
 
 
 @numba.njit(cache=True)
@@ -107,7 +107,7 @@ def _toggle(adjacency, degree, ties, place, n_ties, i, j):
 
 @numba.njit(cache=True)
 def _log_tnt_ratio(n_ties, n_dyads, adding):
-    """Return the log proposal ratio of tie/no-tie: half of the time a random tie is removed, else a dyad is toggled."""
+    """Return the log proposal ratio of tie/no-tie: half of the time it removes a random tie, else it toggles a dyad."""
     if adding:
         if n_ties == 0:
             return np.log(0.5 * n_dyads + 0.5)
@@ -128,7 +128,7 @@ def _any_dyad(rng, n):
 
 @numba.njit(cache=True)
 def _flip(rng, adjacency, degree, ties, place, n_ties, theta, kinds, parameters, statistics):
-    """Draw one of the graph and its complement, given that it is one of the two; a sure flip would go round in circles."""
+    """Draw the graph or its complement, given that it is one of the two; a deterministic flip would be periodic."""
     n = degree.size
     other, other_degree = 1 - adjacency, n - 1 - degree
     for i in range(n):

@@ -1,4 +1,4 @@
-"""Exponential families p(y | θ) = exp(θᵀs(y)) / Z(θ) over finite sets: all that a method asks of them."""
+"""Exponential families p(y | θ) = exp(θᵀs(y)) / Z(θ) over finite sets: the interface that methods use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ppl_backends.numerics.arrays import Array
 
 
 class Enumeration:
-    """The law of the statistics over a small set of data sets: their different values, and how often each occurs."""
+    """The distribution of the statistics over a small set of data sets: their distinct values, and their frequencies."""
 
     def __init__(self, statistics: Array) -> None:
         _, index, counts = np.unique(statistics.round(9), axis=0, return_index=True, return_counts=True)
@@ -31,19 +31,19 @@ class Enumeration:
 
 
 class ExponentialFamily:
-    """Base of the ready simulators.
+    """Base of the ready-made simulators.
 
-    The statistics s(y) are all that inference sees of a data set, so that methods work with them alone. Subclasses
-    define :meth:`_count`, :meth:`simulate` and :meth:`simulate_statistics`.
+    Inference depends on a data set only through the statistics s(y), so methods use only these. Subclasses define
+    :meth:`_count`, :meth:`simulate` and :meth:`simulate_statistics`.
 
     Attributes
     ----------
     statistic_names : tuple of str
         One per parameter.
     shape : tuple of int
-        Of one data set.
+        Shape of one data set.
     exact : bool
-        Whether draws follow p(· | θ) exactly. A Markov chain run for a while is not exact.
+        Whether draws follow p(· | θ) exactly. The end of a Markov chain of finite length is not exact.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class ExponentialFamily:
 
     @property
     def n_parameters(self) -> int:
-        """Return the number of parameters, which is that of the statistics."""
+        """Return the number of parameters, which equals that of the statistics."""
         return len(self.statistic_names)
 
     def statistics(self, data: Any) -> Array:
@@ -79,11 +79,11 @@ class ExponentialFamily:
         raise NotImplementedError
 
     def log_unnormalized(self, theta: Any, statistics: Any) -> Array:
-        """Return θᵀs: the log density but for log Z(θ), for every row of statistics."""
+        """Return θᵀs: the log density without log Z(θ), for every row of statistics."""
         return np.asarray(statistics, dtype=np.float64) @ self._parameters(theta)
 
     def _enumerate(self) -> Array:
-        """Return statistics of every data set there is, for small sets."""
+        """Return statistics of all data sets, for small sets."""
         raise NotImplementedError
 
     @cached_property
@@ -91,7 +91,7 @@ class ExponentialFamily:
         return Enumeration(self._enumerate())
 
     def _check(self, data: NDArray) -> None:
-        """Refuse what is no data set of this family."""
+        """Raise ModelError for data that are not of this family."""
 
     def _count(self, data: NDArray) -> Array:
         """Return statistics of checked data sets ``(n, *shape)``."""

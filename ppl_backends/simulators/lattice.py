@@ -51,11 +51,11 @@ class _Lattice(ExponentialFamily):
         raise NotImplementedError
 
     def _values(self, colours: NDArray) -> NDArray[np.int8]:
-        """Return data as users see them, of colours."""
+        """Return data in the user's coding of colours."""
         return colours.astype(np.int8)
 
     def simulate(self, theta: Any, n: int, rng: np.random.Generator) -> NDArray[np.int8]:
-        """Return ``n`` configurations ``(n, rows, columns)``; with Markov chains successive states of one."""
+        """Return ``n`` configurations ``(n, rows, columns)``; with Markov chains, successive states of one chain."""
         coupling, field = self._terms(theta)
         if self._transfer is not None and self.method == "transfer":
             return self._values(self._transfer.draw(coupling, field, n, rng))
@@ -111,12 +111,12 @@ class Ising(_Lattice):
     ----------
     shape : (int, int)
     field : bool
-        Whether h is a second parameter; without it the model has β alone.
+        Whether h is a second parameter; without it β is the only parameter.
     method : {"auto", "transfer", "cftp", "swendsen_wang", "gibbs"}
-        ``"transfer"`` is exact, for free boundaries and a side of up to 12. ``"cftp"``, coupling from the past (Propp &
-        Wilson 1996), is exact on any lattice; its time grows without bound as β nears and passes 0.44 on large ones.
-        β < 0 needs free boundaries or even sides. The other two are Markov chains. ``"auto"`` is ``"transfer"`` where
-        it can be, else ``"swendsen_wang"``.
+        ``"transfer"`` is exact, for free boundaries and a side of up to 12. ``"cftp"``, coupling from the past (Propp
+        & Wilson 1996), is exact on any lattice; on large ones its run time grows without bound as β approaches 0.44. β
+        < 0 needs free boundaries or even sides. The other two are Markov chains. ``"auto"`` is ``"transfer"`` if
+        possible, else ``"swendsen_wang"``.
     periodic : bool
     burn_in, interval : int
         Sweeps before the first draw of a call and between draws; for Markov chains.
@@ -161,7 +161,7 @@ class Ising(_Lattice):
         if self.method != "cftp":
             return super()._run(coupling, field, n, rng)
         flipped = np.zeros(len(field), dtype=bool)
-        if coupling < 0:  # one of two sublattices turned over, neighbours attract
+        if coupling < 0:  # with one of two sublattices flipped, neighbours attract
             flipped = np.indices(self.shape).sum(axis=0).reshape(-1) % 2 == 1
             if self.periodic and any(length % 2 and length > 2 for length in self.shape):
                 raise ModelError("coupling from the past with a coupling below zero needs even sides")
@@ -188,8 +188,8 @@ class Potts(_Lattice):
     shape : (int, int)
     n_colours : int
     method : {"auto", "transfer", "swendsen_wang", "gibbs"}
-        ``"transfer"`` is exact, for free boundaries and at most 4,096 colourings of the narrow side; the others are Markov
-        chains. ``"auto"`` is ``"transfer"`` where it can be, else ``"swendsen_wang"``.
+        ``"transfer"`` is exact, for free boundaries and at most 4,096 colourings of the narrow side; the others are
+        Markov chains. ``"auto"`` is ``"transfer"`` if possible, else ``"swendsen_wang"``.
     periodic : bool
     burn_in, interval : int
         Sweeps before the first draw of a call and between draws; for Markov chains.
@@ -235,7 +235,7 @@ class Potts(_Lattice):
 
 
 def _neighbours(rows: int, columns: int, periodic: bool) -> NDArray[np.int64]:
-    """Return a table ``(sites, 4)`` of neighbours, padded with -1; each pair once from either end."""
+    """Return a table ``(sites, 4)`` of neighbours, padded with -1; each pair occurs once from either end."""
     sites = np.arange(rows * columns).reshape(rows, columns)
     table = np.full((rows, columns, 4), -1, dtype=np.int64)
     table[1:, :, 0], table[:-1, :, 1] = sites[:-1], sites[1:]
@@ -252,15 +252,16 @@ def _from_the_past(
 ) -> NDArray[np.int64]:
     """Draw exactly from a two-colour model with J ≥ 0, by monotone coupling from the past.
 
-    Chains from all zeros and all ones are run from ever further back with the same random numbers; where they meet by
-    time zero every chain from the infinite past would be. Each doubling lengthens the past and keeps what is nearer.
+    Chains from all zeros and all ones start ever further back and use the same random numbers. If they meet by time
+    zero, every chain from the infinite past would be in the same state. Each doubling extends the past and keeps the
+    random numbers of the nearer past.
     """
     n = len(field)
     past = [rng.random((1, n))]  # blocks of sweeps, from the nearest to the furthest
     while True:
         low, high = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int64)
         for block in reversed(past):
-            # A uniform number near one means colour one, so that both chains move the same way.
+            # A uniform number near one gives colour one, so that both chains move the same way.
             kernels.heat_bath(low, block, coupling, field, neighbours)
             kernels.heat_bath(high, block, coupling, field, neighbours)
         if (low == high).all():
@@ -269,7 +270,7 @@ def _from_the_past(
         if length * n >= _LONGEST_PAST:
             raise ModelError(
                 f"coupling from the past has not ended after {length} sweeps: the coupling is too strong for this "
-                "lattice; use method='transfer' or 'swendsen_wang', or a prior that keeps away"
+                "lattice; use method='transfer' or 'swendsen_wang', or a prior that excludes such couplings"
             )
         past.append(rng.random((length, n)))
 

@@ -55,7 +55,7 @@ def _root(parent, i):
 
 @numba.njit(cache=True)
 def swendsen_wang(rng, x, sweeps, coupling, field, neighbours):
-    """Make clusters of equal neighbours, bonded with probability 1 − exp(−J), take a new colour given the field."""
+    """Make clusters of equal neighbours, bonded with probability 1 − exp(−J), and give each a new colour given the field."""
     n, q = field.shape
     parent, energy, weights = np.empty(n, np.int64), np.empty((n, q)), np.empty(q)
     bond = 1.0 - np.exp(-coupling)

@@ -1,8 +1,9 @@
-"""Regression adjustment of an ABC sample: draws are moved to where they would be if their summaries were the observed ones.
+"""Regression adjustment of an ABC sample: draws are shifted to predicted values at the observed summaries.
 
 θ = m(s) + σ(s) e is fitted around the observed summaries s° by weighted linear regressions, of θ on s and of the log
-squared residuals on s; draws become m(s°) + σ(s°)/σ(s) (θ − m(s)) (Beaumont, Zhang & Balding 2002; σ: Blum & François 2010).
-What results is no ABC posterior at any tolerance, but an extrapolation to tolerance zero that is as good as the regression.
+squared residuals on s; draws become m(s°) + σ(s°)/σ(s) (θ − m(s)) (Beaumont, Zhang & Balding 2002; σ: Blum & François
+2010). The result is not an ABC posterior at any tolerance, but an extrapolation to tolerance zero that is as good as
+the regression.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ def adjusted(x: Array, summaries: Array, observed: Array, weights: Array, hetero
     Parameters
     ----------
     x : ndarray (n, dim)
-        On the unconstrained space, so that adjusted points stay within bounds.
+        Points on the unconstrained space, so that adjusted points stay within bounds.
     summaries : ndarray (n, k)
-        Of an accepted data set at each point.
+        Summaries of an accepted data set at each point.
     observed : ndarray (k,)
     weights : ndarray (n,)
         Zero for points without an accepted data set.
     heteroscedastic : bool
-        Whether residuals are scaled too.
+        Whether to scale residuals too.
 
     Raises
     ------
     ModelError
-        If fewer points have weight than the regression has coefficients.
+        If fewer points have positive weight than the regression has coefficients.
     """
     used = (weights > 0) & np.isfinite(summaries).all(axis=1)
     size = weights[used].sum() ** 2 / np.sum(weights[used] ** 2) if used.any() else 0.0
     if size < 2 * (summaries.shape[1] + 1):
         raise ModelError(
-            f"adjust=: an effective size of {size:.0f} is too few for a regression on {summaries.shape[1]} summaries; take a "
-            "summary= of fewer"
+            f"adjust=: an effective size of {size:.0f} is too small to regress on {summaries.shape[1]} summaries; use "
+            "a summary= with fewer"
         )
     design, root = _design(summaries[used] - observed), np.sqrt(weights[used] / weights[used].sum())[:, None]
     coefficients = np.linalg.lstsq(root * design, root * x[used], rcond=None)[0]
@@ -57,6 +58,6 @@ def adjusted(x: Array, summaries: Array, observed: Array, weights: Array, hetero
 
 
 def _design(apart: Array) -> Array:
-    """Return a column of ones and the summaries as differences from the observed, in units of their spread."""
+    """Return a column of ones and the summaries minus the observed ones, in units of their spread."""
     spread = apart.std(axis=0)
     return np.column_stack([np.ones(len(apart)), apart / np.where(spread > 0, spread, 1.0)])

@@ -1,8 +1,8 @@
-"""Calls of a simulator: many data sets at once where its batched form can be believed, else one after the other.
+"""Calls of a simulator: many data sets at once if its batched form is valid, else one after the other.
 
-A simulator that draws one noise vector and adds it to every row of a batch returns arrays of the right shape and is silently
-wrong: its data sets are not independent. A batched form is believed only if repeated rows of parameters give independent
-data, and data of the distribution that calls of a single row give.
+A simulator that draws one noise vector and adds it to every row of a batch returns arrays of the right shape, but its
+data sets are not independent. A batched form is used only if repeated rows of parameters give independent data, and
+data with the distribution that calls of a single row give.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Simulator", "believed", "measured"]
 
 Values = Mapping[str, NDArray]
 
-CHECKS = 48  # calls that a batched form is judged by
-FALSE_ALARM = 1e-4  # rate at which a right one is not believed
+CHECKS = 48  # calls in the test of a batched form
+FALSE_ALARM = 1e-4  # rate at which a valid one is rejected
 SHOWN_VALUES = 6
 
 
@@ -36,15 +36,15 @@ class Simulator:
     Attributes
     ----------
     name : str
-        What messages and results call the data.
+        Name of the data in messages and results.
     shape : tuple of int
-        Of one data set.
+        Shape of one data set.
     batched : callable
         ``(values with a leading axis, rng) -> (n, *shape)``.
     single : callable
         ``(values, rng) -> (*shape)``.
     at_once : bool
-        Whether ``batched`` is believed.
+        Whether to use ``batched``.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Simulator:
         Raises
         ------
         ModelError
-            If the simulator fails; names the parameters.
+            If the simulator fails; the message names the parameters.
         """
         n = len(next(iter(values.values())))
         if self.at_once:
@@ -95,7 +95,7 @@ class Simulator:
 
 
 def _shown(values: Values) -> str:
-    """Return parameters as a message shows them; ranges where there are many."""
+    """Return parameters in the form that a message shows; ranges if there are many."""
     parts = []
     for name, value in values.items():
         flat = np.ravel(value)
@@ -117,7 +117,7 @@ def measured(function: Callable[[NDArray], Measured], data: NDArray, name: str, 
     Raises
     ------
     ModelError
-        If it fails; names the parameters of one data set where one alone does.
+        If it fails; the message names the parameters of one data set if a single one fails.
     """
     try:
         return function(data)
@@ -131,21 +131,21 @@ def measured(function: Callable[[NDArray], Measured], data: NDArray, name: str, 
 def believed(
     simulator: Simulator, values: Values, distances: Callable[[NDArray], Array], rng: np.random.Generator
 ) -> tuple[Simulator, str]:
-    """Return the simulator with its batched form where that can be believed, and why not elsewhere.
+    """Return the simulator with its batched form if that is valid, and the reason if it is not.
 
     Parameters
     ----------
     simulator : Simulator
     values : mapping
-        Two rows of parameters, that differ.
+        Two different rows of parameters.
     distances : callable
-        Data sets ``(n, *shape)`` to distances ``(n,)``.
+        Function from data sets ``(n, *shape)`` to distances ``(n,)``.
     rng : numpy.random.Generator
 
     Notes
     -----
-    Batches hold the rows (a, b, a, b): the two data sets at a must be independent of each other over calls, and data at a and
-    at b have the distribution of single calls.
+    Batches hold the rows (a, b, a, b): over calls, the two data sets at a must be independent of each other, and data
+    at a and at b must have the distribution of single calls.
     """
     rows = {name: np.asarray(value)[[0, 1, 0, 1]] for name, value in values.items()}
     single = {name: np.asarray(value)[:2] for name, value in values.items()}
@@ -165,7 +165,7 @@ def believed(
         for row in (0, 1):
             if _correlated(many[:, row], many[:, row + 2], level):
                 return alone, "data of repeated rows of parameters are not independent"
-            both = np.concatenate([many[:, row], many[:, row + 2]])  # independent, as far as is known
+            both = np.concatenate([many[:, row], many[:, row + 2]])  # the tests found no dependence
             if ks_2samp(both, few[:, row]).pvalue < level:
                 return alone, "data of a batch have another distribution than data of single calls"
     return together, ""
@@ -180,7 +180,7 @@ def _finite(values: Array) -> Array:
 
 
 def _correlated(a: Array, b: Array, level: float) -> bool:
-    """Return whether the ranks of two series are correlated at that level; those of a constant one are not."""
+    """Return whether the ranks of two series are correlated at that level; False for constant ones."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return False
     correlation = np.corrcoef(rankdata(a), rankdata(b))[0, 1]

@@ -1,4 +1,4 @@
-"""Data sets at points, the same number at each, in blocks with a stream of random numbers of their own."""
+"""Data sets at points, an equal number at each, in blocks with separate streams of random numbers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ppl_backends.targets.protocol import Array
 
 __all__ = ["DataSets", "Keeping", "OutOfBudget", "Source"]
 
-KEPT = 2  # data sets of a point: one of them at least is not the one that a weight comes from
-MOST_AT_ONCE = 64  # data sets of a point between two looks at its hits
+KEPT = 2  # data sets of a point: at least one of them does not determine the weight
+MOST_AT_ONCE = 64  # data sets of a point between two checks of its hits
 
 
 class OutOfBudget(Exception):
-    """No further data set is to be simulated; the message says why."""
+    """Raised if no further data set may be simulated; the message gives the reason."""
 
 
 class Keeping(NamedTuple):
@@ -69,7 +69,7 @@ class Source:
         Raises
         ------
         OutOfBudget
-            If simulations or time do not suffice.
+            If simulations or time are exhausted.
         """
         if len(x) * m > self.budget.left:
             raise OutOfBudget("max_simulations is used")
@@ -96,7 +96,7 @@ class Source:
     def until(
         self, x: Array, hits: int, epsilon: float, limits: NDArray[np.intp], rng: np.random.Generator
     ) -> tuple[NDArray[np.intp], DataSets]:
-        """Return numbers of data sets until ``hits`` are within ε at points, and those that are.
+        """Return numbers of data sets until ``hits`` are within ε at points, and the data sets within ε.
 
         A point has ``limits`` ``(n,)`` data sets at most. One that has not enough hits by then has a number above its limit,
         and infinite distances in the place of those it lacks.
@@ -124,7 +124,7 @@ class Source:
 
 
 def _places(n: int, m: int, problem: AbcProblem, keeping: Keeping) -> DataSets:
-    """Return places for data sets, all at an infinite distance."""
+    """Return arrays for data sets, with infinite distances."""
     summaries = np.zeros((n, m, len(problem.observed_summaries))) if keeping.summaries else None
     data = np.zeros((n, KEPT, problem.experiment.size)) if keeping.data else None
     return DataSets(np.full((n, m), np.inf), summaries, data)

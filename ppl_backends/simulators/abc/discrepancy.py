@@ -1,4 +1,4 @@
-"""Discrepancies of simulated and observed data: summaries of data sets, and distances between summaries."""
+"""Discrepancies between simulated and observed data: summaries of data sets, and distances between summaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMARIES: dict[str, Callable[[NDArray], NDArray]] = {
     "mean": lambda data: data.reshape(len(data), -1).mean(axis=1),
     "median": lambda data: np.median(data.reshape(len(data), -1), axis=1),
 }
-"""Of data sets ``(n, ...)``, by the names that PyMC has for them."""
+"""Summaries of data sets ``(n, ...)``, by PyMC's names."""
 
 DISTANCES = {"euclidean": 2, "manhattan": 1}
 """Norms by name."""
@@ -36,18 +36,18 @@ class Discrepancy:
     ----------
     observed : array
     summary : callable, optional
-        Of data sets ``(n, ...)``, ``(n, ...)``.
+        Function of data sets ``(n, ...)`` that returns summaries ``(n, ...)``.
     distance : {"euclidean", "manhattan"} or callable
         ``(observed summaries, simulated summaries (n, ...)) -> (n,)``.
     scale : float or array
-        What summaries are divided by.
+        Divisor of the summaries.
 
     Attributes
     ----------
     norm : {1, 2, None}
-        None for a function.
+        None for a distance that is a function.
     label : str
-        Of distance and summary, in words.
+        Name of distance and summary.
     """
 
     def __init__(self, observed: Any, summary: Function | None, distance: str | Function, scale: Any = 1.0) -> None:
@@ -73,12 +73,12 @@ class Discrepancy:
         return (np.asarray(self._summary(data), dtype=np.float64) / self.scale).reshape(len(data), -1)
 
     def distances(self, summaries: Array) -> Array:
-        """Return the distances ``(n,)`` of summaries ``(n, k)``; a value that is not a number is infinitely far."""
+        """Return the distances ``(n,)`` of summaries ``(n, k)``; infinite for values that are not numbers."""
         if callable(self._distance):
             shaped = (summaries * self.scale.ravel()).reshape(len(summaries), *self._observed.shape[1:])
             found = np.asarray(self._distance(self._observed[0], shaped), dtype=np.float64)
             if found.size != len(summaries):
-                raise ValueError(f"a distance is one number for a data set, not an array of shape {found.shape[1:]}")
+                raise ValueError(f"a distance is one number per data set, not an array of shape {found.shape[1:]}")
             return found.reshape(len(summaries))
         with np.errstate(invalid="ignore", over="ignore"):
             apart = summaries - self.observed_summaries
@@ -95,12 +95,12 @@ class Discrepancy:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return the kind of an error and what it says."""
+    """Return the type and the message of an error."""
     return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
 
 
 def _label(part: Any) -> str:
-    """Return the name of a summary or a distance; with a digest of its code, since two functions may have one name."""
+    """Return the name of a summary or a distance with a digest of its code, because two functions may have one name."""
     known = {function: name for name, function in SUMMARIES.items()}
     if isinstance(part, str) or part in known:
         return str(known.get(part, part))
@@ -116,7 +116,7 @@ def _label(part: Any) -> str:
 
 
 def by_rows(function: Function, fixed: tuple[Any, ...], examples: NDArray) -> Function:
-    """Return a function of many rows: the function itself where it gives the same for a batch as row by row.
+    """Return a function of many rows: the function itself if a batch gives the same values as single rows.
 
     Parameters
     ----------

@@ -1,12 +1,14 @@
-r"""The r-hit kernel: data sets are simulated at both ends until enough of them are near (Lee 2012).
+r"""The r-hit kernel: data sets are simulated at both points until enough of them are near (Lee 2012).
 
-At a proposal θ' data sets are simulated until the r-th is within ε, N' of them; at θ until the (r−1)-th, N of them. The
-proposal is accepted with probability min{1, p(θ')N / (p(θ)(N' − 1))}. With b the probability of a hit, the law of the counts
-of a step times b(θ) over that of its reverse, which has N + 1 and N' − 1 of them, times b(θ') is (N' − 1)/N. So p(θ) b(θ) is
-invariant, for r ≥ 2. Both ends are simulated anew: a count kept with its point would bias the chain.
+At a proposal θ' data sets are simulated until the r-th is within ε, N' of them; at θ until the (r−1)-th, N of them.
+The proposal is accepted with probability min{1, p(θ')N / (p(θ)(N' − 1))}. With b the probability of a hit, the
+probability of the counts of a step times b(θ), over that of the reverse step, which has N + 1 and N' − 1 data sets,
+times b(θ'), is (N' − 1)/N. So p(θ) b(θ) is invariant, for r ≥ 2. Both points are simulated anew, because a count kept
+with its point would bias the chain.
 
-A step is rejected where N' > K or N ≥ K; the reverse of such a step is one too, so that the cap changes nothing. So does
-simulating at θ' only until rejection is certain, with the uniform number of the step drawn first.
+A step is rejected if N' > K or N ≥ K. The reverse of such a step is rejected too, so the cap does not change the
+invariant distribution. Neither does the early stop of simulations at θ' once rejection is certain, with the uniform
+number of the step drawn first.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ __all__ = ["RHit"]
 
 
 class RHit(Kernel):
-    """A random walk that is accepted by a race of hits; for particles of a path with the uniform kernel.
+    """A random walk that is accepted by comparing numbers of simulations; for particles of a path with the uniform kernel.
 
     Parameters
     ----------
     path : TolerancePath
-        Whose particles have r − 1 data sets.
+        A path whose particles have r − 1 data sets.
     hits : int
         r, at least 2.
     cap : int
-        K, most data sets at a point.
+        K, largest number of data sets at a point.
     """
 
     name = "r-hit"
@@ -48,7 +50,7 @@ class RHit(Kernel):
     def step(
         self, rng: np.random.Generator, population: Any, density: Any, parameters: KernelParameters
     ) -> tuple[Any, KernelInfo]:
-        """Make one proposal for every point; the hits of the point itself are drawn anew."""
+        """Make one proposal for every point; the hits of the current point are drawn anew."""
         n, cap, until = len(population.x), self.cap, self.path.source.until
         epsilon = population.stage.epsilon
         jump = column(parameters.scale) * rng.standard_normal(population.x.shape)
@@ -58,7 +60,7 @@ class RHit(Kernel):
         count, near = until(population.x, self.hits - 1, epsilon, np.full(n, cap - 1), rng)
         known = count < cap
 
-        # Accepted where log u < change + log N − log(N' − 1): N' is below 1 + N exp(change − log u).
+        # Accepted if log u < change + log N − log(N' − 1), so N' is below 1 + N exp(change − log u).
         with np.errstate(over="ignore"):
             most = np.where(known, 1.0 + count * np.exp(change - log_u), 0.0)
         limits = np.where(change > -np.inf, np.minimum(np.ceil(most), cap), 0).astype(np.intp)

@@ -1,8 +1,8 @@
-"""Importance sampling ABC: evidence and means with standard errors, and how many data sets a point deserves.
+"""Importance sampling ABC: evidence and means with standard errors, and the number of data sets of each point.
 
-Var Ẑ has a part from the points, O(1/N) for random ones and o(1/N) for scrambled nets, and a part from the simulator given
-the points, N⁻² Σ (p/q)² Var(L̂ₙ) (Buchholz & Chopin 2019, equations 3.6–3.8). With nets and M ≥ 2 the second is all there
-is to first order, and one run shows it.
+Var Ẑ is a sum of two parts. The part from the points is O(1/N) for random points and o(1/N) for scrambled nets. The
+part from the simulator given the points is N⁻² Σ (p/q)² Var(L̂ₙ) (Buchholz & Chopin 2019, equations 3.6–3.8). With
+nets and M ≥ 2 the second part is sufficient to first order, and one run estimates it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["AbcEvidence", "allocate", "estimate", "mean_with_error", "smoothed_m
 
 LARGEST_DOUBT = 0.1  # level at which the spread of scrambles contradicts the single-run formula
 NEIGHBOURS = 8
-HITS_NEARBY = 3  # that moments at a point are estimated from
-REACH = 2.0  # times the distance of a point's last neighbour: from how far it is a neighbour itself
-STRATA = 8  # of p/q, by which the variance of K is known
-SHRINKAGE = 4.0  # points of the pilot with hits that equal numbers are worth
+HITS_NEARBY = 3  # hits from which moments at a point are estimated
+REACH = 2.0  # multiple of the distance to a point's last neighbour within which it counts as a neighbour itself
+STRATA = 8  # of p/q, within which the variance of K is estimated
+SHRINKAGE = 4.0  # weight of equal numbers, in points of the pilot with hits
 LARGEST_ALLOCATION = 10  # times the mean number of data sets of a point
 
 
@@ -36,11 +36,11 @@ class AbcEvidence(NamedTuple):
     ----------
     log_evidence : float
     standard_error : float
-        Of the evidence, relative.
+        Relative standard error of the evidence.
     df : float
-        Of the standard error; infinite where it comes from many points.
+        Degrees of freedom of the standard error; infinite if it comes from many points.
     source : {"single run", "scrambles", "weights"}
-        Where it comes from: equation (3.8), the spread of chains, or independent points.
+        Source of the standard error: equation (3.8), the spread of chains, or independent points.
     """
 
     log_evidence: float
@@ -52,9 +52,9 @@ class AbcEvidence(NamedTuple):
 def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
     """Return the evidence of a stage with its standard error.
 
-    For nets it is that of equation (3.8), or the spread of independent scrambles where that is larger: the points' share of
-    the variance is of lower order, and not zero. Where the two contradict each other, it has the spread's few degrees of
-    freedom.
+    For nets it is that of equation (3.8), or the spread of independent scrambles if that is larger: the points' share
+    of the variance is of lower order, but not zero. If the two contradict each other, it has the few degrees of
+    freedom of the spread.
     """
     w = weights.weight
     mean = w.mean()
@@ -68,8 +68,8 @@ def estimate(stage: Stage, weights: Weights, qmc: bool) -> AbcEvidence:
 def mean_with_error(stage: Stage, weights: Weights, values: Array, qmc: bool) -> tuple[Array, Array, Array]:
     """Return posterior means, standard errors and standard deviations of values ``(n, ...)``.
 
-    The error is that of Σ wₙ(φₙ − φ̂) / Σ wₙ, as of an evidence whose weights are wₙ(φₙ − φ̂): in the thesis' formula p²/q has
-    to be (p/q)², since points are drawn from q.
+    The error is that of Σ wₙ(φₙ − φ̂) / Σ wₙ, computed as for an evidence with weights wₙ(φₙ − φ̂). In the thesis'
+    formula p²/q must be (p/q)², because points are drawn from q.
     """
     n, w = len(values), weights.weight
     flat = np.asarray(values, dtype=np.float64).reshape(n, -1)
@@ -108,8 +108,8 @@ def _variance(
 def smoothed_moments(stage: Stage, kernel: str, epsilon: float) -> tuple[Array, Array]:
     """Return E[K | θ] and E[K² | θ] ``(n,)``, up to the same power of a factor, as means over the nearest points.
 
-    A point's own few data sets say little where hits are rare: the root of their mean square has the mean of a hit's
-    probability, not of its root.
+    If hits are rare, a point's few data sets contain little information, and the mean root of their mean square is the
+    probability of a hit, not its root.
     """
     alive = stage.log_ratio > -np.inf
     counts, ends = stage.block.counts, np.cumsum(stage.block.counts)
@@ -117,12 +117,12 @@ def smoothed_moments(stage: Stage, kernel: str, epsilon: float) -> tuple[Array, 
     value = np.exp(logs - max(logs.max(initial=-np.inf), -1e300))
     moments = np.stack([np.add.reduceat(v, ends - counts) / counts for v in (value, value**2)])
     n = int(alive.sum())
-    rate = value.sum() ** 2 / max(np.sum(value**2), 1e-300) / max(n, 1)  # hits a point
+    rate = value.sum() ** 2 / max(np.sum(value**2), 1e-300) / max(n, 1)  # hits per point
     k = int(np.clip(HITS_NEARBY / max(rate, 1e-9), NEIGHBOURS, n // 10))
     if n > 2 * NEIGHBOURS:
         known = _standardised(stage.x[alive])
         apart, near = cKDTree(known).query(known, k=max(k, 2))
-        mutual = apart <= REACH * apart[near, -1]  # a lonely point is near to none of its nearest
+        mutual = apart <= REACH * apart[near, -1]  # an isolated point is not a neighbour of its nearest points
         share = mutual / mutual.sum(axis=1, keepdims=True)
         moments[:, alive] = np.einsum("pnk,nk->pn", moments[:, alive][:, near], share)
     return moments[0], moments[1]
@@ -135,23 +135,24 @@ def _standardised(x: Array) -> Array:
 
 
 def allocate(pilot: Array, variance: Array, log_ratio: Array, mean: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return numbers of data sets for new points, in proportion to (p/q)√Var(K | θ) as a pilot shows it (Neyman).
+    """Return numbers of data sets for new points, in proportion to (p/q)√Var(K | θ) in a pilot (Neyman allocation).
 
-    The variance is found by strata of p/q, which the proposal was fitted to: a few near hits say more of all points of one
-    density than of a neighbourhood. A stratum is shrunk towards equal numbers, so that one without hits in the pilot is not
-    starved. Numbers depend on the pilot and on the points, not on what is simulated at them, so that nothing is biased.
-    Every point has two data sets at least, which single-run errors need, and ten times the mean at most.
+    The variance is estimated in strata of p/q, to which the proposal was fitted, because a few near hits are more
+    informative about all points of one density than about a neighbourhood. A stratum is shrunk towards equal numbers,
+    so that a stratum without hits in the pilot still gets data sets. Numbers depend on the pilot and on the points,
+    not on the data simulated at them, so there is no bias. Every point has at least two data sets, which single-run
+    errors need, and at most ten times the mean.
 
     Parameters
     ----------
     pilot : ndarray (m,)
-        Log p/q at the pilot's points, of the new proposal; ``-inf`` where nothing was simulated.
+        Log p/q of the new proposal at the pilot's points; ``-inf`` if nothing was simulated.
     variance : ndarray (m,)
         Unbiased estimates of Var(K | θ) there, up to a factor.
     log_ratio : ndarray (n,)
         Log p/q at the new points.
     mean : int
-        Data sets of a point, on average.
+        Mean number of data sets per point.
     rng : numpy.random.Generator
     """
     counts = np.full(len(log_ratio), mean, dtype=np.intp)

@@ -1,7 +1,8 @@
-"""Kernels of approximate Bayesian computation: how much a simulated data set at a distance d of the observed one counts.
+"""Kernels of approximate Bayesian computation: weights of simulated data sets by their distance d from the observed one.
 
-Each has K(0) = 1, so that E[K] under the prior is an acceptance probability. Divided by the volume ∫ K(‖s‖) ds it estimates
-the density of the summaries at the observed ones, which is what evidences of different tolerances can be compared by.
+Each has K(0) = 1, so that E[K] under the prior is an acceptance probability. Divided by the volume ∫ K(‖s‖) ds, it
+estimates the density of the summaries at the observed ones, by which evidences of different tolerances can be
+compared.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ KERNELS: dict[str, tuple[Callable[[Array], Array], Callable[[int], float]]] = {
     "laplace": (lambda r: -r, lambda k: gammaln(k + 1)),
     "epanechnikov": (_epanechnikov, lambda k: np.log(2 / (k + 2))),
 }
-"""By name: log K at a distance of r tolerances, and log ∫₀^∞ K(r) k r^{k−1} dr: its volume in k dimensions over a ball's."""
+"""Kernels by name: log K at a distance of r tolerances, and log ∫₀^∞ K(r) k r^{k−1} dr, the volume over a k-ball's."""
 
 
 def log_kernel(name: str, distance: Array, epsilon: float) -> Array:
-    """Return log K_ε at distances; ``-inf`` where a distance is NaN or infinite.
+    """Return log K_ε at distances; ``-inf`` if a distance is NaN or infinite.
 
     Examples
     --------

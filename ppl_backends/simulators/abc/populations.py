@@ -1,6 +1,6 @@
-"""SMC-ABC: populations that are weighted, resampled and moved along falling tolerances, on the loop of ``sample_smc``.
+"""SMC-ABC: populations that are weighted, resampled and moved along falling tolerances, with the loop of ``sample_smc``.
 
-Every chain is a run of its own. Where nobody set the last tolerance the first chain finds it, and the others go there.
+Every chain is a separate run. If the last tolerance is not given, the first chain finds it, and the others use it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ppl_backends.smc.schedule import Resampling
 __all__ = ["PopulationStage", "PopulationsResult", "run_populations"]
 
 KERNEL = "mixed"
-DATA_SETS = 2  # the fewest of which one is not what the weight comes from
-FEWEST, STAGES_AT_LEAST = 100, 10  # particles of a chain; stages that a budget is to suffice for
+DATA_SETS = 2  # least number of data sets, so that one of them does not determine the weight
+FEWEST, STAGES_AT_LEAST = 100, 10  # particles of a chain; least number of stages that a budget must allow
 
 
 class PopulationStage(NamedTuple):
@@ -58,13 +58,13 @@ class PopulationsResult(NamedTuple):
     runs : list of SMCState
     epsilon : float
     reason : str
-        Why tolerances ended where they did.
+        Why the tolerance did not fall further.
     n_unfinished : int
-        Chains that did not get there.
+        Number of chains that did not reach it.
     interrupted : bool
     kernel : str
     simulations_before : int
-        Of proposals that were given up.
+        Number of simulations of proposals that were abandoned.
     """
 
     runs: list[SMCState]
@@ -134,7 +134,7 @@ class _Chain:
     kernel_name: str = KERNEL
 
     def run(self, rng: np.random.Generator, report: Callable[[PopulationStage, int], None]) -> tuple[SMCState, str]:
-        """Return the state that the chain ended in, and why; "" at the last tolerance."""
+        """Return the final state of the chain, and the reason for its end; "" at the last tolerance."""
         plan = self.plan
         m = plan.hits - 1 if plan.hits else DATA_SETS if plan.adaptive else plan.data_sets
         n = self._size(m)
@@ -167,7 +167,7 @@ class _Chain:
             return watch.last, str(error)
 
     def _size(self, m: int) -> int:
-        """Return the number of particles; fewer where the budget is small."""
+        """Return the number of particles; fewer if the budget is small."""
         n = self.plan.points
         while n > FEWEST and n * m * STAGES_AT_LEAST > self.budget.left:
             n //= 2
@@ -193,13 +193,13 @@ class _Chain:
 
 
 class _Watch:
-    """Ends a chain where its budget, its acceptance or its tolerance does."""
+    """End a chain if its budget, its acceptance or its tolerance requires it."""
 
     def __init__(self, run: SMCState, chain: _Chain, report: Callable[[PopulationStage, int], None]) -> None:
         self.last, self._chain, self._report = run, chain, report
 
     def stops(self, run: SMCState) -> str:
-        """Return why no further stage is to be made; empty where one is."""
+        """Return why the run stops; empty if it continues."""
         if not run.stages:
             return ""
         chain, last = self._chain, run.stages[-1]
@@ -222,7 +222,7 @@ class _Watch:
 
 
 def picked(run: SMCState, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return which data set of each particle its kernel picks ``(n,)``, and which of the first two is another one."""
+    """Return the data set of each particle that its kernel picks ``(n,)``, and one of the first two that is another."""
     points, stage = run.population, run.stage
     assert isinstance(stage, Tolerance)
     weights = np.exp(points.log_kernels(stage.epsilon))

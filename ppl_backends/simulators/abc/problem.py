@@ -1,7 +1,7 @@
-"""A problem of approximate Bayesian computation: a prior, simulators, and how far their data are from the observed.
+"""A problem of approximate Bayesian computation: a prior, simulators, and distances of their data from the observed.
 
 The model is a ``pm.Model`` with ``pm.Simulator`` variables, or the prior of any model together with ``simulate=`` and
-``observed=``. Likelihoods beside the simulators join the weights.
+``observed=``. The weights include other likelihoods of the model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Parameters = Callable[[Array, np.random.Generator], dict[str, NDArray]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """The simulators with their discrepancies: all that a worker needs.
+    """The simulators with their discrepancies, the input of a worker.
 
     Attributes
     ----------
     simulators : tuple of Simulator
     discrepancies : tuple of Discrepancy
     joint : {"euclidean", "manhattan", "energy"}
-        How the distances of several are joined: the root of the sum of squares, the sum, or −log of PyMC's kernels.
+        How distances of several simulators are combined: the root of the sum of squares, the sum, or −log of PyMC's kernels.
     unit : float
-        What an energy is multiplied by, so that ε has the unit that the user gave it.
+        Factor of an energy, so that ε has the unit that the user gave.
     """
 
     simulators: tuple[Simulator, ...]
@@ -76,12 +76,12 @@ class Experiment:
 
 
 def _energy(discrepancy: Discrepancy, distance: Array) -> Array:
-    """Return −log of PyMC's kernel at its own ε."""
+    """Return −log of PyMC's kernel at its ε."""
     return 0.5 * distance**2 if discrepancy.norm == 2 else distance
 
 
 class AbcTarget(WrappedTarget):
-    """The prior part of a problem, with the simulators' data among the observed."""
+    """The prior part of a problem, with the simulators' data among the observed data."""
 
     observed_data: Any = None
 
@@ -92,7 +92,7 @@ class AbcTarget(WrappedTarget):
     has_split: Any = property(lambda self: self.target.is_prior or self.target.has_split)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Any:
-        """Return log prior and log likelihood apart; for a program without a likelihood, all of it is prior."""
+        """Return log prior and log likelihood separately; a program without a likelihood is all prior."""
         found = self.target.evaluate(x, gradient)
         if not self.target.is_prior or found.log_likelihood is not None:
             return found
@@ -113,7 +113,7 @@ class Settings(NamedTuple):
     Attributes
     ----------
     epsilon : float or None
-        The last tolerance; None where floor, budget or time end it.
+        The last tolerance; None if acceptance floor, budget or time determine it.
     kernel : str
     """
 
@@ -122,25 +122,25 @@ class Settings(NamedTuple):
 
 
 class AbcProblem:
-    """Interface of a model for the samplers.
+    """A model in the form that the ABC samplers use.
 
     Parameters
     ----------
     target : BaseTarget
-        Prior, and ordinary likelihoods.
+        Prior and ordinary likelihoods.
     experiment : Experiment
     parameters : list of callable
-        Of points, for each simulator.
+        For each simulator, a function of points that returns its parameters.
     settings : Settings
 
     Attributes
     ----------
     has_likelihood : bool
-        Whether ordinary observations join the weights.
+        Whether ordinary observations contribute to the weights.
     fitted_prior : (list of StudentT, shares) or None
-        Of a prior that is only a density.
+        Student t's fitted to a prior that is only a density.
     log_prior_integral, log_prior_integral_se : float
-        Of such a prior as written.
+        Integral of such a prior as written, and its error.
     """
 
     def __init__(
@@ -186,11 +186,13 @@ class AbcProblem:
             return np.zeros(len(x))
         value = self.target.evaluate(x).log_likelihood
         if value is None:
-            raise ModelError(f"{self.target.label}: prior and likelihood are not known apart, which ABC needs")
+            raise ModelError(
+                f"{self.target.label}: ABC needs prior and likelihood separately, and this target has no split"
+            )
         return value
 
     def log_kernel_volume(self, epsilon: float) -> float | None:
-        """Return the log of what turns E[K] into a density of the summaries at the observed; None for functions."""
+        """Return the log factor that turns E[K] into a density of the summaries at the observed ones; None for functions."""
         norm, *others = {part.norm for part in self.experiment.discrepancies}
         if self.experiment.joint == "energy" or norm is None or others or epsilon <= 0:
             return None
@@ -199,7 +201,7 @@ class AbcProblem:
         return scale + log_kernel_volume(self.kernel, epsilon, k, norm)
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
-        """Let simulators draw many data sets at once where tests at two points confirm their batched form."""
+        """Let simulators draw many data sets at once if tests at two points confirm their batched form."""
         self.has_likelihood = self.has_likelihood or bool(np.any(self.target.evaluate(x).log_likelihood))
         chosen = []
         for simulator, discrepancy, values in zip(
@@ -232,7 +234,7 @@ def make_problem(
     Raises
     ------
     ModelError
-        If something is missing or does not fit.
+        If an argument is missing or inconsistent with the model.
     """
     if simulate is None:
         return _of_simulators(model, data, epsilon, kernel, {"observed": observed, "summary": summary}, distance, cores)
@@ -270,7 +272,7 @@ def _settings(epsilon: Any, kernel: str | None) -> Settings:
 def _of_generated(
     target: BaseTarget, name: str, data_set: NDArray, discrepancy: Discrepancy, settings: Settings
 ) -> AbcProblem:
-    """Return the problem of a Stan program one of whose generated quantities simulates."""
+    """Return the problem of a Stan program with a generated quantity that simulates."""
     rng = np.random.default_rng(0)
     found = target.constrain(target.initial_points(1, rng), rng)
     if name not in found:
@@ -289,7 +291,7 @@ def _as_points(x: Array, rng: np.random.Generator) -> dict[str, NDArray]:
 
 @dataclass(frozen=True)
 class _Generated:
-    """A variable of a target that is drawn anew at every evaluation; NaN where the program refuses to draw it."""
+    """A variable of a target that is drawn anew at every evaluation; NaN if the program cannot draw it."""
 
     target: BaseTarget
     name: str
@@ -320,7 +322,7 @@ class _Batched:
 
 @dataclass(frozen=True)
 class _Single:
-    """The same on one row: as a batch of one where that gives a data set, else without the axis."""
+    """The same on one row: as a batch of one if that gives a data set, else without the axis."""
 
     function: Callable[..., Any]
     shape: tuple[int, ...]
@@ -339,7 +341,7 @@ class _Single:
         except Exception:
             if data is None:
                 raise
-            return data  # of a wrong shape, which says more than this error
+            return data  # of a wrong shape, which is more informative than this error
 
 
 def _of_simulators(
@@ -350,10 +352,10 @@ def _of_simulators(
     if source is not None:
         from ppl_backends.targets.pymc.simulator import simulator_target, simulators_of
     if source is None or not simulators_of(source):
-        raise ModelError("nothing simulates: the model has no pm.Simulator; give simulate= and observed=")
+        raise ModelError("the model has no pm.Simulator; give simulate= and observed=")
     for name, value in {**given, "distance": distance}.items():
         if value is not None:
-            raise ModelError(f"{name}= goes with simulate=; a pm.Simulator has its own")
+            raise ModelError(f"{name}= is an option for simulate=; a pm.Simulator has its own")
     target, variables, functions = simulator_target(source, data, cores)
     kinds = {variable.kind for variable in variables}
     energy = len(kinds) > 1 or "function" in kinds
@@ -380,7 +382,8 @@ def _without_rng(function: Callable[[Array], Any], x: Array, rng: np.random.Gene
 def _tolerances(variables: Any, epsilon: Any, energy: bool) -> tuple[list[Any], float | None, float]:
     """Return the scale of each Simulator's summaries, the last tolerance of the joint distance, and an energy's unit.
 
-    One Simulator with a number for ε keeps the unit of its summaries; else distances are counted in the Simulators' own ε.
+    One Simulator with a number for ε keeps the unit of its summaries; otherwise distances are in units of the
+    Simulators' own ε.
     """
     names = [variable.name for variable in variables]
     if isinstance(epsilon, Mapping):
@@ -400,7 +403,7 @@ def _tolerances(variables: Any, epsilon: Any, energy: bool) -> tuple[list[Any], 
 
 
 def _discrepancy(variable: Any, scale: Any) -> Discrepancy:
-    """Return the discrepancy of a Simulator; PyMC's functions see one data set at a time."""
+    """Return the discrepancy of a Simulator; PyMC's functions take one data set at a time."""
     summary = SUMMARIES[variable.summary] if isinstance(variable.summary, str) else _Rows(variable.summary)
     if variable.kind != "function":
         return Discrepancy(
@@ -411,7 +414,7 @@ def _discrepancy(variable: Any, scale: Any) -> Discrepancy:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A function of one data set, one after the other."""
+    """A function of one data set, called for one after the other."""
 
     function: Callable[..., Any]
 

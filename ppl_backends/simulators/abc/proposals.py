@@ -1,7 +1,8 @@
 """Proposals of sequential ABC: the prior, and small mixtures of Student t's fitted to weighted points, with a prior's share.
 
-Every component has a scrambled net of its own in every chain (Buchholz 2018, section 3.6.2, iii); weights have the density
-of the whole mixture in their denominator. Sizes are fixed before points are drawn, so that shares of the mixture are exact.
+Every component has a separate scrambled net in every chain (Buchholz 2018, section 3.6.2, iii); the denominator of the
+weights is the density of the whole mixture. Sizes are fixed before points are drawn, so that shares of the mixture are
+exact.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from ppl_backends.targets.protocol import Array
 
 __all__ = ["AbcProposal", "fit_mixture", "fit_prior", "prior_proposal", "prior_start"]
 
-INFLATION = 1.2  # λ of the thesis, on scale matrices
+INFLATION = 1.2  # λ of the thesis, a factor of scale matrices
 DEFENSIVE = 8  # points of the mixture for each point of the prior
 MOST_COMPONENTS = 4
-LEAST_POINTS = 5  # that a component has for each of its coordinates and one more
+LEAST_POINTS = 5  # least number of points of a component, per coordinate plus one
 EM_STEPS = 30
 PRIOR_DRAWS = 4096
-MANY_FOR_ONE = 16  # weighted points for a draw of a prior that is only a density
+MANY_FOR_ONE = 16  # weighted points per draw of a prior that is only a density
 INTEGRAL_POINTS, INTEGRAL_SCRAMBLES = 4096, 8
 RIDGE = 1e-9
 
@@ -44,9 +45,9 @@ class AbcProposal:
     problem : AbcProblem
     students : list of StudentT
     weights : array
-        Of the Student t's among themselves.
+        Weights of the Student t's among themselves.
     prior : bool
-        Whether points of the prior are among them.
+        Whether points of the prior are included.
     """
 
     def __init__(self, problem: AbcProblem, students: list[StudentT], weights: Array, prior: bool) -> None:
@@ -77,7 +78,7 @@ class AbcProposal:
         return np.concatenate(parts)
 
     def log_ratio(self, x: Array, n: int) -> Array:
-        """Return log p/q ``(m,)`` at points, with q's shares those of nets of ``n``; ``-inf`` outside the prior's support."""
+        """Return log p/q ``(m,)`` at points, with the shares of nets of ``n`` in q; ``-inf`` outside the prior's support."""
         if self.is_prior:
             return np.zeros(len(x))
         sizes = np.asarray(self.sizes(n), dtype=np.float64)
@@ -92,9 +93,9 @@ class AbcProposal:
 def student_points(student: StudentT, u: Array) -> Array:
     """Return points of a Student t ``(n, dim)`` from as many points of the cube ``(n, dim)``.
 
-    Normal points keep their directions, and their radius becomes that of the t of the same probability: 1 − F(r²) is the
-    distribution function of a beta variable C, and r² = ν(1 − C)/C. A uniform number for the radius itself would be a
-    dimension more for the net.
+    Normal points keep their directions, and their radius is mapped to that of the t of the same probability: 1 − F(r²)
+    is the distribution function of a beta variable C, and r² = ν(1 − C)/C. A uniform number for the radius would add a
+    dimension to the net.
     """
     gaussian, df = student.gaussian, student.df
     x = gaussian.from_uniform(u)
@@ -110,7 +111,7 @@ def _cube(n: int, dim: int, qmc: bool, rng: np.random.Generator) -> Array:
 
 
 def prior_points(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generator) -> Array:
-    """Return points of the prior ``(n, dim)``: of a scrambled net where it has an inverse cdf, else random draws."""
+    """Return points of the prior ``(n, dim)``: of a scrambled net if it has an inverse cdf, else random draws."""
     target = problem.target
     if target.n_uniforms is not None:
         return target.prior_from_uniform(_cube(n, target.n_uniforms, qmc, rng))
@@ -118,7 +119,7 @@ def prior_points(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generato
 
 
 def prior_start(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generator) -> Array:
-    """Return ``n`` points of the prior ``(n, dim)``, in no order; of a prior that is only a density, out of weighted ones."""
+    """Return ``n`` points of the prior ``(n, dim)``, in random order; weighted ones for a prior that is only a density."""
     if problem.fitted_prior is None:
         return rng.permutation(prior_points(problem, n, qmc, rng))
     proposal = _of_fitted_prior(problem)
@@ -129,7 +130,7 @@ def prior_start(problem: AbcProblem, n: int, qmc: bool, rng: np.random.Generator
 
 
 def prior_proposal(problem: AbcProblem, qmc: bool, rng: np.random.Generator) -> AbcProposal:
-    """Return the prior itself; where it has no inverse cdf and nets are asked for, a Student mixture fitted to its draws."""
+    """Return the prior itself; if nets are asked for and it has no inverse cdf, a Student mixture fitted to its draws."""
     if problem.fitted_prior is not None:
         return _of_fitted_prior(problem)
     if not qmc or problem.target.n_uniforms is not None:
@@ -139,12 +140,12 @@ def prior_proposal(problem: AbcProblem, qmc: bool, rng: np.random.Generator) -> 
 
 
 def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
-    """Fit a Student mixture to a prior that is only a density, by a run that draws it, and find its integral.
+    """Fit a Student mixture to a prior that is only a density, by a run that samples it, and compute its integral.
 
     Raises
     ------
     PriorSamplingError
-        If the prior can neither be drawn from nor evaluated, or is improper.
+        If the prior can neither be sampled nor evaluated, or is improper.
     """
     target = problem.target
     if target.n_uniforms is not None:
@@ -155,7 +156,7 @@ def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
     except PriorSamplingError as error:
         prior = target if target.is_prior else target.prior_target()
         if prior is None:
-            raise PriorSamplingError(f"ABC needs a prior that can be drawn from: {error}") from None
+            raise PriorSamplingError(f"ABC needs a prior that can be sampled: {error}") from None
     check_proper(prior)
     drawn = run_tempering(BridgePath(prior, cauchy_around(prior)), make_kernel("mixed"), PRIOR_DRAWS, rng)
     weights = np.full(len(drawn.x), 1 / len(drawn.x))
@@ -171,13 +172,13 @@ def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
 
 
 def _of_fitted_prior(problem: AbcProblem) -> AbcProposal:
-    """Return the mixture that stands for a prior that is only a density."""
+    """Return the mixture that approximates a prior that is only a density."""
     assert problem.fitted_prior is not None
     return AbcProposal(problem, *problem.fitted_prior, False)
 
 
 def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Generator, size: float) -> AbcProposal:
-    """Return the Student mixture with the best BIC, its scale matrices inflated, with a share of the prior.
+    """Return the Student mixture with the best BIC, with inflated scale matrices and a share of the prior.
 
     Parameters
     ----------
@@ -186,7 +187,7 @@ def fit_mixture(problem: AbcProblem, x: Array, weights: Array, rng: np.random.Ge
         Normalised.
     rng : numpy.random.Generator
     size : float
-        Independent points that the weighted ones are worth: fewer than their effective size where neighbours share hits.
+        Number of independent points: smaller than the effective sample size if neighbours share hits.
     """
     students, shares = _mixture(problem, x, weights, rng, size)
     if problem.fitted_prior is None:

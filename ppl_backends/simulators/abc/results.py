@@ -1,4 +1,4 @@
-"""Results of ABC as InferenceData: of a weighted last stage, and of populations."""
+"""Results of ABC as InferenceData: of a weighted last stage, or of populations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ppl_backends.targets.protocol import Array
 
 __all__ = ["Found", "of_populations", "of_weighted_points", "to_inference_data"]
 
-SMALLEST_SIZE = 100  # effective size below which nothing is trusted
+SMALLEST_SIZE = 100  # effective size below which a result is not trusted
 Variables = dict[str, tuple[tuple[str, ...], Any]]
 
 
@@ -34,15 +34,15 @@ class Found(NamedTuple):
     method : str
     epsilon : float
     reason : str
-        Why it is the last.
+        Why the tolerance did not fall further.
     evidence : tuple
-        Log evidence, its standard error, the degrees of freedom of that, and where it comes from.
+        Log evidence, its standard error, degrees of freedom and source.
     trouble : str
-        What is wrong; empty where nothing is.
+        Reason for distrust; empty if there is none.
     attrs : dict
-        What only this way of sampling has to say.
+        Further attributes of this method.
     stats : dict
-        Per draw and per stage.
+        Figures per draw and per stage.
     groups : dict
     """
 
@@ -60,7 +60,7 @@ class Found(NamedTuple):
 def of_weighted_points(
     problem: AbcProblem, plan: Plan, result: SequentialResult, adjust: str | None, rng: np.random.Generator
 ) -> Found:
-    """Resample the last stage chain by chain, and say how far it can be trusted."""
+    """Resample the last stage chain by chain, and judge whether it can be trusted."""
     stage, weights = result.stage, result.weights
     ancestor = np.stack([_resampled(stage.chain == c, weights.weight, plan.points, rng) for c in range(plan.chains)])
     points = stage.x
@@ -96,7 +96,7 @@ def of_weighted_points(
 def of_populations(
     problem: AbcProblem, plan: Plan, result: PopulationsResult, adjust: str | None, rng: np.random.Generator
 ) -> Found:
-    """Put the particles of all chains together."""
+    """Combine the particles of all chains."""
     runs = result.runs
     which = [picked(run, rng) for run in runs]
     x = [run.population.x for run in runs]
@@ -176,7 +176,7 @@ def to_inference_data(
 
 
 def _resampled(own: NDArray[np.bool_], weight: Array, draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return the points that one chain's draws are copies of; of all chains' points where it has no weight itself."""
+    """Return the points that one chain's draws are copies of; of all chains' points if its own have no weight."""
     index = np.flatnonzero(own & (weight > 0))
     index = index if len(index) else np.flatnonzero(weight > 0)
     return index[systematic_resampling(weight[index] / weight[index].sum(), draws, rng)]
@@ -234,7 +234,7 @@ def _stages(problem: AbcProblem, result: SequentialResult) -> Variables:
 
 
 def _population_stages(problem: AbcProblem, result: PopulationsResult) -> Variables:
-    """Return the figures of every stage of every chain, NaN where a chain has fewer."""
+    """Return the figures of every stage of every chain, NaN if a chain has fewer."""
     tables = [np.array(run.stages, dtype=np.float64) for run in result.runs]
     longest = max(len(table) for table in tables)
     full = np.full((len(tables), longest, len(PopulationStage._fields)), np.nan)
@@ -249,7 +249,7 @@ def _population_stages(problem: AbcProblem, result: PopulationsResult) -> Variab
 
 
 def _volumes(problem: AbcProblem, dims: tuple[str, ...], epsilon: Array) -> Variables:
-    """Return log kernel volumes at tolerances; nothing where distances are functions."""
+    """Return log kernel volumes at tolerances; empty if distances are functions."""
     values = [problem.log_kernel_volume(each) if np.isfinite(each) else np.nan for each in epsilon.ravel()]
     if any(value is None for value in values):
         return {}
@@ -303,7 +303,7 @@ def _labels(problem: AbcProblem, name: str, ndim: int) -> tuple[str, ...]:
 
 
 def _predictive(problem: AbcProblem, data: list[NDArray]) -> Variables:
-    """Return a data set for each draw that the draw's weight does not depend on, from data ``(chain, draw, ...)``."""
+    """Return for each draw a data set on which its weight does not depend, from data ``(chain, draw, ...)``."""
     return {
         simulator.name: (("chain", "draw", *_labels(problem, simulator.name, len(simulator.shape))), each)
         for simulator, each in zip(problem.experiment.simulators, data, strict=True)

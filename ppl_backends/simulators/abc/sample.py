@@ -24,8 +24,8 @@ from ppl_backends.simulators.abc.stages import Budget
 
 __all__ = ["sample_abc"]
 
-DATA_SETS, AT_ONCE = 4, 10  # M where they are drawn one by one, and where many are in one call
-CHECKED = 16  # points of the prior at which a model is looked at first
+DATA_SETS, AT_ONCE = 4, 10  # M for simulators that draw one by one, and for those that draw many per call
+CHECKED = 16  # points of the prior at which a model is checked first
 CAP = 100  # times r: data sets of a point, with negative-binomial weights
 
 
@@ -77,64 +77,67 @@ def sample_abc(
 ) -> Any:
     """Draw from the posterior, and estimate the evidence, of a model that can be simulated but not evaluated.
 
-    Data are simulated at points of adaptive proposals and weighted by how near they are to the observed. The result is the
-    ABC posterior, p(θ) E[K_ε(d) | θ] up to a constant: wider than the posterior, the less so the smaller ε.
+    Data are simulated at points of adaptive proposals and weighted by their distance from the observed data. The
+    result is the ABC posterior, p(θ) E[K_ε(d) | θ] up to a constant. It is wider than the posterior; the difference
+    decreases with ε.
 
     Parameters
     ----------
     model : pymc.Model, Stan model or target, optional
-        With ``pm.Simulator`` variables, whose function, ``distance``, ``sum_stat`` and ``epsilon`` mean what they mean in
-        PyMC; or any model with a prior, together with ``simulate`` and ``observed``. Ordinary likelihoods join the weights.
+        A model with ``pm.Simulator`` variables, with the function, ``distance``, ``sum_stat`` and ``epsilon`` of PyMC;
+        or any model with a prior, together with ``simulate`` and ``observed``. Ordinary likelihoods contribute to the
+        weights.
     epsilon : "auto", float or dict
-        The last tolerance; of the joint distance where there are several Simulators, or of each by name. ``"auto"`` ends at
-        the Simulators' own where one was set, else where ``acceptance_floor``, ``max_simulations`` or ``max_time`` end it.
+        The last tolerance; that of the joint distance if there are several Simulators, or of each by name. ``"auto"``
+        ends at the Simulators' own tolerance if it was set, else when ``acceptance_floor``, ``max_simulations`` or
+        ``max_time`` is reached.
     kernel : {"uniform", "gaussian", "laplace", "epanechnikov"}, optional
         K with K(0) = 1. By default a Simulator's own, else ``"uniform"``.
     qmc : bool
         Whether parameters are points of scrambled nets.
     method : {"auto", "sequential", "importance", "smc"}
-        ``"importance"`` draws all parameters from the prior. ``"sequential"`` adapts proposals, small mixtures. ``"smc"``
-        moves populations along falling tolerances (Del Moral, Doucet & Jasra 2012), for many modes and curved posteriors; its
-        evidence is consistent, the others' is unbiased. ``"auto"`` is sequential, and SMC where the proposals find too few
-        points.
+        ``"importance"`` draws all parameters from the prior. ``"sequential"`` adapts proposals, which are small
+        mixtures. ``"smc"`` moves populations along falling tolerances (Del Moral, Doucet & Jasra 2012), for many modes
+        and curved posteriors; its evidence is consistent, that of the others is unbiased. ``"auto"`` is sequential,
+        and SMC if the proposals find too few points.
     simulate : callable or str, optional
-        ``(parameters, rng) -> data``: arrays with a leading axis, by name, to data sets ``(n, ...)``; a function of single
-        values is called for one data set after the other. So is one whose batches do not hold independent data sets. Or the
-        name of a generated quantity of a Stan program.
+        ``(parameters, rng) -> data``: a function from arrays with a leading axis, by name, to data sets ``(n, ...)``.
+        A function of single values is called for one data set after the other, as is one whose batches do not hold
+        independent data sets. Or the name of a generated quantity of a Stan program.
     observed : array, optional
     data : dict or path, optional
         Data of a Stan model, or new values of ``pm.Data``.
     summary : {"identity", "sort", "mean", "median"} or callable, optional
-        Of a data set, or of many ``(n, ...)``.
+        Summary of a data set, or of many ``(n, ...)``.
     distance : {"euclidean", "manhattan"} or callable, optional
-        ``(observed summary, simulated summary) -> float``, or the same of many.
+        ``(observed summary, simulated summary) -> float``, or the same for many data sets.
     executor : concurrent.futures.Executor, optional
-        Where blocks of points are simulated; the results are the same bits.
+        Runs the simulations of blocks of points; the result is the same.
     cores : int, optional
         Threads for evaluating densities.
     draws, chains : int
-        Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points, with an
-        eighth of points from the prior on top.
+        Equally weighted draws kept per chain; a chain is an independent scramble of the next power of two of points,
+        plus an eighth of points from the prior.
     data_sets : int, optional
-        M, simulated data sets a point, on average. By default four, and ten of a simulator that draws many at once, which
-        has up to 16 times the points in the last stage too, so that the evidence has an error of 1.5 %; two with SMC. With
-        one there is no single-run error and no posterior predictive.
+        M, mean number of simulated data sets per point. By default four; ten for a simulator that draws many at once,
+        which also has up to 16 times the points in the last stage, for an error of the evidence of 1.5 %; two with
+        SMC. With one there is no single-run error and no posterior predictive.
     hits : int, optional
-        r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε; with SMC
-        for Lee's (2012) r-hit kernel. Uniform kernel.
+        r, for negative-binomial weights in the last stage: data sets are simulated at a point until r are within ε;
+        with SMC, for Lee's (2012) r-hit kernel. It needs the uniform kernel.
     max_hit_simulations : int, optional
-        Most data sets of such a point, 100 r by default; the weights remain unbiased.
+        Largest number of data sets of such a point, 100 r by default; the weights remain unbiased.
     pilot_points : int
-        Of a stage before the last, all chains together.
+        Number of points of a stage before the last, in all chains together.
     acceptance_floor : float
-        Mean of K, with SMC acceptance rate of the moves, at which the tolerance falls no further, where nobody set the
-        last one.
+        Mean of K (with SMC, acceptance rate of the moves) at which the tolerance stops falling if the last one is not given.
     max_simulations : int, optional
-        Data sets of the whole run; stages before the last have half of them.
+        Largest number of data sets in the whole run; stages before the last use half of them.
     max_time : float, optional
         Seconds after which no further data sets are simulated.
     adjust : {"linear", "heteroscedastic"}, optional
-        Regression adjustment of the draws. ``accuracy`` and ``adjusted`` say so; evidence and ``estimates`` are not adjusted.
+        Regression adjustment of the draws. ``accuracy`` and ``adjusted`` record it; evidence and ``estimates`` are not
+        adjusted.
     random_seed : int or numpy.random.Generator, optional
     progressbar : bool
 
@@ -142,17 +145,17 @@ def sample_abc(
     -------
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with attributes ``log_evidence`` (log E[K_ε] under the prior, with ordinary likelihoods log E[L K_ε]),
-        ``log_evidence_se``, ``_df``, ``_trusted``, ``log_kernel_volume`` (subtracted, it makes a log density of the summaries
-        at the observed), ``epsilon``, ``kernel``, ``simulations``, ``ended_by``. ``sample_stats`` has ``epsilon``,
-        ``acceptance``, ``simulations``, ``points``, ``effective_size``, ``not_finite``, ``log_evidence`` and
-        ``log_kernel_volume`` per stage, and ``distance`` of the data set that each draw was picked by. Group
-        ``estimates`` has weighted means, their standard errors and sds. ``posterior_predictive`` holds a simulated data set
-        of each draw, near the observed or not.
+        ``log_evidence_se``, ``_df``, ``_trusted``, ``log_kernel_volume`` (the log evidence minus it is a log density
+        of the summaries at the observed ones), ``epsilon``, ``kernel``, ``simulations``, ``ended_by``.
+        ``sample_stats`` has ``epsilon``, ``acceptance``, ``simulations``, ``points``, ``effective_size``,
+        ``not_finite``, ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which
+        each draw was picked. Group ``estimates`` has weighted means, their standard errors and sds.
+        ``posterior_predictive`` holds a simulated data set of each draw, near the observed or not.
 
     Raises
     ------
     ModelError
-        If nothing simulates, a simulator fails (with its parameters), or no data set comes near.
+        If there is no simulator, a simulator fails (the message has its parameters), or no data set comes near the observed.
 
     Warns
     -----
@@ -223,7 +226,7 @@ class _Call(NamedTuple):
     started: float
 
     def sequential(self, may_give_up: bool) -> Found:
-        """Run the stages with their progress shown; populations where proposals find too few points and ``may_give_up``."""
+        """Run the stages with a progress bar; switch to populations if proposals find too few points and ``may_give_up``."""
         steps: list[int] = []
 
         def report(record: Record, used: int) -> None:
@@ -239,7 +242,7 @@ class _Call(NamedTuple):
         return of_weighted_points(self.problem, plan, result, self.adjust, self.result_rng)
 
     def populations(self) -> Found:
-        """Run all chains of SMC with their progress shown."""
+        """Run all chains of SMC with a progress bar."""
         steps, before = [0] * self.plan.chains, self.budget.used
 
         def report(chain: int, stage: PopulationStage, used: int) -> None:
@@ -269,7 +272,7 @@ def _run(
     random_seed: SeedLike,
     progressbar: bool,
 ) -> Any:
-    """Judge batched simulators, run the sampler with its progress shown, and return the result."""
+    """Check batched simulators, run the sampler with a progress bar, and return the result."""
     started = time.perf_counter()
     *rngs, check_rng, result_rng = spawn_generators(random_seed, plan.chains + 3)
     fit_prior(problem, check_rng)

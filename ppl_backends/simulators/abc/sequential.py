@@ -3,12 +3,13 @@
     t = 0: θ from the prior
     t = 1, 2, …: choose ε_t; fit q_t; θ from q_t; simulate; w = p L̂_{ε_t} / q_t
 
-ε_t is where the effective size of the weights is a share of the points, by bisection in [0, ε_{t−1}]; where that hardly
-lowers it, the median distance of the hits. The last stage has a tolerance and a proposal that were fixed before it was
-simulated, so that its evidence is unbiased; it alone is returned.
+ε_t is the tolerance at which the effective size of the weights is a given share of the points, by bisection in [0,
+ε_{t−1}]; if it is hardly lower than before, ε_t is the median distance of the hits. The last stage has a tolerance and
+a proposal that were fixed before it was simulated, so that its evidence is unbiased; only this stage is returned.
 
-The proposal is fitted to points weighted by (p/q)√E[K²], not by the weights themselves: with nets, whose own variance is of
-lower order, p√Var(K) is the density of least variance a simulation. It has the tails where hits are rare and weights large.
+The proposal is fitted to points weighted by (p/q)√E[K²], not by the weights themselves: with nets, whose own variance
+is of lower order, p√Var(K) is the density of least variance per simulation. It has heavier tails, where hits are rare
+and weights large.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ MOST_STAGES = 60
 BISECTIONS = 60
 EVIDENCE_ERROR, MORE_POINTS = 0.015, 16
 INTERRUPTED = "interrupted by Ctrl-C"
-LEAST_SHARE = 0.02  # effective size over points, below which mixtures are given up for populations
-ADAPTATION_SHARE = 0.5  # of a budget, that stages before the last may use
+LEAST_SHARE = 0.02  # effective size over points, below which populations replace mixtures
+ADAPTATION_SHARE = 0.5  # share of a budget that stages before the last may use
 
 
 class Plan(NamedTuple):
@@ -48,23 +49,23 @@ class Plan(NamedTuple):
     Attributes
     ----------
     sequential : bool
-        With False all points are the prior's.
+        If False, all points are from the prior.
     qmc : bool
     chains : int
     pilot_points : int
-        Of a stage before the last, all chains together.
+        Points of a stage before the last, in all chains together.
     points : int
-        Of a chain in the last stage, beside the prior's share.
+        Points of a chain in the last stage, in addition to the prior's share.
     data_sets : int
-        M, data sets a point on average.
+        M, mean number of data sets per point.
     adaptive : bool
-        Whether the last stage may have up to 16 times the points, where data are drawn at once, for an error of 1.5 %.
+        Whether the last stage may have up to 16 times the points, if data are drawn at once, for an error of 1.5 %.
     floor : float
-        Acceptance at which a tolerance that nobody set is the last.
+        Acceptance at which the tolerance stops falling if the last one is not given.
     hits, cap : int
         Negative-binomial weights in the last stage: r and K, or 0.
     may_give_up : bool
-        Whether to raise :class:`FewPoints` where a last stage would have hardly any effective size.
+        Whether to raise :class:`FewPoints` if a last stage would have a very small effective size.
     """
 
     sequential: bool
@@ -81,7 +82,7 @@ class Plan(NamedTuple):
 
 
 class FewPoints(Exception):
-    """Proposals find too few points, where there is another way."""
+    """Raised if proposals find too few points and another method is allowed."""
 
 
 class Record(NamedTuple):
@@ -97,7 +98,7 @@ class Record(NamedTuple):
 
 
 class SequentialResult(NamedTuple):
-    """The last stage, its weights, and what led to it.
+    """The last stage, its weights, and the stages before it.
 
     Attributes
     ----------
@@ -106,11 +107,11 @@ class SequentialResult(NamedTuple):
     epsilon : float
     records : list of Record
     reason : str
-        Why tolerances ended where they did.
+        Why the tolerance did not fall further.
     n_components : int
-        Of the last proposal; 0 for the prior.
+        Number of components of the last proposal; 0 for the prior.
     chosen_here : bool
-        Whether the tolerance was chosen from this very stage, which biases its evidence.
+        Whether the tolerance was chosen from the last stage, which biases its evidence.
     """
 
     stage: Stage
@@ -177,15 +178,15 @@ class _Course:
     Attributes
     ----------
     proposal : AbcProposal
-        Of the stage to come.
+        Proposal of the next stage.
     epsilon : float
-        Of the stage to come.
+        Tolerance of the next stage.
     stage : Stage or None
         The last one that was simulated.
     n_components : int
-        Of the proposal that this one was drawn from.
+        Number of components of the proposal from which it was drawn.
     reason : str
-        Why the stage to come is the last.
+        Why the next stage is the last.
     records : list of Record
     """
 
@@ -198,7 +199,7 @@ class _Course:
 
 
 def _at_hand(problem: AbcProblem, plan: Plan, course: _Course) -> SequentialResult:
-    """Return the stage that there is, at the tolerance that was chosen from it, after Ctrl-C."""
+    """Return the current stage, at the tolerance chosen from it, after Ctrl-C."""
     if course.stage is None or not np.isfinite(course.epsilon):
         raise KeyboardInterrupt
     weights = weigh(course.stage, problem.kernel, course.epsilon)
@@ -210,7 +211,7 @@ def _at_hand(problem: AbcProblem, plan: Plan, course: _Course) -> SequentialResu
 
 
 def _too_few(problem: AbcProblem, plan: Plan, course: _Course) -> bool:
-    """Return whether a mixture of few components serves badly: hardly any effective size is left."""
+    """Return whether a mixture of few components is a poor proposal, with a very small effective size."""
     if course.stage is None:
         return False
     weights = weigh(course.stage, problem.kernel, course.epsilon)
@@ -229,7 +230,7 @@ def _lower(
     executor: Executor | None,
     report: Report,
 ) -> None:
-    """Run the stages before the last; leave its proposal and its tolerance, and why it is the last."""
+    """Run the stages before the last; set its proposal, its tolerance, and the reason why it is the last."""
     allowance, records = ADAPTATION_SHARE * budget.left, course.records
     while not course.reason:
         n, last = _pilot_size(plan, allowance - budget.used), course.epsilon
@@ -251,7 +252,7 @@ def _lower(
 
 
 def _pilot_size(plan: Plan, left: float) -> int:
-    """Return the points of a chain in a stage before the last; a power of two, fewer where the budget is small."""
+    """Return the points of a chain in a stage before the last; a power of two, fewer if the budget is small."""
     size = 2 ** int(np.log2(max(plan.pilot_points // plan.chains, 16)))
     while size > 16 and size * plan.chains * plan.data_sets * 1.2 > left:
         size //= 2
@@ -321,13 +322,13 @@ def next_tolerance(stage: Stage, kernel: str, last: float, target: float) -> tup
 
 
 def _largest(kernel: str, distances: Array) -> float:
-    """Return a tolerance at which all finite distances count nearly alike."""
+    """Return a tolerance at which all finite distances have nearly equal weights."""
     top = max(float(distances.max()), 0.0)
     return top if kernel == "uniform" else 10 * top
 
 
 def _median_of_hits(stage: Stage, kernel: str, epsilon: float) -> float:
-    """Return the weighted median distance of data sets within ε; for the soft kernels ε shrinks in the same proportion."""
+    """Return the weighted median distance of data sets within ε; for soft kernels reduce ε in the same proportion."""
     distances = stage.block.distances
     weights = np.exp(log_kernel(kernel, distances, epsilon))
     if not weights.any():
@@ -356,7 +357,7 @@ def _end(
     epsilon: float,
     records: list[Record],
 ) -> str:
-    """Return why this tolerance is the last one; empty where it is not."""
+    """Return why this tolerance is the last one; empty if it is not."""
     record = records[-1]
     if problem.epsilon is not None and epsilon <= problem.epsilon:
         return "the tolerance asked for is reached"
@@ -383,7 +384,7 @@ def _last_stage(
     rngs: list[np.random.Generator],
     executor: Executor | None,
 ) -> Stage:
-    """Simulate the stage that is returned, as large as planned or as the budget allows."""
+    """Simulate the stage that is returned, of the planned size or as large as the budget allows."""
     picking = Picking(problem.kernel, course.epsilon, plan.hits, plan.cap)
     n, m = 2 ** int(np.ceil(np.log2(plan.points))), max(plan.data_sets, plan.hits)
     if plan.adaptive and problem.experiment.at_once:
@@ -394,9 +395,9 @@ def _last_stage(
 
 
 def _more_points(problem: AbcProblem, plan: Plan, course: _Course) -> int:
-    """Return the factor, a power of two, on the number of points for an evidence error of 1.5 % by the pilot.
+    """Return the factor, a power of two, on the number of points for an evidence error of 1.5 % according to the pilot.
 
-    More points, not more data sets a point: the points' own share of the variance falls with them too.
+    It adds points, not data sets per point, because this also reduces the points' share of the variance.
     """
     if course.stage is None:
         return 1

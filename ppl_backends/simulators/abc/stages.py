@@ -35,21 +35,21 @@ __all__ = [
 
 SIMULATIONS_A_BLOCK = 2**14
 BYTES_A_BLOCK = 2**24
-POINTS_A_BLOCK = 32  # where data sets are drawn one by one
-BLOCKS_A_WAVE = 32  # handed to an executor between two looks at the clock
+POINTS_A_BLOCK = 32  # for simulators that draw data sets one by one
+BLOCKS_A_WAVE = 32  # submitted to an executor between two checks of the time
 
 
 class Picking(NamedTuple):
-    """The kernel by which one data set of a point is kept; with negative-binomial weights also when to stop.
+    """The kernel by which one data set of a point is kept; with negative-binomial weights also the stopping rule.
 
     Attributes
     ----------
     kernel : str
     epsilon : float
     hits : int
-        r, or 0 for a fixed number of data sets a point.
+        r, or 0 for a fixed number of data sets per point.
     cap : int
-        Most data sets of a point, where ``hits``.
+        Largest number of data sets of a point, with ``hits``.
     """
 
     kernel: str
@@ -64,15 +64,15 @@ class Block(NamedTuple):
     Attributes
     ----------
     counts : ndarray of int (n,)
-        Data sets simulated.
+        Number of data sets simulated.
     distances : ndarray (counts.sum(),)
         In the order of the points.
     near : ndarray (n,) or None
         Distance of the data set that was picked by its kernel.
     summaries : ndarray (n, k) or None
-        Of that data set.
+        Summaries of that data set.
     data : list of ndarray (n, ...) or None
-        A data set of each point that is distributed as the simulator's, given that the point was drawn by its weight.
+        For each point a data set with the simulator's distribution, given that the point was drawn by its weight.
     """
 
     counts: NDArray[np.intp]
@@ -89,12 +89,12 @@ class Stage(NamedTuple):
     ----------
     x : ndarray (n, dim)
     chain : ndarray of int (n,)
-        The scramble that a point is of.
+        The scramble that a point belongs to.
     log_ratio : ndarray (n,)
         log p L / q, with L ordinary likelihoods.
     block : Block
     complete : bool
-        Whether all points planned were simulated: what is left of a net is no net.
+        Whether all planned points were simulated; the points of an interrupted net are not a net.
     interrupted : bool
         Whether Ctrl-C ended it.
     """
@@ -122,7 +122,7 @@ class Weights(NamedTuple):
     hit : ndarray (n,)
         L̂, the estimate of E[K | θ].
     variance : ndarray (n,)
-        Unbiased estimate of the variance of L̂; NaN where a point has one data set.
+        Unbiased estimate of the variance of L̂; NaN if a point has one data set.
     acceptance : float
         Mean of K over data sets, unscaled.
     log_scale : float
@@ -141,7 +141,7 @@ class Weights(NamedTuple):
 
     @property
     def effective_size(self) -> float:
-        """Return (Σw)² / Σw², 0 where all weights are zero."""
+        """Return (Σw)² / Σw², 0 if all weights are zero."""
         w = self.weight
         return float(w.sum() ** 2 / np.sum(w**2)) if w.any() else 0.0
 
@@ -165,7 +165,7 @@ class Budget:
         self.used, self.left = self.used + n, self.left - n
 
     def part(self, n: int) -> Budget:
-        """Return an ``n``-th of what is left, as a budget of its own."""
+        """Return an ``n``-th of the remainder as a separate budget."""
         part = Budget(None, None)
         now = time.perf_counter()
         part.left = self.left if np.isinf(self.left) else float(self.left // n)
@@ -189,9 +189,9 @@ def simulate_stage(
     rng: np.random.Generator,
     executor: Executor | None = None,
 ) -> Stage:
-    """Simulate ``counts`` data sets at every point; points of zero density cost nothing.
+    """Simulate ``counts`` data sets at every point; points of zero density are not simulated.
 
-    Points are taken in random order, so that those done when a budget ends are a sample of all.
+    Points are processed in random order, so that those done when a budget ends are a random sample.
     """
     alive = rng.permutation(np.flatnonzero(log_ratio > -np.inf))
     dead = np.flatnonzero(log_ratio == -np.inf)
@@ -227,7 +227,7 @@ def simulate_stage(
 def _affordable(
     groups: list[NDArray[np.intp]], counts: NDArray[np.intp], hits: int, left: float
 ) -> list[NDArray[np.intp]]:
-    """Return the points of a wave for which the budget suffices; a point with ``hits`` is expected to need so many."""
+    """Return the points of a wave for which the budget suffices, given the expected number of simulations with ``hits``."""
     kept = []
     for index in groups:
         planned = np.cumsum(counts[index] if not hits else np.full(len(index), hits))
@@ -241,7 +241,7 @@ def _affordable(
 
 
 def blocks_of_points(experiment: Experiment, counts: NDArray[np.intp]) -> list[slice]:
-    """Return blocks of points; their sizes depend on the problem alone, not on who works at it."""
+    """Return blocks of points; their sizes depend only on the problem, not on the worker."""
     size = max(1, experiment.size)
     most = min(SIMULATIONS_A_BLOCK, max(1, BYTES_A_BLOCK // (8 * size)))
     mean = max(1.0, float(counts.mean())) if len(counts) else 1.0
@@ -283,7 +283,7 @@ def _simulate_block(item: tuple[bytes, list[dict[str, NDArray]], NDArray[np.intp
 
 
 def _pick(weights: Array, ends: NDArray[np.intp], rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return an index per point, in proportion to the weights of its data sets; the first where all are zero."""
+    """Return an index per point, in proportion to the weights of its data sets; the first if all are zero."""
     total = np.concatenate([[0.0], np.cumsum(weights)])
     starts = np.concatenate([[0], ends[:-1]])
     aim = total[starts] + rng.random(len(ends)) * (total[ends] - total[starts])
@@ -325,8 +325,8 @@ def _stage(
     done: Sequence[Block],
     complete: bool,
 ) -> Stage:
-    """Join the blocks, and the points of zero density as points with one infinitely distant data set."""
-    # Of an unfinished stage as many points outside the support are kept as of those inside.
+    """Join the blocks, and add the points of zero density with one infinitely distant data set each."""
+    # For an unfinished stage, keep the same share of points outside the support as inside.
     share = 1.0 if complete else len(order) / max(1, int(np.sum(log_ratio > -np.inf)))
     dead = dead[: round(share * len(dead))]
     index = np.concatenate([order, dead])
@@ -352,9 +352,9 @@ def _with_rows(data: NDArray, n: int) -> NDArray:
 def weigh(stage: Stage, kernel: str, epsilon: float, hits: int = 0, cap: int = 0) -> Weights:
     """Return the weights of a stage at a tolerance.
 
-    Fixed numbers of data sets: L̂ is the mean of K (3.3). Negative binomial: L̂ = (r−1)/(k−1) where the r-th hit is the k-th
-    data set, and hits/K where the cap K comes first: both are the one unbiased estimate that is a function of the
-    stopping point (Girshick, Mosteller & Savage 1946), and so is the second moment, whence the variance.
+    Fixed numbers of data sets: L̂ is the mean of K (3.3). Negative binomial: L̂ = (r−1)/(k−1) if the r-th hit is the
+    k-th data set, and hits/K if the cap K is reached first. Both are the only unbiased estimate that is a function of
+    the stopping point (Girshick, Mosteller & Savage 1946), as is the second moment, which gives the variance.
     """
     counts, ends = stage.block.counts, np.cumsum(stage.block.counts)
     logs = log_kernel(kernel, stage.block.distances, epsilon)

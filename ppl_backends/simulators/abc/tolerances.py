@@ -1,11 +1,11 @@
 r"""A path of tolerances: p(θ) L(θ) ∏ₘ f(yₘ | θ) · (1/M) Σₘ K_ε(dₘ) for falling ε (Del Moral, Doucet & Jasra 2012).
 
-A particle is a point with M simulated data sets, whose distances stay with it: its weight at a smaller tolerance costs no
-simulation, and kernels move the pair by pseudo-marginal Metropolis–Hastings, which has the marginal p(θ) L(θ) E[K_ε | θ] for
-any M. Ordinary likelihoods L are let in first, by powers from 0 to 1, as in tempering.
+A particle is a point with M simulated data sets, whose distances stay with it. Its weight at a smaller tolerance needs
+no simulation, and kernels move the pair by pseudo-marginal Metropolis–Hastings, which has the marginal p(θ) L(θ) E[K_ε
+| θ] for any M. Ordinary likelihoods L are included first, by powers from 0 to 1, as in tempering.
 
-Tolerances are chosen so that the effective size of a step's weights is a share of the particles, from the particles that are
-then weighed. So the evidence is consistent, and not unbiased.
+Each tolerance is chosen so that the effective size of a step's weights is a given share of the particles. It depends
+on the particles that are weighted, so the evidence is consistent but not unbiased.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ppl_backends.targets.protocol import Array, Index
 
 __all__ = ["AbcPoints", "Tolerance", "TolerancePath", "Tolerances"]
 
-SHARE = 0.5  # of the particles, which the effective size of a step keeps
-LEAST_SHARE = 0.05  # where distances are discrete
+SHARE = 0.5  # relative effective size that a step keeps
+LEAST_SHARE = 0.05  # the same if distances are discrete
 BISECTIONS = 50
 
 
@@ -51,13 +51,13 @@ BEFORE = Tolerance(0.0, np.inf)
 
 @dataclass(frozen=True)
 class AbcPoints(Population):
-    """Points with their data sets, read at a stage.
+    """Points with their data sets, at a stage.
 
     Attributes
     ----------
     x : ndarray (n, dim)
     log_prior, log_likelihood : ndarray (n,)
-        The second of ordinary observed variables.
+        Log likelihood of ordinary observed variables.
     distances : ndarray (n, M)
     summaries : ndarray (n, M, k) or None
     data : ndarray (n, 2, size) or None
@@ -111,24 +111,25 @@ class Tolerances:
     Attributes
     ----------
     target : float
-        The last one; 0 where somebody else ends the run.
+        The last tolerance; 0 if the run is ended otherwise.
     """
 
     target: float
 
     def after(self, run: SMCState) -> Tolerances:
-        """Return the schedule of the step that follows a run."""
+        """Return the schedule of the next step."""
         return self
 
     def shorter(self, done: SMCState, path: Any) -> None:
-        """Return self: every step can stay."""
+        """Return None: every step is kept."""
         return
 
     def next(self, points: AbcPoints) -> float:
         """Return the tolerance after that of the points.
 
-        It is the least one in [0, ε] at which the effective size is half of what the largest possible step keeps; the size
-        need not be monotone. Where distances are discrete no tolerance may have it: then the next smaller distance.
+        It is the smallest tolerance in [0, ε] at which the effective size is half of what the largest possible step
+        keeps; the size need not be monotone. If distances are discrete, such a tolerance may not exist; then it is the
+        next smaller distance.
         """
         before = points.log_hit(points.stage.epsilon)
         finite = np.sort(points.distances[np.isfinite(points.distances)])
@@ -151,7 +152,7 @@ class Tolerances:
             low, high = (low, middle) if share(middle) >= asked else (middle, high)
             if high - low < 1e-6 * high:
                 break
-        if points.kernel == "uniform":  # nothing lies between it and the largest distance that counts
+        if points.kernel == "uniform":  # only the largest distance within it matters
             high = max(float(finite[np.searchsorted(finite, high, side="right") - 1]), self.target)
         if high < (1 - 1e-6) * top or points.stage.epsilon == np.inf:
             return high
@@ -161,18 +162,18 @@ class Tolerances:
 
 
 class TolerancePath:
-    """Tolerances from infinity down; particles begin at the prior.
+    """Tolerances from infinity down; particles start at the prior.
 
     Parameters
     ----------
     problem : AbcProblem
     source : Source
     m : int
-        Data sets of a particle.
+        Number of data sets of a particle.
     target : float
         The last tolerance; 0 for none.
     qmc : bool
-        Whether particles begin as points of a scrambled net.
+        Whether particles start as points of a scrambled net.
     """
 
     reference = None
@@ -204,7 +205,7 @@ class TolerancePath:
         return stage is not None and stage.beta == 1.0 and stage.epsilon <= self.last
 
     def extend(self, population: AbcPoints, stage: Tolerance, rng: np.random.Generator) -> AbcPoints:
-        """Return the particles read at a stage."""
+        """Return the particles at a stage."""
         return replace(population, stage=stage)
 
     def density(self, stage: Tolerance) -> Density[AbcPoints]:
@@ -212,18 +213,18 @@ class TolerancePath:
         return lambda x, rng: self._evaluate(x, stage, rng)
 
     def with_gradients(self, population: AbcPoints, stage: Tolerance, rng: np.random.Generator) -> AbcPoints:
-        """Return the particles as they are: there are no gradients."""
+        """Return the particles unchanged: there are no gradients."""
         return population
 
     def renew(self, population: AbcPoints, density: Density[AbcPoints], rng: np.random.Generator) -> AbcPoints:
-        """Return the particles as they are: only kernels move them."""
+        """Return the particles unchanged: only kernels move them."""
         return population
 
     def end_log_density(self, population: AbcPoints) -> None:
-        """Return None: lost modes are not looked for."""
+        """Return None: there is no search for lost modes."""
 
     def ahead(self, population: AbcPoints) -> tuple[Array, float]:
-        """Return the nearness of data sets, from 0 to 1, by which later steps will weight."""
+        """Return closeness of data sets, from 0 to 1, which determines later weights."""
         epsilon = population.stage.epsilon
         if epsilon == np.inf:
             return population.log_likelihood, 1.0
@@ -232,13 +233,13 @@ class TolerancePath:
         return np.nan_to_num(near).mean(axis=1), 1.0
 
     def without_data(self, x: Array, like: AbcPoints) -> AbcPoints:
-        """Return points at the stage of others, whose data sets are infinitely far."""
+        """Return points at the stage of others, with infinitely distant data sets."""
         log_prior, log_likelihood = self._base(x, like.stage)
         nothing = like.with_data(DataSets(np.full_like(like.distances, np.inf), like.summaries, like.data))
         return replace(nothing, x=x, log_prior=log_prior, log_likelihood=log_likelihood)
 
     def _base(self, x: Array, stage: Tolerance) -> tuple[Array, Array]:
-        """Return log prior and log likelihood of points ``(n,)``; zero prior where the likelihood is."""
+        """Return log prior and log likelihood of points ``(n,)``; the prior is zero if the likelihood is."""
         log_prior, log_likelihood = self.problem.log_prior(x), np.zeros(len(x))
         alive = log_prior > -np.inf
         if alive.any():
@@ -260,7 +261,7 @@ class TolerancePath:
 
 
 def _spread(part: Array, rows: Index, n: int) -> Array:
-    """Return the rows ``(len(rows), ...)`` at their places among ``n``."""
+    """Return the rows ``(len(rows), ...)`` at their positions among ``n``."""
     if len(rows) == n:
         return part
     whole = np.zeros((n, *part.shape[1:]))

@@ -125,7 +125,7 @@ def test_summaries_that_fail_on_the_observed_data_and_distances_of_many_numbers_
         ModelError, match=r"^the summary failed on the observed data: ZeroDivisionError: division by zero$"
     ):
         pb.sample_abc(standard_normal(), observed=1.0, summary=lambda y: 1 / 0, **options)
-    with pytest.raises(ModelError, match=r"a distance is one number for a data set, not an array of shape \(3,\)"):
+    with pytest.raises(ModelError, match=r"a distance is one number per data set, not an array of shape \(3,\)"):
         pb.sample_abc(
             standard_normal(),
             observed=np.zeros(3),
