@@ -190,7 +190,7 @@ def test_priors_without_inverse_cdf_use_a_fitted_mixture():
 def test_what_does_not_fit_is_refused():
     with pm.Model() as model:
         pm.Normal("x")
-    with pytest.raises(ModelError, match="the model has no pm.Simulator"):
+    with pytest.raises(ModelError, match=r"the model has no pm\.Simulator"):
         pb.sample_abc(model, **QUIET)
     with pytest.raises(ModelError, match="summary= goes with simulate="):
         pb.sample_abc(model_of(epsilon=1.0), summary="mean", **QUIET)
