@@ -99,19 +99,20 @@ def test_public_methods_are_documented_here_or_where_they_are_first_defined():
 
 # A docstring's first line says what the function does or returns. A verb that is missing here is added.
 VERBS = """
-    Accept Adapt Add Apply Ask Assemble Assert Assign Average Begin Bind Bound Break Bridge Build Cache Calibrate Call Cast
-    Centre Check Choose Clear Climb Clip Close Collect Combine Compare Compile Complete Compute Condition Construct Convert
-    Copy Correct Count Create Cut Declare Decode Decompose Define Delete Derive Detect Differentiate Discard Display Divide
-    Do Draw Drop Emit Encode End Enter Estimate Evaluate Evict Exchange Exit Expand Explain Export Extend Extract Factor
-    Factorise Fill Filter Find Finish Fit Flatten Follow Forecast Format Gather Generate Get Give Group Grow Guard Hold
-    Import Infer Initialise Insert Install Integrate Interpolate Invert Iterate Join Judge Keep Let Limit Linearise List Load
-    Log Look Lower Make Map Mark Marginalise Match Maximise Measure Merge Minimise Move Multiply Name Normalise Open
-    Optimise Order Pack Pad Parse Permute Pickle Place Plot Pool Predict Prepare Print Propagate Propose Prove Put Raise
-    Reach Read Rebuild Record Reduce Refine Refit Refresh Refuse Register Reject Release Remove Rename Renew Reorder Repeat
-    Replace Report Rescale Resample Reset Reshape Resolve Restart Restore Return Reverse Reweight Round Run Sample Save
-    Scale Search Select Send Set Show Shrink Simulate Skip Smooth Solve Sort Split Stack Start Step Stop Store Subtract
-    Sum Summarise Swap Sweep Switch Symmetrise Take Test Train Transform Translate Try Tune Turn Unpack Update Use Validate
-    Verify Wait Warn Weigh Weight Whiten Widen Wrap Write Yield
+    Accept Adapt Add Alternate Apply Ask Assemble Assert Assign Average Begin Bind Bound Break Bridge Build Cache
+    Calibrate Call Cast Centre Check Choose Clear Climb Clip Close Collect Combine Compare Compile Complete Compute
+    Condition Construct Convert Copy Correct Count Create Cut Declare Decode Decompose Define Delete Derive Detect
+    Differentiate Discard Display Divide Do Draw Drop Emit Encode End Enter Estimate Evaluate Evict Exchange Exit
+    Expand Explain Export Extend Extract Factor Factorise Fill Filter Find Finish Fit Flatten Follow Forecast Format
+    Gather Generate Get Give Group Grow Guard Hold Import Infer Initialise Insert Install Integrate Interpolate Invert
+    Iterate Join Judge Keep Let Limit Linearise List Load Log Look Lower Make Map Mark Marginalise Match Maximise
+    Measure Merge Minimise Move Multiply Name Normalise Open Optimise Order Pack Pad Parse Permute Pickle Place Plot
+    Pool Predict Prepare Print Propagate Propose Prove Put Raise Reach Read Rebuild Record Reduce Refine Refit Refresh
+    Refuse Register Reject Release Remove Rename Renew Reorder Repeat Replace Report Rescale Resample Reset Reshape
+    Resolve Restart Restore Return Reverse Reweight Round Run Sample Save Scale Search Select Send Set Show Shrink
+    Simulate Skip Smooth Solve Sort Split Stack Start Step Stop Store Subtract Sum Summarise Swap Sweep Switch
+    Symmetrise Take Test Train Transform Translate Try Tune Turn Unpack Update Use Validate Verify Wait Warn Weigh
+    Weight Whiten Widen Wrap Write Yield
 """
 
 

@@ -1,6 +1,6 @@
-"""Small real data sets that examples, tests and benchmarks share, and reference evidences of posteriors.
+"""Small real data sets for examples, tests and benchmarks, and reference evidences of posteriors.
 
-``README.md`` beside this file says whence the data come.
+``README.md`` in this folder lists the sources of the data.
 
 >>> from ppl_backends.datasets import load_binary_regression
 >>> X, y, names, description = load_binary_regression("pima")

@@ -1,4 +1,4 @@
-"""Reference evidences of posteriors, read from ``evidences.json``, and the rules that the file keeps.
+"""Reference evidences of posteriors, read from ``evidences.json``, and the rules for that file.
 
 >>> from ppl_backends.datasets import reference_evidence
 >>> known = reference_evidence("plasma-logit_gaussian")
@@ -37,7 +37,7 @@ SCHEMA = 1
 STATUSES = ("exact", "verified", "provisional", "improper")
 SOURCES = ("ours", "others", "exact")
 LARGEST_Z = 4.0
-_ROUNDING = 1e-9  # relative error of a value that is exact
+_ROUNDING = 1e-9  # relative error of an exact value
 _DIGITS = 64
 
 
@@ -48,9 +48,9 @@ class EvidenceEstimate:
     Attributes
     ----------
     method : str
-        What was done, in a few words.
+        Short description.
     by : {"ours", "others", "exact"}
-        Whose software it is; a closed form is exact.
+        Origin of the software; a closed form is exact.
     software, version : str
         The package, and its version.
     log_evidence, log_evidence_se : float
@@ -58,7 +58,7 @@ class EvidenceEstimate:
         Degrees of freedom of the standard error; None if it is normal, or zero.
     seed : int or None
     command : str
-        What makes the number.
+        Command that computes the number.
     seconds : float
         CPU seconds.
     z : float or None
@@ -80,12 +80,12 @@ class EvidenceEstimate:
 
 @dataclass(frozen=True)
 class ReferenceEvidence:
-    """The log evidence of one posterior, and what it rests on.
+    """The log evidence of one posterior, and its sources.
 
     Attributes
     ----------
     name : str
-        Posterior's name: of data and model, as posteriordb has them.
+        Posterior's name: data and model, as in posteriordb.
     family : str
     dim : int
         Number of unconstrained coordinates.
@@ -94,18 +94,18 @@ class ReferenceEvidence:
         others' software agree within four combined standard errors. ``"provisional"``: one of these is missing.
         ``"improper"``: the prior does not integrate, so that the evidence is known up to a constant only.
     log_evidence : float or None
-        Log integral of the density as written, with its Jacobian and all constants. None where it was not computed.
+        Log integral of the density as written, with its Jacobian and all constants. None if it was not computed.
     log_evidence_se, log_evidence_df : float or None
     log_prior_normalizer : float or None
-        Log integral of the prior as written, 0 for normalised ones; None where it is not known.
+        Log integral of the prior as written, 0 for normalised ones; None if it is not known.
     program : str
-        Where the program is, or the density in words.
+        Location of the program, or the density in words.
     program_digest, data_digest : str
         SHA-256 of :func:`program_digest` and :func:`data_digest`.
     data : str
-        Where the data are.
+        Location of the data.
     estimate : EvidenceEstimate or None
-        The method whose value this is.
+        The estimate that gives this value.
     cross_checks : tuple of EvidenceEstimate
     note : str
     """
@@ -190,7 +190,7 @@ def reference_evidence(name: str) -> ReferenceEvidence:
     Parameters
     ----------
     name : str
-        One of :func:`reference_evidence_names`.
+        A name from :func:`reference_evidence_names`.
 
     Returns
     -------
@@ -199,7 +199,7 @@ def reference_evidence(name: str) -> ReferenceEvidence:
     Raises
     ------
     ModelError
-        If there is none of this name; the message has the nearest names.
+        If there is none of this name; the message lists the nearest names.
 
     References
     ----------
@@ -216,8 +216,8 @@ def reference_evidence(name: str) -> ReferenceEvidence:
     if name not in known:
         near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5) or sorted(known)[:3]
         raise ModelError(
-            f"no reference evidence of {name!r}; near it are {', '.join(map(repr, near))}, and "
-            "datasets.reference_evidence_names() has all"
+            f"no reference evidence of {name!r}; the nearest names are {', '.join(map(repr, near))}, and "
+            "datasets.reference_evidence_names() lists all"
         )
     return known[name]
 
@@ -228,9 +228,9 @@ def reference_evidence_names(family: str | None = None, status: str | None = Non
     Parameters
     ----------
     family : str, optional
-        Those of one family, such as ``"posteriordb"``.
+        Only names of one family, such as ``"posteriordb"``.
     status : {"exact", "verified", "provisional", "improper"}, optional
-        Those of one status.
+        Only names of one status.
 
     Returns
     -------
@@ -262,8 +262,8 @@ def evidence_failures() -> tuple[dict[str, Any], ...]:
     Returns
     -------
     tuple of dict
-        ``name`` of the posterior, ``method``, ``software``, ``log_evidence`` and ``log_evidence_se`` as the method gives
-        them, ``flagged`` (whether it warns), ``right``, ``why`` and ``command``.
+        ``name`` of the posterior, ``method``, ``software``, ``log_evidence`` and ``log_evidence_se`` as the method
+        reports them, ``flagged`` (whether it warns), ``right``, ``why`` and ``command``.
 
     Examples
     --------
@@ -329,7 +329,7 @@ def _canonical(value: Any) -> Any:
 
 
 def validate_reference_evidences(document: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Return what is wrong with a file of reference evidences, a line for each fault; nothing if all is well.
+    """Return the faults of a file of reference evidences, one line each; empty if there are none.
 
     Every entry must have all fields with their types, digests of 64 hexadecimal digits, a command for each number, and ``z``
     that follow from the values; ``"exact"`` needs a closed form, ``"verified"`` two methods of ours and one of others, all
@@ -338,7 +338,7 @@ def validate_reference_evidences(document: Mapping[str, Any] | None = None) -> t
     Parameters
     ----------
     document : dict, optional
-        The parsed file; by default that of the package.
+        The parsed file; by default the package's.
 
     Returns
     -------
@@ -423,7 +423,7 @@ def _faults_of_estimate(one: Mapping[str, Any]) -> list[str]:
 
 
 def _faults_of_agreement(entry: Mapping[str, Any]) -> list[str]:
-    """Return where the values, the z and the status of an entry contradict each other."""
+    """Return contradictions between the values, the z and the status of an entry."""
     faults, chosen, checks = [], entry["estimate"], entry["cross_checks"]
     for key in ("log_evidence", "log_evidence_se", "log_evidence_df"):
         if chosen[key] != entry[key]:

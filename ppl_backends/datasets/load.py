@@ -1,4 +1,4 @@
-"""Reads the data files of this package and brings binary regressions to one form: intercept first, labels 0 and 1."""
+"""Read the data files of this package and bring binary regressions to one form: intercept first, labels 0 and 1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BinaryRegression(NamedTuple):
     names : tuple of str
         Column names of ``X``, ``"intercept"`` first.
     description : str
-        What the data are, what ``y = 1`` means, and how the predictors were scaled.
+        A description of the data, of the meaning of ``y = 1``, and of the scaling of the predictors.
 
     Examples
     --------
@@ -80,7 +80,7 @@ _SCALINGS = ("gelman", "unit", "raw")
 def load_binary_regression(name: str, scaling: str | None = None, positive: str | None = None) -> BinaryRegression:
     """Return a binary regression data set with an intercept as its first column.
 
-    Columns that do not vary are dropped, since the intercept already stands for them.
+    Columns that do not vary are dropped, because they duplicate the intercept.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def load_binary_regression(name: str, scaling: str | None = None, positive: str 
     scaling : {"gelman", "unit", "raw"}, optional
         ``"gelman"``: predictors have mean 0; those with two values range 1, the others standard deviation 0.5
         (Gelman et al. 2008, as Chopin & Ridgway 2017 apply it). ``"unit"``: mean 0 and standard deviation 1. ``"raw"``:
-        the file's own values. The default is ``"gelman"`` for sets that come in natural units and ``"raw"`` for those
-        that come z-scored (sonar, musk, german_credit, breast_cancer).
+        the file's own values. The default is ``"gelman"`` for sets in natural units and ``"raw"`` for sets that are already
+        z-scored (sonar, musk, german_credit, breast_cancer).
         Standard deviations divide by n, so ``"gelman"`` is half the z-scores.
     positive : str, optional
-        The label that becomes ``y = 1`` where the file has more than two (glass, dna); every other label is 0.
+        The label that becomes ``y = 1`` if the file has more than two (glass, dna); every other label is 0.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def load_tuberculosis() -> NDArray[np.int64]:
 
 
 def _scale(values: NDArray[np.float64], scaling: str) -> NDArray[np.float64]:
-    """Centre the columns and bring them to the scaling asked for; see :func:`load_binary_regression`."""
+    """Centre the columns and scale them as asked for; see :func:`load_binary_regression`."""
     if scaling == "raw":
         return values
     scale = values.std(axis=0)

@@ -1,1 +1,1 @@
-"""Markov kernels, vectorised over points: one implementation serves SMC, MCMC and PyMC's step methods."""
+"""Markov kernels, vectorised over points: SMC, MCMC and PyMC's step methods use the same implementation."""

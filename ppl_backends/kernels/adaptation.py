@@ -1,7 +1,8 @@
-"""Adaptation while chains tune: a step size by dual averaging, and the shape of proposals by windows.
+"""Adaptation during tuning: a step size by dual averaging, and the shape of proposals by windows.
 
-The adaptation of all kernels. Chains that move as one batch adapt each for itself, as they would alone, or pool what they
-learn where a chain by itself learns little: one that sticks at an estimate that came out too large has no shape to show.
+All kernels use it. Chains that move as one batch adapt separately, as they would alone, or pool their information if a
+single chain has too little. For example, a chain that sticks at an overestimated likelihood gives no information about
+the shape.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from ppl_backends.targets.protocol import Array
 
 GAMMA, T0, KAPPA = 0.05, 10.0, 0.75
 FIRST_WINDOW = 100
-LONGEST_STEP = (
-    2.0  # in calibrated ones, where nothing is known of the shape: simulators may fail at points that are far out
-)
+LONGEST_STEP = 2.0  # in calibrated units, if the shape is unknown: simulators may fail at points that are far out
 
 
 class DualAveraging(NamedTuple):
@@ -31,14 +30,14 @@ class DualAveraging(NamedTuple):
     target : float
         Acceptance rate to reach.
     centre : float
-        Log of the initial step size, which early steps shrink towards.
+        Log of the initial step size, towards which early steps shrink.
     log_scale, log_average : float or ndarray (n,)
-        Of the next step, and of the steps after tuning.
+        Log scale of the next step, and of the steps after tuning.
     error : float or ndarray (n,)
         Running mean of target − acceptance.
     steps : int
     largest : float
-        That the step may become.
+        Largest step.
 
     Examples
     --------
@@ -57,13 +56,13 @@ class DualAveraging(NamedTuple):
 
     @classmethod
     def begin(cls, scale: float, target: float, largest: float = np.inf) -> DualAveraging:
-        """Start from a calibrated ``scale``, which stays in use if nothing is adapted."""
+        """Start from a calibrated ``scale``, which stays in use without adaptation."""
         log_scale = float(np.log(scale))
         return cls(target, log_scale, log_scale, log_scale, 0.0, 0, largest)
 
     @property
     def scale(self) -> Any:
-        """Return the scale of the next step while tuning."""
+        """Return the scale of the next step during tuning."""
         return np.minimum(np.exp(self.log_scale), self.largest)
 
     @property
@@ -85,8 +84,8 @@ class DualAveraging(NamedTuple):
 class Windows(NamedTuple):
     """The factors in use, and the moments of the window that will replace them.
 
-    Windows last 100, 200, 400, … steps; at the end of each its covariance, shrunk a little, comes into use and the next
-    window begins empty, so that the transient does not count.
+    Windows last 100, 200, 400, … steps. At the end of each its covariance, slightly shrunk, is used, and the next
+    window starts empty, so that the transient does not count.
 
     Attributes
     ----------
@@ -95,9 +94,9 @@ class Windows(NamedTuple):
     factor : ndarray (n, dim, dim) or (n, dim), or None
         Lower Cholesky factors, or standard deviations, of every chain; None before the first window ends.
     mean, scatter : float or ndarray
-        Of the points of the present window, ``(n, dim)`` and as ``factor``.
+        Moments of the points of the current window, ``(n, dim)`` and in the shape of ``factor``.
     n_points, length : int
-        Points in the window, and when it ends.
+        Points in the window, and its length.
     centre : ndarray (n, dim) or None
         Means of the window whose covariances are in use.
     """
@@ -120,7 +119,7 @@ class Windows(NamedTuple):
         return more._next() if n >= self.length else more
 
     def _next(self) -> Windows:
-        """Use the covariances of the chains that moved in every coordinate, and begin another window."""
+        """Use the covariances of the chains that moved in every coordinate, and start another window."""
         share, covariance = self.n_points / (self.n_points + 5.0), self.scatter / (self.n_points - 1)
         dim = covariance.shape[1]
         if self.family == "diagonal":
@@ -142,13 +141,13 @@ class Adaptation(NamedTuple):
     Attributes
     ----------
     reference : Gaussian
-        Whose coordinates are whitened before covariances are taken.
+        Whitens coordinates before covariances are computed.
     step : DualAveraging
-        Of the scale, in the metric in use.
+        Step of the scale, in the current metric.
     calibrated : float
-        The scale that each metric begins with.
+        The initial scale of each metric.
     windows : Windows or None
-        None where the shape stays the reference's.
+        None if the shape stays the reference's.
     known : bool
         Whether the reference may be used before anything is learnt.
     pooled : bool
@@ -172,7 +171,7 @@ class Adaptation(NamedTuple):
 
     @classmethod
     def of_covariance(cls, given: Any, dim: int, scale: float, rate: float, pooled: bool = False) -> Adaptation:
-        """Start from the covariance that a user gave; without one it is learnt, beginning with the identity.
+        """Start from the covariance that a user gave; without one, learn it, starting at the identity.
 
         Raises
         ------
@@ -207,10 +206,10 @@ class Adaptation(NamedTuple):
         Raises
         ------
         ModelError
-            If nothing is known of the shape.
+            If the shape is unknown.
         """
         if not self.known and self.step.steps == 0 and self.windows is not None and self.windows.factor is None:
-            raise ModelError("the step learns its proposals while tuning: with tune=0 give covariance=")
+            raise ModelError("the step learns its proposals during tuning: with tune=0 give covariance=")
         return self.step.average
 
     @property

@@ -1,13 +1,13 @@
-"""Kernels as chains: the one adapter between a kernel and whoever runs a chain.
+"""Kernels as chains: the only adapter between a kernel and the code that runs chains.
 
-A kernel with a density and parameters is an MCMC algorithm on a target, and knows nothing of PyMC. Its state is a population
-of one chain, or of several that move together, with what the kernel keeps beside a point (a log density, a subset of the
-data, an estimate) as fields of the record. The public step methods wrap it: in ``pm.sample`` by one adapter
+A kernel with a density and parameters is an MCMC algorithm on a target, independent of PyMC. Its state is a population
+of one chain, or of several that move together. Everything that the kernel stores with a point (a log density, a subset
+of the data, an estimate) is a field of the record. The public step methods wrap it: in ``pm.sample`` by one adapter
 (:mod:`ppl_backends.steps.adapter`), elsewhere by :func:`~ppl_backends.mcmc.sample.sample_mcmc`.
 
-Where an algorithm moves a block of the coordinates only, its target is a
-:class:`~ppl_backends.targets.conditional.ConditionalTarget` whose other coordinates have moved between two steps: whoever
-runs the algorithm then calls :meth:`Algorithm.refresh` first.
+If an algorithm moves only a block of the coordinates, its target is a
+:class:`~ppl_backends.targets.conditional.ConditionalTarget` whose other coordinates change between two steps. The code
+that runs the algorithm then calls :meth:`Algorithm.refresh` first.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ppl_backends.targets.protocol import Array
 Statistics = dict[str, Any]
 
 COMMON_STATS: dict[str, type] = {"accept": float, "approximate": int, "tune": bool, "accepted": bool}
-"""The statistics that every algorithm gives."""
+"""The statistics that every algorithm provides."""
 
 
 class ChainDensity(Protocol):
-    """A density with places for chains to start from."""
+    """A density with starting points for chains."""
 
     dim: int
 
@@ -45,11 +45,11 @@ class ChainDensity(Protocol):
         ...
 
     def start(self, x: Array, rng: Any) -> Any:
-        """Return the population at ``x`` ``(n, dim)``, or refuse with the reason."""
+        """Return the population at ``x`` ``(n, dim)``, or raise ModelError with the reason."""
         ...
 
     def refresh(self, population: Any, rng: Any) -> Any:
-        """Return it at the same points after the target's other coordinates moved; auxiliary variables are kept."""
+        """Return the population at the same points after the target's other coordinates moved; keep auxiliary variables."""
         ...
 
 
@@ -61,9 +61,9 @@ class ChainState(NamedTuple):
     population : Population
     parameters : KernelParameters, or a kernel's own
     n_steps : int
-        Made so far.
+        Number of steps made.
     checks : tuple of float
-        Differences |a − â| found since tuning ended, of kernels with an estimated acceptance.
+        Differences |a − â| since the end of tuning, for kernels with an estimated acceptance.
     """
 
     population: Any
@@ -89,19 +89,19 @@ class Algorithm:
     Attributes
     ----------
     name : str
-        E.g. ``"exchange"``.
+        Name, such as ``"exchange"``.
     dim : int
-        Coordinates that it moves.
+        Number of coordinates that it moves.
     approximate : bool
-        False only if the stationary law is exactly the posterior.
+        False only if the stationary distribution is exactly the posterior.
     batched : bool
         Whether several chains can be one population.
     shapes : mapping of str to tuple of int
-        Of those statistics that are arrays.
+        Shapes of the statistics that are arrays.
     stats : mapping of str to type
         Per-step statistics, name → ``float``, ``int`` or ``bool``; always :data:`COMMON_STATS`.
     attributes : dict
-        What results say of the run.
+        Attributes of results.
     """
 
     def __init__(self, kernel: Kernel, density: ChainDensity) -> None:
@@ -118,7 +118,7 @@ class Algorithm:
         return self.density.initial_point(rng)
 
     def start(self, x: Array, rng: Any) -> ChainState:
-        """Return the state at ``x`` ``(n, dim)``; everything that a chain keeps beside its point is drawn here."""
+        """Return the state at ``x`` ``(n, dim)``; draw everything that a chain stores with its point."""
         return ChainState(self.density.start(np.atleast_2d(x), rng), self.density.parameters())
 
     def refresh(self, state: ChainState, rng: Any) -> ChainState:
@@ -131,7 +131,7 @@ class Algorithm:
         Raises
         ------
         ModelError
-            If the acceptance is no estimate.
+            If the acceptance is not an estimate.
         """
         raise ModelError(f"{self.name} has no estimated acceptance probability to check")
 

@@ -5,11 +5,11 @@ Given its hyper-parameters a posterior is N(θ; m₀, Q₀⁻¹) ∏ tᵢ(aᵢ�
 
 .. math:: θ \sim N(P^{-1} h, P^{-1}), \quad P = Q_0 + A^T W A, \quad h = Q_0 m_0 + A^T (v - W b).
 
-Between the two the latent z of probit sites are multiplied by one g > 0, drawn from the law that Liu and Wu (1999) find with
-θ integrated out: p(g) ∝ g^(n−1) exp(−½ R g² + L g). It leaves the posterior invariant and takes the chain along the
-direction in which z and θ hold each other back.
+Between the two, the latent z of probit sites are multiplied by one g > 0, drawn from the distribution of Liu and Wu
+(1999), in which θ is integrated out: p(g) ∝ g^(n−1) exp(−½ R g² + L g). This leaves the posterior invariant and moves
+the chain along the direction in which z and θ depend most strongly on each other.
 
-For a block of θ, or with hyper-parameters that other steps move, everything is taken given the other coordinates.
+For a block of θ, or with hyper-parameters that other steps move, everything is conditional on the other coordinates.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 
 class Regression:
-    """The factors of a block of coordinates, the others given.
+    """The factors of a block of coordinates, given the others.
 
     Parameters
     ----------
     factors : Factors
-        Of all coordinates θ.
+        Factors of all coordinates θ.
     own : ndarray of int (dim,)
         The coordinates of the block.
     theta : ndarray (d,)
-        Values of θ; those of the block do not matter.
+        Values of θ; those of the block are not used.
     allowed : tuple of type
-        Families of sites that may occur.
+        Allowed families of sites.
     step : str
-        What messages call the step.
+        Name of the step in messages.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Regression:
         design, offset = factors.design[:, own], factors.offset
         if len(held):
             offset = offset + np.asarray(factors.design[:, held] @ theta[held])
-        rows = np.flatnonzero(np.asarray(abs(design).sum(axis=1)).ravel())  # the others do not see the block
+        rows = np.flatnonzero(np.asarray(abs(design).sum(axis=1)).ravel())  # the others do not depend on the block
         self.design, self.offset = design[rows], offset[rows]
         self.families = plain_families(factors.sites, rows)
         refuse_others(self.families, allowed, step)
@@ -78,7 +78,7 @@ class Regression:
         return weights, values
 
     def root(self, weights: Array) -> Array:
-        """Return R with R Rᵀ = P⁻¹, ``(dim, dim)`` where it is the same for all weights, else ``(k, dim, dim)``."""
+        """Return R with R Rᵀ = P⁻¹, ``(dim, dim)`` if it is the same for all weights, else ``(k, dim, dim)``."""
         return self._factored(weights) if self._root is None else self._root
 
     def _factored(self, weights: Array) -> Array:
@@ -93,7 +93,7 @@ class Regression:
             factor = np.linalg.cholesky(gram + self.precision)
         except np.linalg.LinAlgError:
             raise ModelError(
-                f"{self.step}: the coefficients given the latent variables have no proper law; give them a proper prior"
+                f"{self.step}: the coefficients given the latent variables are improper; give them a proper prior"
             ) from None
         return np.swapaxes(np.linalg.inv(factor), -1, -2)
 
@@ -103,7 +103,7 @@ def _products_of_columns(design: Any) -> Any:
     design = sparse.csr_matrix(design)
     count = np.diff(design.indptr)
     row = np.repeat(np.arange(len(count)), count)
-    pairs = count[row]  # every element goes with all those of its row
+    pairs = count[row]  # every element is paired with all elements of its row
     first = np.repeat(np.arange(design.nnz), pairs)
     start = np.repeat(design.indptr[row], pairs)
     second = start + np.arange(len(first)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
@@ -118,11 +118,11 @@ class AugmentedDensity:
     Parameters
     ----------
     target : BaseTarget
-        Of the block that moves.
+        Target of the block that moves.
     allowed : tuple of type
-        Families of sites that may occur.
+        Allowed families of sites.
     step : str
-        What messages call the step.
+        Name of the step in messages.
     """
 
     def __init__(self, target: BaseTarget, allowed: tuple[type[SiteFamily], ...], step: str) -> None:
@@ -138,7 +138,7 @@ class AugmentedDensity:
         if len(given):
             names = ", ".join(dict.fromkeys(full.names[j].partition("[")[0] for j in self._coordinates))
             raise ModelError(
-                f"{step}: no Gaussian law of '{full.names[given[0]]}' given the rest; "
+                f"{step}: the distribution of '{full.names[given[0]]}' given the rest is not Gaussian; "
                 f"name the coefficients in vars, among {names}"
             )
         self._own = np.searchsorted(self._coordinates, target.free)
@@ -146,7 +146,7 @@ class AugmentedDensity:
         self.regression()
 
     def regression(self) -> Regression:
-        """Return the factors of the block where the other coordinates are now."""
+        """Return the factors of the block at the current values of the other coordinates."""
         point = self.target.point[self.target.others]
         if self._latest is None or not np.array_equal(self._latest[0], point):
             full = self.target.point
@@ -156,14 +156,14 @@ class AugmentedDensity:
         return self._latest[1]
 
     def __call__(self, x: Array, rng: Any) -> Population:
-        """Return the points: nothing is kept beside them."""
+        """Return the points; nothing is stored with them."""
         return Population(x)
 
     def initial_point(self, rng: np.random.Generator) -> None:
         """Return None: the target chooses."""
 
     def parameters(self) -> KernelParameters:
-        """Return none that count: there is nothing to tune."""
+        """Return placeholder parameters, because there is nothing to tune."""
         return KernelParameters(Gaussian(0.0, np.ones(1)), 1.0)
 
     def start(self, x: Array, rng: Any) -> Population:
@@ -173,17 +173,17 @@ class AugmentedDensity:
         return Population(x)
 
     def refresh(self, population: Population, rng: Any) -> Population:
-        """Return the same points: latent variables are drawn anew at every step."""
+        """Return the same points; every step draws the latent variables anew."""
         return population
 
 
 class Augmentation(Kernel):
-    """Latent variables given θ, a common factor of those of probit sites, and θ given them.
+    """Draw latent variables given θ, a common factor of those of probit sites, and θ given them.
 
     Parameters
     ----------
     scale_move : bool
-        Whether the latent variables of probit sites are scaled.
+        Whether to scale the latent variables of probit sites.
     """
 
     name = "augmentation"
@@ -226,11 +226,11 @@ class Augmentation(Kernel):
 def scale_factor(rng: Any, n: int, quadratic: Array, linear: Array) -> Array:
     """Draw g > 0 with density ∝ g^(n−1) exp(−½ R g² + L g) by rejection, ``(k,)``.
 
-    About the mode g* the log density is (n − 1)(log r − r + 1) − ½R(g − g*)², r = g/g*. Each term is at most zero: without
-    the first it is a normal density, without the second a gamma one. The narrower of the two proposes; where both are near a
-    normal density, at least 0.7 of what it proposes is taken.
+    About the mode g* the log density is (n − 1)(log r − r + 1) − ½R(g − g*)², r = g/g*. Each term is at most zero:
+    without the first it is a normal density, without the second a gamma density. The narrower of the two is the
+    proposal; if both are near a normal density, at least 0.7 of the proposals are accepted.
     """
-    # of two forms of the positive root the one that cancels nothing
+    # of two forms of the positive root, the one without cancellation
     root = np.sqrt(linear**2 + 4.0 * quadratic * (n - 1))
     mode = np.where(linear > 0, 0.5 * (linear + root) / quadratic, 2.0 * (n - 1) / (root - linear))
     curvature = quadratic * mode**2  # of the first term; that of the second is n − 1
@@ -257,11 +257,11 @@ class DataAugmentation(Algorithm):
     Parameters
     ----------
     target : BaseTarget
-        Its factors are to be known.
+        A target with known factors.
     allowed : tuple of type
-        Families of sites that may occur.
+        Allowed families of sites.
     name : str
-        Of the sampler.
+        Name of the sampler.
     scale_move : bool
     """
 

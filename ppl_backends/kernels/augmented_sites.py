@@ -12,8 +12,8 @@ mixture of normals     component k                                             1
 normal                 none                                                    1/σ²              y/σ²
 =====================  ======================================================  ================  ======================
 
-Albert and Chib (1993) for probit sites and the Student's, Polson, Scott and Windle (2013) for the Pólya–Gamma ones. A power
-of a binomial, negative binomial or normal site is one of the same kind: trials, y, α and 1/σ² are multiplied by it.
+Albert and Chib (1993) for probit and Student sites, Polson, Scott and Windle (2013) for Pólya–Gamma variables. A power
+of a binomial, negative binomial or normal site is of the same kind: trials, y, α and 1/σ² are multiplied by it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _laplace(sites: Laplace, rng: Any, s: Array) -> Latents:
     mean = 1.0 / (sites.scale * np.maximum(np.abs(s - sites.y), SMALLEST))
     chi_square = rng.standard_normal(s.shape) ** 2
     u = rng.random(s.shape)
-    # Michael, Schucany & Haas (1976): the smaller root of their quadratic, in a form that cancels nothing, or mean²/it
+    # Michael, Schucany & Haas (1976): the smaller root of their quadratic, in a form without cancellation, or mean²/it
     ratio = 0.5 * mean * sites.scale**2 * chi_square
     smaller = mean / (1.0 + ratio + np.sqrt(ratio * (2.0 + ratio)))
     weight = np.where(u * (mean + smaller) <= mean, smaller, mean * (mean / smaller))
@@ -145,20 +145,20 @@ AUGMENTED: dict[type[SiteFamily], Callable[[Any, Any, Array], Latents]] = {
     Normal: _normal,
     PoweredSites: _powered,
 }
-"""Families, and what draws their latent variables: ``(sites, rng, s) -> (w, v)``."""
+"""Families, and functions that draw their latent variables: ``(sites, rng, s) -> (w, v)``."""
 
 POWERED: dict[type[SiteFamily], Callable[[Any, Any, Array, Array], Latents]] = {
     Logit: _logit,
     NegativeBinomial: _negative_binomial,
     Normal: _normal,
 }
-"""Those whose powers have latent variables too, with one function of the power more."""
+"""Families whose powers have latent variables too, with a further function of the power."""
 
 CONSTANT_WEIGHTS = (Probit, Normal)
 
 
 def plain_families(sites: SiteFamily, rows: Index) -> list[tuple[SiteFamily, Index]]:
-    """Return the families among the sites ``rows`` with the places of theirs in ``rows``; constants are of no account."""
+    """Return the families among the sites ``rows``, with the positions of their sites in ``rows``; ignore constants."""
     if isinstance(sites, StackedSites):
         found = []
         for family, columns, local in sites.pieces(rows):
@@ -172,14 +172,14 @@ def plain_families(sites: SiteFamily, rows: Index) -> list[tuple[SiteFamily, Ind
 
 
 def _to_power(family: SiteFamily, power: Array) -> SiteFamily:
-    """Return a plain family's sites to powers ``(n,)``, as they are where all of these are one."""
+    """Return a plain family's sites to powers ``(n,)``, unchanged if all powers are one."""
     if isinstance(family, PoweredSites):
         return PoweredSites(family.family, family.power * power)
     return family if np.all(power == 1.0) else PoweredSites(family, power)
 
 
 def refuse_others(families: list[tuple[SiteFamily, Index]], allowed: tuple[type[SiteFamily], ...], step: str) -> None:
-    """Refuse sites that a step has no latent variables for."""
+    """Raise ModelError for sites without latent variables in a step."""
     for family, _ in families:
         if isinstance(family, PoweredSites):
             if type(family.family) not in POWERED:

@@ -1,10 +1,10 @@
-"""The Barker proposal (Livingstone & Zanella 2022, Algorithm 1): a random walk whose signs lean up the gradient.
+"""The Barker proposal (Livingstone & Zanella 2022, Algorithm 1): a random walk with signs biased towards the gradient.
 
-In whitened coordinates, with g = Lᵀ∇log π(x): every coordinate of the noise hz, z ~ N(0, I), keeps its sign with probability
-p(zⱼ) = 1 / (1 + exp(−hzⱼgⱼ)) and has it flipped otherwise, which makes b; x' = x + L b. The density of a jump bⱼ is
-2 N(bⱼ; 0, h²) / (1 + exp(−bⱼgⱼ)), so that the proposal densities enter the ratio as Πⱼ (1 + exp(−bⱼgⱼ)) / (1 + exp(bⱼg'ⱼ)).
-The gradient decides on directions alone: where a gradient is far too large, a jump is no longer than that of a random walk.
-Optimal acceptance 0.40 at h ∝ d^(−1/6) (Vogrinc, Livingstone & Zanella 2023).
+In whitened coordinates, with g = Lᵀ∇log π(x), every coordinate of the noise hz, z ~ N(0, I), keeps its sign with
+probability p(zⱼ) = 1 / (1 + exp(−hzⱼgⱼ)) and is flipped otherwise, which gives b; x' = x + L b. The density of a jump
+bⱼ is 2 N(bⱼ; 0, h²) / (1 + exp(−bⱼgⱼ)), so that the proposal densities enter the ratio as Πⱼ (1 + exp(−bⱼgⱼ)) / (1 +
+exp(bⱼg'ⱼ)). The gradient affects only directions: even if it is far too large, a jump is no longer than that of a
+random walk. Optimal acceptance 0.40 at h ∝ d^(−1/6) (Vogrinc, Livingstone & Zanella 2023).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""Densities of targets for kernels that an approximation q of the posterior calibrates (Chopin & Ridgway 2017, section 4).
 
-The covariance Σ of the proposals is q's. For a block a of the coordinates, the others b held, it is the conditional one,
-(Λ_aa)⁻¹ with Λ = Σ⁻¹. Whoever trusts q more lets it propose: the independence sampler draws from q itself, or from the
-conditional q(a | b) for a block.
+The covariance Σ of the proposals is q's. For a block a of the coordinates, with the others b fixed, it is the
+conditional covariance (Λ_aa)⁻¹ with Λ = Σ⁻¹. The independence sampler uses q itself as proposal, or the conditional
+q(a | b) for a block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 @dataclass(frozen=True)
 class Evaluated(Population):
-    """Points with their log density, as kernels move them."""
+    """Points with their log density, in the form that kernels use."""
 
     log_density: Array
     gradient: Array | None
@@ -46,18 +46,18 @@ def calibrated(
     Parameters
     ----------
     target : BaseTarget
-        The target of a block, where only that moves.
+        Target of a block, if only a block moves.
     kernel : Kernel
     approximation
-        Of the full target.
+        Approximation of the full target.
     adapt : bool
-        Whether the step size is adapted to ``target_acceptance`` while tuning.
+        Whether to adapt the step size to ``target_acceptance`` during tuning.
     scale : float, optional
-        Step size to begin with, the kernel's calibrated one by default.
+        Initial step size; the kernel's calibrated one by default.
     target_acceptance : float, optional
         The kernel's by default.
     metric : {"diagonal", "dense", None}
-        What is learnt while tuning of the covariance in coordinates that the approximation whitens; nothing for a block.
+        What tuning estimates of the covariance in coordinates that the approximation whitens; nothing for a block.
     """
     if kernel.uses_gradient and not target.has_gradient:
         raise ModelError(f"{kernel.name} needs gradients and {target.label} has none; use RandomWalk")
@@ -84,7 +84,7 @@ class TargetDensity:
     ----------
     target : BaseTarget
     proposals : Proposals
-        To start from.
+        Distribution of starting points.
     parameters : KernelParameters
     gradient : bool
     """
@@ -96,7 +96,7 @@ class TargetDensity:
         self._parameters = parameters
 
     def __call__(self, x: Array, rng: Any) -> Any:
-        """Return the points with their log density, and its gradient where the kernel uses it."""
+        """Return the points with their log density, and its gradient if the kernel uses it."""
         if self._gradient:
             return Evaluated(x, *self.target.log_density_and_gradient(x))
         return Evaluated(x, self.target.log_density(x), None)
@@ -106,23 +106,23 @@ class TargetDensity:
         return self._proposals.sample(1, rng)[0]
 
     def parameters(self) -> KernelParameters:
-        """Return the calibrated ones."""
+        """Return the calibrated parameters."""
         return self._parameters
 
     def start(self, x: Array, rng: Any) -> Any:
-        """Return the points with their density, if that is positive."""
+        """Return the points with their density if it is positive; raise ModelError otherwise."""
         population = self(x, rng)
         if not np.isfinite(population.log_density).all():
             raise ModelError(f"{self.target.label}: the log density is not finite at the starting point")
         return population
 
     def refresh(self, population: Any, rng: Any) -> Any:
-        """Return the density anew at the same points."""
+        """Return the same points with the density evaluated again."""
         return self(population.x, rng)
 
 
 class WeighedDensity(TargetDensity):
-    """A target for chains, with the density of the proposals; for a block, q(a | b) moves with b."""
+    """A target for chains, with the density of the proposals; for a block, q(a | b) changes with b."""
 
     def __call__(self, x: Array, rng: Any) -> Weighed:
         return Weighed(x, self.target.log_density(x), self._proposals.log_density(x))
@@ -135,7 +135,7 @@ class Proposals:
     ----------
     target : BaseTarget
     approximation
-        Of the full target.
+        Approximation of the full target.
     """
 
     def __init__(self, target: BaseTarget, approximation: Any) -> None:
@@ -158,7 +158,7 @@ class Proposals:
 
 
 def block_gaussian(target: BaseTarget, approximation: Any) -> Gaussian:
-    """Return the Gaussian with q's mean and covariance over all coordinates, or over a block given where the others are."""
+    """Return the Gaussian with q's mean and covariance over all coordinates, or over a block given the current others."""
     q: Gaussian = approximation.gaussian
     if len(target.others):
         return q.conditional(target.others, target.point[target.others], target.free)

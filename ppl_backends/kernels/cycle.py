@@ -1,8 +1,8 @@
-"""Random-walk and independent proposals in turn, for targets without gradients.
+"""Random-walk and independent proposals alternately, for targets without gradients.
 
-Independent proposals decorrelate at once if the target is close to the Gaussian fitted to it, but stay at points in its
-tails; a random walk moves those, and is slow elsewhere. Each is a Metropolis step with a scale of its own, which
-:class:`~ppl_backends.kernels.tuning.CycleTuning` keeps, with the share of either.
+Independent proposals decorrelate at once if the target is close to the Gaussian fitted to it, but points in its tails
+do not move. A random walk moves these, but is slow elsewhere. Both are Metropolis steps with separate scales.
+:class:`~ppl_backends.kernels.tuning.CycleTuning` stores the scales and the shares of the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ppl_backends.kernels.random_walk import RandomWalk
 
 
 class Cycle(Kernel):
-    """A random walk and independent proposals, of which the parameters say which is next; else a coin does."""
+    """Alternate a random walk and independent proposals; the parameters, or else a random choice, select the next."""
 
     name = "mixed"
     parts: ClassVar[tuple[Kernel, ...]] = (RandomWalk(), Independent())

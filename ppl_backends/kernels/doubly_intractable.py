@@ -1,4 +1,4 @@
-"""An unnormalised target, or a block of one, as the steps with auxiliary data see it."""
+"""An unnormalised target, or a block of one, for steps with auxiliary data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ppl_backends.targets.unnormalized import UnnormalizedTarget
 
 
 class DoublyIntractable:
-    """All terms but the unnormalised likelihood on one side, that likelihood and its simulator on the other.
+    """An unnormalised target, split into all tractable terms, and the unnormalised likelihood with its simulator.
 
     Parameters
     ----------
     target : UnnormalizedTarget, or a block of one
-        A block needs to hold every coordinate that the unnormalised likelihood sees.
+        A block must contain every coordinate that the unnormalised likelihood depends on.
 
     Attributes
     ----------
     dim : int
-        Coordinates that move.
+        Number of coordinates that move.
     exact : bool
         Whether the simulator is declared exact.
     """
@@ -40,7 +40,7 @@ class DoublyIntractable:
         if missing.size:
             raise ModelError(
                 f"'{self.likelihood_name}' depends on {', '.join(full.names[j] for j in missing)}: the step needs all "
-                "variables of an unnormalised likelihood in its block, since other steps do not know its constant"
+                "variables of an unnormalised likelihood in its block, because other steps ignore its constant"
             )
 
     def _full(self, x: Array) -> Array:
@@ -50,13 +50,13 @@ class DoublyIntractable:
         return gradient[..., self._free]
 
     def require_density(self, x: Array) -> None:
-        """Refuse a start where the tractable terms have no density."""
+        """Raise ModelError if the tractable terms have density zero at the start."""
         if not np.isfinite(self.log_prior(x[None])[0]):
             said = self._tractable.explain(self._full(x))
             raise ModelError(f"{self._tractable.label}: the density is zero at the starting point; {said}".rstrip("; "))
 
     def require_gradient(self) -> None:
-        """Refuse tractable terms without gradients."""
+        """Raise ModelError if the tractable terms have no gradient."""
         if not self._tractable.has_gradient:
             raise ModelError(f"{self._tractable.label} has no gradient: use Exchange or NoisyExchange")
 

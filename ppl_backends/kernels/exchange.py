@@ -1,15 +1,15 @@
 r"""Metropolis–Hastings for a posterior whose likelihood has an unknown constant, by auxiliary draws.
 
-For f(y | θ)/Z(θ) with unknown Z the acceptance ratio contains Z(θ) / Z(θ'). A data set y' drawn at the proposal
-θ' gives f(y' | θ) / f(y' | θ') in its place, an unbiased estimate of that ratio. With one draw this is the **exchange
-algorithm** (Murray, Ghahramani & MacKay 2006), which leaves the posterior invariant as long as y' follows the model exactly.
-With the mean over N draws it is **noisy exchange** (Alquier, Friel, Everitt & Boland 2016): nearer to ordinary
-Metropolis–Hastings the larger N, and not exact for any N > 1. Both take a random-walk proposal. **MALA exchange** moves
-along an estimate of the gradient, ∇ log p(θ) + ∇ log f(y | θ) − mean of ∇ log f(u | θ) over draws u; these are part of the
-state, so that it is exact under the same conditions.
+For f(y | θ)/Z(θ) with unknown Z the acceptance ratio contains Z(θ) / Z(θ'). A data set y' drawn at the proposal θ'
+gives f(y' | θ) / f(y' | θ'), an unbiased estimate of that ratio, which replaces it. With one draw this is the
+**exchange algorithm** (Murray, Ghahramani & MacKay 2006), which leaves the posterior invariant if y' follows the model
+exactly. With the mean over N draws it is **noisy exchange** (Alquier, Friel, Everitt & Boland 2016), which approaches
+ordinary Metropolis–Hastings with increasing N and is not exact for any N > 1. Both use a random-walk proposal. **MALA
+exchange** moves along an estimate of the gradient, ∇ log p(θ) + ∇ log f(y | θ) − mean of ∇ log f(u | θ) over draws u.
+These draws are part of the state, so it is exact under the same conditions.
 
-The kernels are the random walk and MALA with another ratio: everything auxiliary is a field of the population.
-With a power α the ratio of likelihoods, its estimated part included, is raised to α; this is not exact.
+The kernels are the random walk and MALA with another ratio: all auxiliary variables are fields of the population. With
+a power α the ratio of likelihoods, including its estimated part, is raised to α; this is not exact.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ FIRST_CHECKS = 8  # at the first draw, for the warning
 
 @dataclass(frozen=True)
 class AuxiliaryPoints(Population):
-    """Points with the draws made there.
+    """Points with the auxiliary data drawn at them.
 
     Attributes
     ----------
     log_density : ndarray (n,)
-        Of the tractable terms alone.
+        Log density of the tractable terms.
     draws : ndarray (n, N, ...) or None
-        Auxiliary data at proposals, for the ratio of normalising constants; a point where a chain is needs none.
+        Auxiliary data at proposals, for the ratio of normalising constants; the current point of a chain needs none.
     score : ndarray (n, dim) or None
         Mean of ∇ log f(u | x) over other draws u at the point.
     gradient : ndarray (n, dim) or None
-        Of the log posterior, estimated with that score.
+        Gradient of the log posterior, estimated with that score.
     """
 
     log_density: Array
@@ -60,7 +60,7 @@ class AuxiliaryPoints(Population):
 
 
 class AuxiliaryDensity:
-    """Points with auxiliary draws, and the ratios that these estimate.
+    """Points with auxiliary draws, and the ratios estimated from them.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ class AuxiliaryDensity:
     n_draws : int
         N, draws that estimate a ratio of normalising constants.
     n_gradient_draws : int or None
-        Draws that estimate a gradient, apart from the others: as part of the state they keep the step exact for N = 1.
-        None uses the same draws for both; 0 estimates no gradient.
+        Separate draws that estimate a gradient; as part of the state they keep the step exact for N = 1. None uses the
+        same draws for both; 0 estimates no gradient.
     power : float
         α of the tempered posterior.
     tuning : Adaptation
-        Shape and scale of the proposals to begin with.
+        Initial shape and scale of the proposals.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AuxiliaryDensity:
         return gradient
 
     def log_ratio(self, points: AuxiliaryPoints, proposal: AuxiliaryPoints) -> Array:
-        """Return the log ratios of the posterior densities, that of the constants estimated by the proposal's draws."""
+        """Return the log ratios of the posterior densities; the proposal's draws estimate that of the constants."""
         ratio = tractable_ratio(points, proposal)
         for i in np.flatnonzero(np.isfinite(ratio)):
             assert proposal.draws is not None
@@ -127,11 +127,11 @@ class AuxiliaryDensity:
         return
 
     def parameters(self) -> KernelParameters:
-        """Return the proposals to begin with."""
+        """Return the initial proposals."""
         return self._tuning.parameters
 
     def start(self, x: Array, rng: np.random.Generator) -> AuxiliaryPoints:
-        """Return the points with draws for their gradients, if their density is positive; those of a ratio come later."""
+        """Return the points with draws for their gradients, if their density is positive; draws for a ratio come later."""
         for point in x:
             self.model.require_density(point)
         log_prior = self.model.log_prior(x)
@@ -142,7 +142,7 @@ class AuxiliaryDensity:
         return AuxiliaryPoints(x, log_prior, None, score, self._gradient(x, score, range(len(x))))
 
     def refresh(self, population: AuxiliaryPoints, rng: np.random.Generator) -> AuxiliaryPoints:
-        """Return the tractable terms anew; draws at the point stay draws at the point."""
+        """Return the points with new tractable terms; draws at the points are kept."""
         fresh = replace(population, log_density=self.model.log_prior(population.x))
         if population.score is None:
             return fresh
@@ -156,7 +156,7 @@ def tractable_ratio(points: AuxiliaryPoints, proposal: AuxiliaryPoints) -> Array
 
 
 class AuxiliaryVariableMethod(Algorithm):
-    """Chains by auxiliary data, with an estimate of E|a − â| now and then, and one warning where they are approximate.
+    """Chains with auxiliary data, occasional estimates of E|a − â|, and one warning if they are approximate.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class AuxiliaryVariableMethod(Algorithm):
     kernel : Kernel
     density : AuxiliaryDensity
     estimated : bool
-        Whether the acceptance probability is an estimate, whose error is to be told.
+        Whether the acceptance probability is an estimate, whose error is reported.
     """
 
     def __init__(self, name: str, kernel: Kernel, density: AuxiliaryDensity, estimated: bool) -> None:
@@ -181,7 +181,7 @@ class AuxiliaryVariableMethod(Algorithm):
         }
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
-        """Make one step; on the way, compare its acceptance with one by many draws."""
+        """Make one step; occasionally compare its acceptance with one from many draws."""
         check = self._estimated and not tune and (not state.checks or state.n_steps % self._check_every == 0)
         if not check:
             after, stats = self._step(self.kernel, state, rng, tune)
@@ -197,7 +197,7 @@ class AuxiliaryVariableMethod(Algorithm):
         return after, stats | ({"acceptance_error": error} if self._estimated else {})
 
     def _compare(self, watched: _Watched, accept: float, rng: np.random.Generator) -> tuple[float, float]:
-        """Return the acceptance of the step that was watched, and what at least 20 N draws say of it."""
+        """Return the acceptance of the recorded step, and its estimate from at least 20 N draws."""
         before, proposal = watched.ends
         if not np.isfinite(proposal.log_density[0]):
             return accept, 0.0
@@ -205,13 +205,13 @@ class AuxiliaryVariableMethod(Algorithm):
         return accept, float(acceptance_probability(watched.log_ratio_found - watched.part + exact)[0])
 
     def _acceptance_pair(self, state: ChainState, rng: np.random.Generator) -> tuple[float, float]:
-        """Return the acceptance of a move from a state, as estimated and by at least 20 N draws."""
+        """Return the acceptance of a move from a state, as estimated and from at least 20 N draws."""
         watched = _Watched(self.kernel)
         _, info = watched.step(rng, state.population, self.density, state.parameters)
         return self._compare(watched, float(info.acceptance[0]), rng)
 
     def acceptance_pairs(self, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return the acceptance ``(k,)`` of a move from each of ``points`` ``(k, dim)``, estimated and by 20 N draws."""
+        """Return the acceptance ``(k,)`` of a move from each of ``points`` ``(k, dim)``, estimated and from 20 N draws."""
         if not self._estimated:
             raise ModelError(f"{self.name} is exact given exact draws: it has no estimated acceptance to check")
         parameters = self._tuned(points)
@@ -220,7 +220,7 @@ class AuxiliaryVariableMethod(Algorithm):
         return estimated, reference
 
     def _tuned(self, points: Array) -> KernelParameters:
-        """Return proposals of the covariance of draws of the posterior."""
+        """Return proposals with the covariance of draws of the posterior."""
         first = self.density.parameters()
         if first.adaptation.windows is None:
             return first
@@ -279,7 +279,7 @@ class _Watched(Kernel):
 
 
 def proposals(target: BaseTarget, kernel: type[Kernel], rate: float, covariance: Any) -> Adaptation:
-    """Return proposals that are learnt while tuning, or have the ``covariance`` given."""
+    """Return proposals that are learnt during tuning, or have the given ``covariance``."""
     return Adaptation.of_covariance(covariance, target.dim, kernel().initial_scale(target.dim), rate)
 
 
@@ -296,7 +296,7 @@ def exchange(
     power : float
         α of the tempered posterior.
     covariance : array (dim, dim), optional
-        Of the posterior, or a guess: the proposals' shape. By default it is learnt while tuning.
+        Covariance of the posterior, or a guess: the shape of the proposals. By default it is learnt during tuning.
     """
     density = AuxiliaryDensity(target, n_draws, 0, power, proposals(target, RandomWalk, 0.25, covariance))
     name = "exchange" if n_draws == 1 else "noisy exchange"
@@ -311,7 +311,7 @@ def mala_exchange(
     power: float = 1.0,
     covariance: Any = None,
 ) -> AuxiliaryVariableMethod:
-    """Return Langevin proposals with an estimated gradient, decided by exchange.
+    """Return Langevin proposals with an estimated gradient and the exchange acceptance step.
 
     Parameters
     ----------
@@ -319,8 +319,8 @@ def mala_exchange(
     n_draws, power, covariance
         As for :func:`exchange`.
     n_gradient_draws : int or None
-        Draws of its own that estimate a gradient. None uses the same draws for both, as the noisy form does: one draw that
-        serves both ends is not exact either.
+        Separate draws that estimate a gradient. None uses the same draws for both, as in the noisy form; one draw used
+        at both ends is not exact either.
     """
     density = AuxiliaryDensity(target, n_draws, n_gradient_draws, power, proposals(target, Mala, 0.4, covariance))
     kernel = Mala(log_ratio=density.log_ratio, balanced=False)

@@ -7,15 +7,16 @@ In whitened coordinates the mass is the identity, and a move makes, with g = ∇
     k = 1, …, L:  y ← y + h p,  p ← p + κₖ h g(y)     (3)
     accept (y, p) with min{1, exp(−ΔE)}               (4)
 
-(The thesis prints both the sign and max for min.) Leapfrog's kicks are κ = ½, 1, …, 1, ½. Steps that are integrated in
-pairs (Blanes, Casas & Sanz-Serna 2014) have κ = a, 2(1 − a), 2a, …, a with a = 0.42356. On a standard normal their mean
-energy error is 5 times smaller at h = 0.3, 20 times at 0.7 and 70 times at 1, so that many more dimensions take the same
-step; the scheme becomes unstable at h = 1.3, where leapfrog does at 2. The force g is cut as in
-:mod:`~ppl_backends.kernels.mala`: any force of the position alone leaves the scheme reversible and volume preserving.
+(The thesis has the wrong sign, and max in place of min.) Leapfrog's kicks are κ = ½, 1, …, 1, ½. Steps that are
+integrated in pairs (Blanes, Casas & Sanz-Serna 2014) have κ = a, 2(1 − a), 2a, …, a with a = 0.42356. On a standard
+normal their mean energy error is 5 times smaller at h = 0.3, 20 times at 0.7 and 70 times at 1, so that many more
+dimensions allow the same step; the scheme becomes unstable at h = 1.3, leapfrog at 2. The force g is cut as in
+:mod:`~ppl_backends.kernels.mala`: with any force that depends only on the position, the scheme is reversible and
+volume preserving.
 
-Where Σ is the target's covariance a quarter of a period, hL = π/2, gives independent points. The length is drawn anew at
-every move, up to 30 % shorter or longer, which keeps trajectories from closing; over that range the correlation of a
-coordinate with its start, cos hL, and that of its square, cos² hL, are next to nothing on average (0 and 0.07).
+If Σ is the target's covariance, a quarter of a period, hL = π/2, gives independent points. Every move draws the length
+anew, up to 30 % shorter or longer, which prevents periodic trajectories. Over that range the correlation of a
+coordinate with its start, cos hL, and that of its square, cos² hL, average nearly to zero (0 and 0.07).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SHORTEST, LONGEST = 0.7, 1.3  # trajectories, as shares of their mean length
 
 
 class Trajectory(NamedTuple):
-    """The length of a step ``(n, 1)`` or ``(1, 1)``, the number of steps, an integer or ``(n,)``, and κ₀."""
+    """The step size ``(n, 1)`` or ``(1, 1)``, the number of steps, an integer or ``(n,)``, and κ₀."""
 
     h: Array
     n_steps: int | Index
@@ -60,14 +61,14 @@ class Flight(Population):
     Attributes
     ----------
     x : ndarray (n, dim)
-        y less its start.
+        y minus its start.
     here : Population
     p : ndarray (n, dim)
     h : ndarray (n, 1)
     n_steps, row : ndarray (n,) of int
-        L, and which point of the population it is.
+        L, and the index of the point in the population.
     turned : ndarray (n,)
-        Steps that were not made.
+        Number of steps that were not made.
     """
 
     here: Any
@@ -79,7 +80,7 @@ class Flight(Population):
 
 
 def kick(k: int, outer: float) -> float:
-    """Return κₖ of a trajectory that goes on after step k; of one that ends there it is ``outer`` again."""
+    """Return κₖ of a trajectory that continues after step k; at the last step it is ``outer`` again."""
     return outer if k == 0 else 2.0 * (1.0 - outer) if k % 2 else 2.0 * outer
 
 
@@ -108,14 +109,14 @@ class Hmc(Kernel):
         return float(1.2 / dim**0.25)
 
     def n_steps(self, scale: Any, length: Any = None) -> Any:
-        """Return the number of steps no longer than ``scale`` that cover a length, by default the mean one, in pairs."""
+        """Return the even number of steps no longer than ``scale`` that cover a length, by default the mean length."""
         pairs = np.ceil((self.length if length is None else length) / (2.0 * scale))
         return 2 * np.minimum(np.maximum(pairs, 1.0), self.most_pairs).astype(np.intp)
 
     def draw(self, rng: np.random.Generator, scale: float | Array, n: int) -> Trajectory:
-        """Return trajectories of one length for all points of a population, and of its own for every chain.
+        """Return trajectories with one length for all points of a population, and separate lengths for chains.
 
-        Points with shorter steps than others of the population go less far.
+        Points with shorter steps than others of the population have shorter trajectories.
         """
         h, half_period = column(scale), self.length / np.pi
         ends = SHORTEST * half_period, LONGEST * half_period
@@ -127,12 +128,12 @@ class Hmc(Kernel):
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
     ) -> tuple[S, KernelInfo]:
-        """Make one trajectory for every point, of its own step and number of steps where the parameters have such."""
+        """Make one trajectory for every point, with its own step and number of steps if the parameters have them."""
         if parameters.n_steps is None:
             drawn = self.draw(rng, parameters.scale, len(population.x))
         else:
             drawn = Trajectory(column(parameters.scale), parameters.n_steps, LEAPFROG)
-        with np.errstate(over="ignore", invalid="ignore"):  # of a trajectory that diverges, which is rejected
+        with np.errstate(over="ignore", invalid="ignore"):  # diverging trajectories are rejected
             return self.trajectory(rng, population, density, drawn, parameters)
 
     def trajectory(
@@ -143,7 +144,7 @@ class Hmc(Kernel):
         drawn: Trajectory,
         parameters: KernelParameters,
     ) -> tuple[S, KernelInfo]:
-        """Integrate from every point with a new momentum, and accept the ends or not; step k moves the points with L ≥ k.
+        """Integrate from every point with a new momentum, and accept or reject the ends; step k moves points with L ≥ k.
 
         Steps that :func:`leap` did not make count as rejected in the acceptance, so that tuning shortens them.
         """
@@ -175,9 +176,9 @@ class Hmc(Kernel):
 def leap(rng: Any, flight: Flight, density: Any, metric: AnyMetric, share: Any) -> Flight:
     """Make one step of all points, with that share of the force after it.
 
-    A step that would leave the support is not made, and turns the momentum round instead (the guided walk of Gustafson
-    1998): (y, p) ↦ (y + hp, p) where the end is inside and (y, −p) elsewhere is a bijection that preserves volume and that
-    reversing p inverts, as the plain step is.
+    A step that would leave the support is not made, and the momentum is reversed instead (the guided walk of Gustafson
+    1998). The map (y, p) ↦ (y + hp, p) if the end is inside and (y, −p) otherwise is a bijection that preserves
+    volume, and reversing p inverts it, as for the plain step.
     """
     h, p, turned = flight.h, flight.p, flight.turned
     move = h * p

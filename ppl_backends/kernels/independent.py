@@ -1,9 +1,9 @@
-"""The independence sampler: proposals that do not, or hardly, depend on where a point is.
+"""The independence sampler: proposals that depend little, or not at all, on the current point.
 
-They come from N(m, Σ) as the metric has it, y' = √(1−h²) y + h z in whitened coordinates y about m: at h = 1, the largest
-scale and the first, they are independent of where the point is, and one acceptance decorrelates; where too few
-are, h falls below, and the proposal is the autoregressive one that leaves N(m, Σ) invariant (Neal 1998), in the limit a
-random walk. With a target of heavier tails than N(m, Σ), chains stay at points in the tails.
+They come from N(m, Σ) of the metric: y' = √(1−h²) y + h z in whitened coordinates y about m. At h = 1, the largest and
+initial scale, they are independent of the current point, and one acceptance decorrelates. If too few are accepted, h
+decreases, and the proposal is the autoregressive one that leaves N(m, Σ) invariant (Neal 1998), in the limit a random
+walk. If the target has heavier tails than N(m, Σ), chains stay at points in the tails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ppl_backends.targets.protocol import Array
 
 
 class Reference(Protocol):
-    """A distribution to propose from."""
+    """A distribution used as proposal."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Array: ...
 
 
 @dataclass(frozen=True)
 class Weighed(Population):
-    """Points with the log density of the target, and of the distribution that proposals come from."""
+    """Points with the log density of the target, and of the proposal distribution."""
 
     log_density: Array
     log_reference: Array
@@ -40,7 +40,7 @@ class Independent(Kernel):
     Parameters
     ----------
     reference : Reference, optional
-        What to propose from in place of the metric's Gaussian. Populations are then of :class:`Weighed` points.
+        Replaces the metric's Gaussian as proposal. Populations then consist of :class:`Weighed` points.
     """
 
     name = "independent"

@@ -1,8 +1,8 @@
 """Metropolis-adjusted Langevin: x' = x + (h²/2) Σ ∇log π(x) + h L z (Roberts & Tweedie 1996).
 
-In whitened coordinates y' = y + (h²/2) g + h z with g = Lᵀ∇log π, so the reverse move needs the noise
-z' = −(z + (h/2)(g + g')) and the proposal densities enter the ratio as (|z|² − |z'|²)/2. The drift is cut to the length
-h√d of the noise (truncated Langevin), which leaves the bulk alone and keeps points in the tails from overshooting for ever.
+In whitened coordinates y' = y + (h²/2) g + h z with g = Lᵀ∇log π, so the reverse move needs the noise z' = −(z +
+(h/2)(g + g')), and the proposal densities enter the ratio as (|z|² − |z'|²)/2. The drift is cut to the length h√d of
+the noise (truncated Langevin), which does not change the bulk and prevents points in the tails from overshooting.
 Optimal acceptance 0.574 at h ∝ d^(−1/6) (Roberts & Rosenthal 1998).
 """
 

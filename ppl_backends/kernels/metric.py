@@ -1,7 +1,7 @@
-r"""The scale of a posterior as kernels use it: Σ = L Lᵀ, estimated robustly from points.
+r"""The scale of a posterior for kernels: Σ = L Lᵀ, estimated robustly from points.
 
-Kernels work in whitened coordinates y = L⁻¹x, where the target is roughly isotropic with unit scale; only the independent
-kernel needs L⁻¹ and a centre, the others L z and Lᵀ g.
+Kernels work in whitened coordinates y = L⁻¹x, in which the target is roughly isotropic with unit scale; only the
+independent kernel needs L⁻¹ and a centre, the others need L z and Lᵀ g.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
-# Points further out than this many robust standard deviations count as this far in the correlations.
+# Points further out than this many robust standard deviations are cut to it in the correlations.
 _WINSOR = 3.0
 
 
 def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
     """Return a robust covariance of points ``(n, dim)``: quantile scales, winsorised and shrunken correlations.
 
-    In coordinates that a ``reference`` near to it whitens, there is little left to estimate, and shrinkage is towards the
-    correlations of the reference: of hundreds of coordinates as many points tell little by themselves.
+    If a ``reference`` close to the covariance is given, the covariance is estimated in coordinates that it whitens,
+    and shrunk towards the correlations of the reference, because hundreds of points determine the correlations of
+    hundreds of coordinates poorly.
 
     Scales are half the distance between the 16 % and 84 % quantiles, so that a Cauchy tail does not inflate them.
     Correlations are those of the standardised points cut at ±3, shrunk towards zero by the intensity that minimises the
@@ -40,7 +41,7 @@ def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
 def scales_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
     """Return the robust scales of equally weighted points ``(n, dim)``, without correlations.
 
-    A ``reference`` is of no use here: points tell enough of scales. The factor of the result is ``(dim,)``.
+    The ``reference`` is not used, because points determine scales well. The factor of the result is ``(dim,)``.
     """
     low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
     scale: Array = 0.5 * (high - low)
@@ -76,7 +77,7 @@ def _robust_metric(x: Array) -> Gaussian:
     correlation = (1.0 - shrinkage) * off_diagonal + np.eye(dim)
     try:
         return Gaussian(centre, scale[:, None] * np.linalg.cholesky(correlation))
-    except np.linalg.LinAlgError:  # collinear points: keep what the eigenvalues above rounding support
+    except np.linalg.LinAlgError:  # collinear points: keep only eigenvalues above rounding
         eigenvalues, vectors = np.linalg.eigh(correlation)
         root = vectors * np.sqrt(np.maximum(eigenvalues, 1e-10 * eigenvalues[-1]))
         return Gaussian(centre, scale[:, None] * np.linalg.qr(root.T)[1].T)
@@ -86,23 +87,24 @@ def _robust_metric(x: Array) -> Gaussian:
 class SplitMetric:
     """Two metrics, each for one half of the points and estimated from the other.
 
-    A metric estimated from the very points it moves lets each of them stretch the proposals in its own direction, which is
-    no longer an invariant kernel: the error per point is of order dim / n, and the evidence adds it up over stages.
+    If a metric is estimated from the points that it moves, each point stretches the proposals in its own direction,
+    and the kernel is no longer invariant: the error per point is of order dim / n, and it accumulates in the evidence
+    over stages.
     """
 
     first: Gaussian
     second: Gaussian
     n_first: int | None = None
-    """Points of the first kind; half of them by default."""
+    """Number of points in the first half; half of them by default."""
     points: tuple[Array, Array] | None = None
-    """What either was estimated from."""
+    """Points from which each metric was estimated."""
 
     def take(self, rows: Index, n: int) -> SplitMetric:
         """Return the metric of some of ``n`` points, given by increasing indices ``rows``."""
         return replace(self, n_first=int(np.searchsorted(rows, self._boundary(n))))
 
     def halves(self, n: int) -> list[tuple[slice, Array]]:
-        """Return for either half which of ``n`` points it has, and the points of the other, in its whitened coordinates."""
+        """Return for each half its slice of the ``n`` points, and the other half's points in its whitened coordinates."""
         assert self.points is not None
         at = self._boundary(n)
         return [
@@ -114,12 +116,12 @@ class SplitMetric:
         return n // 2 if self.n_first is None else self.n_first
 
     def colour(self, z: Array) -> Array:
-        """Return ``L z`` with each part's own factor."""
+        """Return ``L z`` with each part's factor."""
         at = self._boundary(len(z))
         return np.concatenate([self.first.colour(z[:at]), self.second.colour(z[at:])])
 
     def whiten_gradient(self, gradient: Array) -> Array:
-        """Return ``Lᵀ g`` with each part's own factor."""
+        """Return ``Lᵀ g`` with each part's factor."""
         at = self._boundary(len(gradient))
         return np.concatenate([self.first.whiten_gradient(gradient[:at]), self.second.whiten_gradient(gradient[at:])])
 
@@ -129,7 +131,7 @@ class SplitMetric:
         return np.concatenate([self.first.place(y[:at]), self.second.place(y[at:])])
 
     def whiten(self, x: Array) -> Array:
-        """Return whitened coordinates, each part's own."""
+        """Return whitened coordinates, by each part's factor."""
         at = self._boundary(len(x))
         return np.concatenate([self.first.whiten(x[:at]), self.second.whiten(x[at:])])
 
@@ -143,8 +145,8 @@ def cross_fitted_metric(
 ) -> SplitMetric:
     """Return the metric of each half of the points, fitted to the other half.
 
-    The halves part at ``half``, by default in the middle. Where other points are moved, ``n_first`` of these are in the first
-    half; by default half of them. ``kind`` is one of :data:`METRICS`.
+    The points are split at ``half``, by default in the middle. If other points are moved, ``n_first`` of these are in
+    the first half; by default half of them. ``kind`` is one of :data:`METRICS`.
     """
     half, estimate = len(x) // 2 if half is None else half, METRICS[kind]
     points = x[half:], x[:half]

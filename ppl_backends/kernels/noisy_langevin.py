@@ -1,8 +1,8 @@
 r"""Noisy Langevin: θ' = θ + (Σ/2) ĝ + N(0, Σ), never rejected (Alquier, Friel, Everitt & Boland 2016).
 
-ĝ = ∇ log p(θ) + ∇ log f(y | θ) − mean of ∇ log f(u | θ) over N draws u at θ. There is no decision, so that the step Σ is the
-bias: it vanishes with Σ and hardly depends on N. Σ is a share of the posterior's covariance, which is learnt while tuning
-by exchange moves.
+ĝ = ∇ log p(θ) + ∇ log f(y | θ) − mean of ∇ log f(u | θ) over N draws u at θ. There is no acceptance step, so the step
+Σ determines the bias: it vanishes with Σ and hardly depends on N. Σ is a share of the posterior's covariance, which
+exchange moves estimate during tuning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 
 class UnadjustedLangevin(Kernel):
-    """Langevin steps that are made wherever they stay inside the support."""
+    """Make Langevin steps that stay inside the support."""
 
     name = "noisy Langevin"
     uses_gradient, exact = True, False
@@ -34,7 +34,7 @@ class UnadjustedLangevin(Kernel):
     def step(
         self, rng: np.random.Generator, population: S, density: Density[S], parameters: KernelParameters
     ) -> tuple[S, KernelInfo]:
-        """Move every point; the log ratio is what Metropolis–Hastings would have decided by."""
+        """Move every point; the log ratio is that of Metropolis–Hastings, which is not used."""
         h, metric = parameters.scale, parameters.metric
         z = rng.standard_normal(population.x.shape)
         drift = 0.5 * h * metric.whiten_gradient(population.gradient)
@@ -48,7 +48,7 @@ class UnadjustedLangevin(Kernel):
 
 
 class NoisyLangevin(AuxiliaryVariableMethod):
-    """Unadjusted Langevin with an estimated gradient; exchange while tuning.
+    """Unadjusted Langevin with an estimated gradient; exchange during tuning.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ class NoisyLangevin(AuxiliaryVariableMethod):
         return self._exchange.start(x, rng)
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
-        """Make one Langevin step, or an exchange move while tuning."""
+        """Make one Langevin step, or an exchange move during tuning."""
         if tune:
             after, stats = self._exchange.step(state, rng, tune)
             return after, stats | {"acceptance_error": float("nan")}
         return super().step(self._ready(state, rng), rng, tune)
 
     def _ready(self, state: ChainState, rng: Any) -> ChainState:
-        """Return the state with a gradient at its point, and steps of the size asked for."""
+        """Return the state with a gradient at its point, and steps of the given size."""
         population, parameters = state.population, state.parameters.settled()
         if population.gradient is None:
             population = self.density.start(population.x, rng)

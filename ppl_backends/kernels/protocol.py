@@ -1,9 +1,9 @@
-"""The one shape of all Markov kernels, and the one Metropolis–Hastings acceptance.
+"""The interface of all Markov kernels, and the only Metropolis–Hastings acceptance step.
 
-A kernel moves a population: every point once, leaving a density invariant. The density reaches it as a function from points
-to a population (:mod:`~ppl_backends.numerics.population`), so that a kernel does not know whether it is a posterior, a
-tempered one, a conditional or an estimate. Sequential Monte Carlo, :func:`~ppl_backends.sample_mcmc` and PyMC's loop call
-the same objects; a chain is a population of one. A proposal whose log density is not finite is rejected.
+A kernel moves every point of a population once and leaves a density invariant. The density is a function from points
+to a population (:mod:`~ppl_backends.numerics.population`), so a kernel does not depend on whether it is a posterior, a
+tempered one, a conditional or an estimate. Sequential Monte Carlo, :func:`~ppl_backends.sample_mcmc` and PyMC's loop
+call the same objects; a chain is a population of one. A proposal whose log density is not finite is rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 
 class Points(Protocol):
-    """Points with what is known of the density there; a :class:`~ppl_backends.numerics.population.Population`."""
+    """Points with figures of the density there; a :class:`~ppl_backends.numerics.population.Population`."""
 
     @property
     def x(self) -> Array: ...
@@ -42,7 +42,7 @@ class Points(Protocol):
 S = TypeVar("S", bound="Points")
 
 Density = Callable[[Array, np.random.Generator], S]
-"""``(x, rng)`` to a population at ``x``; an estimate of a density draws from ``rng``, and stays in the record."""
+"""Map from ``(x, rng)`` to a population at ``x``; an estimate of a density draws from ``rng`` and stays in the record."""
 
 
 class KernelParameters(NamedTuple):
@@ -52,13 +52,13 @@ class KernelParameters(NamedTuple):
     ----------
     metric : Gaussian, SplitMetric or ChainMetric
     scale : float or ndarray (n,)
-        Of a step, in whitened coordinates.
+        Step size, in whitened coordinates.
     n_steps : ndarray (n,) or None
-        Steps of a trajectory, where every point has its own; else the kernel chooses.
+        Steps of a trajectory, if every point has its own number; else the kernel chooses.
     part : int or None
-        Which kernel of a cycle is next; else a coin decides.
+        Index of the next kernel of a cycle; if None, it is chosen at random.
     adaptation : Adaptation or None
-        Of scale and metric; None where they are fixed, or where someone else tunes them.
+        Adaptation of scale and metric; None if they are fixed, or tuned elsewhere.
     """
 
     metric: AnyMetric
@@ -68,7 +68,7 @@ class KernelParameters(NamedTuple):
     adaptation: Any = None
 
     def settled(self) -> KernelParameters:
-        """Return those of the steps after tuning."""
+        """Return the parameters of the steps after tuning."""
         return self if self.adaptation is None else self._replace(scale=self.adaptation.average)
 
 
@@ -84,9 +84,9 @@ class KernelInfo(NamedTuple):
         Squared length of the proposed displacement in whitened coordinates; times acceptance it is the expected squared
         jumping distance.
     evaluations : ndarray (n,)
-        Of the density.
+        Evaluations of the density.
     log_ratio : ndarray (n,)
-        Log of the acceptance ratio; −ΔE for a trajectory, −inf where it is not a number.
+        Log of the acceptance ratio; −ΔE for a trajectory, −inf if it is not a number.
     """
 
     acceptance: Array
@@ -96,13 +96,13 @@ class KernelInfo(NamedTuple):
     log_ratio: Array
 
     def divergent(self, energy_error: float) -> NDArray[np.bool_]:
-        """Return which trajectories went astray; those that left the support are no sign of too long a step."""
+        """Return which trajectories diverged; those that left the support do not count."""
         return np.isfinite(self.log_ratio) & (self.log_ratio < -energy_error)
 
 
 @register_jitable
 def acceptance_probability(log_ratio: Any) -> Any:
-    """Return min{1, exp(``log_ratio``)}, and 0 where that is not a number; for arrays, floats, and in compiled code."""
+    """Return min{1, exp(``log_ratio``)}, and 0 if that is not a number; for arrays, floats, and in compiled code."""
     return np.exp(np.minimum(np.fmax(log_ratio, -np.inf), 0.0))  # fmax(NaN, −inf) is −inf
 
 
@@ -114,7 +114,7 @@ def accept(
     squared_jump: Array,
     evaluations: Array | None = None,
 ) -> tuple[S, KernelInfo]:
-    """Return the proposals that Metropolis–Hastings accepts among the points; ratios that are not a number reject."""
+    """Return the proposals that Metropolis–Hastings accepts among the points; reject ratios that are not a number."""
     n = len(log_ratio)
     log_ratio = np.fmax(log_ratio, -np.inf)  # fmax(NaN, −inf) is −inf
     accepted = np.log(rng.random(n)) < log_ratio
@@ -140,32 +140,32 @@ class Kernel:
     log_ratio : callable
         ``(population, proposal) -> (n,)``: the log ratio of the target at both ends, or an estimate of it.
     balanced : bool
-        Whether the normal draws of a population add up to zero, for kernels that draw such: points that are averaged over
-        are better off so, and chains that are compared with each other are not.
+        Whether the normal draws of a population sum to zero, for kernels with normal draws. This helps if points are
+        averaged over, and must not be used for chains that are compared with each other.
 
     Attributes
     ----------
     name : str
     uses_gradient : bool
     exact : bool
-        Whether the target is left exactly invariant.
+        Whether the kernel leaves the target exactly invariant.
     target_acceptance : float
-        Rate that theory asks for.
+        Acceptance rate that is optimal in theory.
     largest_scale : float
     has_lengths : bool
         Whether a step is a trajectory, whose length is a parameter.
     parts : tuple of Kernel
         Of a cycle.
     batched : bool
-        Whether chains can move as one population: every point draws by itself, from ``rng.random`` and the like.
+        Whether chains can move as one population: every point draws separately, from ``rng.random`` and similar methods.
     stats : mapping of str to type
-        What a step says of itself beside its acceptance, name → ``float``, ``int`` or ``bool``.
+        Statistics of a step other than its acceptance, name → ``float``, ``int`` or ``bool``.
     shapes : mapping of str to tuple of int
-        Of those that are arrays, for every chain.
+        Shapes of statistics that are arrays, for every chain.
     step_name : str or None
-        Name of the step method in ``pb.steps`` that the kernel makes with options of the common kind.
+        Name of the step method in ``pb.steps`` that is made from the kernel with the common options.
     powers_of_likelihood : bool
-        Whether the kernel moves points of p(θ) L(θ)^β alone.
+        Whether the kernel moves only points of p(θ) L(θ)^β.
     """
 
     name: ClassVar[str]
@@ -185,7 +185,7 @@ class Kernel:
         self.log_ratio, self.balanced = log_ratio, balanced
 
     def initial_scale(self, dim: int) -> float:
-        """Return the scale to begin with where the metric is the target's covariance."""
+        """Return the initial scale if the metric is the target's covariance."""
         raise NotImplementedError
 
     def step(
@@ -195,7 +195,7 @@ class Kernel:
         raise NotImplementedError
 
     def adapt(self, parameters: Any, info: KernelInfo, population: Any = None) -> Any:
-        """Return parameters that follow the acceptance of a step that ended at ``population``, while tuning."""
+        """Return parameters that follow the acceptance of a step that ended at ``population``, during tuning."""
         if parameters.adaptation is None:
             return parameters
         adaptation = parameters.adaptation.update(info.acceptance, population.x)
@@ -210,10 +210,11 @@ class Kernel:
 
 
 def balanced_normals(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Return standard normal rows that add up to zero: each is exactly N(0, I), two have correlation −1/(n − 1).
+    """Return standard normal rows that sum to zero: each is exactly N(0, I), and two have correlation −1/(n − 1).
 
-    Every point moves by its kernel as with independent draws. After a quarter of a period on a Gaussian a point is its
-    momentum, so that the mean over points is next to exact there (antithetic coupling of many chains; Craiu & Meng 2005).
+    Every point moves by its kernel as with independent draws. After a quarter of a period on a Gaussian a point equals
+    its momentum, so that the mean over points is nearly exact there (antithetic coupling of many chains; Craiu & Meng
+    2005).
     """
     normals = rng.standard_normal(shape)
     n = len(normals)
@@ -228,7 +229,7 @@ def column(scale: float | Array) -> Array:
 def cut(gradient: Array, h: Array) -> Array:
     """Return whitened gradients, shortened so that the drift (h²/2)|g| is at most the length h√d of the noise.
 
-    Of a gradient whose length overflows nothing is left.
+    A gradient whose length overflows is set to zero.
     """
     square, dim = squares(gradient)[:, None], gradient.shape[1]
     if not np.count_nonzero(square * (h * h) > 4.0 * dim):

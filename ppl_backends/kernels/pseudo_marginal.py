@@ -1,11 +1,13 @@
 r"""Pseudo-marginal Metropolis–Hastings: an unbiased estimate in place of the likelihood (Andrieu & Roberts 2009).
 
-The estimate L̂(θ) is kept with its point until a proposal is accepted; the pair (θ, L̂) then has a law whose marginal is the
-exact posterior, for any unbiased L̂ that is not negative. The noisier log L̂ is, the longer chains stick: N estimates are
-averaged until its variance is about one, where an effective draw costs least (Doucet, Pitt, Deligiannidis & Kohn 2015).
+The estimate L̂(θ) is kept with its point until a proposal is accepted. The pair (θ, L̂) then has a distribution whose
+marginal is the exact posterior, for any unbiased nonnegative L̂. The noisier log L̂ is, the longer chains stick: N
+estimates are averaged so that its variance is about one, which minimises the cost per effective draw (Doucet, Pitt,
+Deligiannidis & Kohn 2015).
 
-Where L̂ is a function of standard normal numbers u, the proposal may keep most of them, u' = ρu + √(1 − ρ²) ε: numerator and
-denominator of the ratio then err alike, and fewer estimates suffice (Deligiannidis, Doucet & Pitt 2018).
+If L̂ is a function of standard normal numbers u, the proposal may keep most of them, u' = ρu + √(1 − ρ²) ε: the errors
+of numerator and denominator of the ratio are then correlated, and fewer estimates suffice (Deligiannidis, Doucet &
+Pitt 2018).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, 
 from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-REPLICATES = 40  # that measure the variance of an estimate
+REPLICATES = 40  # for the variance of an estimate
 TOO_NOISY, TOO_FINE = 1.5, 0.5
 FIRST_CHECK = 25  # steps of tuning; then 50, 100, 200, ...
 MOST_AT_START, MOST_ESTIMATES = 64, 4096
@@ -33,12 +35,12 @@ ALARM = 4.0
 
 
 class _Values(dict[str, Array]):
-    """The variables that an estimator sees; any other raises an error of one line."""
+    """The variables that an estimator gets; access to any other raises an error of one line."""
 
     def __missing__(self, name: str) -> Array:
         raise ModelError(
-            f"log_likelihood_estimate asks for {name!r}: it sees {', '.join(self) or 'nothing'}, which are the model's "
-            "variables that follow from those that the step moves"
+            f"log_likelihood_estimate uses {name!r}: it gets {', '.join(self) or 'nothing'}, which are the model's "
+            "variables that are determined by those that the step moves"
         )
 
 
@@ -48,7 +50,7 @@ class LikelihoodEstimator:
     Parameters
     ----------
     target : BaseTarget, or a block of one
-        Of a block the estimator sees those variables only that follow from the block's: the others may move without it.
+        For a block the estimator gets only variables that the block determines, because others may move without it.
     function : callable, optional
         ``(values, rng) -> (n,)`` or, with ``n_normals``, ``(values, u) -> (n,)`` for ``u`` ``(n, n_normals)``: logs of
         independent estimates at ``n`` points, given as ``target.constrain`` gives them. By default the target's own
@@ -67,7 +69,7 @@ class LikelihoodEstimator:
         self._visible = _following(target) if len(target.others) else None
 
     def normals(self, n: int, rng: np.random.Generator) -> Array | None:
-        """Return fresh normals ``(n, n_normals)``, or None where the estimator draws its own."""
+        """Return fresh normals ``(n, n_normals)``, or None if the estimator draws its own."""
         return None if self.n_normals is None else rng.standard_normal((n, self.n_normals))
 
     def __call__(self, x: Array, n: int, noise: Any) -> float:
@@ -102,7 +104,7 @@ def _following(block: BaseTarget) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EstimatedPoints(Population):
-    """Points, the estimates kept with them, and what these were made of.
+    """Points, the estimates kept with them, and the random numbers of these.
 
     Attributes
     ----------
@@ -114,7 +116,7 @@ class EstimatedPoints(Population):
     n_estimates : int
         N.
     variance : float
-        Of the log estimate, or of half the difference between correlated ones, as last measured.
+        Variance of the log estimate, or of half the difference between correlated ones, as last measured.
     """
 
     log_rest: Array
@@ -141,18 +143,18 @@ class EstimatedDensity:
     correlation : float
         ρ of an estimate's numbers from one step to the next.
     n_first : int or None
-        N; None finds it at the start.
+        N; None chooses it at the start.
     tuning : Adaptation
-        Shape and scale of the proposals to begin with.
+        Initial shape and scale of the proposals.
 
     Attributes
     ----------
     fewest, most_at_start, most : int
-        N to begin with, and at most at the start and later.
+        Initial N, and largest N at the start and later.
     enough, decay : float
-        Variance of the log estimate that N is chosen for, and the power of N that it falls with.
+        Variance of the log estimate for which N is chosen, and the power of N with which it decreases.
     saves : bool
-        Whether fewer estimates than at the start take less time.
+        Whether fewer estimates than at the start save time.
     """
 
     fewest, most_at_start, most = 1, MOST_AT_START, MOST_ESTIMATES
@@ -171,11 +173,11 @@ class EstimatedDensity:
         self.correlation, self.n_first, self._tuning = correlation, n_first, tuning
 
     def __call__(self, x: Array, rng: np.random.Generator) -> Any:
-        """Refuse: an estimate is made beside another one, see :meth:`beside`."""
+        """Raise an error: an estimate is made beside another one, see :meth:`beside`."""
         raise NotImplementedError
 
     def beside(self, points: EstimatedPoints, x: Array, rng: np.random.Generator) -> EstimatedPoints:
-        """Return proposals ``(n, dim)`` with estimates of their own, whose numbers may be near to those of the points."""
+        """Return proposals ``(n, dim)`` with separate estimates, whose numbers may be near those of the points."""
         log_rest, estimate = self.target.log_density(x), np.full(len(x), -np.inf)
         noise = None if points.noise is None else points.noise.copy()
         for i in np.flatnonzero(np.isfinite(log_rest)):
@@ -186,7 +188,7 @@ class EstimatedDensity:
         return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
 
     def moved_noise(self, noise: Array | None, n: int, rng: np.random.Generator) -> Array | None:
-        """Return a proposal's numbers: an AR(1) step from the present ones."""
+        """Return a proposal's numbers: an AR(1) step from the current ones."""
         fresh = self.estimator.normals(n, rng)
         if fresh is None or noise is None:
             return fresh
@@ -197,11 +199,11 @@ class EstimatedDensity:
         return None
 
     def parameters(self) -> KernelParameters:
-        """Return the proposals to begin with."""
+        """Return the initial proposals."""
         return self._tuning.parameters
 
     def start(self, x: Array, rng: np.random.Generator) -> EstimatedPoints:
-        """Return a point ``(1, dim)`` with an estimate; N is found there."""
+        """Return a point ``(1, dim)`` with an estimate; choose N there."""
         x = np.array(x, dtype=np.float64)
         log_rest = self.target.log_density(x)
         if not np.isfinite(log_rest).all():
@@ -218,7 +220,7 @@ class EstimatedDensity:
         return points
 
     def refresh(self, population: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
-        """Return the log density anew after other coordinates moved; the estimate does not depend on them."""
+        """Return the points with a new log density after other coordinates moved; the estimate does not depend on them."""
         return replace(population, log_rest=self.target.log_density(population.x))
 
     # -- how many estimates ----------------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class EstimatedDensity:
         return points
 
     def measured(self, points: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
-        """Return it with the variance of the log estimate there; of half the difference of two where they are correlated."""
+        """Return it with the variance of the log estimate; if estimates are correlated, that of half their difference."""
         x, n, values = points.x[0], points.n_estimates, np.empty(REPLICATES)
         for i in range(REPLICATES):
             noise = self.estimator.normals(n, rng)
@@ -246,11 +248,11 @@ class EstimatedDensity:
         return replace(points, variance=float((values**2).mean() if correlated else values.var(ddof=1)))
 
     def rounded(self, n: int) -> int:
-        """Return a number of estimates that is to be used in place of ``n``."""
+        """Return a number of estimates to use in place of ``n``."""
         return max(1, n)
 
     def with_enough(self, points: EstimatedPoints, rng: np.random.Generator, most: int) -> EstimatedPoints:
-        """Return it with N such that the variance is about enough, and a fresh estimate if N changed and one is not zero."""
+        """Return it with N such that the variance is small enough; the estimate is fresh if N changed and one is not zero."""
         found = points
         while True:
             found = self.measured(found, rng)
@@ -272,7 +274,7 @@ class EstimatedDensity:
 
 
 class PseudoMarginalKernel(Kernel):
-    """A random walk whose proposals come with estimates of their own; the present estimate is kept."""
+    """A random walk whose proposals have separate estimates; the current estimate is kept."""
 
     name = "pseudo-marginal"
     estimates = "estimates"
@@ -296,14 +298,14 @@ class PseudoMarginalKernel(Kernel):
 
 
 class EstimatedMetropolis(Algorithm):
-    """A kernel on an estimated density; while it tunes it finds how many estimates it takes.
+    """A kernel on an estimated density; during tuning it chooses the number of estimates.
 
     Parameters
     ----------
     kernel : Kernel
     density : EstimatedDensity
     advice : str
-        What to do where estimates are too noisy.
+        Advice if estimates are too noisy.
     """
 
     def __init__(self, kernel: PseudoMarginalKernel, density: EstimatedDensity, advice: str) -> None:
@@ -311,15 +313,15 @@ class EstimatedMetropolis(Algorithm):
         self._advice, self._estimates, self._warned = advice, kernel.estimates, False
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
-        """Make one step; while tuning, see now and then how many estimates it takes."""
+        """Make one step; during tuning, occasionally choose the number of estimates."""
         if tune and _is_check(state.n_steps):
             state = self.checked(state, rng)
         return super().step(state, rng, tune)
 
     def checked(self, state: ChainState, rng: Any) -> ChainState:
-        """Return the state with as many estimates as it takes, where they are not fixed, and with fresh ones.
+        """Return the state with a sufficient number of estimates, if it is not fixed, and with fresh ones.
 
-        A chain that holds an estimate far too large stays where it is and teaches nothing; tuning steps are dropped anyway.
+        A chain with a far too large estimate does not move and gives no information; tuning steps are dropped in any case.
         """
         points = state.population
         if self.density.n_first is None:
@@ -346,17 +348,17 @@ class PseudoMarginal(EstimatedMetropolis):
     Parameters
     ----------
     target : BaseTarget, or a block of one
-        Its log density holds all terms but the estimated likelihood.
+        Its log density contains all terms but the estimated likelihood.
     log_likelihood_estimate : callable, optional
         See :class:`LikelihoodEstimator`.
     n_estimates : int or "auto"
-        N; "auto" finds it at the start and while tuning.
+        N; "auto" chooses it at the start and during tuning.
     n_normals : int, optional
-        Numbers that one estimate is a function of.
+        Number of normal numbers on which one estimate depends.
     correlation : float
         ρ, with ``n_normals``.
     covariance : array (dim, dim), optional
-        Shape of the proposals; learnt while tuning by default.
+        Shape of the proposals; learnt during tuning by default.
     """
 
     def __init__(

@@ -1,13 +1,14 @@
 r"""Independent proposals from the particles of the other half, smoothed.
 
-What a population of particles knows of its target is more than a centre and a covariance: two modes, a ridge that bends, one
-long tail. Proposals come from a mixture of Student t around the particles of the half that a particle is not in,
+A population of particles contains more information about its target than a centre and a covariance: two modes, a
+curved ridge, one long tail. Proposals come from a mixture of Student t around the particles of the half that does not
+contain the particle,
 
     q(x) = Σ_j w_j t₅(x; m + a (x_j − m), h² Σ),  a = √(1 − h²),
 
-whose centres are drawn towards the mean so that the mixture has the covariance of the particles whatever the bandwidth is
-(West 1993). The bandwidth is Silverman's, for as many distinct particles as there are and their dimension: it shrinks the
-mixture to one Student t where they are too few to tell a shape.
+whose centres are shrunk towards the mean so that the mixture has the covariance of the particles for any bandwidth
+(West 1993). The bandwidth is Silverman's, for the number of distinct particles and their dimension: if they are too
+few to estimate a shape, the mixture is nearly one Student t.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Mixture:
 
     @classmethod
     def around(cls, y: Array) -> Mixture:
-        """Return the mixture around points ``(n, dim)``, of which there may be copies."""
+        """Return the mixture around points ``(n, dim)``, which may include copies."""
         y = y[:: -(-len(y) // _MOST)]
         points, counts = np.unique(y, axis=0, return_counts=True)
         weights, dim = counts / len(y), y.shape[1]
@@ -63,7 +64,7 @@ class Mixture:
 
 
 class Smoothed(Kernel):
-    """The independence sampler with proposals from smoothed particles, those that the metric's halves were estimated from."""
+    """The independence sampler with proposals from the smoothed particles of the metric's halves."""
 
     name = "smoothed"
     largest_scale = 1.0
@@ -90,7 +91,7 @@ class Smoothed(Kernel):
 
 
 class SmoothedCycle(Cycle):
-    """A random walk and proposals from smoothed particles in turn."""
+    """Alternate a random walk and proposals from smoothed particles."""
 
     name = "smoothed and random walk"
     parts = (RandomWalk(), Smoothed())

@@ -1,4 +1,4 @@
-"""Several generators as one: every chain of a batch draws from its own, as it would by itself."""
+"""Several generators as one: every chain of a batch draws from its own generator, as it would alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppl_backends.targets.protocol import Array
 
 
 class Generators:
-    """The part of ``numpy.random.Generator`` that kernels use, with row i of what is drawn from generator i.
+    """The part of ``numpy.random.Generator`` that kernels use; row i of a draw comes from generator i.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The kernels by name. A new one is one file, and one line here."""
+"""The kernels by name. A new kernel needs one file, and one line here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_kernel(name: str) -> Kernel:
     Raises
     ------
     ModelError
-        If there is none.
+        If there is no kernel of that name.
     """
     if name not in KERNELS:
         raise ModelError(f"kernel={name!r} is unknown; choose 'auto' or one of {', '.join(map(repr, KERNELS))}")

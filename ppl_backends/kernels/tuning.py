@@ -1,25 +1,25 @@
 r"""Steps and lengths of the moves, tuned by the particles that they move.
 
-``"acceptance"``: one step ε for all, led to the acceptance rate that theory asks for; HMC's number of steps L follows from ε.
+``"acceptance"``: one step ε for all, adapted to the optimal acceptance rate; HMC's number of steps L follows from ε.
 
-``"ft"`` (Fearnhead & Taylor 2013; Buchholz 2018, Algorithm 16): every particle carries its own (ε, L). What a pair achieved
-in the first move of a temperature is the expected squared jump per gradient, Λ = acceptance · |Δ|² / L; pairs are
-resampled in proportion to it, and jittered.
+``"ft"`` (Fearnhead & Taylor 2013; Buchholz 2018, Algorithm 16): every particle has its own (ε, L). The performance of
+a pair in the first move of a temperature is the expected squared jump per gradient, Λ = acceptance · |Δ|² / L; pairs
+are resampled in proportion to it, and jittered.
 
-``"pr"`` (Buchholz 2018, Algorithm 17): at every temperature a trial comes first. Pairs are drawn uniformly up to (ε*, L*),
-one trajectory from each particle shows what they achieve, and is then thrown away; pairs of the moves are drawn in
-proportion to their Λ. ε* solves the median regression |ΔE| = a ε² for acceptance 0.9; L* grows while many of the pairs chosen
-have an L close to it, and shrinks while few have.
+``"pr"`` (Buchholz 2018, Algorithm 17): every temperature starts with a trial. Pairs are drawn uniformly up to (ε*,
+L*), one trajectory from each particle measures their performance and is then discarded; pairs of the moves are drawn
+in proportion to their Λ. ε* solves the median regression |ΔE| = a ε² for acceptance 0.9; L* grows if many of the pairs
+chosen have an L close to it, and shrinks if few have.
 
-A random walk and a Langevin move are tuned alike, with L = 1, and with their own acceptance rates in place of 0.9.
+A random walk and a Langevin move are tuned in the same way, with L = 1, and with their own acceptance rates in place of 0.9.
 
-Where the posterior is much narrower in one place than in the rest, as in the neck of a funnel, trajectories with a common
-step are rejected there: particles rarely enter, and those inside stay. So where many trajectories of a temperature have a
-large energy error, a random quarter of the particles takes a quarter of the step in every move (:class:`Uneven`; Neal 2011,
-section 5.4.2.2), with the same number of steps, hence at the same cost.
+If the posterior is much narrower in one region than elsewhere, as in the neck of a funnel, trajectories with a common
+step are rejected there: particles rarely enter, and those inside stay. So if many trajectories of a temperature have a
+large energy error, a random quarter of the particles makes a quarter of the step in every move (:class:`Uneven`; Neal
+2011, section 5.4.2.2), with the same number of steps and therefore at the same cost.
 
-The mixed kernel has two kinds of proposals, which take turns. By ``"acceptance"`` each has its own step, and its share of
-the moves is its share of the expected squared jump that the two made of late, within a quarter and three quarters.
+The mixed kernel alternates between two kinds of proposals. With ``"acceptance"`` each has its own step, and its share
+of the moves is its share of the recent expected squared jump of both, between a quarter and three quarters.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from ppl_backends.kernels.metric import AnyMetric
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, KernelParameters, S
 from ppl_backends.targets.protocol import Array, Index
 
-# Change of log scale per unit of acceptance above target: about the inverse slope of a walk's acceptance curve. Where a
-# trajectory becomes unstable in one direction the curve is several times as steep.
+# Change of log scale per unit of acceptance above target: about the inverse slope of a walk's acceptance curve. If a
+# trajectory becomes unstable in one direction, the curve is several times as steep.
 _GAIN, _LEAST_GAIN = 1.5, 0.3
 _JITTER = 0.015  # standard deviation of ε's jitter, in whitened units
-_FIRST_LENGTH = 25  # L* to begin with
+_FIRST_LENGTH = 25  # initial L*
 _LENGTH_STEP = 5
 _LONGEST = 200
 _MANY, _FEW = 0.1, 0.05  # shares of pairs near L*, above and below which it is changed
 _LEAST_SHARE = 0.25  # of the moves, for either kind of a mixed kernel's proposals
-_SHARE_OF_SHORT, _SHORT = 0.25, 0.25  # of the particles, which take so much of the step, where it is too long in places
+_SHARE_OF_SHORT, _SHORT = 0.25, 0.25  # share of the particles with short steps, and the factor of these steps
 
 
 class StepParameters(NamedTuple):
@@ -65,17 +65,17 @@ class StepParameters(NamedTuple):
 
 
 class FirstPairs(NamedTuple):
-    """Begin a tuning with pairs of a step and a number of steps that are uniform up to these.
+    """Start a tuning with pairs of a step and a number of steps that are uniform up to these.
 
-    Steps are in units of the metric: of standard deviations where it is diagonal.
+    Steps are in units of the metric, which are standard deviations if it is diagonal.
 
     Attributes
     ----------
     tuning : {"ft", "pr"}
     step : float
-        The largest.
+        The largest step.
     length : int
-        The largest number of steps of a trajectory; the kernels other than HMC make one.
+        The largest number of steps of a trajectory; kernels other than HMC make one.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class CycleParameters(NamedTuple):
 
 
 class Uneven(NamedTuple):
-    """One step for all particles but a random quarter of them, which takes a quarter of it.
+    """One step for all particles except a random quarter, which makes a quarter of the step.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def move_once(
     parameters: Parameters,
     metric: AnyMetric,
 ) -> tuple[S, KernelInfo]:
-    """Move every particle once, with one step for all or with each its own."""
+    """Move every particle once, with one step for all or a separate step for each."""
     return kernel.step(rng, state, density, with_metric(parameters, metric, len(state.x), rng))
 
 
@@ -151,15 +151,15 @@ def with_metric(parameters: Parameters, metric: AnyMetric, n: int, rng: np.rando
 
 @dataclass(frozen=True)
 class AcceptanceTuning:
-    """One step for all, following the acceptance rate; the gain falls with every crossing of its target (Kesten 1958),
-    and is whole again after a rate below half of it.
+    """One step for all, adapted to the acceptance rate; the gain decreases with every crossing of its target (Kesten 1958),
+    and is reset after a rate below half of it.
 
     Attributes
     ----------
     scale : float
     target : float
     largest : float
-        That the scale may become.
+        Largest scale.
     above : bool or None
         Whether the last rate was above its target.
     crossings : int
@@ -192,15 +192,15 @@ class AcceptanceTuning:
 
 @dataclass(frozen=True)
 class CycleTuning:
-    """Two kinds of proposals in turn, each with a step that follows its acceptance rate.
+    """Two kinds of proposals alternately, each with a step that follows its acceptance rate.
 
     Attributes
     ----------
     parts : tuple of AcceptanceTuning
     jump : tuple of float
-        Expected squared jump of either, averaged over its moves with half the weight on the last; NaN before the first.
+        Expected squared jump of each, averaged over its moves with half the weight on the last; NaN before the first.
     due : float
-        Moves that the second is owed.
+        Moves that the second is due.
     """
 
     parts: tuple[AcceptanceTuning, AcceptanceTuning]
@@ -235,7 +235,7 @@ class CycleTuning:
 
 @dataclass(frozen=True)
 class FearnheadTaylor:
-    """Fearnhead & Taylor: pairs that did well are carried on.
+    """Fearnhead & Taylor's tuning: pairs with good performance are kept.
 
     Attributes
     ----------
@@ -243,7 +243,7 @@ class FearnheadTaylor:
     performance : ndarray (n,)
         Λ of every pair in the first move with it.
     longest : int
-        1 where L is no parameter.
+        1 if L is not a parameter.
     """
 
     pairs: StepParameters
@@ -251,7 +251,7 @@ class FearnheadTaylor:
     longest: int
 
     def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> FearnheadTaylor:
-        """Resample the pairs by what they achieved, and jitter them."""
+        """Resample the pairs by their performance, and jitter them."""
         pairs = self.pairs.take(_proportional(self.performance, n, rng))
         scale = np.abs(pairs.scale + _JITTER * rng.standard_normal(n))
         n_steps = np.clip(pairs.n_steps + rng.integers(-1, 2, size=n), 1, self.longest)
@@ -262,23 +262,23 @@ class FearnheadTaylor:
         return self.pairs
 
     def learn(self, info: KernelInfo, first: bool) -> FearnheadTaylor:
-        """Record what the pairs achieved, from the first move of a temperature."""
+        """Record the performance of the pairs in the first move of a temperature."""
         return replace(self, performance=_performance(info, self.pairs.n_steps)) if first else self
 
 
 @dataclass(frozen=True)
 class BuchholzPretuning:
-    """Buchholz: a trial at every temperature.
+    """Buchholz's tuning: a trial at every temperature.
 
     Attributes
     ----------
     pairs : StepParameters
     largest : float
-        ε*, the end of the steps tried.
+        ε*, the largest step tried.
     longest : int
-        L*; 1 where L is no parameter.
+        L*; 1 if L is not a parameter.
     acceptance : float
-        That ε* is to have.
+        Target acceptance of ε*.
     """
 
     pairs: StepParameters
@@ -287,7 +287,7 @@ class BuchholzPretuning:
     acceptance: float
 
     def prepare(self, trial: Callable[[Parameters], KernelInfo], n: int, rng: np.random.Generator) -> BuchholzPretuning:
-        """Try pairs on every particle, and draw those of the moves by what they achieved."""
+        """Try pairs on every particle, and draw those of the moves by their performance."""
         tried = StepParameters(rng.uniform(0.0, self.largest, n), rng.integers(1, self.longest + 1, size=n))
         info = trial(tried)
         chosen = tried.take(_proportional(_performance(info, tried.n_steps), n, rng))
@@ -306,7 +306,7 @@ class BuchholzPretuning:
         return self.pairs
 
     def learn(self, info: KernelInfo, first: bool) -> BuchholzPretuning:
-        """Do nothing: the trial moves decided."""
+        """Do nothing: the trial moves decide."""
         return self
 
 
@@ -314,7 +314,7 @@ KernelTuning = AcceptanceTuning | CycleTuning | FearnheadTaylor | BuchholzPretun
 
 
 def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTuning | CycleTuning:
-    """Return tuning by acceptance rates from ``scale``; each part of a mixed kernel begins at its own scale."""
+    """Return tuning by acceptance rates from ``scale``; each part of a mixed kernel starts at its own scale."""
     if kernel.parts:
         walk, independent = (acceptance_tuning(part, part.initial_scale(dim), dim) for part in kernel.parts)
         return CycleTuning((walk, independent))  # type: ignore[arg-type]
@@ -322,12 +322,12 @@ def acceptance_tuning(kernel: Kernel, scale: float, dim: int) -> AcceptanceTunin
 
 
 def make_tuning(how: str | FirstPairs, kernel: Kernel, n: int, dim: int, rng: np.random.Generator) -> KernelTuning:
-    """Return the tuning of that name, or one that begins with certain pairs, for moves of ``n`` particles.
+    """Return the tuning of that name, or one that starts with given pairs, for moves of ``n`` particles.
 
     Raises
     ------
     ModelError
-        If there is none.
+        If there is no such tuning.
     """
     scale = kernel.initial_scale(dim)
     if how == "acceptance":
@@ -350,7 +350,7 @@ def _performance(info: KernelInfo, n_steps: Any) -> Array:
 
 
 def _proportional(performance: Array, n: int, rng: np.random.Generator) -> Index:
-    """Draw ``n`` indices in proportion to performance; uniformly where all performances are zero."""
+    """Draw ``n`` indices in proportion to performance; uniformly if all performances are zero."""
     total = performance.sum()
     share = performance / total if total > 0 else np.full(len(performance), 1.0 / len(performance))
     return rng.choice(len(performance), size=n, p=share)
@@ -360,7 +360,7 @@ def _largest_step(scale: Array, energy_error: Array, wanted: float, before: floa
     """Return ε* of the median regression |ΔE| = a ε²: a is the median of |ΔE|/ε², weighted by ε²; changed at most by
     a factor of two upwards and four downwards.
 
-    Where no error is finite the step is halved.
+    If no error is finite, the step is halved.
     """
     usable = np.isfinite(energy_error) & (scale > 0)
     if not usable.any():

@@ -2,20 +2,20 @@
 
 ================  ==================================================================
 ``select``        the public call
-``forms``         what is searched: a design and a response
+``forms``         the regression of a search: a design and a response
 ``model_form``    or a PyMC model or Stan program
 ``space``         models, their groups and heredity, and the prior over them
-``switched``      a regression whose coefficients are switched off
+``switched``      a regression whose coefficients can be switched off
 ``evidences``     of a model: exact, by Laplace, by EP, estimated
 ``enumeration``   all models
-``surrogate``     a Gaussian likelihood that all models share, for the way to their posterior
+``surrogate``     a Gaussian likelihood shared by all models, from which their posterior is reached
 ``path``          from the prior of models to their posterior
-``moves``         proposals from afar and small steps
+``moves``         independent proposals and small steps
 ``sampler``       runs of SMC, and whether they agree
 ``results``       InferenceData
 ``predictions``   the response at new rows, averaged over models
 ``indicators``    models with indicators written out
-``chain``         a Markov chain over these and coefficients, for a step method
+``chain``         a Markov chain over models and coefficients, for a step method
 ================  ==================================================================
 """
 

@@ -1,12 +1,12 @@
-"""A Markov chain over models and their coefficients at once, as a step method runs it.
+"""A Markov chain over models and their coefficients, for a step method.
 
-A step proposes to add, delete or swap candidates, with the coefficients integrated: their evidence is estimated from a few
-importance points, and one of these, drawn by its weight, is the coefficients of the proposal. The chain leaves the joint
-posterior of model and coefficients invariant, whatever the number of points (Andrieu, Doucet & Holenstein 2010).
-Coefficients that are off have their prior, as in the model that the user wrote (Kuo & Mallick 1998).
+A step proposes to add, delete or swap candidates, with the coefficients integrated out. Their evidence is estimated
+from a few importance points, and one of these, drawn by its weight, becomes the coefficients of the proposal. The
+chain leaves the joint posterior of model and coefficients invariant, for any number of points (Andrieu, Doucet &
+Holenstein 2010). Coefficients that are off have their prior, as in the model that the user wrote (Kuo & Mallick 1998).
 
-Where other steps have moved hyper-parameters since, the model's evidence is estimated anew from points of which the present
-coefficients are one: without them the estimate would not be of the law that belongs to a draw of the posterior.
+If other steps have moved hyper-parameters since, the model's evidence is estimated anew from points that include the
+current coefficients. Otherwise the estimate would not have the distribution that a draw of the posterior requires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 @dataclass(frozen=True)
 class Models(Population):
-    """Models with the log of prior times evidence ``(n,)``, and coefficients of each ``(n, p)``, 0 where they are off."""
+    """Models with the log of prior times evidence ``(n,)``, and coefficients of each ``(n, p)``, 0 if they are off."""
 
     log_density: Array
     coefficients: Array
@@ -48,21 +48,21 @@ class SearchState:
 
 @dataclass(frozen=True)
 class SelectedModel:
-    """A model with indicators, as the chain sees it.
+    """A model with indicators, in the form that the chain uses.
 
     Attributes
     ----------
     evidence : Evidence
     log_prior : callable
-        Of indicators ``(m,)``.
+        Function of indicators ``(m,)``.
     always : ndarray (p,) of bool
         Coefficients without an indicator.
     switched : ndarray (m,) of int
         The coefficient of each indicator.
     prior : ndarray (p, 4)
-        Mean, precision, scale and degrees of freedom of the coefficients' priors; normal where the last is 0.
+        Mean, precision, scale and degrees of freedom of the coefficients' priors; normal if the last is 0.
     indicators, coefficients : ndarray of int
-        Where either are in the point of the chain.
+        Positions of both in the point of the chain.
     """
 
     evidence: Evidence
@@ -89,7 +89,7 @@ class SelectedModel:
         return Models(bits, log_density, coefficients)
 
     def around(self, x: Array, rng: np.random.Generator) -> Models:
-        """Return the model and the coefficients of a point, with an estimate of its evidence that has them for a point."""
+        """Return the model and the coefficients of a point, with an estimate of its evidence that uses them as one point."""
         bits = x[None, self.indicators] > 0.5
         columns = self.columns(bits)[0]
         theta = np.where(columns, x[self.coefficients], 0.0)
@@ -110,14 +110,14 @@ class SelectedModel:
 
 
 class ModelChain(Algorithm):
-    """A step makes ``moves`` proposals of another model, and one of other coefficients in the same.
+    """Make ``moves`` proposals of another model, and one of other coefficients in the same model.
 
     Parameters
     ----------
     current : callable
-        To the :class:`SelectedModel` given the other variables where they are now.
+        Returns the :class:`SelectedModel` given the current values of the other variables.
     moves : int
-        By default as many as there are indicators.
+        By default the number of indicators.
     """
 
     def __init__(self, current: Callable[[], SelectedModel], moves: int | None = None) -> None:

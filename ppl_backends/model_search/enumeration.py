@@ -13,18 +13,18 @@ from ppl_backends.model_search.evidences.laplace import ImportanceEvidence
 from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
 
-_BLOCK = 4096  # models between two looks at the progress bar
+_BLOCK = 4096  # models between two updates of the progress bar
 
 
 class Enumerated(NamedTuple):
-    """Every model with its log evidence and posterior probability, and what follows from them.
+    """Every model with its log evidence and posterior probability, and figures derived from them.
 
     Attributes
     ----------
     bits : ndarray (models, m)
     log_evidence, probability : ndarray (models,)
     inclusion, inclusion_se : ndarray (m,)
-        The error is that of estimated evidences; 0 where they are computed.
+        The error is that of estimated evidences; 0 if they are computed.
     total, total_se : float
         Log of the prior-weighted mean of the evidences.
     """

@@ -1,4 +1,4 @@
-"""Forms of a search: a design and a response, or the coefficients of a model."""
+"""The regression of a search: a design and a response, or the coefficients of a model."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CAUCHY_INTERCEPT, CAUCHY_SLOPE = 10.0, 2.5
 
 @dataclass(frozen=True)
 class Form:
-    """Columns that are switched on and off, the regression they belong to, and how results are named.
+    """Columns that are switched on and off, the regression they belong to, and the names of results.
 
     Attributes
     ----------
     names : tuple of str
-        Of the columns.
+        Names of the columns.
     always : ndarray (p,) of bool
-        Those in every model.
+        Columns in every model.
     variables : mapping of str to ndarray of int
         Variables that are selected from, and the columns of their elements.
     target : BaseTarget
@@ -44,9 +44,9 @@ class Form:
     regression : Switched or None
         None for the linear model with a g-prior, which is ``linear``: design, response and prior.
     extra : tuple of str
-        Parameters beside the coefficients.
+        Parameters other than the coefficients.
     link : str or None
-        Of a design; None for a model, which knows it itself.
+        Link of a design; None for a model, which contains its link.
     """
 
     names: tuple[str, ...]
@@ -80,7 +80,7 @@ class Coefficients(BaseTarget):
         self.observed_data = {"y": y}
 
     def digests(self) -> dict[str, str]:
-        """Return the digests of the design, the response and what else was given."""
+        """Return the digests of the design, the response and the options."""
         return dict(self._digests)
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
@@ -92,12 +92,12 @@ class Coefficients(BaseTarget):
 
 
 def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, always: Any) -> Form:
-    """Return the form of a design and a response; the first constant column is the intercept, or one is put first.
+    """Return the form of a design and a response; the first constant column is the intercept, or one is added first.
 
     Raises
     ------
     ModelError
-        If shapes disagree, numbers are not finite, or the family, link or prior is not known.
+        If shapes disagree, numbers are not finite, or the family, link or prior is unknown.
     """
     design, names = read_design(X)
     response = np.asarray(y)
@@ -143,7 +143,7 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
 
 def read_design(X: Any) -> tuple[Array, tuple[str, ...]]:
     """Return a design ``(n, p)`` with names, those of a data frame or numbers."""
-    columns: Any = getattr(X, "columns", None)  # of a data frame, of whatever library
+    columns: Any = getattr(X, "columns", None)  # of a data frame of any library
     values = np.asarray(X)
     if values.ndim != 2:
         raise ModelError(f"X has shape {values.shape}; expected (rows, columns)")
@@ -156,7 +156,7 @@ def read_design(X: Any) -> tuple[Array, tuple[str, ...]]:
                 values[:, j].astype(np.float64)
             except (ValueError, TypeError):
                 raise ModelError(
-                    f"X: column {name!r} is not numeric; make dummies of it, and a group of these"
+                    f"X: column {name!r} is not numeric; make dummy columns from it, and a group of these"
                 ) from None
     values = values.astype(np.float64)
     if not np.isfinite(values).all():
@@ -172,7 +172,7 @@ def _response(y: Array, family: str) -> Array:
 
 
 def _always(always: Any, names: tuple[str, ...]) -> Bits:
-    """Return the columns that are in every model, from names, numbers or a mask over the columns of X."""
+    """Return the columns in every model, from names, numbers or a mask over the columns of X."""
     kept = np.zeros(len(names), dtype=bool)
     given = [always] if isinstance(always, str) else list(() if always is None else always)
     if given and all(isinstance(each, bool | np.bool_) for each in given):

@@ -1,7 +1,8 @@
-"""PyMC models with indicators: which coefficient each of them switches, found by fixing them all at one.
+"""PyMC models with indicators: find the coefficient of each indicator by fixing all indicators at one.
 
-Free variables that are neither indicators nor coefficients are left to other steps, and the model is taken given them: the
-scales of priors and of noise, found as hyper-parameters of the factors, and what the prior of the indicators alone hangs on.
+Other steps move free variables that are neither indicators nor coefficients, and the model is conditional on them: the
+scales of priors and of noise, found as hyper-parameters of the factors, and variables on which only the prior of the
+indicators depends.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ class Selection:
     start : dict
         Value variables, name → value, in the order of the point.
     own : tuple of str
-        Those of indicators and coefficients.
+        Value variables of indicators and coefficients.
     target : OwnVariables
 
     Raises
     ------
     ModelError
-        If a name is unknown, shapes differ, a variable is neither a coefficient nor one that can be given, or to switch an
-        indicator off is not to leave the coefficient out.
+        If a name is unknown, shapes differ, a variable is neither a coefficient nor one that can be conditioned on, or
+        switching an indicator off does not remove the coefficient.
     """
 
     def __init__(self, model: Any, indicators: Mapping[str, str], evidence: str, points: int) -> None:
@@ -103,7 +104,7 @@ class Selection:
                 raise ModelError(f"indicators: {name!r} has shape {shapes[0]} and {coefficient!r} {shapes[1]}")
 
     def current(self) -> SelectedModel:
-        """Return the model given the other variables where they are now."""
+        """Return the model given the current values of the other variables."""
         point = self.target.point
         others = point[self.target.others]
         if self._latest is None or not np.array_equal(self._latest[0], others):
@@ -146,7 +147,7 @@ class Selection:
         return log_prior
 
     def _check(self, selected: SelectedModel) -> None:
-        """Refuse a model whose log density is not that of indicators, coefficients that are on, and priors of the others."""
+        """Check that the log density is that of indicators, included coefficients, and priors of the others."""
         regression = self.form(self.target.point).regression
         assert regression is not None
         rng, joint = np.random.default_rng(0), self._model.compile_logp()
@@ -165,18 +166,18 @@ class Selection:
                 )
             )
         found, expected = np.array(gaps).T
-        if len(self.target.others):  # their own priors are the same at all points
+        if len(self.target.others):  # their priors are the same at all points
             expected = expected + found[0] - expected[0]
         if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
             worst = int(np.argmax(np.abs(found - expected)))
             raise ModelError(
-                f"indicators: a coefficient whose indicator is 0 does not drop out of the likelihood of the model (log "
+                f"indicators: a coefficient whose indicator is 0 is still part of the likelihood of the model (log "
                 f"density {found[worst]:.6g}, without it {expected[worst]:.6g}); multiply coefficients by indicators"
             )
 
 
 def _with_all_on(model: Any, indicators: Mapping[str, str], start: Mapping[str, Any]) -> Any:
-    """Return the model with all indicators at one, and without variables that their prior alone hangs on."""
+    """Return the model with all indicators at one, without variables on which only their prior depends."""
     import pymc as pm
 
     from ppl_backends.targets.pymc.matching import ancestors
@@ -198,7 +199,7 @@ def ravelled(start: Mapping[str, Any]) -> Array:
 
 
 def _places(start: Mapping[str, Any], names: Any) -> Index:
-    """Return where the elements of some variables are in the ravelled point."""
+    """Return the positions of the elements of some variables in the ravelled point."""
     ends = np.cumsum([0, *(value.size for value in start.values())])
     slices = {name: np.arange(a, b) for name, a, b in zip(start, ends, ends[1:], strict=False)}
     return np.concatenate([slices[name] for name in names])

@@ -19,7 +19,7 @@ from ppl_backends.targets.factors import Factors, StackedSites
 from ppl_backends.targets.factors.sites import ScaledSites
 from ppl_backends.targets.protocol import BaseTarget, Index
 
-_NEGLIGIBLE = 1e-9  # precision of a prior, relative to what the data have of it, that rounding leaves
+_NEGLIGIBLE = 1e-9  # precision of a prior, relative to that of the data, that is only rounding
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ModelForms:
     switchable: Bits
 
     def at(self, phi: Any = ()) -> Form:
-        """Return the form at φ, whose columns are the coordinates without φ; up to a factor where there are any φ."""
+        """Return the form at φ, whose columns are the coordinates without φ; up to a factor if there are any φ."""
         factors, own = self.factors.at(phi), np.asarray(self.factors.coordinates)
         if factors.normal_rows is not None:
             factors = _with_normal_sites(factors, None if len(self.factors.hyper_names) else self.target)
@@ -57,12 +57,12 @@ def model_form(model: Any, data: Any, select: Mapping[str, Any]) -> Form:
     Raises
     ------
     ModelError
-        If a name is unknown, a variable is transformed, or the model has hyper-parameters, or factors that are not known.
+        If a name is unknown, a variable is transformed, or the model has hyper-parameters or unknown factors.
     """
     forms = model_forms(as_target(model, data), select)
     if len(forms.factors.hyper_names):
         raise ModelError(
-            f"{forms.target.label}: hyper-parameters ({', '.join(forms.factors.hyper_names)}) are not integrated over by a "
+            f"{forms.target.label}: hyper-parameters ({', '.join(forms.factors.hyper_names)}) are not integrated over in a "
             "model search; give them values"
         )
     return forms.at()
@@ -74,7 +74,7 @@ def model_forms(target: BaseTarget, select: Mapping[str, Any]) -> ModelForms:
     Raises
     ------
     ModelError
-        If a name is unknown, a variable is transformed or is itself a hyper-parameter, or factors are not known.
+        If a name is unknown, a variable is transformed or is itself a hyper-parameter, or factors are unknown.
     """
     variables = _variables(target, select)
     switchable = np.zeros(target.dim, dtype=bool)
@@ -87,12 +87,12 @@ def model_forms(target: BaseTarget, select: Mapping[str, Any]) -> ModelForms:
         )
     held = factors.hyper_coordinates[switchable[factors.hyper_coordinates]]
     if len(held):
-        raise ModelError(f"{target.label}: {target.names[held[0]]} is no coefficient of a linear predictor")
+        raise ModelError(f"{target.label}: {target.names[held[0]]} is not a coefficient of a linear predictor")
     return ModelForms(target, factors, variables, switchable)
 
 
 def _variables(target: BaseTarget, select: Mapping[str, Any]) -> dict[str, Index]:
-    """Return the coordinates of the elements of each variable, which has to be a coordinate itself."""
+    """Return the coordinates of the elements of each variable, which must be a coordinate itself."""
     grid = np.arange(1.0, target.dim + 1.0) / (target.dim + 1.0)
     with np.errstate(all="ignore"):
         values, halves = (target.constrain(x[None], np.random.default_rng(0)) for x in (grid, 0.5 * grid))
@@ -116,9 +116,9 @@ def _mask(name: str, given: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _with_normal_sites(factors: Factors, target: BaseTarget | None) -> Factors:
-    """Return factors whose Gaussian part is the prior alone: normal observations become sites.
+    """Return factors whose Gaussian part is only the prior: normal observations become sites.
 
-    Their constant is that of the target, and of no account without one.
+    Their constant is that of the target, and is not used without a target.
     """
     assert factors.normal_rows is not None
     design, offset, family, log_scale = factors.normal_rows

@@ -1,8 +1,9 @@
-"""Moves of models at one temperature: far proposals and small steps in turn, until their autocorrelation is small.
+"""Moves of models at one temperature: independent proposals and small steps alternately, until autocorrelation is small.
 
-A proposal from nested logistic regressions can come from anywhere, and is hardly ever accepted where the posterior is more
-tangled than they are; small steps always are, and stay in one region. On the 78 products of the concrete data the first
-alone lose 13 units of log evidence, and chains of the second alone differ by 0.9 in a probability; so they take turns.
+A proposal from nested logistic regressions can reach any model, but is hardly ever accepted if the posterior is more
+complex than they are. Small steps are accepted, but stay in one region. On the 78 products of the concrete data,
+independent proposals alone lose 13 units of log evidence, and chains of small steps alone differ by 0.9 in a
+probability; so they alternate.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.targets.protocol import Array
 
 UNCORRELATED = 0.1  # correlation with the particles before the moves
-EASY = 0.5  # acceptance of proposals from afar, from which small steps add nothing
-_LENGTHS = (3.0, 1.0, 0.3)  # of walks under a surrogate, in turn: where it is poor, long ones are rejected
+EASY = 0.5  # acceptance of independent proposals above which small steps add nothing
+_LENGTHS = (3.0, 1.0, 0.3)  # of walks under a surrogate, alternately: if it is poor, long ones are rejected
 _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
 
 
 @dataclass(frozen=True)
 class SearchMoves:
-    """Rounds of one proposal from afar and small steps, until particles have mixed or there were ``most``.
+    """Rounds of one independent proposal and small steps, until particles have mixed or ``most`` rounds were made.
 
-    Where every small step needs an evidence there are fewer; and fewer still where particles come from a surrogate's
-    posterior, of which they are a fresh sample: moves then have to part the copies of a particle only.
+    If every small step needs an evidence, there are fewer steps, and still fewer if particles come from a surrogate's
+    posterior, of which they are a fresh sample: moves then only need to separate the copies of a particle.
     """
 
     most: int = 30
@@ -51,7 +52,7 @@ class SearchMoves:
 
 
 class _Walk:
-    """Moves of the particles of one stage, with a record of what they did."""
+    """Moves of the particles of one stage, with a record of their effect."""
 
     def __init__(self, drawn: Resampled, path: ModelPath, rng: np.random.Generator) -> None:
         self.state, self.stage, self.path, self.rng = drawn.particles, drawn.stage, path, rng
@@ -67,7 +68,7 @@ class _Walk:
         self.rounds, self.evaluations, self.jumps, self.left, self.weights_left = 0, 0.0, 0.0, 1.0, 1.0
 
     def round(self) -> None:
-        """Make one proposal from afar, and small steps unless nearly all such are accepted."""
+        """Make one independent proposal, and small steps unless nearly all such proposals are accepted."""
         self.rounds += 1
         rate = self._from_afar()
         self.acceptance.append(rate)
@@ -88,7 +89,7 @@ class _Walk:
         return self._decide(end.x)
 
     def _small_steps(self, rate: float) -> Array:
-        """Make small steps, many where they cost little, and return how much of them each bit was on ``(n, m)``."""
+        """Make small steps, many if they are cheap, and return the share of them during which each bit was on ``(n, m)``."""
         below, share = self.path.below, 1.0 - rate / EASY
         if below is None:
             n_steps = _n_steps(self.path, share)
@@ -101,9 +102,10 @@ class _Walk:
         return self.state.x.astype(np.float64)
 
     def _decide(self, x: Any) -> float:
-        """Accept where a kernel has led that is reversible under the surrogate, by what the evidences are above that.
+        """Accept the end points of a kernel that is reversible under the surrogate, by the evidences minus the surrogate.
 
-        The transitions decide once more (Christen & Fox 2005). Returns the share of the particles that moved.
+        This is a second acceptance step for the transitions (Christen & Fox 2005). Returns the share of the particles
+        that moved.
         """
         n = len(x)
         moves = np.flatnonzero((x != self.state.x).any(axis=1))
@@ -117,7 +119,7 @@ class _Walk:
         return float(info.acceptance.sum()) / n
 
     def result(self) -> ModelState:
-        """Return the particles, each with what its bits were on average over the rounds."""
+        """Return the particles, each with the mean of its bits over the rounds."""
         return replace(self.state, share=self.share / self.rounds)
 
     def summary(self) -> MoveSummary:
@@ -146,7 +148,7 @@ def _n_steps(path: ModelPath, share: float) -> int:
 def small_steps(
     rng: np.random.Generator, state: ModelState, path: ModelPath, beta: float, n_steps: int
 ) -> tuple[ModelState, Array, float]:
-    """Return models after small steps, how much of them each bit was on ``(n, m)``, and evaluations of each model."""
+    """Return models after small steps, the share of steps with each bit on ``(n, m)``, and evaluations of each model."""
     if is_compiled(path):
         on, share = path.evidence.walk(path.space.columns(state.x), path.space, n_steps, beta, rng)
         members = np.argmax(path.space.members, axis=1)
@@ -160,7 +162,7 @@ def small_steps(
 
 
 def _correlation(before: Array, after: Any) -> float:
-    """Return the largest correlation of a bit with itself before the moves, of those that vary."""
+    """Return the largest correlation, over bits that vary, with the bit before the moves."""
     mean = before.mean(axis=0)
     varies = (mean > 0.02) & (mean < 0.98)
     if not varies.any():

@@ -18,7 +18,7 @@ from ppl_backends.targets.protocol import Array
 
 @dataclass(frozen=True)
 class ModelState(PathState):
-    """Models; ``share`` ``(n, m)`` is how much of the moves of its stage each bit was on, which averages better than x."""
+    """Models; ``share`` ``(n, m)`` is the share of the moves of its stage with each bit on, a better average than x."""
 
     share: Array
 
@@ -32,11 +32,11 @@ class ModelPath(TemperingPath):
         self.space, self.evidence = space, evidence
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw models from their prior, or the uniform one where that is a function."""
+        """Draw models from their prior, or from the uniform one if the prior is a function."""
         return Start(self.at(self.space.sample(n, rng), 0.0, rng), figures=StartFigures(0.0))
 
     def at(self, bits: Bits, beta: float, rng: np.random.Generator) -> ModelState:
-        """Return models with their prior and evidences; those that heredity forbids have neither."""
+        """Return models with their prior and evidences; both are zero for those that heredity forbids."""
         base = self.space.log_start(bits)
         inside = base > -np.inf
         increment = np.full(len(bits), -np.inf)
@@ -48,7 +48,7 @@ class ModelPath(TemperingPath):
 
     @property
     def below(self) -> ModelPath | None:
-        """Return the path that leads to the start of this one; None where that is drawn."""
+        """Return the path that leads to the start of this one; None if the start is drawn directly."""
         return None
 
     def density(self, stage: Any) -> Density[PathState]:
@@ -71,7 +71,7 @@ class SurrogatePath(ModelPath):
         return self._below
 
     def at(self, bits: Bits, beta: float, rng: np.random.Generator) -> ModelState:
-        """Return models with prior times surrogate, and what their evidences are above that."""
+        """Return models with prior times surrogate, and their evidences minus the surrogate."""
         start = self._below.at(bits, 1.0, rng)
         base, increment = start.log_density, np.full(len(bits), -np.inf)
         inside = base > -np.inf
@@ -80,5 +80,5 @@ class SurrogatePath(ModelPath):
         return ModelState(bits, base, increment, None, None, beta, start.share)
 
     def continued(self, run: SMCState) -> SMCState:
-        """Return a run that has come to the surrogate posterior, at the beginning of this path."""
+        """Return a run that has reached the surrogate posterior, at the beginning of this path."""
         return replace(run, population=self.at(run.population.x, 0.0, run.rng), stage=None, ess=None)

@@ -15,7 +15,7 @@ from ppl_backends.results.inference_data import group, group_names, inference_da
 from ppl_backends.smc.evidence import ess_of_means
 from ppl_backends.targets.protocol import Array
 
-_BLOCK = 2**22  # responses of draws at rows that are held at once
+_BLOCK = 2**22  # responses of draws at rows in memory at once
 _RESPONSE: dict[str, Callable[[Array], Array]] = {
     "logit": expit,
     "probit": ndtr,
@@ -30,11 +30,11 @@ class Prediction(NamedTuple):
     Attributes
     ----------
     mean : ndarray (n,)
-        Of the response: a probability, a rate, or a number.
+        Mean of the response: a probability, a rate, or a number.
     se : ndarray (n,)
         Monte Carlo standard error of ``mean``.
     sd : ndarray (n,)
-        Of the expected response over models and their coefficients; noise of a response comes on top.
+        Standard deviation of the expected response over models and their coefficients, without the noise of a response.
 
     Examples
     --------
@@ -57,9 +57,9 @@ def predict(idata: Any, X: Any) -> Prediction:
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        From :func:`~ppl_backends.select_variables` with ``X`` and ``y``.
+        Result of :func:`~ppl_backends.select_variables` with ``X`` and ``y``.
     X : array or data frame (n, p)
-        Columns as in the search, its intercept included if it was a column there; those of a data frame are found by name.
+        Columns as in the search, including the intercept if it was a column there; those of a data frame are found by name.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def predict(idata: Any, X: Any) -> Prediction:
     Raises
     ------
     ModelError
-        If the search was that of a model, or columns are missing.
+        If the search was of a model, or columns are missing.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def predict(idata: Any, X: Any) -> Prediction:
     posterior = group(idata, "posterior")
     if "link" not in posterior.attrs:
         raise ModelError(
-            "predict: the search was that of a model; give the model new data and draw with pm.sample_posterior_predictive"
+            "predict: the search was of a model; give the model new data and draw with pm.sample_posterior_predictive"
         )
     design = _columns(X, [str(name) for name in posterior["predictor"].values])
     beta = posterior["beta"].values
@@ -116,7 +116,7 @@ def _columns(X: Any, predictors: list[str]) -> Array:
 
 
 def _lineages(idata: Any, chains: int, draws: int) -> Array:
-    """Return the initial particle of each draw ``(chains, draws)``; draws out of an enumeration are independent."""
+    """Return the initial particle of each draw ``(chains, draws)``; draws from an enumeration are independent."""
     if "sample_stats" in group_names(idata) and "ancestor" in group(idata, "sample_stats"):
         return np.asarray(group(idata, "sample_stats")["ancestor"].values)
     return np.tile(np.arange(draws), (chains, 1))

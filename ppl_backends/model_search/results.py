@@ -17,7 +17,7 @@ MOST_LISTED = 1000  # models
 
 
 class Listed(NamedTuple):
-    """Models of the largest posterior probabilities: bits ``(models, m)``, log evidences and probabilities."""
+    """Models with the largest posterior probabilities: bits ``(models, m)``, log evidences and probabilities."""
 
     bits: Bits
     log_evidence: Array
@@ -39,7 +39,7 @@ class Searched(NamedTuple):
 
 
 class _Selection(BaseTarget):
-    """Results of a form: its own variables, and ``gamma`` beside each that was selected from."""
+    """Results of a form: its variables, and ``gamma`` for each that was selected from."""
 
     def __init__(self, form: Form, space: ModelSpace) -> None:
         target, self._form = form.target, form
@@ -63,7 +63,7 @@ class _Selection(BaseTarget):
 
 
 def prefixed(form: Form, variable: str, name: str) -> str:
-    """Return the name of a result of one variable: with that of the variable where several are selected from."""
+    """Return the name of a result for one variable; it includes the variable's name if several are selected from."""
     return name if len(form.variables) == 1 else f"{variable}_{name}"
 
 
@@ -78,7 +78,7 @@ def search_inference_data(
     attrs: Mapping[str, Any],
     sample_stats: Mapping[str, Any],
 ) -> Any:
-    """Assemble what :func:`~ppl_backends.select_variables` returns."""
+    """Return the result of :func:`~ppl_backends.select_variables`."""
     chains, draws, m = found.bits.shape
     columns = space.columns(found.bits.reshape(-1, m))
     points = np.concatenate([_coefficients(form, evidence, columns, rng), columns.astype(np.float64)], axis=1)
@@ -96,7 +96,7 @@ def search_inference_data(
 
 
 def _coefficients(form: Form, evidence: Evidence, columns: Bits, rng: np.random.Generator) -> Array:
-    """Return a draw of the coefficients of each model ``(n, p + extra)``, zero where they are off."""
+    """Return a draw of the coefficients of each model ``(n, p + extra)``, zero if they are off."""
     out = np.empty((len(columns), len(form.names) + len(form.extra)))
     for model, rows in by_model(columns):
         drawn = evidence.coefficients(model, len(rows), rng)

@@ -1,4 +1,4 @@
-"""Runs of SMC over models, what they agree on, and whether they can be trusted."""
+"""Runs of SMC over models, their agreement, and whether they can be trusted."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from ppl_backends.targets.protocol import Array
 _SPREAD, _INCLUSION = (
     0.5,
     0.1,
-)  # between runs: of log evidences, and of inclusion probabilities, at which a search warns
+)  # between runs: of log evidences, and of inclusion probabilities, above which a search warns
 _LEVEL = 1e-4  # of the test that two runs' inclusion probabilities differ by more than their lineages explain
-_STUCK = 0.25  # correlation left by the moves at the last stage
+_STUCK = 0.25  # autocorrelation after the moves of the last stage
 
 
 def run_search(
@@ -46,9 +46,9 @@ def run_search(
     report: Callable[[SMCState], None] | None = None,
     store: ChainStore | None = None,
 ) -> SMCResult:
-    """Run ``n`` particles from the prior of models to their posterior, by way of a surrogate's where there is one.
+    """Run ``n`` particles from the prior of models to their posterior, through a surrogate's if there is one.
 
-    ``report`` is called after every stage. A ``store`` saves the run then, and one found there is continued.
+    ``report`` is called after every stage. A ``store`` saves the run then; a saved run in it is continued.
     """
     run = store.load() if store else None
     if run is None:
@@ -59,7 +59,7 @@ def run_search(
 def search_by(
     surrogate: Evidence | None, space: ModelSpace, evidence: Evidence, n: int, rng: np.random.Generator
 ) -> SMCResult:
-    """Run ``n`` particles to the posterior of a surrogate evidence, and on to that of the evidence; with None, straight."""
+    """Run ``n`` particles to the posterior of a surrogate evidence, then to that of the evidence; directly if None."""
     run = _begin(surrogate, space, evidence, n, rng)
     return _finish(run, space, evidence, n, Watcher(run, None))
 
@@ -96,7 +96,7 @@ class Surrogate:
     evidence: Evidence
 
     def after(self, step: Step) -> Surrogate:
-        """Return it as it is."""
+        """Return the surrogate unchanged."""
         return self
 
 
@@ -107,7 +107,7 @@ class ModelStage(Stage):
     surrogate: bool = False
 
 
-# What a checkpoint of a chain holds beside what those of all SMC runs do.
+# Additional content of a chain's checkpoint, compared with all SMC runs.
 SAVED = (ModelState, ModelStage, Surrogate, GaussianEvidence, Form)
 
 
@@ -137,7 +137,7 @@ def stage_stats(runs: Sequence[SMCResult]) -> dict[str, Any]:
 
 
 class Runs(NamedTuple):
-    """Finished runs with what they agree on; ``reasons`` speak against them."""
+    """Finished runs with their common results; ``reasons`` are reasons for distrust."""
 
     runs: Sequence[SMCResult]
     searched: Searched
@@ -170,7 +170,7 @@ def run_searches(
 
 
 def _errors(samples: Sequence[tuple[Array, Any]], inclusion: Array) -> Array:
-    """Return standard errors; of a bit that all particles agree on, that of a share of less than one lineage."""
+    """Return standard errors; for a bit that is equal in all particles, that of a share of less than one lineage."""
     variance = np.concatenate([share for share, _ in samples]).var(axis=0)
     binary = inclusion * (1.0 - inclusion)
     ess = ess_of_means(samples)
@@ -182,7 +182,7 @@ def _errors(samples: Sequence[tuple[Array, Any]], inclusion: Array) -> Array:
 
 
 def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimate: EvidenceEstimate) -> list[str]:
-    """Return reasons not to trust the runs; a single run is judged by its moves alone."""
+    """Return reasons not to trust the runs; a single run is judged only by its moves."""
     reasons = []
     last = [run.stages[-1].moves for run in runs if run.stages]
     left = float(np.mean([moves.correlation for moves in last if moves is not None] or [0.0]))
@@ -204,7 +204,7 @@ def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimat
 
 
 def _range_by_chance(runs: Sequence[SMCResult], by_run: Array) -> Array:
-    """Return the range of the runs' inclusions that independent particles of their number of models would not exceed."""
+    """Return the range that inclusions of runs with independent particles of their number of models would not exceed."""
     mean = by_run.mean(axis=0)
     distinct = np.mean([max(len(run.population.x), 1) for run in runs])
     critical = np.sqrt(f_distribution.isf(_LEVEL, len(runs), 100))
@@ -213,13 +213,13 @@ def _range_by_chance(runs: Sequence[SMCResult], by_run: Array) -> Array:
 
 
 def _listed(runs: Sequence[SMCResult]) -> Listed:
-    """Return the models among the last particles, by how many there are of each."""
+    """Return the models among the last particles, with their frequencies as probabilities."""
     x = np.concatenate([run.population.x for run in runs])
     increment = np.concatenate([run.population.increment for run in runs])
     _, first, which, counts = np.unique(
         np.packbits(x, axis=1), axis=0, return_index=True, return_inverse=True, return_counts=True
     )
-    # Of a model with several estimates, the mean: all are estimates of one evidence.
+    # For a model with several estimates, their mean, because all estimate the same evidence.
     top = increment.max()
     evidence = np.log(np.bincount(which.ravel(), np.exp(increment - top)) / counts) + top
     return Listed(x[first], evidence, counts / len(x)).best()

@@ -1,4 +1,4 @@
-"""``select_variables``: which coefficients a regression needs, by the evidence of models with and without them."""
+"""``select_variables``: the coefficients that a regression needs, by the evidence of models with and without them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.targets.digest import digest, digest_of_numbers
 
 MOST_ENUMERATED = 26  # candidates
-_COMPARED = 48  # models at which functions are compared that give their prior
+_COMPARED = 48  # models at which prior functions are compared
 
 
 @checked(
@@ -71,44 +71,47 @@ def select_variables(
 ) -> Any:
     r"""Search the subsets of a regression's coefficients, each weighted by its evidence.
 
-    The posterior probability of a model γ is p(γ | y) ∝ p(γ) p(y | γ); a coefficient's *inclusion* is the sum of those of
-    the models that have it. All models are enumerated where that takes a minute or less, else found by SMC on {0, 1}^m,
-    from the prior p(γ) over p(γ) p(y | γ)^β.
+    The posterior probability of a model γ is p(γ | y) ∝ p(γ) p(y | γ); a coefficient's *inclusion* is the sum of the
+    probabilities of the models that contain it. All models are enumerated if that takes at most a minute; otherwise
+    SMC on {0, 1}^m finds them, from the prior p(γ) over p(γ) p(y | γ)^β.
 
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
         A regression with ``select``; the PyMC model on the context stack by default.
     select : mapping of str to bool or mask, optional
-        Variables of the model, with True where a coefficient may be switched off, its prior with it; True for all.
-        Their priors are independent, hyper-parameters have values, and the likelihood sees linear predictors.
+        Variables of the model, with True for coefficients that may be switched off together with their prior; True for
+        all. Their priors must be independent, hyper-parameters must have values, and the likelihood must depend on
+        linear predictors.
     data : dict or path, optional
         Data of a Stan program.
     X, y : array or data frame (n, p), and array (n,), optional
-        In place of a model.
-        A constant column of ``X`` is the intercept, which is in every model; without one an intercept is added.
+        Data that replace a model. A constant column of ``X`` is the intercept, which is in every model; without one an
+        intercept is added.
     family : {"binomial", "gaussian", "poisson"}
         Outcomes 0/1, numbers, or counts.
     link : {"logit", "probit", "log", "identity"}, optional
         ``"logit"`` for binomial by default.
     prior : "g", "hyper-g", "cauchy", float or array, optional
-        Of the coefficients. Gaussian family: Zellner's g-prior with g = n (default) or the hyper-g prior, with a flat
-        intercept and log σ. Others: normal with the standard deviations given, 5 for slopes and 20 for the intercept
-        by default; or Cauchy, of scale 2.5 and 10.
+        Prior of the coefficients. Gaussian family: Zellner's g-prior with g = n (default) or the hyper-g prior, with a
+        flat intercept and log σ. Others: normal with the given standard deviations, 5 for slopes and 20 for the
+        intercept by default; or Cauchy, of scale 2.5 and 10.
     model_prior : {"uniform", "beta_binomial"} or callable
-        Of models; a function takes columns ``(n, p)`` and returns log probabilities ``(n,)``.
+        Prior of models; a function takes columns ``(n, p)`` and returns log probabilities ``(n,)``.
     always : names, integers or mask, optional
         Columns in every model.
     groups : mapping of str to list of str, optional
-        Columns that are switched together, as the dummies of a factor; of a model also variables, with all their elements.
+        Columns that are switched together, such as the dummies of a factor; in a model also variables, with all their
+        elements.
     heredity : {"strong", "weak"} or mapping, optional
         Whether a product needs all its parents, or one of them. Products are named ``"a:b"``, or given as
         ``{"child": ["parent", ...]}``.
     evidence : {"auto", "exact", "ep", "laplace", "importance_laplace", "importance_ep"}
-        Of a model. Exact for the Gaussian family; else by expectation propagation, by Laplace, or by an unbiased estimate of
-        ``points`` importance points from either. ``"auto"`` is exact, else EP where it takes a minute or less, else Laplace.
+        Evidence of a model. Exact for the Gaussian family; else by expectation propagation, by Laplace, or by an
+        unbiased estimate with ``points`` importance points from either. ``"auto"`` is exact, else EP if it takes at
+        most a minute, else Laplace.
     points : int
-        Of an importance estimate.
+        Points of an importance estimate.
     method : {"auto", "enumerate", "smc"}
     draws : int
         Models kept per chain, which are particles of SMC.
@@ -117,8 +120,8 @@ def select_variables(
     executor : concurrent.futures.Executor, optional
         Runs the chains elsewhere.
     checkpoint : path, optional
-        File in which a run of SMC is kept after every temperature (with one more per chain beside it). Called again with the
-        same file, an unfinished run goes on from there, with the result it would have had.
+        File that saves a run of SMC after every temperature (with one more file per chain beside it). The same call
+        with the same file continues an unfinished run, with the result that it would have had.
     random_seed : int or Generator, optional
     progressbar : bool
 
@@ -126,14 +129,14 @@ def select_variables(
     -------
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with ``gamma`` and the coefficients averaged over models (0 where off), and attributes
-        ``log_evidence`` (log of the prior-weighted mean over models; with a g-prior relative to the model of the intercept
-        alone), its standard error and the method. Group ``selection`` with ``inclusion`` and ``inclusion_se`` in the
-        coefficients' dims, and the most probable models with their evidences and probabilities.
+        ``log_evidence`` (log of the prior-weighted mean over models; with a g-prior relative to the model with only
+        the intercept), its standard error and the method. Group ``selection`` with ``inclusion`` and ``inclusion_se``
+        in the coefficients' dims, and the most probable models with their evidences and probabilities.
 
     Raises
     ------
     ModelError
-        If an option does not go with the data, or there are too many models to enumerate.
+        If an option does not apply to the data, or there are too many models to enumerate.
 
     References
     ----------
@@ -171,7 +174,7 @@ def select_variables(
         if enumerated:
             raise ModelError(
                 f"checkpoint= is for runs of SMC, and these 2^{space.n_candidates} models are enumerated; "
-                "leave it out, or take method='smc'"
+                "leave it out, or use method='smc'"
             )
         identity = {"draws": draws, "chains": chains, "points": points} | _identity(space, chosen.name, evidence)
         saved = Checkpoint.open(checkpoint, form.target, identity, "model prior", random_seed, SAVED)
@@ -197,17 +200,17 @@ def select_variables(
 
 
 def _refuse_design(X: Any, y: Any, prior: Any, always: Any) -> None:
-    """Refuse what a model says itself."""
+    """Raise ModelError for options of a design that are given with a model."""
     given = {"X": X, "y": y, "prior": prior, "always": always}
     for name, value in given.items():
         if value is not None:
-            raise ModelError(f"{name} goes with a design; with select= the model says it")
+            raise ModelError(f"{name} is an option for a design; with select= the model determines it")
 
 
 def _identity(space: ModelSpace, name: str, asked: str) -> dict[str, Any]:
     """Return the identity of a search, by which a checkpoint is recognised."""
     prior = space.prior
-    if callable(prior):  # a function is known by what it returns
+    if callable(prior):  # a function is identified by its values
         prior = digest_of_numbers(space.log_prior(space.sample(_COMPARED, np.random.default_rng(_COMPARED))))
     return {
         "evidence": f"{name} {asked}",
@@ -219,7 +222,7 @@ def _identity(space: ModelSpace, name: str, asked: str) -> dict[str, Any]:
 
 
 def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, Any]:
-    """Return attributes that say what was searched, and how."""
+    """Return attributes that describe the search."""
     relative = "relative to the model with an intercept alone" if form.linear is not None else None
     return {
         "evidence": evidence.name,

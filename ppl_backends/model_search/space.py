@@ -1,11 +1,11 @@
-"""The space of models: candidates that are switched on and off, what they stand for, and how probable each set of them is.
+"""The space of models: candidates that are switched on and off, their columns, and the prior probability of each set.
 
-A candidate is a column of the design, or a group of columns that belong together (the dummies of a factor). With heredity a
-candidate may be on only where all its parents are (``"strong"``), or one of them (``"weak"``), as an interaction and its
-main effects (Chipman 1996). A candidate whose parents allow it is *free*; a model with f free candidates, k of them on, has
-prior probability 2^{−f} (``"uniform"``; 2^{−m} without heredity), or, where the probability of being on is itself uniform,
-k!(f−k)!/(f+1)! (``"beta_binomial"``). Both add up to one over all models that heredity allows, and both can be drawn
-from, candidate by candidate.
+A candidate is a column of the design, or a group of columns that belong together (the dummies of a factor). With
+heredity a candidate may be on only if all its parents are (``"strong"``), or one of them (``"weak"``), as an
+interaction and its main effects (Chipman 1996). A candidate whose parents allow it is *free*. A model with f free
+candidates, k of them on, has prior probability 2^{−f} (``"uniform"``; 2^{−m} without heredity), or, if the probability
+of being on is itself uniform, k!(f−k)!/(f+1)! (``"beta_binomial"``). Both sum to one over all models that heredity
+allows, and both can be sampled, candidate by candidate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelSpace:
     Attributes
     ----------
     names : tuple of str
-        Of the candidates.
+        Names of the candidates.
     members : ndarray (m, p) of bool
         The columns of each.
     always : ndarray (p,) of bool
@@ -41,7 +41,7 @@ class ModelSpace:
     parents : ndarray (m, m) of bool
         Row i holds the parents of candidate i.
     strong : bool
-        Whether all parents have to be on; else one.
+        Whether all parents must be on; otherwise one.
     prior : {"uniform", "beta_binomial"} or callable
         A function takes columns ``(n, p)`` and returns log probabilities ``(n,)``.
     """
@@ -60,7 +60,7 @@ class ModelSpace:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether each candidate is one column and a model's prior probability depends on its size alone."""
+        """Return whether each candidate is one column and a model's prior probability depends only on its size."""
         return not callable(self.prior) and not self.parents.any() and bool((self.members.sum(axis=1) == 1).all())
 
     @property
@@ -82,13 +82,13 @@ class ModelSpace:
         return on >= (wanted if self.strong else np.minimum(wanted, 1))
 
     def log_start(self, bits: Bits) -> Array:
-        """Return the log probability ``(n,)`` by which :meth:`sample` draws models; −inf where heredity forbids one."""
+        """Return the log probability ``(n,)`` with which :meth:`sample` draws models; −inf if heredity forbids one."""
         free = self.free(bits)
         found = self._by_size(bits.sum(axis=1), free.sum(axis=1))
         return np.where((bits & ~free).any(axis=1), -np.inf, found)
 
     def log_prior(self, bits: Bits) -> Array:
-        """Return the log prior probability ``(n,)``; that of a function is up to what it leaves out."""
+        """Return the log prior probability ``(n,)``; that of a function may lack a constant."""
         start = self.log_start(bits)
         if not callable(self.prior):
             return start
@@ -98,14 +98,14 @@ class ModelSpace:
         return np.where(start > -np.inf, given, -np.inf)
 
     def _by_size(self, k: Any, free: Any) -> Array:
-        """Return the log probability of k candidates of those that are free."""
+        """Return the log probability of k on-candidates among the free ones."""
         if self.prior == "beta_binomial":
             found: Array = betaln(k + 1.0, free - k + 1.0)
             return found
         return np.asarray(-np.log(2.0) * np.broadcast_to(np.asarray(free, dtype=np.float64), np.shape(k)))
 
     def sample(self, n: int, rng: np.random.Generator) -> Bits:
-        """Draw models ``(n, m)`` from the prior, from the uniform one where that is a function."""
+        """Draw models ``(n, m)`` from the prior, or from the uniform one if the prior is a function."""
         share = rng.random((n, 1)) if self.prior == "beta_binomial" else np.full((n, 1), 0.5)
         bits = rng.random((n, self.n_candidates)) < share
         if self.parents.any():
@@ -132,7 +132,7 @@ def make_space(
     Raises
     ------
     ModelError
-        If a name is unknown, a column is in two groups, or parents go round in a circle.
+        If a name is unknown, a column is in two groups, or parents form a circle.
     """
     members, labels = _members(names, always, groups or {})
     parents, strong = _parents(labels, heredity)
@@ -143,7 +143,7 @@ def make_space(
 
 
 def _members(names: tuple[str, ...], always: Bits, groups: dict[str, list[str]]) -> tuple[Bits, list[str]]:
-    """Return the columns of each candidate, groups where their first column is, and labels."""
+    """Return the columns of each candidate, with groups at the position of their first column, and labels."""
     group_of: dict[int, str] = {}
     for label, columns in groups.items():
         for column in [columns] if isinstance(columns, str) else columns:
@@ -199,13 +199,13 @@ def by_model(columns: Bits) -> Iterator[tuple[Bits, Index]]:
 
 
 def places(names: tuple[str, ...], name: Any, where: str) -> list[int]:
-    """Return the indices of a name; of all elements where it is that of a vector of a model."""
+    """Return the indices of a name; of all elements if it is that of a vector of a model."""
     elements = [] if name in names or not isinstance(name, str) else coordinates_of(name, names)
     return elements or [place(names, name, where)]
 
 
 def place(names: tuple[str, ...], name: Any, where: str) -> int:
-    """Return the index of a name (or of an integer), or refuse it."""
+    """Return the index of a name (or of an integer); raise ModelError if it is unknown."""
     if isinstance(name, int | np.integer) and 0 <= name < len(names):
         return int(name)
     if name not in names:

@@ -1,9 +1,9 @@
 """The surrogate of a regression's evidences: one Gaussian likelihood for all models, found by weighted least squares.
 
 Newton's method for one model is a sequence of weighted least squares. Here each of them is for all models at once: the
-likelihood is expanded over draws of models and their coefficients, and models are searched under that, which gives the next
-draws. What is left of the difference to Laplace's evidences is regressed on the columns that are on. A small step under the
-surrogate costs tenths of microseconds, whatever the number of rows.
+likelihood is expanded over draws of models and their coefficients, and a search under this expansion gives the next
+draws. The remaining difference from Laplace's evidences is regressed on the included columns. A small step under the
+surrogate takes tenths of microseconds, for any number of rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ppl_backends.smc.sampler import Watcher
 from ppl_backends.smc.schedule import Resampling, Schedule
 from ppl_backends.targets.protocol import Array
 
-ROUNDS, MODELS = 3, 200  # of least squares, and models that each of them takes
-_RIDGE = 1.0  # prior precision of what a column adds
+ROUNDS, MODELS = 3, 200  # of least squares, and models in each
+_RIDGE = 1.0  # prior precision of a column's contribution
 _PARTS = Parts(Schedule(), Resampling(MODELS), SearchMoves(most=5, most_uncompiled=5), lambda step: None)
 
 
 def find_surrogate(space: ModelSpace, evidence: Evidence, rng: np.random.Generator) -> GaussianEvidence | None:
-    """Return the surrogate of an evidence that knows the regression it is of; None for others."""
+    """Return the surrogate of an evidence if its regression is known, else None."""
     laplace = evidence.laplace
     if laplace is None:
         return None
@@ -36,7 +36,7 @@ def find_surrogate(space: ModelSpace, evidence: Evidence, rng: np.random.Generat
     run = begin(path.start(MODELS, rng), rng)
     for last in [False] * (ROUNDS - 1) + [True]:
         run, _ = run_smc(run, path, _PARTS, Watcher(run, None))
-        if last:  # where the evidences themselves lead
+        if last:  # the draws come from a search under the evidences themselves
             path = SurrogatePath(space, laplace, surrogate)
             run, _ = run_smc(path.continued(run), path, _PARTS, Watcher(run, None))
         columns = space.columns(run.population.x)

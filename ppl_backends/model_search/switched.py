@@ -1,8 +1,8 @@
-"""A regression whose coefficients can be switched off: the factors of the model with all of them, cut to those that are on.
+"""A regression whose coefficients can be switched off: the factors of the full model, restricted to included coefficients.
 
-p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢ'θ + bᵢ). To switch θⱼ off is to condition on θⱼ = 0 *before* it had a prior: its
-column, its normal factor and the sites that see it alone (a Cauchy prior) all go, with their normalising constants. What
-a prior's factors integrate to is measured where that is not one by construction.
+p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢ'θ + bᵢ). Switching θⱼ off means conditioning on θⱼ = 0 and removing its
+prior: its column, its normal factor and the sites that depend only on it (a Cauchy prior) are removed with their
+normalising constants. The integral of a prior's factors is computed if it is not one by construction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INTEGRAL_ERROR = 1e-6  # relative, of the integral of a prior
 
 
 class Compiled(NamedTuple):
-    """A regression as compiled functions take it: the design transposed, and a row of the prior for each coefficient."""
+    """A regression in the form of compiled functions: the design transposed, and a row of the prior for each coefficient."""
 
     design: Array
     offset: Array
@@ -37,16 +37,16 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Switched:
-    """Factors with all coefficients on, and what belongs to each of them alone.
+    """Factors with all coefficients, and the parts that belong to each of them.
 
     Attributes
     ----------
     factors : Factors
-        With a diagonal prior precision, zero where sites make the prior.
+        Factors with a diagonal prior precision, which is zero if sites form the prior.
     own : tuple of ndarray of int
         The sites of each coefficient's prior.
     log_integral : ndarray (p,)
-        Log of what the factors of each coefficient's prior integrate to.
+        Log of the integral of the factors of each coefficient's prior.
     """
 
     factors: Factors
@@ -74,7 +74,7 @@ class Switched:
 
     @cached_property
     def compiled(self) -> Compiled | None:
-        """Return the regression as compiled functions take it; None where its family or priors have none."""
+        """Return the regression in the form of compiled functions; None if its family or priors are not compiled."""
         likelihood = self.factors.likelihood()
         family = likelihood.sites.compiled()
         if family is None:
@@ -88,7 +88,7 @@ class Switched:
         return Compiled(np.ascontiguousarray(design.T), likelihood.offset, family.y, family.extra, family.family, prior)
 
     def _prior_row(self, j: int) -> tuple[float, float, float, float] | None:
-        """Return mean, precision, scale and degrees of freedom of a coefficient's prior, where it is of a known kind."""
+        """Return mean, precision, scale and degrees of freedom of a coefficient's prior, if it is of a known kind."""
         prior, rows = self.factors.prior, self.own[j]
         if not len(rows):
             return (float(prior.mean[j]), float(prior.precision[j]), 1.0, 0.0)
@@ -142,13 +142,13 @@ def switched(factors: Factors, switchable: Bits) -> Switched:
             log_integral[j] = _log_integral(factors, own[j], j)
         elif prior.precision[j] == 0 and switchable[j]:
             raise ModelError(
-                f"{factors.names[j]}: its prior is flat, so that evidences with and without it do not compare"
+                f"{factors.names[j]}: its prior is flat, so that evidences with and without it cannot be compared"
             )
     return Switched(factors, tuple(own), log_integral)
 
 
 def _with_diagonal_prior(factors: Factors, switchable: Bits) -> Factors:
-    """Return the factors with a prior precision that is a diagonal, or refuse one that is not."""
+    """Return the factors with a diagonal prior precision; raise ModelError if it is not diagonal."""
     precision = factors.prior.precision
     off = np.abs(precision - np.diag(np.diagonal(precision)))
     off = off > 1e-10 * np.abs(precision).max()
@@ -162,7 +162,7 @@ def _with_diagonal_prior(factors: Factors, switchable: Bits) -> Factors:
 
 
 def replace_prior(factors: Factors, mean: Array, precision: Array, log_constant: float | None = None) -> Factors:
-    """Return the same factors with another Gaussian part, and another constant where one is given."""
+    """Return the same factors with another Gaussian part, and another constant if one is given."""
     return Factors(
         factors.design,
         factors.offset,
@@ -187,7 +187,7 @@ def _log_integral(factors: Factors, rows: Index, j: int) -> float:
             value += 0.5 * (np.log(precision / (2 * np.pi)) - precision * (theta - mean) ** 2)
         return value
 
-    # Over θ = tan(πu/2), which is bounded also where the tails are a Cauchy's.
+    # Over θ = tan(πu/2), for which the integrand is bounded even for Cauchy tails.
     def integrand(u: float) -> float:
         theta = np.tan(0.5 * np.pi * u)
         return float(np.exp(log_density(theta)) * 0.5 * np.pi * (1.0 + theta**2))

@@ -1,1 +1,1 @@
-"""Numerical methods on arrays, which know nothing of models."""
+"""Numerical methods on arrays, independent of models."""

@@ -1,8 +1,8 @@
 """The matrix of an affine function from few evaluations of it.
 
-The first time it is read off column by column. Where most of its elements are zero it is kept sparse, and from then on
-columns that share no row are read off together (Curtis, Powell & Reid 1974): thousands of group effects take one
-evaluation. An evaluation at a random point tells whether zeros have stayed zero.
+The first time it is computed column by column. If most of its elements are zero, it is stored as sparse, and
+afterwards columns that share no row are computed together (Curtis, Powell & Reid 1974): thousands of group effects
+take one evaluation. An evaluation at a random point checks that zeros are still zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy import sparse
 from ppl_backends.numerics.arrays import Array
 
 BLOCK_BYTES = 2**26
-LARGE, SPARSE_SHARE = 200_000, 0.1  # elements, and the share of them below which a matrix is kept sparse
+LARGE, SPARSE_SHARE = 200_000, 0.1  # elements, and share of nonzero ones, below which a matrix is stored as sparse
 MAX_COLORS = 64
 TOLERANCE = 1e-9
 
@@ -65,7 +65,7 @@ class AffineFunction:
             if thin and not whole.size:
                 blocks.append(sparse.csr_matrix(values))
                 continue
-            if not whole.size:  # in rows from the start: a copy could take gigabytes
+            if not whole.size:  # row by row from the start: a copy could take gigabytes
                 whole = np.empty((m, d))
                 for k, block in enumerate(blocks):
                     whole[:, k * step : (k + 1) * step] = block.toarray().T
@@ -73,7 +73,7 @@ class AffineFunction:
         return whole if whole.size or not blocks else sparse.vstack(blocks, format="csc").T.tocsr()
 
     def _by_color(self, origin: Array, offset: Array) -> Any:
-        """Return the matrix by its known pattern; None where that no longer holds."""
+        """Return the matrix by its known pattern; None if the pattern has changed."""
         assert self._pattern is not None
         starts, columns, color = self._pattern
         probe = np.random.default_rng(0).normal(size=len(self._moving))
@@ -91,7 +91,7 @@ class AffineFunction:
 def _coloring(matrix: Any) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]] | None:
     """Return row starts, column indices, and a color for every column so that those of one color share no row.
 
-    None where that takes many colors.
+    None if it needs too many colors.
     """
     by_column = matrix.tocsc()
     starts, rows = by_column.indptr, by_column.indices

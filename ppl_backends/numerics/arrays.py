@@ -1,4 +1,4 @@
-"""Types of the arrays that everything is made of."""
+"""Array types of the package."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Between n₁ points of γ/Z and n₂ of q, Z solves
 
     Z = [mean over q of γ / (s₁γ + s₂Zq)] / [mean over points of q / (s₁γ + s₂Zq)] · Z,   s₁ = n₁/(n₁ + n₂) = 1 − s₂,
 
-in which both ratios are bounded (Meng & Wong 1996): no tail of either density spoils it, only a lack of overlap, and that
-shows in the error, which is that of Frühwirth-Schnatter (2004).
+in which both ratios are bounded (Meng & Wong 1996). Heavy tails of either density do no harm, only a lack of overlap
+does, which shows in the error of Frühwirth-Schnatter (2004).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OptimalBridge(NamedTuple):
     n_proposed: int
 
     def at_points(self, log_ratio: Array) -> Array:
-        """Return logs of Zq / (s₁γ + s₂Zq), Z in common left out, from log γ − log q at points of any number."""
+        """Return logs of Zq / (s₁γ + s₂Zq), without a common factor Z, from log γ − log q at any number of points."""
         return -np.logaddexp(self._log_share(self.worth) + log_ratio, self._log_rest)
 
     def at_proposed(self, log_ratio: Array) -> Array:
@@ -81,7 +81,7 @@ def bridge(log_ratio: Array, log_ratio_proposed: Array, ancestor: Index) -> Brid
     """
     n = float(len(log_ratio))
     found = optimal_bridge(log_ratio, log_ratio_proposed, n)
-    # That weights the points as if they were independent; once more with what they are worth.
+    # This weights the points as if they were independent; repeat with their effective sample size.
     drawn = centred_shares(found.at_points(log_ratio))
     square, grouped = (drawn**2).sum(), (np.bincount(ancestor, drawn) ** 2).sum()
     worth = n * float(np.clip(square / grouped, 1.0 / n, 1.0)) if grouped > 0 else n
@@ -95,7 +95,7 @@ def bridge(log_ratio: Array, log_ratio_proposed: Array, ancestor: Index) -> Brid
 
 
 def degrees_of_freedom(terms: Array) -> Array:
-    """Return 3(Σt²)²/Σt⁴ over the first axis: the number of terms that are equal and Gaussian, 1 where all are zero."""
+    """Return 3(Σt²)²/Σt⁴ over the first axis: the number of terms if they are equal Gaussians, 1 if all are zero."""
     fourth = (terms**4).sum(axis=0)
     df: Array = np.where(fourth == 0, 1.0, 3.0 * (terms**2).sum(axis=0) ** 2 / np.where(fourth == 0, 1.0, fourth))
     return df

@@ -10,7 +10,7 @@ import numpy as np
 from ppl_backends.numerics.arrays import Array
 
 STEP = float(np.cbrt(np.finfo(float).eps))
-"""Relative to max(1, |x|): the error h² of truncation equals that of rounding, ε/h."""
+"""Relative to max(1, |x|): the truncation error h² equals the rounding error ε/h."""
 
 
 def central_differences(

@@ -1,4 +1,4 @@
-"""Separated groups of points, as far as gaps along coordinates tell."""
+"""Separated groups of points, detected by gaps along coordinates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from ppl_backends.numerics.arrays import Array
 
-_GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six sd apart have it
+_GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six sds apart have this gap
 _SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
-_FEWEST = 100  # points that can show a gap
+_FEWEST = 100  # least number of points that can show a gap
 _CANDIDATES = 10
 
 
 def modes(x: Array) -> NDArray[np.intp]:
-    """Return the number ``(n,)`` of the mode that each point is in, as far as gaps along coordinates tell."""
+    """Return the number ``(n,)`` of each point's mode, as detected by gaps along coordinates."""
     labels = np.zeros(len(x), dtype=np.intp)
     smallest = max(int(_SMALLEST_SHARE * len(x)), 1)
     to_do = [0] if len(x) >= _FEWEST else []
@@ -39,7 +39,7 @@ def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
     widest, at = gaps.max(axis=0), gaps.argmax(axis=0) + smallest
     relative = widest / np.maximum(_width(ordered), 1e-300)
     for j in np.argsort(relative)[::-1][:_CANDIDATES]:
-        # The points beyond a gap in a heavy tail lie further apart than the gap is wide.
+        # Beyond a gap in a heavy tail the points are further apart than the gap is wide.
         if widest[j] > _GAP * max(_width(ordered[: at[j], j]), _width(ordered[at[j] :, j])):
             return int(j), float(0.5 * (ordered[at[j] - 1, j] + ordered[at[j], j]))
     return None

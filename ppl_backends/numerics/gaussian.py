@@ -1,4 +1,4 @@
-r"""The normal distribution N(mean, F Fᵀ), by its mean and a factor of its covariance.
+r"""The normal distribution N(mean, F Fᵀ), given by its mean and a factor of its covariance.
 
 =============  ==========================================  =====================================
 ``dense``      F triangular                                ``dim²`` numbers
@@ -6,7 +6,7 @@ r"""The normal distribution N(mean, F Fᵀ), by its mean and a factor of its cov
 ``low_rank``   F = diag(s)(I + C Cᵀ), C ``(dim, r)``       ``(1 + r) dim`` numbers
 =============  ==========================================  =====================================
 
-It draws, whitens and evaluates through the factor, so that no covariance is ever inverted. Kernels use the same object as
+It samples, whitens and evaluates through the factor, so that no covariance is inverted. Kernels use the same object as
 the scale of a posterior: in coordinates F⁻¹(x − mean) the posterior is roughly isotropic.
 """
 
@@ -25,7 +25,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
 MAX_DENSE_DIM = 4000
-"""Largest dimension held with a full covariance: the factor then takes 128 MB."""
+"""Largest dimension with a full covariance: the factor then takes 128 MB."""
 
 LOG_2PI = float(np.log(2 * np.pi))
 SMALLEST = 2.0**-53
@@ -33,7 +33,7 @@ SMALLEST = 2.0**-53
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gaussian:
-    """A normal distribution, by a triangular ``factor`` F (an ``upper`` one if so said) or standard deviations s.
+    """A normal distribution, given by a triangular ``factor`` F (``upper`` if so marked) or standard deviations s.
 
     ``directions`` ``(dim, r)`` are C of the low-rank form, with standard deviations only.
     """
@@ -45,7 +45,7 @@ class Gaussian:
 
     @classmethod
     def from_covariance(cls, mean: Array, cov: Array, precision: Array | None = None) -> Gaussian:
-        """Return the Gaussian with a covariance ``(dim, dim)``, whose inverse is not computed where it is known."""
+        """Return the Gaussian with a covariance ``(dim, dim)``; its inverse is not computed if it is given."""
         q = Gaussian(mean, cholesky(cov, lower=True))
         if precision is not None:
             vars(q)["precision"] = precision
@@ -56,7 +56,7 @@ class Gaussian:
     def from_natural(precision: Array, shift: Array) -> Gaussian | None:
         """Return the Gaussian ∝ exp(rᵀx − ½xᵀQx) of natural parameters ``shift`` r and ``precision`` Q.
 
-        None where Q is not positive definite, or singular within rounding error.
+        None if Q is not positive definite, or singular within rounding error.
         """
         if not (np.isfinite(precision).all() and np.isfinite(shift).all()):
             return None
@@ -64,7 +64,7 @@ class Gaussian:
             lower = cholesky(precision, lower=True, check_finite=False)
         except LinAlgError:
             return None
-        # The share of each pivot left by the columns before it; at rounding error the matrix is singular.
+        # The share of each pivot that earlier columns leave; at rounding error the matrix is singular.
         share = np.diagonal(lower) ** 2
         if np.any(share <= 4 * len(shift) * np.finfo(float).eps * np.diagonal(precision)):
             return None
@@ -86,7 +86,7 @@ class Gaussian:
 
     @property
     def cholesky(self) -> Array:
-        """Return the lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` where diagonal."""
+        """Return the lower factor ``(dim, dim)`` of the covariance, or the standard deviations ``(dim,)`` if diagonal."""
         return cholesky(self.cov, lower=True) if self.upper or self.directions is not None else self.factor
 
     @property
@@ -124,7 +124,7 @@ class Gaussian:
         return 2.0 * value
 
     def take(self, rows: Any, n: int) -> Gaussian:
-        """Return the scale of some of ``n`` points: the same for all."""
+        """Return the scale of some of ``n`` points, which is the same for all."""
         return self
 
     def colour(self, z: Array) -> Array:
@@ -141,7 +141,7 @@ class Gaussian:
         return scaled if self.directions is None else scaled + (scaled @ self.directions) @ self.directions.T
 
     def place(self, z: Array) -> Array:
-        """Return the points with whitened coordinates ``z``, mean + F z; of standard normal rows, draws."""
+        """Return the points with whitened coordinates ``z``, mean + F z; for standard normal rows these are draws."""
         return self.mean + self.colour(z)
 
     def whiten(self, x: Array) -> Array:
@@ -157,7 +157,7 @@ class Gaussian:
         return self.place(rng.standard_normal((n, self.dim)))
 
     def from_uniform(self, u: Array) -> Array:
-        """Return the points that points of the unit cube ``(n, dim)`` are taken to, by the inverse normal distribution.
+        """Return the images of points of the unit cube ``(n, dim)`` under the inverse normal distribution.
 
         The cube's faces, which scrambled nets can touch, are moved inwards by 2⁻⁵³.
         """
@@ -174,7 +174,7 @@ class Gaussian:
             z = self.whiten(x)
             return self._log_density_at(np.einsum("nd,nd->n", z, z)), -widen_inverse(z, self.directions) / self.factor
         centred = x - self.mean
-        # One product in place of two triangular solves, which take three times as long.
+        # One product instead of two triangular solves, which take three times as long.
         gradient = -centred / self.factor**2 if self.factor.ndim == 1 else -centred @ self.precision
         return self._log_density_at(-np.einsum("nd,nd->n", centred, gradient)), gradient
 

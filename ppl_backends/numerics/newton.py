@@ -1,4 +1,4 @@
-"""Newton's method for a concave function, with steps halved until they do not lose ground."""
+"""Newton's method for a concave function, with steps halved until the function does not decrease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALVINGS = 30
 
 
 class Expansion(NamedTuple):
-    """Value, gradient ``(dim,)`` and minus the Hessian ``(dim, dim)`` at a point, and what they were computed from."""
+    """Value, gradient ``(dim,)`` and minus the Hessian ``(dim, dim)`` at a point, and intermediate results."""
 
     value: float
     gradient: Array
@@ -25,7 +25,7 @@ class Expansion(NamedTuple):
 class Summit(NamedTuple):
     """Result of a climb; ``step`` is N(H⁻¹g, H⁻¹): the Newton step, and the covariance of the Laplace approximation.
 
-    ``gain`` is ½ gᵀH⁻¹g, what the step promises; a climb ``settled`` if it ended before its iterations did.
+    ``gain`` is ½ gᵀH⁻¹g, the expected gain of the step; a climb is ``settled`` if it ended before its iterations did.
     """
 
     x: Array
@@ -38,10 +38,10 @@ class Summit(NamedTuple):
 def climb_concave(
     expand: Callable[[Array], Expansion], start: Array, gain: float, max_iterations: int = 50, rounding: float = 0.0
 ) -> Summit | None:
-    """Return the maximum; None where the start has no finite value, or a Hessian is not negative definite.
+    """Return the maximum; None if the start has no finite value, or a Hessian is not negative definite.
 
-    The search stops where a step promises less than ``gain``; by ``rounding``, a share of the value, a step may lose
-    ground.
+    The search stops if the expected gain of a step is below ``gain``. Because of rounding, a step may decrease the
+    value by the share ``rounding`` of it.
     """
     x, here = start, expand(start)
     if not np.isfinite(here.value):

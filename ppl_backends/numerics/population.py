@@ -1,9 +1,9 @@
 """Populations: records whose arrays have one row per point.
 
-A population is a frozen dataclass. Its fields that are arrays, and those that are populations themselves, have a leading axis
-over the points: ``x``, and whatever belongs to each point (log densities, gradients, a subset of rows, the draws of an
-estimate). Any other field, ``None`` among them, is shared by all points. Resampling, acceptance and trajectories of several
-lengths need no more than the operations below, and never name a field.
+A population is a frozen dataclass. Its fields that are arrays, and those that are populations themselves, have a
+leading axis over the points: ``x``, and everything that belongs to each point (log densities, gradients, a subset of
+rows, the draws of an estimate). All points share any other field, including ``None``. Resampling, acceptance and
+trajectories of several lengths need only the operations below, and use no field by name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Population:
     x: NDArray[Any]
 
     def take(self, index: Any) -> Self:
-        """Return the points ``index``, as resampling leaves them."""
+        """Return the points ``index``, as after resampling."""
         return _joined(lambda rows: rows[0][index], [self])
 
     def where(self, accepted: NDArray[np.bool_], proposal: Self) -> Self:
@@ -54,7 +54,7 @@ class Population:
         return _joined(choose, [self, proposal])
 
     def renewed(self, found: Self) -> Self:
-        """Return what a density found at new points of these rows, with what a record keeps of its rows themselves."""
+        """Return the density's results at new points of these rows, together with the fields that belong to the rows."""
         return found
 
     def scatter(self, index: Rows, rows: Self) -> Self:

@@ -1,8 +1,8 @@
 """Sparse symmetric positive definite matrices: factor, determinant, solutions, draws and the needed part of the inverse.
 
-SciPy's SuperLU factors P A Pᵀ = L D Lᵀ with a minimum-degree ordering and no pivoting, so that U = D Lᵀ; dense columns come
-last. The elements of the
-inverse in the pattern of L, variances among them, come from Takahashi's recursion, whose cost is that of the factor.
+SciPy's SuperLU factors P A Pᵀ = L D Lᵀ with a minimum-degree ordering and no pivoting, so that U = D Lᵀ; dense columns
+come last. Takahashi's recursion gives the elements of the inverse in the pattern of L, including variances, at the
+cost of the factor.
 
 Rue, H., Martino, S. (2007). Approximate Bayesian inference for hierarchical Gaussian Markov random field models. *Journal of
 Statistical Planning and Inference* 137(10).
@@ -34,7 +34,7 @@ class SparseCholesky:
     ----------
     matrix : sparse matrix
     order : ndarray (d,), optional
-        In which coordinates are eliminated, of another matrix of that pattern; it is sought without one.
+        Order in which coordinates are eliminated, from another matrix of that pattern; computed by default.
 
     Attributes
     ----------
@@ -55,13 +55,13 @@ class SparseCholesky:
                 self._lu = _factor(matrix, "MMD_AT_PLUS_A")
             else:
                 self._lu = _factor(matrix[first][:, first], "NATURAL")
-        except RuntimeError as error:  # SuperLU's word for a singular matrix
+        except RuntimeError as error:  # SuperLU's error for a singular matrix
             raise LinAlgError(f"a sparse matrix is singular: {error}") from None
         self._first = np.arange(matrix.shape[0]) if first is None else first
         self._pivots = self._lu.U.diagonal()
         if not (np.array_equal(self._lu.perm_r, self._lu.perm_c) and np.all(self._pivots > 0)):
             raise LinAlgError("a sparse matrix is not positive definite")
-        self._place = self._lu.perm_c[np.argsort(self._first)]  # of a coordinate in L
+        self._place = self._lu.perm_c[np.argsort(self._first)]  # position of a coordinate in L
         self.order: Index = np.argsort(self._place)
         self.log_determinant = float(np.log(self._pivots).sum())
 
@@ -79,7 +79,7 @@ class SparseCholesky:
         return scaled[self._place].T
 
     def inverse_in_pattern(self) -> sparse.csr_matrix:
-        """Return the elements of A⁻¹ where L, or its transpose, has one, as a symmetric sparse matrix."""
+        """Return the elements of A⁻¹ in the pattern of L and its transpose, as a symmetric sparse matrix."""
         lower = self._lower()
         data = takahashi(lower.indptr, lower.indices, lower.data, self._pivots)
         half = sparse.csc_matrix((data, lower.indices, lower.indptr), shape=lower.shape)
@@ -94,14 +94,14 @@ class SparseCholesky:
 
 
 def _factor(matrix: sparse.csc_matrix, ordering: str) -> Any:
-    """Return SuperLU's factor without pivoting; RuntimeError where the matrix is singular."""
+    """Return SuperLU's factor without pivoting; it raises RuntimeError if the matrix is singular."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", sparse.SparseEfficiencyWarning)
         return splu(matrix, permc_spec=ordering, diag_pivot_thresh=0.0, options={"SymmetricMode": True})
 
 
 def _dense_last(matrix: sparse.csc_matrix) -> Index | None:
-    """Return an ordering in which dense columns, such as that of an intercept, come last; None where there are none.
+    """Return an ordering in which dense columns, such as that of an intercept, come last; None if there are none.
 
     A minimum-degree ordering of d columns of which one is dense takes d² operations (Davis 2006, section 7.1).
     """
@@ -153,9 +153,9 @@ def takahashi(starts, rows, values, pivots):
 
 
 def covariances_in_pattern(design: Any, inverse: sparse.csr_matrix) -> Array:
-    """Return the covariances of aᵢᵀθ and θⱼ where aᵢⱼ is an element of the sparse ``design``, as its data are ordered.
+    """Return the covariances of aᵢᵀθ and θⱼ for elements aᵢⱼ of the sparse ``design``, in the order of its data.
 
-    ``inverse`` is the covariance of θ where any row of the design has two elements, as :class:`SparseCholesky` has it.
+    ``inverse`` is the covariance of θ for pairs of elements of any row of the design, as from :class:`SparseCholesky`.
     """
     inverse.sort_indices()
     return _row_covariances(design.indptr, design.indices, design.data, inverse.indptr, inverse.indices, inverse.data)

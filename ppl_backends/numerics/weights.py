@@ -1,4 +1,4 @@
-"""Arithmetic of importance weights, always on the log scale.
+"""Importance weights, always on the log scale.
 
 With w = p/q at n points of q, the mean of w estimates the evidence, (Σw)²/Σw² is the effective sample size (ESS), and
 ESS/n the efficiency factor (EF). The relative variance of the weights is 1/EF − 1.
@@ -15,9 +15,9 @@ from scipy.special import logsumexp
 from ppl_backends.numerics.arrays import Array
 
 LARGEST_PARETO_K = 0.7
-NEGLIGIBLE_TAIL = 0.02  # share of the total weight that a heavy tail may hold without being distrusted
-# Independent draws that a mean is worth, below which neither it nor the sd is known to a seventh of the sd; or a fiftieth of
-# the draws, where these are few.
+NEGLIGIBLE_TAIL = 0.02  # largest share of the total weight in a heavy tail that is negligible
+# Effective draws of a mean below which it and the sd have an error above a seventh of the sd; or a fiftieth of the draws,
+# if these are few.
 _FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
 # Share of the draws on either side at which coordinates are cut before they are squared.
 OUTER = 0.01
@@ -31,7 +31,7 @@ def normalised_weights(log_weights: Array) -> tuple[Array, float]:
 
 
 def effective_sample_size(log_weights: Array) -> float:
-    """Return (Σw)² / Σw², between 1 and n; 0 where every weight is zero."""
+    """Return (Σw)² / Σw², between 1 and n; 0 if all weights are zero."""
     total = logsumexp(log_weights)
     if not np.isfinite(total):
         return 0.0
@@ -41,8 +41,8 @@ def effective_sample_size(log_weights: Array) -> float:
 def ess_of_moments(x: Array, weights: Array, draws: Array) -> Array:
     """Return the effective number of draws ``(dim,)``, the smaller of those of mean and sd.
 
-    With normalised weights W, the variance of a weighted mean m is ΣW²(x − m)². An sd is worth (sd / standard error)², from
-    coordinates that are cut at their outer per cent: with heavy tails the figure exists too.
+    With normalised weights W, the variance of a weighted mean m is ΣW²(x − m)². The effective number for an sd is (sd
+    / standard error)², from coordinates that are cut at their outer per cent, so that it exists with heavy tails too.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def ess_of_moments(x: Array, weights: Array, draws: Array) -> Array:
     weights : ndarray (n,)
         Their weights, which sum to one.
     draws : ndarray (m, dim)
-        Draws resampled from them, which tell where the outer per cent begins.
+        Draws resampled from them, which determine the outer per cent.
     """
     squared = weights**2
     low, high = np.quantile(draws, [OUTER, 1 - OUTER], axis=0)
@@ -67,12 +67,12 @@ def ess_of_moments(x: Array, weights: Array, draws: Array) -> Array:
 
 
 def few_independent(ess: float, draws: int, enough: float = 1.0) -> bool:
-    """Return whether moments worth ``ess`` independent draws, of ``draws``, are too poor, by ``enough`` times the bound."""
+    """Return whether moments with ``ess`` effective draws, of ``draws``, are too poor, by ``enough`` times the bound."""
     return ess < enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * draws)
 
 
 def systematic_resampling(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return index of the parent of each of ``n`` draws; a parent has ⌊nW⌋ or ⌈nW⌉ of them, siblings adjacent."""
+    """Return the parent of each of ``n`` draws; a parent has ⌊nW⌋ or ⌈nW⌉ of them, with copies adjacent."""
     positions = (rng.random() + np.arange(n)) / n
     cumulative = np.cumsum(weights)
     return np.searchsorted(cumulative / cumulative[-1], positions).clip(max=len(weights) - 1)
@@ -81,8 +81,8 @@ def systematic_resampling(weights: Array, n: int, rng: np.random.Generator) -> N
 def pareto_k(log_weights: Array) -> float:
     """Return the shape of a generalised Pareto distribution fitted to the largest weights, by ArviZ's PSIS.
 
-    Above 0.7 the mean of the weights is unreliable at any practical number of points (Vehtari et al. 2024). 0 where the
-    largest weights are equal; infinity where fewer than 25 points have any weight.
+    Above 0.7 the mean of the weights is unreliable at any practical number of points (Vehtari et al. 2024). 0 if the
+    largest weights are equal; infinity if fewer than 25 points have positive weight.
     """
     weights = np.sort(log_weights[np.isfinite(log_weights)])
     if len(weights) < 25:
@@ -94,7 +94,7 @@ def pareto_k(log_weights: Array) -> float:
 
 
 def smoothed_weights(log_weights: Array) -> tuple[Array, float]:
-    """Return log weights with the largest replaced by quantiles of the tail fitted to them, and the shape k of that tail."""
+    """Return log weights with the largest replaced by quantiles of the fitted tail, and the shape k of that tail."""
     k = pareto_k(log_weights)
     if not 0.0 < k < np.inf:
         return log_weights, k
@@ -119,10 +119,10 @@ def _psis(log_weights: Array) -> tuple[Array, float]:
 
 
 def tail_share(log_weights: Array) -> float:
-    """Return the share of the total weight by which the weights that Pareto k is fitted to exceed the smallest of them.
+    """Return the share of the total weight by which the weights in the fit of Pareto k exceed the smallest of them.
 
-    However heavy their tail, weights that hold next to nothing between them cannot move a mean: k alone cries wolf where
-    nearly all weights are equal.
+    Weights with a negligible share of the total cannot affect a mean, for any tail: Pareto k alone raises false alarms
+    if nearly all weights are equal.
     """
     weights, _ = normalised_weights(np.sort(log_weights[np.isfinite(log_weights)]))
     largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) :]
@@ -130,7 +130,7 @@ def tail_share(log_weights: Array) -> float:
 
 
 def heavy_tail(k: float, share: float) -> bool:
-    """Return whether a tail of shape ``k`` that holds ``share`` of the weight makes means of the weights unreliable."""
+    """Return whether a tail of shape ``k`` with ``share`` of the weight makes means of the weights unreliable."""
     return k > LARGEST_PARETO_K and share > NEGLIGIBLE_TAIL
 
 
@@ -147,7 +147,7 @@ def _variance_of_nets(weights: Array) -> tuple[float, float]:
 
 
 class ImportanceEvidence(NamedTuple):
-    """Log of the mean of the chains' evidences, its standard error, and degrees of freedom (NaN where many).
+    """Log of the mean of the chains' evidences, its standard error, and degrees of freedom (NaN if many).
 
     ``source`` is ``"scrambles"`` (spread of independent scrambles) or ``"weights"`` (variance of the weights).
     """
@@ -161,20 +161,20 @@ class ImportanceEvidence(NamedTuple):
 def estimate_evidence(log_weights: Array, scrambled: bool) -> ImportanceEvidence:
     """Return the evidence from log weights ``(chains, n)``, whose chains may be independent scrambles of a net.
 
-    Plain Monte Carlo points are independent, so their weights give the error: relative variance (1/EF − 1)/n. Points of
-    a scrambled net are not, and their error comes from independent scrambles; for one scramble the figure from the weights
-    stands in as a conservative bound.
+    Plain Monte Carlo points are independent, so their weights give the error: relative variance (1/EF − 1)/n. Points
+    of a scrambled net are not independent, and their error comes from independent scrambles; for one scramble the
+    figure from the weights is used as a conservative bound.
 
-    The spread of c scrambles has c − 1 degrees of freedom only. Both halves of a net of 2^m points are nets as well, and are
-    not correlated positively, because each has its own half of every finer cell. A quarter of their squared difference is
-    therefore at least the variance of the net's mean in expectation. The c differences are uncorrelated with the spread, and
-    the average of both has 2c − 1 degrees of freedom. Over 22 targets with heavy tails or skewed posteriors (880 runs of 8
-    scrambles) this makes the standard error 17 % larger in the median; 1 error of 880 is above four standard errors, and 6
-    with the spread alone.
+    The spread of c scrambles has only c − 1 degrees of freedom. Both halves of a net of 2^m points are nets as well,
+    and are not positively correlated, because each has its own half of every finer cell. A quarter of their squared
+    difference is therefore at least the variance of the net's mean in expectation. The c differences are uncorrelated
+    with the spread, and the average of both has 2c − 1 degrees of freedom. Over 22 targets with heavy tails or skewed
+    posteriors (880 runs of 8 scrambles) this makes the standard error 17 % larger in the median; 1 error of 880 is
+    above four standard errors, and 6 with the spread alone.
 
-    Where some points have weight zero, the integrand jumps. A net sees the position of a jump to within one point: its
-    scrambles can all agree and be off by a part of one point's weight, whose variance is at most (w / 2n)². That is
-    added, and so is the rounding of log densities, which all scrambles share.
+    If some points have weight zero, the integrand jumps. A net resolves the position of a jump to within one point:
+    its scrambles can all agree and be off by a part of one point's weight, whose variance is at most (w / 2n)². This
+    variance is added, as is the rounding of log densities, which all scrambles share.
     """
     chains, n = log_weights.shape
     if scrambled and chains > 1:

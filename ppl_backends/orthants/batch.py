@@ -1,7 +1,7 @@
 """Many small rectangles at once, with derivatives: a covariance, bounds and means for each.
 
-The variables stay in the order given and the points are fixed, so that the estimate is a smooth function of its arguments,
-as gradients need. The derivatives are those of the estimate itself.
+The variables keep the given order and the points are fixed, so that the estimate is a smooth function of its
+arguments, as gradients require. The derivatives are those of the estimate itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uni
     mean, lower, upper : ndarray (n, dim)
     cholesky : ndarray (n, dim, dim)
         Lower triangular, diagonals above zero.
-    uniforms : ndarray (points, dim) or (n, points, dim)
+    The same for all rows, or one set per row.
         The same for all rows, or those of each.
 
     Examples
@@ -54,9 +54,9 @@ def log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uni
 
 
 def best_log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uniforms: Array) -> RowDerivatives:
-    """Return the same, exact where a row has two or three variables, each bounded; ``uniforms`` ``(points, dim)``.
+    """Return the same, exact for rows with two or three variables, each bounded; ``uniforms`` ``(points, dim)``.
 
-    Rows whose parameters are not finite, or no Cholesky factor, have probability zero.
+    Rows with parameters that are not finite, or without a Cholesky factor, have probability zero.
     """
     found, arguments = _prepared(mean, cholesky, lower, upper)
     compute_rows(*arguments, np.ascontiguousarray(uniforms), *found)
@@ -65,12 +65,12 @@ def best_log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array
 
 @lru_cache(maxsize=16)
 def fixed_points(n: int, seed: int) -> Array:
-    """Return points of rows of at most 64 variables, the same in every run; a row reads as many columns as it has."""
+    """Return points for rows of at most 64 variables, the same in every run; a row uses one column per variable."""
     return scramble(n, MOST_VARIABLES, np.random.SeedSequence(seed))
 
 
 def _prepared(*arguments: Array) -> tuple[RowDerivatives, list[Array]]:
-    """Return empty results, and arguments as the kernels take them."""
+    """Return empty results, and arguments in the form that the kernels take."""
     n, dim = arguments[0].shape
     by_mean, by_lower, by_upper = np.zeros((n, dim)), np.zeros((n, dim)), np.zeros((n, dim))
     found = RowDerivatives(np.empty(n), by_mean, by_lower, by_upper, np.zeros((n, dim, dim)))

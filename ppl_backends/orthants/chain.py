@@ -1,8 +1,8 @@
 """The particle filter for covariances of chains: autoregressions and rankings (Ridgway 2015, section 3.3).
 
-In a chain the interval of a coordinate depends on those before it through one number, the state s_k = α_k s_{k−1} + β_k z_k:
-c_k = γ_k s_{k−1}. Autoregressions have the state x_k; covariances with two diagonals, as those of differences of
-neighbours in a ranking, have z_k itself. Particles need no moves after resampling.
+In a chain the interval of a coordinate depends on earlier coordinates through one number, the state s_k = α_k s_{k−1}
++ β_k z_k: c_k = γ_k s_{k−1}. Autoregressions have the state x_k; covariances with two diagonals, as those of
+differences of neighbours in a ranking, have the state z_k. Particles need no moves after resampling.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Chain:
 
 
 def find_chain(rectangle: Rectangle) -> Chain | None:
-    """Return the chain of a rectangle whose variables are in their given order, or None where it is none."""
+    """Return the chain of a rectangle whose variables are in their given order, or None if it is not a chain."""
     rows, rank = rectangle.rows, rectangle.rank
     if len(rows) > rank or rank < 3:
         return None
@@ -39,7 +39,7 @@ def find_chain(rectangle: Rectangle) -> Chain | None:
     below = np.diag(rows, -1)
     if np.abs(np.tril(rows, -2)).max() <= 1e-10 * size:
         return Chain(np.zeros(rank), np.ones(rank), np.concatenate([[0.0], below]))
-    # x_k = φ_k x_{k−1} + scale_k z_k where every row is a multiple of the one above
+    # x_k = φ_k x_{k−1} + scale_k z_k if every row is a multiple of the one above
     keep = np.concatenate([[0.0], np.diag(factor, -1) / scale[:-1]])
     expected = np.zeros_like(factor)
     expected[1:] = keep[1:, None] * factor[:-1]
@@ -49,7 +49,7 @@ def find_chain(rectangle: Rectangle) -> Chain | None:
 
 
 class ChainPath(CoordinatePath):
-    """The coordinates of a chain, of which particles keep the state alone: now, and at the end of the next stage."""
+    """The coordinates of a chain; particles keep only the state: now, and at the end of the next stage."""
 
     def __init__(self, rectangle: Rectangle, chain: Chain, tilt: Tilt, uniforms: Array) -> None:
         super().__init__(rectangle, tilt, uniforms)
@@ -60,7 +60,7 @@ class ChainPath(CoordinatePath):
         return Start(Coordinates(np.zeros((2, n)).T))
 
     def drawing(self, population: Coordinates) -> Callable[[int], Array]:
-        """Return the function that draws coordinate k, goes on to the next state, and returns the logs of the weights."""
+        """Return the function that draws coordinate k, updates the state, and returns the logs of the weights."""
         states, chain, tilt, rectangle = population.x.T, self.chain, self.tilt, self.rectangle
         states[1] = states[0]
 
@@ -75,6 +75,6 @@ class ChainPath(CoordinatePath):
         return draw
 
     def extend(self, population: Coordinates, stage: int, rng: np.random.Generator) -> Coordinates:
-        """Return the particles at the states that were reached."""
+        """Return the particles at the new states."""
         states = population.x.T
         return Coordinates(np.array([states[1], states[1]]).T, stage)

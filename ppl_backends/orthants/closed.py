@@ -1,4 +1,4 @@
-"""Rectangles whose probability needs no sampling: one dimension, independent variables, two dimensions."""
+"""Rectangles whose probability has a closed form: one dimension, independent variables, two dimensions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.orthants.intervals import LOG_ROOT_2PI, Array, log_interval
 
-DROP = 45.0  # in the log, from the mode to where the integrand is cut
+DROP = 45.0  # drop of the log integrand from the mode to where it is cut
 NODES = 20
 PANELS = 24
 
@@ -20,10 +20,10 @@ def independent(variance: Array, lower: Array, upper: Array) -> float:
 
 
 def bivariate(cov: Array, lower: Array, upper: Array) -> float:
-    """Return log P of two normals, correlated less than fully: ∫ φ(x) P(second | x) dx over the first's interval.
+    """Return log P of two normals that are not fully correlated: ∫ φ(x) P(second | x) dx over the first's interval.
 
-    The integrand is log-concave. Panels of a Gauss-Legendre rule are laid from where it has dropped by 45 to where it has
-    again, and closer together where the second's bounds cut.
+    The integrand is log-concave. Panels of a Gauss-Legendre rule cover the range in which it is within 45 nats of its
+    maximum, and are narrower where the second's bounds cut.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def bivariate(cov: Array, lower: Array, upper: Array) -> float:
 
 
 def _support(log_density, low: float, high: float) -> tuple[float, float]:
-    """Return where a log-concave function on [low, high] has dropped by 45 from its mode, on either side."""
+    """Return the points on both sides at which a log-concave function on [low, high] has dropped by 45 from its mode."""
     left, right = low, high
     for _ in range(14):
         grid = np.linspace(left, right, 33)

@@ -24,9 +24,9 @@ class _Distribution:
 
     signature: str
     dtype = "int64"
-    _parameters: ClassVar[Callable[..., Any]]  # from what is given to the parameters and the options of pm.CustomDist
-    _logp: ClassVar[Callable[..., Any]]  # of a value and the parameters
-    _random: ClassVar[Callable[..., Any]]  # of the parameters, a generator and a size
+    _parameters: ClassVar[Callable[..., Any]]  # maps the arguments to the parameters and options of pm.CustomDist
+    _logp: ClassVar[Callable[..., Any]]  # function of a value and the parameters
+    _random: ClassVar[Callable[..., Any]]  # function of the parameters, a generator and a size
 
     def __new__(cls, name: str, *args: Any, **kwargs: Any) -> Any:
         """Add a variable to the model on the context stack."""
@@ -49,7 +49,7 @@ class _Distribution:
 
 
 def _mean_and_cholesky(cls: type, mean: Any, cholesky: Any, **options: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
-    """Return a mean and a Cholesky factor as tensors, and the options that are left."""
+    """Return a mean and a Cholesky factor as tensors, and the remaining options."""
     cholesky = pt.as_tensor(cholesky)
     if cholesky.ndim != 2:
         raise ModelError(f"{cls.__name__}: cholesky is a lower triangular matrix; it has {cholesky.ndim} dimensions")
@@ -65,7 +65,7 @@ def _normals(mean: Any, cholesky: Any, rng: np.random.Generator, size: Any) -> A
 
 
 def _log_rectangle_of(mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
-    """Return log P for means and bounds of any batch shape; one Cholesky factor, or one for each."""
+    """Return log P for means and bounds of any batch shape; with one Cholesky factor, or one for each."""
     if mean.ndim <= 1:
         return log_rectangle(mean, cholesky, lower, upper, n_points=N_POINTS)
     flat = [x.reshape((-1, x.shape[-1])) for x in (mean + lower * 0 if lower.ndim > mean.ndim else mean, lower, upper)]
@@ -74,7 +74,7 @@ def _log_rectangle_of(mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
 
 
 def _one_factor(cholesky: Any) -> Any:
-    """Return the factor that a batch shares."""
+    """Return the common factor of a batch."""
     return cholesky[(0,) * (cholesky.ndim - 2)]
 
 
@@ -86,7 +86,8 @@ class MultivariateProbit(_Distribution):
     name : str
     mean : tensor (..., items)
     cholesky : tensor (items, items)
-        Lower Cholesky factor C of the residuals, of a correlation matrix as a rule: the data do not know the scales.
+        Lower Cholesky factor C of the residuals, usually of a correlation matrix, because the data do not identify the
+        scales.
     **kwargs
         ``observed`` ``(..., items)`` of 0 and 1, ``dims``, as for any distribution of PyMC.
 
@@ -124,7 +125,7 @@ class MultivariateOrdinal(_Distribution):
     mean : tensor (..., items)
     cholesky : tensor (items, items)
     cutpoints : tensor (items, levels - 1)
-        Ascending in each row. One row ``(levels - 1,)`` serves all items.
+        Ascending in each row. One row ``(levels - 1,)`` is used for all items.
     **kwargs
         ``observed`` ``(..., items)`` of 0, ..., levels − 1, ``dims``, as for any distribution of PyMC.
 
@@ -168,7 +169,7 @@ class MultivariateOrdinal(_Distribution):
 
 
 class MultinomialProbit(_Distribution):
-    """Choices among alternatives, the one of largest utility: utilities mean + e, e ~ N(0, C C').
+    """Choices among alternatives by largest utility; utilities are mean + e, e ~ N(0, C C').
 
     A panel has several choices of each person, whose residuals are correlated over alternatives and periods
     (Börsch-Supan et al. 1992): see :func:`ppl_backends.math.panel_cholesky`.
@@ -177,9 +178,9 @@ class MultinomialProbit(_Distribution):
     ----------
     name : str
     mean : tensor (..., periods, alternatives)
-        Utilities; one period for choices that stand alone.
+        Utilities; one period for single choices.
     cholesky : tensor (periods * alternatives, periods * alternatives)
-        Of the residuals, those of the first period first.
+        Lower Cholesky factor of the residuals, those of the first period first.
     **kwargs
         ``observed`` ``(..., periods)`` of 0, ..., alternatives − 1, ``dims``, as for any distribution of PyMC.
 
@@ -211,7 +212,7 @@ class MultinomialProbit(_Distribution):
         left = pt.flatten(others + offset, ndim=2)
         batch = mean.ndim > 2
         utilities = mean.reshape((-1, periods * alternatives)) if batch else pt.flatten(mean, ndim=1)[None]
-        row = pt.arange(taken.shape[0])[:, None] % utilities.shape[0]  # one row of utilities may serve all
+        row = pt.arange(taken.shape[0])[:, None] % utilities.shape[0]  # one row of utilities may be used for all
         gap = utilities[row, left] - utilities[row, taken]
         spread = factor[left] - factor[taken]
         roots = pt.linalg.cholesky(spread @ spread.transpose((0, 2, 1)))
@@ -239,7 +240,7 @@ class ThurstoneRanking(_Distribution):
     mean : tensor (..., items)
         Worths; their level is not identified.
     scale : tensor (items,) or float
-        1 by default.
+        Scale of the noise; 1 by default.
     **kwargs
         ``observed`` ``(..., items)``: the items from first to last, as numbers 0, ..., items − 1; ``dims``.
 
@@ -268,9 +269,9 @@ class ThurstoneRanking(_Distribution):
         ranked = pt.eq(pt.sort(value, axis=-1), pt.arange(items))
         order = pt.clip(value, 0, items - 1).astype("int64").reshape((-1, items))
         worths = pt.atleast_2d(mean).reshape((-1, items))
-        in_order = worths[pt.arange(order.shape[0])[:, None] % worths.shape[0], order]  # one row may serve all
+        in_order = worths[pt.arange(order.shape[0])[:, None] % worths.shape[0], order]  # one row may be used for all
         first, second = variance[order[:, :-1]], variance[order[:, 1:]]
-        # Differences of neighbours have a tridiagonal covariance, and so a factor of two diagonals.
+        # Differences of neighbours have a tridiagonal covariance, whose factor has two diagonals.
         on: list[Any] = []
         below: list[Any] = []
         for i in range(_static(mean, value) - 1):
@@ -294,15 +295,15 @@ class ThurstoneRanking(_Distribution):
 
 
 def _static(*variables: Any) -> int:
-    """Return the last dimension, which one of the variables has to know."""
+    """Return the last dimension, which at least one of the variables must know."""
     for variable in variables:
         if variable.type.shape and variable.type.shape[-1] is not None:
             return int(variable.type.shape[-1])
-    raise ModelError("ThurstoneRanking: the number of items has to be known: give mean= or observed= a fixed shape")
+    raise ModelError("ThurstoneRanking: the number of items must be known: give mean= or observed= a fixed shape")
 
 
 class TruncatedMvNormal(_Distribution):
-    """A Gaussian vector, given that it is inside a rectangle.
+    """A Gaussian vector restricted to a rectangle.
 
     Parameters
     ----------
@@ -310,7 +311,7 @@ class TruncatedMvNormal(_Distribution):
     mean : tensor (dim,)
     cholesky : tensor (dim, dim)
     lower, upper : array (dim,) or float
-        Constants, infinite where there is no bound.
+        Constants; infinite for no bound.
     **kwargs
         ``observed`` ``(..., dim)``, ``shape``, ``dims``, as for any distribution of PyMC.
 
@@ -334,7 +335,7 @@ class TruncatedMvNormal(_Distribution):
         (mean, cholesky), options = _mean_and_cholesky(cls, mean, cholesky, **options)
         dim = next((n for n in (*cholesky.type.shape, mean.type.shape[-1] if mean.ndim else None) if n), None)
         if dim is None:
-            raise ModelError("TruncatedMvNormal: the dimension has to be known: give cholesky= a fixed shape")
+            raise ModelError("TruncatedMvNormal: the dimension must be known: give cholesky= a fixed shape")
         try:
             low, high = (np.array(np.broadcast_to(np.asarray(b, dtype=float), (dim,))) for b in (lower, upper))
         except (TypeError, ValueError):
@@ -347,7 +348,7 @@ class TruncatedMvNormal(_Distribution):
 
     @classmethod
     def dist(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a variable outside of any model, which no transform belongs to."""
+        """Return a variable outside of any model, without a transform."""
         given, options = cls._parameters(*args, **kwargs)
         options.pop("transform", None)
         return pm.CustomDist.dist(*given, class_name=cls.__name__, **cls._functions(), **options)
@@ -355,7 +356,7 @@ class TruncatedMvNormal(_Distribution):
     @staticmethod
     def _logp(value: Any, mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
         factor = _one_factor(cholesky)
-        while mean.ndim > 1 and mean.type.broadcastable[0]:  # one mean, and so one rectangle, for all values
+        while mean.ndim > 1 and mean.type.broadcastable[0]:  # one mean, and therefore one rectangle, for all values
             mean, lower, upper = mean[0], lower[0] if lower.ndim > 1 else lower, upper[0] if upper.ndim > 1 else upper
         low, high = (bound + 0.0 * mean for bound in (lower, upper))
         z = pt.linalg.solve_triangular(factor, (value - mean).T, lower=True, b_ndim=min(value.ndim, 2))
@@ -366,7 +367,7 @@ class TruncatedMvNormal(_Distribution):
 
     @staticmethod
     def _support_point(rv: Any, size: Any, mean: Any, cholesky: Any, lower: Any, upper: Any) -> Any:
-        """Return the mean, moved inside where it is outside or at a bound."""
+        """Return the mean, moved inside if it is outside or at a bound."""
         sd = pt.sqrt((cholesky**2).sum(axis=-1))
         margin = pt.switch(pt.isinf(lower) | pt.isinf(upper), sd, 0.1 * (upper - lower))
         point = pt.minimum(pt.maximum(mean, lower + margin), upper - margin)
@@ -378,7 +379,7 @@ class TruncatedMvNormal(_Distribution):
 
 
 class _Inside:
-    """The ``random`` function of :class:`TruncatedMvNormal`; prior samplers ask it whether the density integrates to one."""
+    """The ``random`` function of :class:`TruncatedMvNormal`; prior samplers ask it whether the density is normalised."""
 
     integrates_to_one = True
 
@@ -401,7 +402,7 @@ class _Inside:
         return sample_truncated(cholesky=factor, lower=low, upper=high, mean=mean, draws=n, random_seed=rng).draws
 
     def _one_each(self, means: Any, factors: Any, low: Any, high: Any, rng: np.random.Generator) -> Any:
-        """Return a draw of each distribution: by rejection of all at once, then one by one of those that rejects most."""
+        """Return a draw of each distribution: by rejection for all, then one by one for those with most rejections."""
         x, left = means.copy(), np.arange(len(means))
         for _ in range(REJECTIONS):
             x[left] = means[left] + np.einsum("nij,nj->ni", factors[left], rng.standard_normal(means[left].shape))
@@ -417,7 +418,7 @@ TruncatedMvNormal._random = _Inside()
 
 
 class Bounds(Transform):
-    """From an interval to the line, each coordinate by its own bounds: log, negative log, log odds or as it is."""
+    """Map an interval to the line, each coordinate by its bounds: log, negative log, log odds or identity."""
 
     name = "bounds"
 

@@ -1,8 +1,8 @@
 """Expectation propagation for rectangles: sites a_i ≤ x_i + noise ≤ b_i on a Gaussian (Cunningham, Hennig &
 Lacoste-Julien 2011), all sites updated at once.
 
-One loop serves two Gaussians: X itself in d dimensions, without noise, and k factors f with x = Λ f and noise of the
-diagonal. Both have the same fixed points, for the sites see the same marginals.
+The same loop is used for two Gaussians: X itself in d dimensions, without noise, and k factors f with x = Λ f and
+diagonal noise. Both have the same fixed points, because the sites depend on the same marginals.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _propagate(lower: Array, upper: Array, noise: Array, marginals: Marginals) -
         centre = cavity * (mean / variance - shift)
         scale = np.sqrt(cavity + noise)
         site = moments((lower - centre) / scale, (upper - centre) / scale)
-        # What the sites take away under their cavities, so that each gives its exact mass.
+        # Contribution of the sites under their cavities, so that each gives its exact mass.
         spread = 1 + precision * cavity
         taken = -0.5 * np.log(spread) + (
             shift * centre + 0.5 * shift**2 * cavity - 0.5 * precision * centre**2

@@ -14,7 +14,7 @@ from ppl_backends.orthants.problem import BOUNDS
 from ppl_backends.orthants.solvers import scramble
 from ppl_backends.random import SeedLike, spawn_generators
 
-LARGEST = 2**22  # coordinates of points at a time
+LARGEST = 2**22  # coordinates of points in one computation
 
 
 @checked(lower=BOUNDS, upper=BOUNDS, n_points=integer(2))
@@ -23,19 +23,19 @@ def estimate_log_likelihood(
 ) -> Array:
     """Return logs of unbiased estimates of Π_i P(lower_i ≤ X_i ≤ upper_i), X_i ~ N(mean_i, C C'), at several parameters.
 
-    Each rectangle has random points of its own, so that the product is unbiased: for
-    :class:`ppl_backends.steps.PseudoMarginal`.
+    Each rectangle has its own random points, so that the product is unbiased, as
+    :class:`ppl_backends.steps.PseudoMarginal` requires.
 
     Parameters
     ----------
     mean : array (m, n, dim)
-        Of ``n`` rectangles at ``m`` parameters.
+        Means of ``n`` rectangles at ``m`` parameters.
     cholesky : array (m, dim, dim) or (m, n, dim, dim)
         Lower triangular.
     lower, upper : array (n, dim) or (m, n, dim)
     random_seed : int, sequence of int, SeedSequence, Generator or None
     n_points : int
-        Of each rectangle, rounded up to a power of two.
+        Points of each rectangle, rounded up to a power of two.
 
     Returns
     -------

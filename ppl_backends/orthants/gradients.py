@@ -5,8 +5,8 @@ With E the mean over X inside the rectangle, Y = X − mean and g = Σ⁻¹ Y (d
     ∂ log P / ∂mean = E[g],        ∂ log P / ∂Σ = ½ (E[g g'] − Σ⁻¹).
 
 Let F_i and G_i be the densities of X_i, given that X is inside, at its lower and upper bound: −F_i and G_i are the
-derivatives by the bounds. They follow from F_i − G_i = E[g_i] and lower_i F_i − upper_i G_i = E[Y_i g_i] − 1, with bounds
-less the mean. No further integrals are needed.
+derivatives by the bounds. They follow from F_i − G_i = E[g_i] and lower_i F_i − upper_i G_i = E[Y_i g_i] − 1, with
+bounds minus the mean. No further integrals are needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RectangleGradient:
     ----------
     log_p, log_p_se : float
     mean, lower, upper : ndarray (dim,)
-        Derivatives; 0 by bounds that are infinite.
+        Derivatives; 0 by infinite bounds.
     cov : ndarray (dim, dim)
         Derivative by a symmetric Σ, each entry counted once: d log P = Σ_ij cov_ij dΣ_ij.
     cholesky : ndarray (dim, dim)
@@ -82,11 +82,11 @@ def rectangle_gradient(
     Parameters
     ----------
     cov, lower, upper, cholesky, mean
-        As in :func:`ppl_backends.rectangle_probability`, of one rectangle with a covariance that is not singular.
+        As in :func:`ppl_backends.rectangle_probability`, for one rectangle with a nonsingular covariance.
     n_points, replicates : int
-        Points a scramble, a power of two, and scrambles. Where tilting is not enough, particles take their place.
+        Points per scramble, a power of two, and number of scrambles. Particles replace them if tilting is not sufficient.
     random_seed : int, sequence of int, SeedSequence, Generator or None
-        The same seed gives the same points: a smooth function of the arguments as long as the order of the variables stays.
+        The same seed gives the same points: a smooth function of the arguments while the order of the variables is constant.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""A standard normal variable on an interval: log probability, mean, variance and quantiles, right in every tail.
+"""A standard normal variable on an interval: log probability, mean, variance and quantiles, accurate in every tail.
 
-Everything is computed on the side of zero where it loses no digits. Where an interval lies beyond the reach of the
-normal distribution function, or is narrow beside its distance from zero, logs and Mills' ratio
-R(x) = (1 − Φ(x)) / φ(x) take over.
+Everything is computed on the side of zero without loss of digits. If an interval is beyond the range of the normal
+distribution function, or narrow relative to its distance from zero, logs and Mills' ratio R(x) = (1 − Φ(x)) / φ(x) are
+used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 from ppl_backends.numerics.arrays import Array
 
 LOG_ROOT_2PI = 0.5 * np.log(2 * np.pi)
-NARROW = 1e-5  # half width, times the distance from zero: below it the density is a tilted constant
-SHARE = 1e-6  # of Φ(upper) that an interval holds at least, for Φ(upper) − Φ(lower) to be right to 1e-10
+NARROW = 1e-5  # half width, times the distance from zero, below which the density is a tilted constant
+SHARE = 1e-6  # least share of Φ(upper) in an interval for Φ(upper) − Φ(lower) to be accurate to 1e-10
 SMALLEST = 1e-290
 
 
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 
 
 def log_interval(lower: Array, upper: Array) -> Array:
-    """Return log(Φ(upper) − Φ(lower)); −∞ where the interval is empty.
+    """Return log(Φ(upper) − Φ(lower)); −∞ for empty intervals.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def moments(lower: Array, upper: Array) -> Moments:
 
 
 def _below_zero(lower: Array, upper: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return the intervals, those above zero mirrored, and which those are."""
+    """Return the intervals, with those above zero mirrored, and a mask of the mirrored ones."""
     with np.errstate(invalid="ignore"):
         flip = lower + upper > 0
     return np.where(flip, -upper, lower), np.where(flip, -lower, upper), flip

@@ -1,8 +1,8 @@
-"""The compiled rows of :mod:`ppl_backends.orthants.batch` inside programs of JAX on the CPU, with first derivatives.
+"""The compiled rows of :mod:`ppl_backends.orthants.batch` inside JAX programs on the CPU, with first derivatives.
 
-XLA takes minutes to compile an estimate written in JAX, and runs it no faster. Programs call the compiled one through XLA's
-foreign function interface: Numba compiles the handler, which reads XLA's call frame (``xla/ffi/api/c_api.h``) as words of
-eight bytes. A callback into Python would do the same, but with one core it can wait for itself.
+XLA takes minutes to compile an estimate written in JAX, and runs it no faster. Programs call the compiled one through
+XLA's foreign function interface: Numba compiles the handler, which reads XLA's call frame (``xla/ffi/api/c_api.h``) as
+words of eight bytes. A callback into Python would also work, but with one core it can deadlock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.row_kernels import compute_rows
 
 WORDS, NUMBERS = types.CPointer(types.int64), types.CPointer(types.float64)
-# Words of a call frame, of a buffer, and of the extension by which XLA asks for the version of the interface.
+# Words of a call frame, of a buffer, and of the extension by which XLA requests the version of the interface.
 EXTENSION, ARGUMENTS, RESULTS = 1, 9, 14
 DATA, RANK, SIZES = 3, 4, 5
 KIND, METADATA, VERSION = 1, 3, 3
@@ -31,7 +31,7 @@ ASKS_VERSION, VERSION_0_1 = 1, 1 << 32
 
 
 def _pointer(kind: Any) -> Any:
-    """Return the function that takes an address for a pointer."""
+    """Return the function that converts an address to a pointer."""
 
     @intrinsic
     def pointer(context: Any, address: Any) -> Any:
@@ -85,7 +85,7 @@ def in_jax(points: Array) -> Callable[..., RowDerivatives]:
         found, (mean, cholesky, lower, upper) = call(*primals), tangents
         change = (found.mean * mean + found.lower * lower + found.upper * upper).sum(axis=1)
         change = change + (found.cholesky * cholesky).sum(axis=(1, 2))
-        unknown = [jnp.nan * x for x in (mean, lower, upper, cholesky)]  # of the derivatives: nothing may rest on it
+        unknown = [jnp.nan * x for x in (mean, lower, upper, cholesky)]  # of the derivatives, which must not be used
         return found, RowDerivatives(change, *unknown)
 
     return lambda *arguments: all_rows(*map(jnp.asarray, arguments))
@@ -93,7 +93,7 @@ def in_jax(points: Array) -> Callable[..., RowDerivatives]:
 
 @cache
 def _registered() -> str:
-    """Return the name under which XLA knows the handler."""
+    """Return the name under which the handler is registered with XLA."""
 
     @numba.cfunc(types.int64(WORDS), cache=True)
     def handler(frame):
@@ -120,10 +120,10 @@ def _registered() -> str:
 
 @cache
 def _place_of(shape: tuple[int, int], content: bytes) -> Array:
-    """Return address and shape of points, by which the handler finds them: as an operand they would be copied by ``vmap``."""
+    """Return address and shape of points for the handler; ``vmap`` would copy an operand."""
     points = np.frombuffer(content).reshape(shape)
     _KEPT.append(points)
     return np.array([points.ctypes.data, *shape])
 
 
-_KEPT: list[Any] = []  # XLA reads them as long as the process lives
+_KEPT: list[Any] = []  # XLA reads them until the process ends

@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_backends.numerics.normal import normal_quantile
 
-BLOCK = 64  # particles moved together, so that what they need stays in the cache
+BLOCK = 64  # particles moved together, so that their data stay in the cache
 FASTMATH = {"nnan", "nsz", "contract"}
 
 
@@ -75,7 +75,7 @@ def gibbs(rng, z, rows, lower, upper, mean, first, sweeps):
                 _bounds(columns[i], y, block[i], lower, upper, i, low, high)
                 for m in range(stop - start):
                     now = block[i, m]
-                    # A particle is inside; where rounding says otherwise, it is on the bound.
+                    # A particle is inside; if rounding puts it outside, it is set on the bound.
                     new = truncated_normal(rng, min(low[m], now) - mean[i], max(high[m], now) - mean[i]) + mean[i]
                     high[m] = new - now
                     block[i, m] = new
@@ -89,7 +89,7 @@ def gibbs(rng, z, rows, lower, upper, mean, first, sweeps):
 
 @numba.njit(cache=True)
 def _first_wall(f, v, distance, last):
-    """Return time and index of the first wall that f cos t + v sin t + distance = 0 hits; a wall just left does not count."""
+    """Return time and index of the first wall that f cos t + v sin t + distance = 0 hits; ignore the wall just left."""
     soonest, wall = np.inf, -1
     for j in range(f.size):
         radius = math.hypot(f[j], v[j])

@@ -1,8 +1,8 @@
 """Rectangles of X = Λ f + noise with few factors f: the noise is integrated exactly and the factors by points.
 
 P = E Π_i P(lower_i ≤ λ_i'f + √ψ_i Z ≤ upper_i) over k factors. The points are scrambled Sobol points on a product of
-Student distributions at EP's mean and covariance: along a factor that the bounds leave free on one side the integrand has
-the tail of the prior, which is wider than EP's.
+Student distributions at EP's mean and covariance, because along a factor that is unbounded on one side the integrand
+has the tail of the prior, which is wider than EP's.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from ppl_backends.orthants.ordering import Rectangle
 from ppl_backends.orthants.tilt import Tilt
 
 Move = Callable[[np.random.Generator, Array, Array, Array, Array, Array], None]
-LAST = 20  # coordinates that the block move renews
-WALKS = 10  # proposals of the random walk that make up one move
+LAST = 20  # coordinates that the block move draws
+WALKS = 10  # proposals of the random walk in one move
 
 
 def gibbs(rng: np.random.Generator, z: Array, rows: Array, lower: Array, upper: Array, mean: Array) -> None:
@@ -31,7 +31,7 @@ def block(rng: np.random.Generator, z: Array, rows: Array, lower: Array, upper: 
 
 
 def over_relaxed(rng: np.random.Generator, z: Array, rows: Array, lower: Array, upper: Array, mean: Array) -> None:
-    """Propose α(z − mean) + √(1 − α²) ξ, accepted where the constraints hold: √(1 − α²) = 2^−i / √k, i = 0, …, 9."""
+    """Propose α(z − mean) + √(1 − α²) ξ; accept if the constraints hold: √(1 − α²) = 2^−i / √k, i = 0, …, 9."""
     for walk in range(WALKS):
         step = 2.0**-walk / np.sqrt(len(z))
         noise = rng.standard_normal(z.shape)

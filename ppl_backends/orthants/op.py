@@ -23,20 +23,20 @@ from ppl_backends.targets.pymc.jax_backend import declare_operation
 def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points: int = 256, seed: int = 0) -> Any:
     """Return log P(lower ≤ X ≤ upper) as a PyTensor variable, X ~ N(mean, cholesky @ cholesky.T), with gradients.
 
-    Two or three variables need no points, but for tails and near-singular factors. Else the points are fixed: a smooth
-    function of its arguments, as NUTS and optimisers need. For up to about ten dimensions; every row of bounds is one
-    rectangle.
+    Two or three variables need no points, except in tails and for near-singular factors. Otherwise the points are
+    fixed, which gives a smooth function of the arguments, as NUTS and optimisers need. It is for up to about ten
+    dimensions; every row of bounds is one rectangle.
 
     Parameters
     ----------
     mean, lower, upper : tensor (dim,) or (n, dim)
         Broadcast against each other.
     cholesky : tensor (dim, dim) or (n, dim, dim)
-        Lower triangular, its diagonal above zero; one for all rows, or one each.
+        Lower triangular, with a positive diagonal; one for all rows, or one each.
     n_points : int
         Rounded up to a power of two.
     seed : int
-        Of the scramble of the points.
+        Seed of the scramble of the points.
 
     Returns
     -------
@@ -85,7 +85,7 @@ class _LogRectangle(Op):
             storage[0] = value
 
     def rows(self, mean: Array, cholesky: Array, lower: Array, upper: Array) -> RowDerivatives:
-        """Return log P with derivatives of rows that are arrays of NumPy."""
+        """Return log P with derivatives for rows given as NumPy arrays."""
         if mean.shape[1] > MOST_VARIABLES:
             raise ModelError(
                 f"log_rectangle: rows have {mean.shape[1]} variables; at most {MOST_VARIABLES} are expected"

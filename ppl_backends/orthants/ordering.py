@@ -1,10 +1,10 @@
 """Rectangles of Gaussian vectors in the form that samplers use: one coordinate after the other.
 
-With X = L z and z standard normal, the bounds on X become an interval for each coordinate z_k given those before it.
-Rows are divided by their leading entry, so that row i reads lower_i ≤ z_k + c_i(z_1, ..., z_{k−1}) ≤ upper_i, where k is
-the *lead* of the row. A singular covariance gives several rows the same lead (Genz & Kwong 2000); their intervals are
-intersected. The order of the variables is Gibson's (Gibson, Glasbey & Elston 1994): greedily the one with the smallest
-probability given the means of those before.
+With X = L z and z standard normal, the bounds on X become an interval for each coordinate z_k given the earlier ones.
+Rows are divided by their leading entry, so that row i reads lower_i ≤ z_k + c_i(z_1, ..., z_{k−1}) ≤ upper_i, where k
+is the *lead* of the row. A singular covariance gives several rows the same lead (Genz & Kwong 2000); their intervals
+are intersected. The order of the variables is Gibson's (Gibson, Glasbey & Elston 1994): greedily the one with the
+smallest probability given the means of the earlier ones.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def order_rectangle(cov: Array, lower: Array, upper: Array, *, reorder: bool = T
 
 
 def _leading_ones(factor: Array, lower: Array, upper: Array, lead: NDArray[np.intp], loadings: Array) -> Rectangle:
-    """Divide rows by their leading entries and merge those that say the same of the same combination."""
+    """Divide rows by their leading entries and merge rows with the same combination."""
     rank = factor.shape[1]
     leading = factor[np.arange(len(factor)), lead]
     rows = factor / leading[:, None]

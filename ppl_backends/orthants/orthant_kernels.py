@@ -4,10 +4,11 @@ With Φ2 and Φ3 the distribution functions at h of normals with unit variances 
 
     ∂Φ_d / ∂r_ij = φ2(h_i, h_j; r_ij) Φ_{d−2}(the rest | i, j),      ∂Φ_d / ∂h_i = φ(h_i) Φ_{d−1}(the rest | i),
 
-and the integral of the first along a path of correlations gives Φ_d (Drezner & Wesolowsky 1990, Genz 2004). A rectangle
-with two bounds for a variable is a difference of such orthants, where it is not so small that digits are lost. Rows share
-what depends on the correlations alone: the paths are laid once for each factor, and a variable that is bounded from above
-changes signs only. All of it is in one array, ``work``: compiled code counts the references of every array that it takes.
+and the integral of the first along a path of correlations gives Φ_d (Drezner & Wesolowsky 1990, Genz 2004). A
+rectangle with two bounds for a variable is a difference of such orthants, unless it is so small that digits are lost.
+Rows share all quantities that depend only on the correlations: the paths are computed once for each factor, and a
+variable that is bounded from above only changes signs. All of it is in one array, ``work``, because compiled code
+counts the references of every array argument.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from numpy.polynomial.legendre import leggauss
 
 from ppl_backends.orthants.vector_kernels import LANES, exp_all, phi_all
 
-LARGEST = 0.95  # of a correlation, beyond which the rules lose digits
+LARGEST = 0.95  # correlation above which the rules lose digits
 LEAST_DETERMINANT = 0.03  # of three variables' correlations
-LEAST = 1e-6  # of a probability: the rules are right to about 1e-12 in absolute terms
-FARTHEST = 30.0  # of a bound, in standard deviations
+LEAST = 1e-6  # smallest probability: the rules are accurate to about 1e-12 in absolute terms
+FARTHEST = 30.0  # largest bound, in standard deviations
 ROOT = 1 / math.sqrt(2 * math.pi)
 SIZES = (6, 10, 16, 24)
 MOST = SIZES[-1]
@@ -31,7 +32,7 @@ RULES = np.zeros((len(SIZES), 2, MOST))
 for _row, _size in zip(RULES, SIZES, strict=True):
     _row[:, :_size] = leggauss(_size)
 
-# Where things are in ``work``.
+# Positions in ``work``.
 SCALE = 0  # standard deviations (3)
 R = 3  # correlations (3, 3)
 ORDER = 12  # of the variables (3), the strongest correlation between the last two
@@ -61,7 +62,7 @@ def _others(i):
 
 @numba.njit(cache=True)
 def _regression(r_h, r_k, between):
-    """Return the slopes of a variable on two others, and one over the standard deviation of what is left."""
+    """Return the slopes of a variable on two others, and one over the residual standard deviation."""
     left = (1.0 - between) * (1.0 + between)
     on_h, on_k = (r_h - r_k * between) / left, (r_k - r_h * between) / left
     return on_h, on_k, 1.0 / math.sqrt(max(1.0 - on_h * r_h - on_k * r_k, 1e-300))
@@ -98,7 +99,7 @@ def _lay_triple(r12, r13, r23, determinant, work):
 
 @numba.njit(cache=True)
 def _lay_three(work):
-    """Fill all paths of three variables; return whether the rules are good for such correlations."""
+    """Fill all paths of three variables; return whether the rules are accurate for such correlations."""
     r10, r20, r21 = work[R + 3], work[R + 6], work[R + 7]
     determinant = 1.0 - r10**2 - r20**2 - r21**2 + 2.0 * r10 * r20 * r21
     if determinant < LEAST_DETERMINANT:
@@ -127,7 +128,7 @@ def _lay_three(work):
 
 @numba.njit(cache=True)
 def lay_paths(row, cholesky, work):
-    """Fill the paths for the factor of a row; return whether the rules are good for such correlations."""
+    """Fill the paths for the factor of a row; return whether the rules are accurate for such correlations."""
     dim = cholesky.shape[1]
     for i in range(dim):
         variance = 0.0
@@ -150,7 +151,7 @@ def lay_paths(row, cholesky, work):
 
 @numba.njit(cache=True)
 def _put_pair(pair, h, k, work, at):
-    """Store the exponents of Φ2's path from ``at`` on, and return where they end."""
+    """Store the exponents of Φ2's path from ``at`` on, and return the end position."""
     squares, product, path, size = 0.5 * (h * h + k * k), h * k, PAIRS + 3 * MOST * pair, int(work[NODES + pair])
     for i in range(size):
         work[at + i] = (work[path + i] * product - squares) * work[path + MOST + i]
@@ -159,7 +160,7 @@ def _put_pair(pair, h, k, work, at):
 
 @numba.njit(cache=True)
 def _sum_pair(pair, work, at):
-    """Return Φ2 less the product of both margins, from the exponentials at ``at``."""
+    """Return Φ2 minus the product of both marginals, from the exponentials at ``at``."""
     weights, total = PAIRS + 3 * MOST * pair + 2 * MOST, 0.0
     for i in range(int(work[NODES + pair])):
         total += work[weights + i] * work[at + i]
@@ -288,8 +289,8 @@ def _sum_corners(row, mean, lower, upper, work):
 def exact_row(row, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky):
     """Return log P of a row where each variable has a bound, and fill its derivatives; else NaN, nothing filled.
 
-    The paths are those of its factor. Variables are not turned round where they are bounded from above: ``BOUNDS`` has them
-    as they are, with their signs behind.
+    The paths are those of its factor. Variables that are bounded from above are not mirrored: ``BOUNDS`` has them
+    unchanged, followed by their signs.
     """
     dim = mean.shape[1]
     for i in range(dim):

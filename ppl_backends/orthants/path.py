@@ -1,7 +1,7 @@
 """The coordinates of a rectangle as a path for the SMC loop (Ridgway 2015, algorithm 12): the space grows stage by stage.
 
-Without resampling this is GHK, or minimax tilting under a tilt, to the last digit; with it the variance of the weights
-stops growing. One stage draws coordinates until the weights are uneven, and a panel of them at most.
+Without resampling this is GHK, or minimax tilting under a tilt, to the last digit; with resampling the variance of the
+weights stops growing. One stage draws coordinates until the weights are uneven, and at most a panel of them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RESAMPLE_BELOW = 0.5  # ESS over the number of particles
 
 
 class NoneInside(Exception):
-    """No particle is left inside the bounds."""
+    """Raised if no particle is inside the bounds."""
 
 
 @dataclass(frozen=True)
 class Coordinates(Population):
-    """Particles of which the first ``drawn`` columns of ``x`` are drawn; the others are room for those to come."""
+    """Particles of which the first ``drawn`` columns of ``x`` are drawn; the others are reserved for later stages."""
 
     drawn: int = 0
 
@@ -43,19 +43,19 @@ class Coordinates(Population):
 
 @dataclass(frozen=True)
 class WhenUneven:
-    """Particles are resampled where ESS / n falls below a share, but not after the last coordinate."""
+    """Resample particles if ESS / n falls below a share, but not after the last coordinate."""
 
     below: float = RESAMPLE_BELOW
 
     def after(self, run: SMCState) -> WhenUneven:
-        """Return the schedule of the step that follows."""
+        """Return the schedule of the next step."""
         return self
 
     def shorter(self, done: SMCState, path: Any) -> None:
-        """Return None: no stage is made again."""
+        """Return None: no stage is repeated."""
 
     def resample(self, weights: Array, is_last: bool, rng: np.random.Generator) -> NDArray[np.intp] | None:
-        """Return the parents, or None where the weights are even."""
+        """Return the parents, or None if the weights are even."""
         if is_last or not self.uneven(weights):
             return None
         return systematic_resampling(weights, len(weights), rng)
@@ -66,14 +66,14 @@ class WhenUneven:
 
 
 class CoordinatePath:
-    """All coordinates of every particle are kept, for moves and for draws.
+    """The path on which all coordinates of every particle are kept, for moves and for draws.
 
     Parameters
     ----------
     rectangle : Rectangle
     tilt : Tilt
     uniforms : ndarray (rank, n)
-        Uniform numbers of which the coordinates are made: each run its own scramble of a net, or independent ones.
+        Uniform numbers from which the coordinates are made: a separate scramble of a net for each run, or independent ones.
     """
 
     def __init__(self, rectangle: Rectangle, tilt: Tilt, uniforms: Array) -> None:
@@ -84,7 +84,7 @@ class CoordinatePath:
         return Start(Coordinates(np.empty((self.rectangle.rank, n)).T))
 
     def next(self, population: Coordinates, weights: Array | None, schedule: WhenUneven) -> tuple[int, Array]:
-        """Draw coordinates up to where the weights are uneven; return their number and the log incremental weights."""
+        """Draw coordinates until the weights are uneven; return their number and the log incremental weights."""
         first = population.drawn
         draw = self.drawing(population)
         before, log_weights = log_relative(weights), np.zeros(len(population.x))
@@ -120,7 +120,7 @@ class CoordinatePath:
 
 @dataclass(frozen=True)
 class MoveResampled:
-    """Moves of coordinates after each resampling: a fixed number, so that estimates are unbiased."""
+    """Move coordinates after each resampling, a fixed number of times, so that estimates are unbiased."""
 
     kernel: Move
     repeats: int = 1
@@ -146,7 +146,7 @@ class Particles:
         The log of an unbiased estimate of P.
     lineage : ndarray (n,)
         Which particle of the start each descends from.
-    resampled : tuple of int
+    Index of the initial particle from which each descends.
         Numbers of coordinates after which particles were resampled.
     """
 
@@ -178,15 +178,15 @@ def sequential(
 
 
 def _resampled(step: Step) -> int:
-    """Return the number of coordinates where particles were resampled, else 0."""
+    """Return the number of coordinates at which particles were resampled, else 0."""
     return int(step.after.stage) if step.after.weights is None else 0
 
 
 class _Nobody:
-    """Watches no run."""
+    """An observer that does nothing."""
 
     def stops(self, run: SMCState) -> str:
-        """Return that nothing ends a run."""
+        """Return an empty reason: the run continues."""
         return ""
 
     def see(self, run: SMCState) -> None:

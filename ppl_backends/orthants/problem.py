@@ -1,4 +1,4 @@
-"""Rectangles as users give them, reduced to finite bounds, positive variances and mean zero."""
+"""Rectangles given by users, reduced to finite bounds, positive variances and mean zero."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ STRUCTURE = {"loadings": none | array(), "diagonal": none | array(), "df": none 
 
 @dataclass(frozen=True)
 class Problem:
-    """P(lower ≤ X ≤ upper) of one vector X ~ N(0, Σ), Σ = Λ Λ' + diag(noise) where loadings are given.
+    """P(lower ≤ X ≤ upper) of one vector X ~ N(0, Σ), with Σ = Λ Λ' + diag(noise) if loadings are given.
 
     Attributes
     ----------
     lower, upper : ndarray (dim,)
-        The mean taken off.
+        Bounds minus the mean.
     given : ndarray (dim, dim) or None
     loadings : ndarray (dim, k) or None
     noise : ndarray (dim,) or None
@@ -88,7 +88,7 @@ class Problem:
         return self.keep(np.flatnonzero(np.isfinite(self.lower) | np.isfinite(self.upper)))
 
     def trivial(self) -> float | None:
-        """Return log P where it is 0 or −∞ for reasons that need no arithmetic, else None."""
+        """Return log P if it is 0 or −∞ without computation, else None."""
         constant = self.variance <= 0
         if np.any(constant & ((self.lower > 0) | (self.upper < 0))):
             return -np.inf
@@ -100,12 +100,12 @@ class Problem:
 def read_problems(
     cov: Any, lower: Any, upper: Any, cholesky: Any, loadings: Any, diagonal: Any, mean: Any
 ) -> tuple[list[Problem], tuple[int, ...]]:
-    """Return one problem an entry of the batch, and the shape of the batch.
+    """Return one problem per entry of the batch, and the shape of the batch.
 
     Raises
     ------
     ModelError
-        Where shapes do not fit, a covariance is none, or a lower bound is above its upper bound.
+        If shapes do not fit, a matrix is not a covariance, or a lower bound is above its upper bound.
     """
     given = _covariance(cov, cholesky, loadings, diagonal)
     if given is not None:
@@ -131,7 +131,7 @@ def read_problems(
         row, i = np.argwhere(low > high)[0]
         raise ModelError(f"lower is above upper: {low[row, i]:g} > {high[row, i]:g} for variable {i}")
     if np.any(low == np.inf) or np.any(high == -np.inf):
-        raise ModelError("a lower bound of +inf or an upper bound of -inf leaves nothing")
+        raise ModelError("a lower bound of +inf or an upper bound of -inf leaves an empty rectangle")
     low, high = low - centre, high - centre
     count = len(low)
     if given is not None:
@@ -144,7 +144,7 @@ def read_problems(
 
 
 def _covariance(cov: Any, cholesky: Any, loadings: Any, diagonal: Any) -> Array | None:
-    """Return the covariance given in full, or None where loadings and a diagonal are."""
+    """Return the covariance given in full, or None if loadings and a diagonal are given."""
     ways = [cov is not None, cholesky is not None, loadings is not None or diagonal is not None]
     if sum(ways) != 1:
         raise ModelError("give the covariance once: cov=, cholesky=, or loadings= with diagonal=")

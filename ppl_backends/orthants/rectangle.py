@@ -31,30 +31,30 @@ from ppl_backends.random import SeedLike, spawn_seeds
 
 METHODS = ("auto", "closed_form", "low_rank", "tilting", "tilted_smc", "particle_filter", "ghk", "ridgway", "ep")
 POINTS = {"low_rank": 2048, "tilting": 4096, "ghk": 4096, "tilted_smc": 1024, "ridgway": 1024, "particle_filter": 2048}
-REPLICATES = {"low_rank": 8, "tilting": 8, "ghk": 8}  # of the others: 16
-PILOT = 512  # points that tell whether a tilt is enough
-LARGE = 400  # dimension from which nets have half the points
+REPLICATES = {"low_rank": 8, "tilting": 8, "ghk": 8}  # 16 for the other methods
+PILOT = 512  # points that decide whether a tilt is sufficient
+LARGE = 400  # dimension above which nets have half the points
 
 
 @dataclass(frozen=True)
 class RectangleProbability:
-    """Log probability of a rectangle and how far it can be off; arrays where a batch was asked for.
+    """Log probability of a rectangle with its error; arrays for a batch.
 
     Attributes
     ----------
     log_p : float
     log_p_se : float
-        Standard error of ``log_p``, from independent replicates; 0 where it is exact, NaN where none is known.
+        Standard error of ``log_p``, from independent replicates; 0 if it is exact, NaN if it is unknown.
     log_p_df : float
         Degrees of freedom of the standard error: intervals use Student's t.
     efficiency : float
-        Effective sample size over the number of points, of the whole run. NaN where no points are used.
+        Effective sample size over the number of points, of the whole run. NaN if no points are used.
     method : str
         The method that was used.
     trusted : bool
-        Whether ``log_p_se`` can be relied on.
+        Whether ``log_p_se`` can be trusted.
     reasons : tuple of str
-        Why not.
+        Reasons for distrust.
 
     Examples
     --------
@@ -104,38 +104,38 @@ def rectangle_probability(
     cov : array (..., dim, dim), optional
         Covariance; the scale matrix of a Student vector. It may be singular.
     lower, upper : array (..., dim) or float, optional
-        Infinite where there is no bound, and by default.
+        Bounds, infinite by default.
     cholesky : array (..., dim, dim), optional
-        In place of ``cov``: a matrix C with covariance C C'.
+        Replaces ``cov``: a matrix C with covariance C C'.
     loadings, diagonal : array (..., dim, k), array (..., dim), optional
-        In place of ``cov``: the covariance ``loadings @ loadings.T + diag(diagonal)``. With few columns the integral has
-        k dimensions in place of ``dim``.
+        Replace ``cov``: the covariance ``loadings @ loadings.T + diag(diagonal)``. With few columns the integral has k
+        dimensions instead of ``dim``.
     mean : array (..., dim), optional
     df : float, optional
-        Degrees of freedom of a Student vector. Gaussian by default.
+        Degrees of freedom of a Student vector; Gaussian by default.
     method : str
-        ``"auto"`` takes the first that serves: a closed form (independent variables, or two), ``"low_rank"`` (few factors,
-        integrated by quasi-Monte Carlo points at EP's Gaussian), ``"tilting"`` (minimax tilting, Botev 2017, on scrambled
-        Sobol points), and where that has an efficiency below 0.1 ``"particle_filter"`` (covariances of chains) or
-        ``"tilted_smc"`` (particles under the same tilt, resampled and moved). For comparison: ``"ghk"``, ``"ridgway"``
-        (SMC without a tilt, Ridgway 2015) and ``"ep"`` (an approximation).
+        ``"auto"`` uses the first that applies: a closed form (independent variables, or two), ``"low_rank"`` (few
+        factors, integrated by quasi-Monte Carlo points at EP's Gaussian), ``"tilting"`` (minimax tilting, Botev 2017,
+        on scrambled Sobol points), and if that has an efficiency below 0.1 ``"particle_filter"`` (covariances of
+        chains) or ``"tilted_smc"`` (particles under the same tilt, resampled and moved). For comparison: ``"ghk"``,
+        ``"ridgway"`` (SMC without a tilt, Ridgway 2015) and ``"ep"`` (an approximation).
     n_points : int, optional
-        Points or particles a replicate, rounded up to a power of two.
+        Points or particles per replicate, rounded up to a power of two.
     replicates : int, optional
-        Independent scrambles or runs, from whose spread the standard error comes.
+        Independent scrambles or runs, whose spread gives the standard error.
     moves : {"gibbs", "block", "over_relaxed", "hmc"}
-        How SMC moves particles after resampling.
+        Move of the particles after resampling in SMC.
     random_seed : int, sequence of int, SeedSequence, Generator or None
 
     Returns
     -------
     RectangleProbability
-        Its fields have the shape of the batch where bounds or covariances are stacked.
+        Its fields have the shape of the batch if bounds or covariances are stacked.
 
     Raises
     ------
     ModelError
-        Where bounds or covariance make no sense together, or the method does not apply.
+        If bounds or covariance are invalid, or the method does not apply.
 
     Examples
     --------
@@ -198,12 +198,12 @@ def _one(problem: Problem, df: float | None, settings: _Settings, seed: np.rando
 
 
 def solvers(problem: Problem, settings: _Settings, pilot: np.random.SeedSequence) -> Iterator[Solver]:
-    """Yield the solver of a method, or for "auto" those that may serve, the cheapest first.
+    """Yield the solver of a method, or for "auto" those that may apply, the cheapest first.
 
     Raises
     ------
     ModelError
-        Where the method does not apply.
+        If the method does not apply.
     """
     method, dim = settings.method, problem.dim
     auto = method == "auto"
@@ -240,7 +240,7 @@ def solvers(problem: Problem, settings: _Settings, pilot: np.random.SeedSequence
 
 
 def _low_rank(problem: Problem, settings: _Settings, pilot: np.random.SeedSequence) -> Iterator[Solver]:
-    """Yield the solver in few dimensions, where there is one."""
+    """Yield the solver in few dimensions, if there is one."""
     loadings, noise = problem.loadings, problem.noise
     if loadings is None or noise is None:
         loadings, noise = find_factors(problem.cov) or (np.zeros((problem.dim, 0)), problem.variance)

@@ -1,7 +1,7 @@
 """Compiled estimate of many small rectangles by the tilted product of intervals, with its exact derivatives.
 
-One pass forwards draws the coordinates of a point, one pass backwards differentiates its log weight by the bounds, the
-factor and the tilt. The tilt is an implicit function of the arguments; the equation that it solves gives its derivatives.
+A forward pass draws the coordinates of a point, and a backward pass differentiates its log weight by the bounds, the
+factor and the tilt. The tilt is an implicit function of the arguments; its equation gives its derivatives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ppl_backends.numerics.normal import CENTRE, MIDDLE, TAIL, ratio
 from ppl_backends.orthants.orthant_kernels import WORK, exact_row, lay_paths
 
 UNBOUNDED = 1e4  # in standard deviations, for bounds that are infinite
-NARROW = 1e-5  # half width, times the distance from zero: below it the density is flat
+NARROW = 1e-5  # half width, times the distance from zero, below which the density is flat
 LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
 TOLERANCE, STEPS = 1e-10, 30
 LARGEST_ENTRY = 1e70  # of a factor
@@ -62,7 +62,7 @@ def _below_zero(a, b):
 
 @numba.njit(cache=True)
 def _log_interval(a, b):
-    """Return log(Φ(b) − Φ(a)); −∞ where the interval is empty."""
+    """Return log(Φ(b) − Φ(a)); −∞ for an empty interval."""
     return _below_zero(-b, -a)[3] if a + b > 0.0 else _below_zero(a, b)[3]
 
 
@@ -96,7 +96,7 @@ def _quantile(u, a, b):
 
 @numba.njit(cache=True)
 def _density(x, log_p):
-    """Return the density at ``x`` of a normal on an interval of that log probability; 0 where it is empty."""
+    """Return the density at ``x`` of a normal on an interval of that log probability; 0 if it is empty."""
     return math.exp(-0.5 * x * x - LOG_ROOT_2PI - log_p) if log_p > -np.inf else 0.0
 
 
@@ -113,7 +113,7 @@ def _mean(a, b):
 
 @numba.njit(cache=True)
 def _solve(matrix, x):
-    """Solve matrix @ y = x in place of x; every leading minor of the matrix is positive, so that it needs no pivots."""
+    """Solve matrix @ y = x in place of x; no pivoting is needed, because every leading minor is positive."""
     dim = x.size
     for k in range(dim):
         for i in range(k + 1, dim):
@@ -173,7 +173,7 @@ def _saddle_point(beyond, low, high, push, by_low, by_high):
 
 @numba.njit(cache=True)
 def _points(rows, low, high, push, centre, uniforms, by_low, by_high, by_centre, by_push, by_rows):
-    """Return the log of the mean weight of points, and fill its derivatives with the tilt held."""
+    """Return the log of the mean weight of points, and fill its derivatives for a fixed tilt."""
     dim, n = low.size, uniforms.shape[0]
     z, z_bar, offset = np.zeros(dim), np.empty(dim), np.empty(dim)
     slopes = np.zeros((dim, 4))  # of the point by the ends of its interval, and of the log probability
@@ -228,7 +228,7 @@ def _points(rows, low, high, push, centre, uniforms, by_low, by_high, by_centre,
 
 @numba.njit(cache=True)
 def _through_tilt(rows, beyond, push, mean_by_low, mean_by_high, by_low, by_high, by_centre, by_push, by_rows):
-    """Add to derivatives by bounds and rows what they change through the tilt."""
+    """Add to derivatives by bounds and rows their effect through the tilt."""
     dim = push.size
     for i in range(dim):
         for j in range(i):
@@ -257,7 +257,7 @@ def _through_tilt(rows, beyond, push, mean_by_low, mean_by_high, by_low, by_high
 
 @numba.njit(cache=True)
 def _standardised(bound, mean, scale):
-    """Return a bound in standard deviations of what is left of a variable, an infinite one far away."""
+    """Return a bound in residual standard deviations of a variable; replace an infinite one by a far one."""
     if math.isinf(bound):
         return math.copysign(UNBOUNDED, bound)
     return min(max((bound - mean) / scale, -0.1 * UNBOUNDED), 0.1 * UNBOUNDED)
@@ -325,7 +325,7 @@ def _same_factor(cholesky, i, j):
 
 @numba.njit(cache=True)
 def _is_factor(cholesky, i):
-    """Return whether a lower triangle has a diagonal above zero and no entry whose square or ratio is out of range."""
+    """Return whether a lower triangle has a positive diagonal and no entry whose square or ratio is out of range."""
     for k in range(cholesky.shape[1]):
         for m in range(k + 1):
             if not abs(cholesky[i, k, m]) < LARGEST_ENTRY:
@@ -339,7 +339,7 @@ def _is_factor(cholesky, i):
 def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
     """Fill the results exactly for rows with two or three bounded variables, else from points ``(n, >= dim)``.
 
-    Rows whose parameters make no sense have log P = −∞ and no derivatives.
+    Rows with invalid parameters have log P = −∞ and no derivatives.
     """
     dim = mean.shape[1]
     work, known, sensible, laid = np.zeros(WORK), -1, False, False

@@ -1,7 +1,7 @@
-"""Ways to the probability of one rectangle, each for any multiple of its bounds.
+"""Methods for the probability of one rectangle, for any multiple of its bounds.
 
-A solver gives independent estimates of P(r lower ≤ X ≤ r upper), as logs, from seeds that do not depend on r: the Gaussian
-case is r = 1, and the Student case an integral over r with common random numbers.
+A solver gives independent estimates of P(r lower ≤ X ≤ r upper), as logs, from seeds that do not depend on r. The
+Gaussian case is r = 1; the Student case is an integral over r with common random numbers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ppl_backends.orthants.path import CoordinatePath, Particles, sequential
 from ppl_backends.orthants.problem import Problem
 from ppl_backends.orthants.tilt import Tilt, no_tilt, saddle_point, weigh
 
-LEAST_EFFICIENCY = 0.1  # below which a few scrambles of a net understate their error
+LEAST_EFFICIENCY = 0.1  # below which a few scrambles of a net underestimate their error
 LARGEST_SPREAD = 0.7  # sd of log P between runs of SMC, above which their mean is not near normal
 
 
 class Runs(NamedTuple):
-    """Independent estimates of log P ``(replicates,)``, one where it is exact, and what they say of themselves."""
+    """Independent estimates of log P ``(replicates,)``, one if it is exact, with efficiency and reasons for distrust."""
 
     log_p: Array
     efficiency: float
@@ -39,7 +39,7 @@ class Runs(NamedTuple):
 
 
 class Solver(Protocol):
-    """A way to P(r lower ≤ X ≤ r upper)."""
+    """A method for P(r lower ≤ X ≤ r upper)."""
 
     @property
     def name(self) -> str:
@@ -49,12 +49,12 @@ class Solver(Protocol):
         """Return a smooth guess of log P."""
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
-        """Return one estimate a seed."""
+        """Return one estimate per seed."""
 
 
 def scramble(n: int, dim: int, seed: np.random.SeedSequence) -> Array:
     """Return ``n`` scrambled Sobol points ``(n, dim)``, none of them on an edge."""
-    # Not from the sequence itself: Sobol spawns from it, and the same seed must give the same points again.
+    # Sobol spawns from a seed sequence, so use a fresh one: the same seed must give the same points again.
     points = qmc.Sobol(dim, rng=np.random.default_rng(seed.generate_state(4))).random(n)
     return np.clip(points, 1e-16, 1 - 1e-16)
 
@@ -122,7 +122,7 @@ class LowRank:
         return factor_ep(self.loadings, self.noise, radius * self.lower, radius * self.upper)[0].log_p
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
-        """Return one estimate a scramble."""
+        """Return one estimate per scramble."""
         points = [scramble(self.n, self.loadings.shape[1], seed) for seed in seeds]
         return _from_weights(log_weights(self.loadings, self.noise, radius * self.lower, radius * self.upper, points))
 
@@ -142,7 +142,7 @@ class Net:
 
     @cached_property
     def tilt(self) -> Tilt:
-        """Return the tilt for the bounds as they are."""
+        """Return the tilt for the unscaled bounds."""
         return saddle_point(self.rectangle)
 
     def _tilt(self, radius: float) -> Tilt:
@@ -155,7 +155,7 @@ class Net:
         return saddle_point(self.rectangle.scaled(radius)).log_bound
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
-        """Return one estimate a scramble."""
+        """Return one estimate per scramble."""
         rectangle, tilt = self.rectangle.scaled(radius), self._tilt(radius)
         weights = [weigh(rectangle, tilt, scramble(self.n, rectangle.rank, seed).T)[1] for seed in seeds]
         return _from_weights(np.array(weights))
@@ -176,7 +176,7 @@ class Sequential:
         return saddle_point(self.rectangle.scaled(radius)).log_bound
 
     def particles(self, radius: float, seeds: list[np.random.SeedSequence]) -> list[Particles]:
-        """Return the particles of one run a seed."""
+        """Return the particles of one run per seed."""
         rectangle = self.rectangle.scaled(radius)
         tilt = no_tilt(rectangle) if self.name == "ridgway" else saddle_point(rectangle)
         return [self._particles(rectangle, tilt, seed) for seed in seeds]
@@ -189,11 +189,11 @@ class Sequential:
         return sequential(CoordinatePath(rectangle, tilt, uniforms), rng, MOVES[self.kernel])
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
-        """Return one estimate a seed."""
+        """Return one estimate per seed."""
         return self.judge(np.array([run.log_p for run in self.particles(radius, seeds)]))
 
     def judge(self, log_p: Array) -> Runs:
-        """Return estimates of runs with what their spread says."""
+        """Return estimates of runs with reasons for distrust from their spread."""
         if not np.isfinite(log_p).any():
             return Runs(log_p, 0.0, ("no particle is left inside the bounds",))
         relative = np.exp(log_p - logsumexp(log_p) + np.log(len(log_p)))

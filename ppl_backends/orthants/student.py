@@ -1,7 +1,8 @@
 """Rectangles of Student vectors: the integral over the radius of rectangles of Gaussian vectors.
 
-T = X / r with r = √(u / ν), u ~ χ²_ν, so that P(lower ≤ T ≤ upper) = E P(r lower ≤ X ≤ r upper). In t = log r the integrand
-p(t) P(t) is smooth and has one mode; the trapezoidal rule, laid over where it is not negligible, converges exponentially.
+T = X / r with r = √(u / ν), u ~ χ²_ν, so that P(lower ≤ T ≤ upper) = E P(r lower ≤ X ≤ r upper). In t = log r the
+integrand p(t) P(t) is smooth and has one mode; the trapezoidal rule over its non-negligible range converges
+exponentially.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from scipy.special import gammaln
 
 from ppl_backends.orthants.intervals import Array
 
-DROP = 20.0  # in the log of the integrand, from the mode to the outermost nodes
+DROP = 20.0  # drop of the log integrand from the mode to the outermost nodes
 NODES = 24
 LONGEST_STEP = 0.2
 
@@ -38,14 +39,14 @@ def radius_nodes(df: float, guess: Callable[[float], float]) -> tuple[Array, Arr
     mode = _climb(height, 2.0 / np.sqrt(df))
     floor = height(mode) - DROP
     low, high = (_fall(height, mode, side * 2.0 / np.sqrt(df), floor) for side in (-1, 1))
-    # p is analytic for |Im t| < π/4, so that a step h costs exp(−π²/2h); near the normal its sd, √(1/2ν), counts.
+    # p is analytic for |Im t| < π/4, so that the error of a step h is exp(−π²/2h); near the normal its sd, √(1/2ν), matters.
     n = max(NODES, int(np.ceil((high - low) / min(0.5 / np.sqrt(df), LONGEST_STEP))))
     t, step = np.linspace(low, high, n, retstep=True)
     return np.exp(t), log_radius_density(t, df) + np.log(step)
 
 
 def _climb(height: Callable[[float], float], step: float) -> float:
-    """Return the mode of a function, to a hundredth of a step: it only places the nodes."""
+    """Return the mode of a function, accurate to a hundredth of a step, which suffices to place the nodes."""
     at, value, shortest = 0.0, height(0.0), 0.01 * step
     while abs(step) > shortest:
         new = height(at + step)
@@ -57,7 +58,7 @@ def _climb(height: Callable[[float], float], step: float) -> float:
 
 
 def _fall(height: Callable[[float], float], mode: float, step: float, floor: float) -> float:
-    """Return a point beyond the mode where a function has fallen to a floor, or just below it."""
+    """Return a point beyond the mode at which a function has fallen to a floor, or just below it."""
     at = mode + step
     while height(at) > floor:
         step *= 1.5

@@ -1,4 +1,4 @@
-"""Targets whose likelihood is a product of rectangle probabilities, beside a prior of any kind: a Stan program, say."""
+"""Targets whose likelihood is a product of rectangle probabilities, with a prior of any kind, such as a Stan program."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class RectangleTarget(WrappedTarget):
     Parameters
     ----------
     prior : model or target
-        All other terms: a Stan program, a ``pm.Model``, functions. It may have a likelihood of its own.
+        All other terms: a Stan program, a ``pm.Model``, functions. It may have a likelihood.
     rectangles : callable
-        From the variables of ``prior`` at ``m`` points, name → ``(m, *shape)``, to :class:`Rectangles`, which
-        :func:`probit_rectangles` and its kin make from data.
+        Function from the variables of ``prior`` at ``m`` points, name → ``(m, *shape)``, to :class:`Rectangles`;
+        :func:`probit_rectangles` and similar functions make these from data.
     n_points : int
-        Of each rectangle; two or three variables need none.
+        Points of each rectangle; two or three variables need none.
     estimated : bool
-        Whether the likelihood is to be known by unbiased estimates only, with fresh points each time, so that results are
-        exact whatever ``n_points``: for :func:`ppl_backends.sample_smc` from the prior. Otherwise the points are fixed:
-        a smooth function with gradients, for every method.
+        Whether to use only unbiased estimates of the likelihood, with fresh points each time, so that results are
+        exact for any ``n_points``, with :func:`ppl_backends.sample_smc` from the prior. Otherwise the points are
+        fixed, which gives a smooth function with gradients for every method.
 
     Examples
     --------
@@ -101,14 +101,14 @@ class RectangleTarget(WrappedTarget):
 
     @property
     def rest(self) -> BaseTarget:
-        """Return all terms but those of the rectangles."""
+        """Return all terms except those of the rectangles."""
         return self.target
 
     def _at(self, x: Array) -> Rectangles:
         return self.rectangles(self.target.constrain(x))
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Return prior and likelihood; derivatives of rectangles are exact, those of their parameters differences."""
+        """Return prior and likelihood; derivatives of rectangles are exact, those of their parameters are differences."""
         if self.is_estimated:
             raise ModelError(
                 "estimated=True: the likelihood of rectangles is not evaluated; use sample_smc or steps.PseudoMarginal"
@@ -150,12 +150,12 @@ class RectangleTarget(WrappedTarget):
         return own.log_density, own.gradient
 
     def prior_target(self) -> BaseTarget | None:
-        """Return all other terms, where they have no likelihood of their own."""
+        """Return all other terms, if they have no likelihood."""
         prior = self.target
         return prior if prior.is_prior or not prior.has_split else prior.prior_target()
 
     def estimate(self, values: Mapping[str, Array], rng: np.random.Generator) -> Array:
-        """Return logs of unbiased estimates at points of model space: for :class:`ppl_backends.steps.PseudoMarginal`."""
+        """Return logs of unbiased estimates at points of model space, for :class:`ppl_backends.steps.PseudoMarginal`."""
         mean, factor, lower, upper = self.rectangles(dict(values)).rows()
         return estimate_log_likelihood(mean, factor, lower, upper, rng, n_points=self.n_points)
 
@@ -247,7 +247,7 @@ def ranking_rectangles(y: Any, worths: Array, scale: Any = 1.0) -> Rectangles:
 
 
 def _ranking(y: Any, worths: Any, scale: Any) -> tuple[Array, Array, Array]:
-    """Return rankings, worths and scales as arrays of shapes that fit, or refuse them."""
+    """Return rankings, worths and scales as arrays of consistent shapes; raise ModelError otherwise."""
     try:
         y, worths, scale = np.asarray(y), np.asarray(worths, dtype=float), np.asarray(scale, dtype=float)
     except (TypeError, ValueError):

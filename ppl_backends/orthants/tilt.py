@@ -12,9 +12,9 @@ z = μ + P, so that with S = L L', L having ones on its diagonal,
     s = (S − I) P(s):
 
 one equation in s alone, whose Jacobian I + (S − I) diag(1 − V), V the variances on the intervals, is similar to the
-positive definite V + W^½ S W^½, W = 1 − V. It holds for a singular S as well.
+positive definite V + W^½ S W^½, W = 1 − V. This is true for a singular S as well.
 
-Because μ = L'P, Σ_k μ_k z_k = Σ_k P_k c_k, and the weight of coordinate k may be taken as
+Because μ = L'P, Σ_k μ_k z_k = Σ_k P_k c_k, and the weight of coordinate k may be written as
 
     log N_k + μ_k²/2 − P_k c_k,
 
@@ -32,7 +32,7 @@ from scipy.linalg import cho_factor, cho_solve
 from ppl_backends.orthants.intervals import Array, moments, quantile
 from ppl_backends.orthants.ordering import Rectangle
 
-PANEL = 64  # coordinates whose offsets are begun in one matrix product
+PANEL = 64  # coordinates whose offsets are computed in one matrix product
 TOLERANCE = 1e-9
 MOST_STEPS = 100
 
@@ -44,7 +44,7 @@ class Tilt:
     Attributes
     ----------
     push : ndarray (rank,)
-        P_k, what coordinate k asks of those before it; 0 everywhere is no tilt.
+        P_k, the tilt that coordinate k requires of earlier ones; 0 everywhere is no tilt.
     mean : ndarray (rank,)
         μ = L'P.
     log_bound : float
@@ -58,12 +58,12 @@ class Tilt:
     converged: bool
 
     def future(self, rectangle: Rectangle, k: int) -> Array:
-        """Return the means ``(k,)`` by which the coordinates before k are pushed by those from k on."""
+        """Return the means ``(k,)`` by which coordinates from k on shift those before k."""
         return self.push[k:] @ rectangle.rows[k : rectangle.rank, :k]
 
 
 def no_tilt(rectangle: Rectangle) -> Tilt:
-    """Return the tilt by nothing, under which coordinates are drawn as GHK does."""
+    """Return the zero tilt, under which coordinates are drawn as in GHK."""
     zero = np.zeros(rectangle.rank)
     return Tilt(zero, zero, 0.0, True)
 
@@ -97,7 +97,7 @@ def saddle_point(rectangle: Rectangle) -> Tilt:
             break
         s, at, residual = new, new_at, new_residual
     push = at.mean
-    mean = push @ factor - push  # μ = L'P exactly, converged or not: the weights rest on it
+    mean = push @ factor - push  # μ = L'P exactly, converged or not: the weights require it
     z = mean + push
     log_bound = float((0.5 * mean**2 - mean * z + at.log_p).sum())
     return Tilt(push, mean, log_bound, bool(size <= 1e-6 * (1 + np.abs(s).max())))
@@ -130,7 +130,7 @@ def weigh(rectangle: Rectangle, tilt: Tilt, uniforms: Array, scale: Array | floa
 def extend(
     rectangle: Rectangle, tilt: Tilt, k: int, offset: Array, z: Array, u: Array, scale: Array | float = 1.0
 ) -> tuple[Array, Array]:
-    """Return coordinate k, given those before it, and the log of its weight."""
+    """Return coordinate k, given the earlier ones, and the log of its weight."""
     lower, upper = rectangle.interval(k, offset, z, scale)
     mean = tilt.mean[k]
     x, log_p = quantile(u, lower - mean, upper - mean)

@@ -1,9 +1,10 @@
 """Draws of Gaussian and Student vectors inside a rectangle.
 
-Exact draws: points under the minimax tilt have weights exp ψ that are bounded by their value at the saddle point, so that
-accepting with probability exp(ψ − ψ*) gives independent draws; a share P / exp ψ* of the points is accepted (Botev 2017).
-The radius of a Student vector is one more coordinate, tilted in the same way (Botev & L'Ecuyer 2015); ψ stays concave where
-there is at least one degree of freedom. Where too few points are accepted, the draws are particles of tilted SMC.
+Exact draws: points under the minimax tilt have weights exp ψ that are bounded by their value at the saddle point, so
+that accepting with probability exp(ψ − ψ*) gives independent draws; a share P / exp ψ* of the points is accepted
+(Botev 2017). The radius of a Student vector is one more coordinate, tilted in the same way (Botev & L'Ecuyer 2015); ψ
+is concave if there is at least one degree of freedom. If too few points are accepted, the draws are particles of
+tilted SMC.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results.inference_data import as_inference_data
 
 CHUNK = 4096  # proposals at a time
-MOST_COORDINATES = 2e8  # proposed in accept-reject before SMC takes over
-PARTICLES = 4096  # of a run of SMC, at least
-SETTLING = 5  # sweeps of Gibbs over the draws at the end
+MOST_COORDINATES = 2e8  # proposed in accept-reject before SMC replaces it
+PARTICLES = 4096  # least number in a run of SMC
+SETTLING = 5  # final Gibbs sweeps over the draws
 SLACK = 1e-6  # by which a weight may exceed the bound through rounding
 
 
@@ -44,11 +45,11 @@ class TruncatedDraws:
     ----------
     draws : ndarray (draws, dim)
     exact : bool
-        Whether they are independent and exactly distributed; else they are particles of SMC.
+        Whether they are independent and exactly distributed; otherwise they are particles of SMC.
     ess : float
-        Effective sample size: the number of draws where they are exact, else that of the lineages of the particles.
+        Effective sample size: the number of draws if they are exact, else that of the lineages of the particles.
     acceptance : float
-        Share of the proposals that was accepted; NaN for particles.
+        Share of accepted proposals; NaN for particles.
 
     Examples
     --------
@@ -95,23 +96,23 @@ def sample_truncated(
     method: str = "auto",
     random_seed: SeedLike = None,
 ) -> TruncatedDraws:
-    """Draw from a Gaussian or Student vector, given that it is inside a rectangle.
+    """Draw from a Gaussian or Student vector restricted to a rectangle.
 
     Parameters
     ----------
     cov, lower, upper, cholesky, loadings, diagonal, mean, df
-        As in :func:`ppl_backends.rectangle_probability`, of one rectangle.
+        As in :func:`ppl_backends.rectangle_probability`, for one rectangle.
     draws : int
     method : {"auto", "exact", "smc"}
-        ``"exact"`` accepts and rejects, however long it takes. ``"smc"`` takes particles of tilted SMC, moved by Gibbs
-        sweeps, which are approximate; of a Student vector, at a grid of radii. ``"auto"`` is the first where that needs
-        less than about a minute, else the second.
+        ``"exact"`` accepts and rejects, with unlimited run time. ``"smc"`` uses particles of tilted SMC, moved by
+        Gibbs sweeps, which are approximate; for a Student vector, at a grid of radii. ``"auto"`` is exact if that
+        needs less than about a minute, else SMC.
     random_seed : int, sequence of int, SeedSequence, Generator or None
 
     Raises
     ------
     ModelError
-        Where the rectangle has probability zero, or the bounds and covariance make no sense together.
+        If the rectangle has probability zero, or the bounds and covariance are invalid.
 
     Examples
     --------
@@ -155,10 +156,10 @@ def _draw(
             more, also = _accept(proposal, draws - len(found), None, rng)
             return np.concatenate([found, more])[:draws], True, float(draws), (len(found) + len(more)) / (tried + also)
         if method == "exact":
-            raise ModelError("method='exact': the saddle point of the tilt was not found; take method='smc'")
+            raise ModelError("method='exact': the saddle point of the tilt was not found; use method='smc'")
     elif method == "exact":
         raise ModelError(
-            f"method='exact': df={df:g} is below 1, where no bound of the weights is known; take method='smc'"
+            f"method='exact': df={df:g} is below 1, for which no bound of the weights is known; use method='smc'"
         )
     x, ess = _particles(rectangle, draws, rng) if df is None else _student_particles(rectangle, df, draws, rng)
     return x, False, ess, np.nan
@@ -177,8 +178,8 @@ class _Proposal(NamedTuple):
 def _proposal(rectangle: Rectangle, df: float | None) -> _Proposal:
     """Return the proposal at the saddle point.
 
-    Of a Student vector the saddle point over the other coordinates is a concave function of the radius r = √u alone, and
-    η is such that a normal with mean η, truncated to r > 0, has mean r.
+    For a Student vector the saddle point over the other coordinates is a concave function of the radius r = √u alone,
+    and η is such that a normal with mean η, truncated to r > 0, has mean r.
     """
     if df is None:
         tilt = saddle_point(rectangle)
@@ -223,7 +224,7 @@ def _propose(proposal: _Proposal, n: int, rng: np.random.Generator) -> tuple[Arr
 
 
 def _accept(proposal: _Proposal, wanted: int, most: int | None, rng: np.random.Generator) -> tuple[Array, int]:
-    """Return accepted points, at least as many as wanted unless ``most`` proposals end first, and how many were tried."""
+    """Return accepted points, at least as many as wanted unless ``most`` proposals end first, and the number of trials."""
     kept: list[Array] = [np.empty((0, len(proposal.rectangle.loadings)))]
     count, tried = 0, 0
     while count < wanted and (most is None or tried < most):
@@ -252,7 +253,7 @@ def _run(rectangle: Rectangle, tilt: Tilt, n: int, rng: np.random.Generator) -> 
 
 
 def _student_particles(rectangle: Rectangle, df: float, draws: int, rng: np.random.Generator) -> tuple[Array, float]:
-    """Return the same for a Student vector: particles at radii of a grid, each as often as its share of P."""
+    """Return the same for a Student vector: particles at radii of a grid, in proportion to their shares of P."""
     radii, log_p = radius_nodes(df, lambda radius: saddle_point(rectangle.scaled(radius)).log_bound)
     pilots = [rectangle.scaled(float(radius)) for radius in radii]
     for i, scaled in enumerate(pilots):

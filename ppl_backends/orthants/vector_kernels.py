@@ -1,4 +1,4 @@
-"""Exponentials and normal probabilities of many numbers, without branches or calls, so that several are taken at a time."""
+"""Exponentials and normal probabilities of many numbers, without branches or calls, so that compilers vectorise them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TAYLOR = tuple(1 / math.factorial(k) for k in range(12))
 CENTRE = 4.0
 FAR = 7.3  # beyond which a tail is below 2e-13
 DEGREE = 14
-LANES = 16  # numbers that are worked on together
+LANES = 16  # numbers that are processed together
 
 
 def _scaled_tail(s):
@@ -46,7 +46,7 @@ def exp_all(x, start, n):
 
 @numba.njit(**QUICK)
 def phi_all(x, start, n, spare):
-    """Replace ``n`` numbers by the normal distribution function, to 2e-13, in the same way; ``spare`` on is overwritten."""
+    """Replace ``n`` numbers by the normal distribution function, to 2e-13, in the same way; overwrite ``spare`` on."""
     n = (n + LANES - 1) // LANES * LANES
     for i in range(n):
         z = max(-FAR, -max(-FAR, -x[start + i]))

@@ -1,8 +1,8 @@
-"""The one adapter between our algorithms and PyMC's step methods, for both lines of PyMC.
+"""The only adapter between our algorithms and PyMC's step methods, for both versions of PyMC.
 
-PyMC 5 hands a chain its random generator by ``set_rng``, PyMC 6 by ``setup_chain(rng, tune, draws)``. Either begins a new
-chain here: whatever the algorithm adapted or kept beside its point belongs to the state, and is made anew. Workers are
-forked by default and share the compiled functions and the data with their parent; nothing is pickled.
+PyMC 5 passes its random generator to a chain by ``set_rng``, PyMC 6 by ``setup_chain(rng, tune, draws)``. Both start a
+new chain: everything that the algorithm adapted or stored with its point belongs to the state and is created again.
+Workers are forked by default and share the compiled functions and the data with their parent; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pymc_step(
 
 
 def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
-    """Return a PyMC model compiled by Numba, or by C where Numba lacks an operation: JAX does not run in forked workers.
+    """Return a PyMC model compiled by Numba, or by C if Numba lacks an operation: JAX does not run in forked workers.
 
     ``prior_alone`` is for steps that never evaluate all data at once.
     """
@@ -65,7 +65,7 @@ def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
 
 
 def forkable_state_space(model: pm.Model) -> BaseTarget:
-    """Return the same of a model with a state-space variable."""
+    """Return the same for a model with a state-space variable."""
     return _compiled(partial(kept_target, model, state_space_target), True)
 
 
@@ -82,11 +82,12 @@ class PyMCStep(BlockedStep):
     """An :class:`~ppl_backends.kernels.algorithm.Algorithm` as a PyMC step method.
 
     A chain at the model's ``default`` point starts at a draw of the approximation instead; a conditional ``target``
-    gets the other variables' values before each step; ``layout`` maps value variables to shapes, in the target's order.
+    gets the other variables' values before each step; ``layout`` maps value variables to shapes, in the target's
+    order.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PyMCStep:
-        """Construct plainly: variables and model have been sorted out by :func:`pymc_step`."""
+        """Construct without PyMC's handling: :func:`pymc_step` has already resolved variables and model."""
         return object.__new__(cls)
 
     def __init__(
@@ -117,20 +118,20 @@ class PyMCStep(BlockedStep):
         self._state: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the name of the class and the attributes: the class itself is made anew."""
+        """Return the name of the class and the attributes; the class itself is created again."""
         return _blank_step, (type(self).__name__,), self.__dict__
 
     def set_rng(self, rng: Any) -> None:
-        """Begin a chain (PyMC 5)."""
+        """Start a chain (PyMC 5)."""
         self.rng = get_random_generator(rng, copy=False)
-        self._state, self.tune = None, True  # inside of a compound step PyMC 5 leaves `tune` as the last chain had it
+        self._state, self.tune = None, True  # inside a compound step PyMC 5 leaves `tune` as the last chain had it
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
-        """Begin a chain (PyMC 6)."""
+        """Start a chain (PyMC 6)."""
         self.set_rng(rng)
 
     def reset_tuning(self) -> None:
-        """Restart the chain's state, which holds everything that was adapted."""
+        """Reset the chain's state, which holds everything that was adapted."""
         self._state = None
 
     def step(self, point: Point) -> tuple[dict[str, NDArray], list[dict[str, Any]]]:
@@ -172,12 +173,12 @@ def _blank_step(name: str) -> PyMCStep:
 
 
 def _value_variables(vars: Any, model: pm.Model) -> list:
-    """Return the value variables that the user means, by variable or by name."""
+    """Return the value variables for the given variables or names."""
     if vars is None:
         return [model.rvs_to_values[rv] for rv in free_variables(model)]
     given = list(vars) if isinstance(vars, Sequence) and not isinstance(vars, str) else [vars]
     if any(isinstance(variable, pm.Model) for variable in given):
-        raise ModelError("vars holds a model: pass it as model=, or make the step inside of its context")
+        raise ModelError("vars holds a model: pass it as model=, or make the step inside its context")
     free = {rv.name: rv for rv in model.free_RVs}
     known = set(free.values()) | {model.rvs_to_values[rv] for rv in free.values()}
     wrong = [v for v in given if not (v in free if isinstance(v, str) else v in known)]

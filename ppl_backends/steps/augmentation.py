@@ -15,25 +15,21 @@ GAUSSIAN_MIXTURES = (StudentT, Laplace, NormalMixture, Normal)
 
 
 class AlbertChib(Step):
-    """Gibbs sampling of the coefficients of a probit regression by latent normal variables. Exact; nothing to tune.
-
-    The regression is found in the model (:doc:`/methods/ep`): its priors may be Gaussian with any means and correlations,
-    flat, Student t (Cauchy) or Laplace, and there may be offsets. Parameters of the priors may be variables that other
-    steps move. Linear regressions with normal or Student errors are sampled in the same way.
+    """Sample the coefficients of a probit regression by Gibbs sampling with latent normal variables. Exact, without tuning.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The coefficients, all together by default; other variables are held where they are.
+        The coefficients; all coefficients by default. Other variables are not changed.
     scale_move : bool
-        Whether all latent variables are also multiplied by one factor (Liu & Wu 1999), which costs little.
+        Whether to multiply all latent variables by one factor as well (Liu & Wu 1999), which is cheap.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Raises
     ------
     ModelError
-        If the model has no known factors, a likelihood with another link, or a variable among ``vars`` that is no
+        If the model has no known factors, a likelihood with another link, or a variable among ``vars`` that is not a
         coefficient.
 
     References
@@ -66,25 +62,25 @@ class AlbertChib(Step):
 
 
 class PolyaGamma(Step):
-    """Gibbs sampling of the coefficients of a logistic regression by Pólya–Gamma variables. Exact; nothing to tune.
+    """Sample the coefficients of a logistic regression by Gibbs sampling with Pólya–Gamma variables. Exact, without tuning.
 
-    Outcomes are binary, binomial or negative binomial (with a given dispersion, or one that another step moves); priors and
-    offsets are as in :class:`AlbertChib`. The Pólya–Gamma variables are drawn by the package ``polyagamma``, the extra of
-    that name.
+    Outcomes are binary, binomial or negative binomial (with a given dispersion, or one that another step moves);
+    priors and offsets are as in :class:`AlbertChib`. The package ``polyagamma``, an extra of the same name, draws the
+    Pólya–Gamma variables.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The coefficients, all together by default; other variables are held where they are.
+        The coefficients; all coefficients by default. Other variables are not changed.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Raises
     ------
     ImportError
         If ``polyagamma`` is not installed.
     ModelError
-        If the model has no known factors, a likelihood with another link, or a variable among ``vars`` that is no
+        If the model has no known factors, a likelihood with another link, or a variable among ``vars`` that is not a
         coefficient.
 
     References

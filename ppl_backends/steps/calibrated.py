@@ -1,4 +1,4 @@
-"""Steps calibrated by an approximation of the posterior: random walk, HMC, independence, and the table's other kernels."""
+"""Steps calibrated by an approximation of the posterior: random walk, HMC, independence, and the other kernels."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def approximation_of(target: BaseTarget, approximation: Any) -> Any:
 
 
 class RandomWalk(Step):
-    """Random-walk Metropolis with proposals N(θ, (2.38²/d) Σ), Σ from an approximation. Exact.
+    """Random-walk Metropolis with proposals N(θ, (2.38²/d) Σ), with Σ from an approximation. Exact.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The block to move, all by default. Σ is then (Λ_aa)⁻¹, the conditional covariance.
+        The block to move; all variables by default. Σ is then (Λ_aa)⁻¹, the conditional covariance.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     scale : float, optional
-        In place of 2.38/√d.
+        Replaces 2.38/√d.
     adapt : bool
-        Whether to adapt the scale to an acceptance rate of 0.234 while tuning.
+        Whether to adapt the scale to an acceptance rate of 0.234 during tuning.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Examples
     --------
@@ -74,10 +74,10 @@ class CalibratedStep(Step):
     vars : list of variables or names, optional
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     target_accept : float, optional
-        Acceptance rate that the step size is adapted to while tuning, the kernel's optimal one by default.
+        Acceptance rate to which the step size is adapted during tuning; the kernel's optimal one by default.
     metric : {"diagonal", "dense", None}
-        What is learnt of the covariance while tuning: the variances of the coordinates that the approximation whitens, or
-        their covariance; None keeps the approximation's. A step for a block of the variables keeps it too.
+        What tuning estimates: the variances of the coordinates that the approximation whitens, or their covariance;
+        None keeps the approximation's covariance. A step for a block of the variables always keeps it.
     model : pm.Model, optional
 
     Examples
@@ -112,7 +112,7 @@ class CalibratedStep(Step):
 
 
 def _step_of(kernel: type[Kernel]) -> type[CalibratedStep]:
-    """Return the step method of a kernel, documented as the kernel is."""
+    """Return the step method of a kernel, with the kernel's documentation."""
     _, parameters = str(CalibratedStep.__doc__).split("\n", 1)
     name = str(kernel.step_name)
     about = f"{kernel.__doc__}\n{parameters.replace('steps.MALA()', f'steps.{name}()')}"
@@ -120,7 +120,7 @@ def _step_of(kernel: type[Kernel]) -> type[CalibratedStep]:
 
 
 STEPS = {kernel.step_name: _step_of(kernel) for kernel in KERNELS.values() if kernel.step_name}
-"""The step methods that kernels of the table make without options of their own."""
+"""The step methods of kernels that have no further options."""
 
 
 class HMC(Step):
@@ -131,17 +131,18 @@ class HMC(Step):
     vars : list of variables or names, optional
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
     path_length : float
-        Mean of the length εL, in posterior standard deviations; it is drawn anew for every trajectory, up to 30 % shorter or
-        longer. π/2 makes draws of a Gaussian independent. A longer one makes their means more precise and the means of
-        their squares less.
+        Mean of the length εL, in posterior standard deviations. Every trajectory draws its length anew, up to 30 %
+        shorter or longer. π/2 makes draws of a Gaussian independent. A longer one makes their means more precise and
+        the means of their squares less precise.
     target_accept : float
-        Acceptance rate that the longest ε is adapted to while tuning, by dual averaging. L is the smallest even number of
-        steps no longer than that; where two will do for every length, acceptance is above the rate.
+        Acceptance rate to which dual averaging adapts the largest ε during tuning. L is the smallest even number of
+        steps no longer than that; if two steps suffice for every length, acceptance is above the rate.
     max_steps : int
         Largest L, at least 2.
     metric : {"diagonal", "dense", None}
-        What is learnt of the mass while tuning, in windows of 100, 200, 400, … steps: the variances of the coordinates
-        that the approximation whitens, or their covariance; None keeps Σ. A step for a block of the variables keeps it too.
+        What tuning estimates of the mass, in windows of 100, 200, 400, … steps: the variances of the coordinates that
+        the approximation whitens, or their covariance; None keeps Σ. A step for a block of the variables always keeps
+        it.
     model : pm.Model, optional
 
     Examples
@@ -179,7 +180,7 @@ class HMC(Step):
 class Independent(Step):
     """Independence Metropolis–Hastings: proposals from an approximation q, or from q(a | b) for a block. Exact.
 
-    Its acceptance rate says how good the approximation is; where q has lighter tails than the posterior, chains stick.
+    Its acceptance rate measures the quality of the approximation; if q has lighter tails than the posterior, chains stick.
 
     Parameters
     ----------

@@ -36,12 +36,12 @@ def check_acceptance(
     idata : InferenceData
         The run.
     step : Step
-        The step method that made it: one that sub-samples, or one for likelihoods without their constant, whose exact
-        acceptance is taken from at least 20 times as many draws.
+        The step method of the run: one that sub-samples, or one for likelihoods without their constant, whose exact
+        acceptance is estimated from at least 20 times as many draws.
     data : dict or path, optional
         Data of a Stan program.
     states : int
-        Full passes over the data: two for each state.
+        Number of states; each needs two full passes over the data.
     random_seed : int or Generator, optional
 
     Returns
@@ -69,7 +69,7 @@ def check_acceptance(
     if isinstance(step, Step):
         target = as_target(model, data, **target_options)
         algorithm = step.bind(target)
-    else:  # built inside of a model context
+    else:  # built inside a model context
         target, algorithm = step.target, step.algorithm
     [rng] = spawn_generators(random_seed, 1)
     drawn = flat_draws(idata)
@@ -88,10 +88,10 @@ def check_acceptance(
 
 @checked(idata=inference_data("posterior", "sample_stats"))
 def check_subsets(idata: Any) -> dict[str, float]:
-    """Check whether the subsets of an informed sub-sampling run moved and kept to their law.
+    """Check whether the subsets of an informed sub-sampling run moved and kept their distribution.
 
-    A chain on subsets that stand still samples the surrogate of one subset: its effective sample size looks good and says
-    nothing of the shift. The effective size to look at is that of z(U).
+    If its subsets do not move, a chain samples the surrogate of one subset: its effective sample size is large but
+    does not show the shift. The effective sample size of z(U) shows it.
 
     Parameters
     ----------
@@ -101,9 +101,9 @@ def check_subsets(idata: Any) -> dict[str, float]:
     Returns
     -------
     dict
-        ``ess_of_z``, effective size of the first coordinate of z(U); ``z_norm``, root mean square of ‖z(U)‖, and
-        ``z_norm_uniform`` that of uniform subsets where the run knows it; ``swap_acceptance``; ``distinct_rows`` seen by a
-        chain, the smallest of all.
+        ``ess_of_z``, effective sample size of the first coordinate of z(U); ``z_norm``, root mean square of ‖z(U)‖;
+        ``z_norm_uniform``, the same for uniform subsets, if the run stored it; ``swap_acceptance``; ``distinct_rows``,
+        the smallest number of rows that a chain used.
 
     Examples
     --------

@@ -16,7 +16,7 @@ COVARIANCE = none | array("a covariance matrix")
 
 
 class _AuxiliaryStep(Step):
-    """Options that are handed to the algorithm as they are."""
+    """A step whose options are passed to the algorithm unchanged."""
 
     algorithm: ClassVar[Callable[..., Algorithm]] = staticmethod(exchange)
 
@@ -35,18 +35,19 @@ class _AuxiliaryStep(Step):
 class Exchange(_AuxiliaryStep):
     """The exchange algorithm (Murray, Ghahramani & MacKay 2006) with random-walk proposals.
 
-    Exact with an exact simulator and power one; with a Markov chain in the simulator's place approximate.
+    It is exact with an exact simulator and power one, and approximate if the simulator is a Markov chain.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The block to move, all by default. It needs to hold every variable that the unnormalised likelihood depends on.
+        The block to move; all variables by default. It must contain every variable that the unnormalised likelihood
+        depends on.
     power : float
-        α of the tempered posterior p(θ) {f(y|θ)/Z(θ)}^α; below or above one it is approximate.
+        α of the tempered posterior p(θ) {f(y|θ)/Z(θ)}^α; values other than one are approximate.
     covariance : array (dim, dim), optional
-        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+        Shape of the proposals, on the unconstrained space; learnt during tuning by default.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Examples
     --------
@@ -72,7 +73,7 @@ class NoisyExchange(_AuxiliaryStep):
     ----------
     vars : list of variables or names, optional
     n_draws : int
-        N. With 1 this is :class:`Exchange`; the error rises from zero there before it falls again.
+        N. With 1 this is :class:`Exchange`; the error is zero there, increases with N at first, and then decreases.
     power, covariance, model
         As for :class:`Exchange`.
 
@@ -105,7 +106,7 @@ class NoisyExchange(_AuxiliaryStep):
 
 
 class MALAExchange(_AuxiliaryStep):
-    """Langevin proposals along an estimated gradient, decided by exchange. Exact where :class:`Exchange` is.
+    """Langevin proposals along an estimated gradient, with the exchange acceptance step. Exact if :class:`Exchange` is.
 
     Parameters
     ----------
@@ -191,7 +192,7 @@ class NoisyLangevin(_AuxiliaryStep):
     ----------
     vars : list of variables or names, optional
     step_size : float
-        The step's covariance as a share of the posterior's. The bias falls with it, and so does the speed.
+        The step's covariance as a share of the posterior's. A smaller one reduces the bias and the mixing speed.
     n_draws : int
         Draws that estimate each gradient.
     power, covariance, model

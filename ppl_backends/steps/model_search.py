@@ -11,33 +11,33 @@ from ppl_backends.steps.specification import model_on_context
 
 
 class ModelSearch:
-    """Draw indicators and coefficients of a PyMC regression together, coefficients integrated out of each proposal.
+    """Draw indicators and coefficients of a PyMC regression together, with coefficients integrated out of each proposal.
 
-    In a model with ``gamma * beta`` in its predictor, indicators and coefficients mix badly one at a time: an indicator is
-    switched on only where the coefficient's prior draw happens to fit. This step proposes to add, delete or swap
-    coefficients by the evidence of the model, the likelihood integrated over those that are on, as
-    :func:`~ppl_backends.select_variables` has it. With an estimated evidence it is exact.
+    In a model with ``gamma * beta`` in its predictor, separate updates of indicators and coefficients mix badly: an
+    indicator is switched on only if the coefficient's prior draw happens to fit. This step proposes to add, delete or
+    swap coefficients by the evidence of the model, which is the likelihood integrated over the included coefficients,
+    as in :func:`~ppl_backends.select_variables`. With an estimated evidence it is exact.
 
     Parameters
     ----------
     indicators : mapping of str to str
         Names of 0/1 variables, with any prior, and of the coefficients that each multiplies, element by element.
-        Coefficients that are always in are drawn with them. All other free variables, such as scales of priors and the
-        probability of an indicator, are left to other steps; the model is taken given them, at every step anew.
+        Coefficients that are always included are drawn with them. Other steps move all other free variables, such as
+        scales of priors and the probability of an indicator; every step conditions on their current values.
     evidence : {"importance_laplace", "importance_ep", "laplace", "ep"}
         As for :func:`~ppl_backends.select_variables`; the last two are approximate.
     points : int
-        Of an importance estimate.
+        Number of points of an importance estimate.
     moves : int, optional
-        Proposals of a step, by default as many as there are indicators.
+        Proposals per step; by default the number of indicators.
     model : pm.Model, optional
-        The one on the context stack by default.
+        The model on the context stack by default.
 
     Raises
     ------
     ModelError
-        If there are no known factors given the other free variables, or an indicator of 0 does not take its coefficient out
-        of the likelihood.
+        If there are no known factors given the other free variables, or an indicator of 0 does not remove its
+        coefficient from the likelihood.
 
     References
     ----------
@@ -67,7 +67,7 @@ class ModelSearch:
         model = model if model is not None else model_on_context()
         specification.__init__(indicators, model=model, **options)  # type: ignore[misc]
         if model is None:
-            raise ModelError("ModelSearch is for pm.sample: make it inside of a model context, or with model=")
+            raise ModelError("ModelSearch is for pm.sample: make it inside a model context, or with model=")
         return specification.pymc_step(model)
 
     @checked(

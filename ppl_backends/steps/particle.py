@@ -1,4 +1,4 @@
-"""Steps on the parameters of state-space models, whose states are carried by particle filters."""
+"""Steps on the parameters of state-space models, whose states are sampled by particle filters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FILTERS = choice("auto", "bootstrap", "guided", "auxiliary")
 
 
 class _ParticleStep(Step):
-    """A step that PyMC may evaluate a model with a series beside, although it cannot evaluate the series."""
+    """A step for models whose series PyMC cannot evaluate; PyMC may evaluate the other terms."""
 
     def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:
-        """Return the options, or a PyMC step method where there is a model."""
+        """Return the options, or a PyMC step method if there is a model."""
         made = super().__new__(cls, vars, model=model, **options)
         if is_bound(made):
             from ppl_backends.targets.pymc.state_space import claim_state_space
@@ -36,22 +36,22 @@ class _ParticleStep(Step):
 class ParticleGibbs(_ParticleStep):
     """Particle Gibbs: states given parameters by a conditional particle filter, parameters given states. Exact.
 
-    The model needs ``log_transition`` and ``log_initial``. Few particles do for long series, as paths come by backward
-    sampling; where parameters and states depend strongly on each other, chains are slow, and
-    :class:`ParticleMetropolis` is not. In ``pm.sample`` it takes ``cores=1``.
+    The model needs ``log_transition`` and ``log_initial``. Few particles suffice for long series, because backward
+    sampling draws the paths. If parameters and states depend strongly on each other, chains mix slowly;
+    :class:`ParticleMetropolis` does not have this problem. In ``pm.sample`` it needs ``cores=1``.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The variables to move, all by default; those that the state-space model depends on are to be among them.
+        The variables to move; all by default. They must include those that the state-space model depends on.
     n_particles : int
-        Particles of a conditional filter, of which one is the present path.
+        Particles of a conditional filter; one of them is the current path.
     covariance : array (dim, dim), optional
-        Shape of the proposals of the parameters, on the unconstrained space; learnt while tuning by default.
+        Shape of the proposals of the parameters, on the unconstrained space; learnt during tuning by default.
     keep_states : bool
-        Whether statistics hold the path of every draw, as ``states``; for :func:`ppl_backends.sample_mcmc`.
+        Whether to store the path of every draw in the statistics, as ``states``; for :func:`ppl_backends.sample_mcmc`.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Examples
     --------
@@ -97,28 +97,29 @@ class ParticleGibbs(_ParticleStep):
 class ParticleMetropolis(_ParticleStep):
     """Particle marginal Metropolis–Hastings: the likelihood is a particle filter's estimate. Exact.
 
-    Filters are compiled by Numba and run in forked workers; only a model whose functions have no form for Numba, or the
-    auxiliary filter, takes ``cores=1`` in ``pm.sample``. :func:`ppl_backends.sample_pmmh` moves all chains as one batch,
-    and they learn their proposals together.
+    Filters are compiled by Numba and run in forked workers. A model with functions that Numba cannot compile, and the
+    auxiliary filter, need ``cores=1`` in ``pm.sample``. :func:`ppl_backends.sample_pmmh` moves all chains as one
+    batch, and they learn their proposals together.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The variables to move, all by default; those that the state-space model depends on are to be among them.
+        The variables to move; all by default. They must include those that the state-space model depends on.
     n_particles : int or "auto"
-        Particles of a filter, N_x; ``"auto"`` finds at the start and while tuning how many make the variance of the log of
-        the estimate about one.
+        Particles of a filter, N_x. ``"auto"`` chooses, at the start and during tuning, the number for which the log
+        estimate has a variance of about one.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
-        ``"auto"`` is guided where the model has ``proposal=``.
+        ``"auto"`` is guided if the model has ``proposal=``.
     correlation : float or "auto"
-        The largest share of the rows whose random numbers the filter of a proposal keeps, so that it errs like the present
-        filter and fewer particles do. It sorts its particles and takes their numbers from a lattice. ``"auto"`` is 0.99 where
-        a state is one number and Numba compiles the filter, and 0 elsewhere: fresh independent numbers for every filter.
+        The largest share of the rows whose random numbers a proposal's filter keeps, so that its error is correlated
+        with that of the current filter and fewer particles suffice. The filter sorts its particles and takes their
+        numbers from a lattice. ``"auto"`` is 0.99 if a state is one number and Numba compiles the filter, and 0
+        otherwise. With 0 every filter has fresh independent numbers.
     covariance : array (dim, dim), optional
-        Shape of the proposals, on the unconstrained space, which are then those of a random walk; by default it is learnt
-        while tuning, with a centre that half of the proposals are drawn around.
+        Shape of the proposals, on the unconstrained space, which are then random-walk proposals. By default it is
+        learnt during tuning, with a centre around which half of the proposals are drawn.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Examples
     --------

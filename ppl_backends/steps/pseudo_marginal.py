@@ -14,27 +14,28 @@ from ppl_backends.targets.protocol import BaseTarget
 class PseudoMarginal(Step):
     """Metropolis–Hastings on an unbiased estimate of the likelihood (Andrieu & Roberts 2009). Exact.
 
-    The model holds everything but the estimated likelihood: its prior, and any other observed variables.
+    The model contains everything but the estimated likelihood: its prior, and any other observed variables.
 
     Parameters
     ----------
     vars : list of variables or names, optional
-        The block to move, all by default. Other steps do not know the estimated likelihood, so that the estimator sees
-        those variables only (and what follows from them).
+        The block to move; all variables by default. Other steps ignore the estimated likelihood, so the estimator gets
+        only the variables of the block (and those that they determine).
     log_likelihood_estimate : callable
         ``(values, rng) -> (n,)``: logs of ``n`` independent estimates L̂ ≥ 0 with E L̂ = L. ``values`` holds the model's
         variables at ``n`` points, name → ``(n, *shape)``. By default the target's own ``log_likelihood_estimate(x, rng)``.
     n_estimates : int or "auto"
-        Estimates that are averaged; ``"auto"`` finds while tuning how many make the variance of their log about one.
+        Number of averaged estimates. ``"auto"`` chooses, during tuning, the number for which their log has a variance
+        of about one.
     n_normals : int, optional
         For the correlated form: the estimator is a function of that many standard normal numbers,
         ``(values, u) -> (n,)`` with ``u`` ``(n, n_normals)``, and draws nothing itself.
     correlation : float
-        Of these numbers from one step to the next.
+        Correlation of these numbers from one step to the next.
     covariance : array (dim, dim), optional
-        Shape of the proposals, on the unconstrained space; learnt while tuning by default.
+        Shape of the proposals, on the unconstrained space; learnt during tuning by default.
     model : pm.Model, optional
-        The one on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
+        The model on the context stack by default; outside of any, the step is for :func:`ppl_backends.sample_mcmc`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Base of the step methods of ``pb.steps``: options now, a target later."""
+"""Base of the step methods of ``pb.steps``: options that are bound to a target later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Step:
     ``pm.sample(step=...)``. Elsewhere it returns the options themselves, which
     :func:`~ppl_backends.mcmc.sample.sample_mcmc` binds to its target.
 
-    Subclasses define ``__init__(self, vars=None, *, ..., model=None)``, which keeps its options, and :meth:`bind`.
+    Subclasses define ``__init__(self, vars=None, *, ..., model=None)``, which stores its options, and :meth:`bind`.
 
     Examples
     --------
@@ -27,7 +27,7 @@ class Step:
     """
 
     def __new__(cls, vars: Any = None, *, model: Any = None, **options: Any) -> Any:
-        """Return the options, or a PyMC step method where there is a model."""
+        """Return the options, or a PyMC step method if there is a model."""
         specification = object.__new__(cls)
         model = model if model is not None else model_on_context()
         if model is None:
@@ -39,7 +39,7 @@ class Step:
 
     @classmethod
     def specification(cls, **given: Any) -> Any:
-        """Return the step's options, whatever model is on the context stack."""
+        """Return the step's options, whether or not there is a model on the context stack."""
         specification = object.__new__(cls)
         specification.__init__(**given)  # type: ignore[misc]
         return specification
@@ -56,15 +56,17 @@ class Step:
 
     def __repr__(self) -> str:
         """Return the step's name and options, and how to use it in PyMC."""
-        return f"{type(self).__name__} made outside of a model: for pm.sample make it inside of the context, or with model="
+        return (
+            f"{type(self).__name__} made outside of a model: for pm.sample make it inside the context, or with model="
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return options alone, also where a model is on the context stack."""
+        """Return only the options, even if a model is on the context stack."""
         return _restore, (type(self), self.__dict__)
 
 
 def is_bound(step: Any) -> bool:
-    """Return whether it is a step method that was made inside of a model context, and has its target."""
+    """Return whether it is a step method that was made inside a model context and has its target."""
     adapter = sys.modules.get("ppl_backends.steps.adapter")  # imports PyMC; without it there is no such step
     return adapter is not None and isinstance(step, adapter.PyMCStep)
 
@@ -76,6 +78,6 @@ def _restore(kind: type[Step], options: dict[str, Any]) -> Step:
 
 
 def model_on_context() -> Any:
-    """Return the innermost ``pm.Model`` context, None outside of any."""
+    """Return the innermost ``pm.Model`` context, or None."""
     pymc = sys.modules.get("pymc")
     return None if pymc is None else pymc.Model.get_context(error_if_none=False)

@@ -1,4 +1,4 @@
-"""Steps that look at a subset of the observations: control variates, informed subsets, and exact ones."""
+"""Steps that use a subset of the observations: control variates, informed subsets, and exact ones."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ppl_backends.targets.protocol import BaseTarget
 SUBSET = none | integer(2)
 DEFAULT_SUBSET = 1000
 SPREAD = 0.3
-HESSIAN_ERROR = 0.05  # that the automatic size of informed subsets allows
+HESSIAN_ERROR = 0.05  # largest error at the automatic size of informed subsets
 COLLINEAR = 1e-10  # share of the largest variance below which a combination of summary statistics is rounding error
-WORST_VARIANCE = 1.5  # of the estimated log likelihood, without a warning
-MANY_ROWS = 10_000  # above which passes over all of them are what a step on a subset is to save
+WORST_VARIANCE = 1.5  # largest variance of the estimated log likelihood without a warning
+MANY_ROWS = 10_000  # above which a step on a subset should avoid passes over all rows
 PAIRS = 10  # full passes for the estimate of E|a − â|
 
 
 def rows_of(target: BaseTarget, approximation: Any = "laplace") -> Rows:
     """Return the rows of a target, or of a block, about the mode of an approximation."""
     if not isinstance(approximation, str):
-        approximation = resolve_approximation(target.full, approximation)  # refused before the target is looked at
+        approximation = resolve_approximation(target.full, approximation)  # errors come before the target is evaluated
     own_mode = isinstance(approximation, str) and approximation == "laplace"
     return make_rows(target, partial(resolve_approximation, approximation=approximation), own_mode)
 
@@ -50,14 +50,14 @@ class _SubsamplingStep(Step):
         return forkable_target(model, prior_alone=True)
 
     def rows_of(self, target: BaseTarget) -> Rows:
-        """Return the observations of a target, with a warning where others have to move a part of its variables."""
+        """Return the observations of a target; warn if other steps have to move some of its variables."""
         rows = rows_of(target, self.approximation)
         if len(target.others) and rows.n >= MANY_ROWS:
             names = [target.full.names[j] for j in target.others]
             others = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             warnings.warn(
-                f"this step does not move {others}, and a step of PyMC's for them reads all {rows.n:,} rows in every "
-                "evaluation: leave out vars, so that this step moves all variables, or move the others on a subset too",
+                f"this step does not move {others}, and a step of PyMC's for them evaluates all {rows.n:,} rows every "
+                "time: leave out vars, so that this step moves all variables, or move the others on a subset too",
                 SamplerWarning,
                 stacklevel=5,
             )
@@ -70,21 +70,21 @@ class SubsampledMetropolis(_SubsamplingStep):
     Parameters
     ----------
     vars : list of variables or names, optional
-        The block to move, all by default. A block's step runs in Python, the full one is compiled where it can be.
+        The block to move; all variables by default. A block's step runs in Python, the full one is compiled if possible.
     subset : int, optional
-        Rows a step. By default as many as make the variance of the estimate about one or less, at least 20.
+        Rows per step. By default the number for which the estimate has a variance of about one or less, at least 20.
     estimator : {"control_variates", "uniform", "sequential"}
         Second-order control variates with a bias correction; plain uniform subsets (a baseline whose posterior is far too
         wide); or a sequential test on growing subsets (Korattikara, Chen & Welling 2014).
     proposal : {"random_walk", "independent"}
-        Of control variates: (2.38²/d) Σ about the current point, or the Laplace approximation itself.
+        For control variates: (2.38²/d) Σ about the current point, or the Laplace approximation itself.
     steps : int
-        Steps of control variates a draw: they cost microseconds where every row has one linear predictor of a known
-        family, and PyMC's own loop a hundred.
+        Steps of control variates per draw. Each costs microseconds if every row has one linear predictor of a known
+        family, while PyMC's loop costs a hundred.
     tolerance : float
         Probability of a wrong decision that the sequential test allows.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
-        Its mean is the expansion point that the control variates expand about.
+        Its mean is the expansion point of the control variates.
     model : pm.Model, optional
 
     Examples
@@ -203,7 +203,7 @@ class ScalableMetropolis(_SubsamplingStep):
     vars : list of variables or names, optional
     proposal : {"random_walk", "independent"}
     steps : int
-        Steps a draw.
+        Steps per draw.
     approximation : {"laplace", "ep"} or approximation
     model : pm.Model, optional
 
@@ -240,7 +240,7 @@ class ScalableMetropolis(_SubsamplingStep):
 class TunaMetropolis(_SubsamplingStep):
     """TunaMH (Zhang, Cooper & De Sa 2020): Poisson minibatches, exact, for logit models.
 
-    With bounds ‖aᵢ‖ on the slopes its minibatches grow with the data: exact, not fast.
+    With bounds ‖aᵢ‖ on the slopes its minibatches grow with the data, so it is exact but not fast.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ class TunaMetropolis(_SubsamplingStep):
     chi : float
         χ of the paper.
     scale : float, optional
-        Of the random walk, half the calibrated one by default.
+        Scale of the random walk; half the calibrated one by default.
     approximation : {"laplace", "ep"} or approximation
         Its covariance shapes the proposals.
     model : pm.Model, optional
@@ -289,25 +289,26 @@ class InformedSubsampling(_SubsamplingStep):
     ----------
     vars : list of variables or names, optional
     subset : int, optional
-        Rows of a subset, n. By default 1,000, or as many as keep the log surrogate's variance over subsets at one; where
-        the Hessian is not set right, as many as keep its error at 5 %; without any correction at least √(2Nk)/(2.38 s) for
-        k statistics, where single swaps mix: on fewer rows subsets stand still.
+        Rows of a subset, n. By default 1,000, or the number that keeps the log surrogate's variance over subsets at
+        one. If the Hessian is not corrected, the number that keeps its error at 5 %. Without any correction, at least
+        √(2Nk)/(2.38 s) for k statistics, so that single swaps mix; with fewer rows subsets hardly move.
     spread : float, optional
         s: standard deviation, in posterior standard deviations, of the shifts of the mode that subsets may cause. The
         posterior's sds are inflated by √(1 + s²). Infinite: uniform subsets. By default 0.3, and infinite with a
-        correction, which takes the shifts out.
+        correction, which removes the shifts.
     correction : {"auto", "curvature", "gradient", None}
-        Whether the subset's gradient at the expansion point, or gradient and Hessian, are set right. ``"auto"`` does both
-        where the subset is too small to mix otherwise.
+        Whether to correct the subset's gradient at the expansion point, or its gradient and Hessian. ``"auto"``
+        corrects both if the subset is otherwise too small to mix.
     swaps : int, optional
-        Swap proposals a step; automatic by default.
+        Swap proposals per step; automatic by default.
     summary : {"auto", "scores", "sufficient"}, array (N, k) or callable
-        Summary statistics of the rows: the whitened scores at the expansion point; sufficient ones where the likelihood is an
-        exponential family with a few (see :func:`~ppl_backends.kernels.subsampling.sufficient.sufficient_statistics`); or
-        your own, as an array or a function of the target. They must identify the subset's *likelihood*: for a regression
-        Σ x y alone does not. ``"auto"``: sufficient ones for weighted subsets without a correction, where there are any.
+        Summary statistics of the rows: the whitened scores at the expansion point; sufficient ones if the likelihood
+        is an exponential family with few statistics (see
+        :func:`~ppl_backends.kernels.subsampling.sufficient.sufficient_statistics`); or your own, as an array or a
+        function of the target. They must identify the subset's *likelihood*: for a regression Σ x y alone does not.
+        ``"auto"``: sufficient ones for weighted subsets without a correction, if there are any.
     approximation : {"laplace", "auto", "ep", "vi"} or approximation
-        Its mean is the expansion point where the scores are taken.
+        Its mean is the expansion point at which the scores are computed.
     model : pm.Model, optional
 
     Examples
@@ -369,7 +370,7 @@ class InformedSubsampling(_SubsamplingStep):
         if correction == "auto":
             correction = "curvature" if small else None
         if correction is not None and self.spread is None:
-            spread = np.inf  # nothing is left for weights to do
+            spread = np.inf  # weights are not needed
         kernel = Informed(
             rows, subset, spread=spread, rng=rng, swaps=self.swaps, correction=correction, summaries=summaries
         )
@@ -377,7 +378,7 @@ class InformedSubsampling(_SubsamplingStep):
         moves = kernel.swaps * kernel.swap_rate
         if small and correction is None and moves < FEWEST_SWAPS:
             warnings.warn(
-                f"subsets of {subset} rows hardly move: {moves:.2g} swaps are accepted in a step: use at least "
+                f"subsets of {subset} rows hardly move: {moves:.2g} swaps are accepted per step: use at least "
                 f"{healthy:.0f} rows or correction='curvature', and check the ESS of z_first",
                 SamplerWarning,
                 stacklevel=3,
@@ -385,7 +386,7 @@ class InformedSubsampling(_SubsamplingStep):
         return _announced(RowsAlgorithm(kernel), rng)
 
     def _summaries(self, target: BaseTarget, rows: Rows) -> tuple[Any, dict[str, Any]]:
-        """Return summary statistics in place of the scores, None for these, and what a run says of them."""
+        """Return summary statistics that replace the scores, or None, and their attributes for results."""
         if not isinstance(self.summary, str):
             values = self.summary(target) if callable(self.summary) else self.summary
             return _whitened(np.asarray(values, dtype=np.float64), rows.n), {}
@@ -404,7 +405,7 @@ class InformedSubsampling(_SubsamplingStep):
         return _whitened(found.statistics, rows.n), attributes
 
     def _size(self, rows: Rows, healthy: float, rng: np.random.Generator) -> int:
-        """Return rows of a subset, as asked for or as the correction needs."""
+        """Return the number of rows of a subset, as asked for or as the correction needs."""
         if self.subset is not None:
             if self.subset >= rows.n:
                 raise ModelError(f"subset={self.subset}: the model has {rows.n} observations; use RandomWalk")
@@ -455,7 +456,7 @@ def _compiled(algorithm: RowsAlgorithm) -> RowsAlgorithm:
 
 
 def _announced(algorithm: RowsAlgorithm, rng: np.random.Generator) -> RowsAlgorithm:
-    """Return the algorithm, with the warning that an approximate step gives, and its figure."""
+    """Return the algorithm, and emit the warning of an approximate step, with its figure."""
     _compiled(algorithm)
     estimated, exact = algorithm.acceptance_pairs(algorithm.rows.expansion_point.sample(PAIRS, rng), rng)
     error = float(np.abs(estimated - exact).mean())

@@ -213,5 +213,5 @@ def test_block_follows_its_conditional_law():
 def test_improper_law_is_refused():
     rng = np.random.default_rng(1)
     algorithm = algorithm_on(FactorsTarget(Factors(np.ones((3, 2)), 0.0, Logit([0, 1, 1]), 0.0, 0.0)))
-    with pytest.raises(ModelError, match="no proper law; give them a proper prior"):
+    with pytest.raises(ModelError, match="are improper; give them a proper prior"):
         algorithm.step(algorithm.start(np.zeros(2), rng), rng, False)

@@ -151,7 +151,7 @@ def test_the_same_seed_gives_the_same_number():
     ("kwargs", "message"),
     [
         ({"lower": [0, 0, 2], "upper": 1}, "lower is above upper: 2 > 1 for variable 2"),
-        ({"lower": INF}, "leaves nothing"),
+        ({"lower": INF}, "leaves an empty rectangle"),
         ({"lower": [0, 0]}, "lower has 2 entries and the covariance 3 variables"),
         ({"cov": [[1, 0.5], [0.4, 1]]}, "cov is not symmetric"),
         ({"cov": [[1, 2], [2, 1]]}, "not positive semidefinite"),

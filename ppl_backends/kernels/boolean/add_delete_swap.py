@@ -1,4 +1,4 @@
-"""Small steps on {0, 1}^m: switch one bit, or exchange one that is on with one that is off; symmetric proposals."""
+"""Small steps on {0, 1}^m: switch one bit, or exchange an included with an excluded one; symmetric proposals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, S, accept
 
 
 class AddDeleteSwap(Kernel):
-    """Each step switches a bit drawn uniformly, or, as often, two bits of which one is on."""
+    """Switch a bit drawn uniformly or, with equal probability, exchange two bits of which one is on."""
 
     name: ClassVar[str] = "add_delete_swap"
 
@@ -25,7 +25,7 @@ class AddDeleteSwap(Kernel):
         proposed = x.copy()
         proposed[rows, first] ^= True
         proposed[rows[swap], second[swap]] ^= True
-        # Two bits of one kind, or one of them twice, are no exchange: such a proposal is where it was.
+        # Two equal bits, or the same bit twice, are no exchange: such a proposal is the current point.
         null = swap & (x[rows, first] == x[rows, second])
         proposed[null] = x[null]
         moves = np.flatnonzero(~null)

@@ -1,9 +1,9 @@
 """Independent proposals on {0, 1}^m from nested logistic regressions (Schäfer & Chopin 2013, section 4).
 
-q(γ) = ∏ⱼ q(γⱼ | γ₁, …, γⱼ₋₁), each factor a logistic regression fitted to weighted particles. Bits that are next to never or
-next to always on are Bernoulli, and only bits correlated with γⱼ are its predictors. Coefficients are shrunk, so that
-particles that separate do no harm, and no conditional probability is below one over twice the number of particles: every
-model can be proposed.
+q(γ) = ∏ⱼ q(γⱼ | γ₁, …, γⱼ₋₁), each factor a logistic regression fitted to weighted particles. Bits that are almost
+never or almost always on are Bernoulli, and only bits correlated with γⱼ are its predictors. Coefficients are shrunk
+to be finite for separated particles. No conditional probability is below one over twice the number of particles, so
+that every model can be proposed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, S, accept
 from ppl_backends.targets.protocol import Array
 
 MARGIN, CORRELATION = 0.02, 0.075
-_NOISE = 3.0  # standard errors of a correlation that is zero
+_NOISE = 3.0  # standard errors of a correlation that counts as zero
 _RIDGE = 0.1  # prior precision of a coefficient
-_MOST_STEPS, _SETTLED = 12, 1e-2  # Newton steps, and nats of all particles together that one more would gain
+_MOST_STEPS, _SETTLED = 12, 1e-2  # Newton steps, and expected gain of another one in nats over all particles
 _MOST_PREDICTORS = 20  # of one bit, those most correlated with it
 
 jit = numba.njit(cache=True, nogil=True)
@@ -76,7 +76,7 @@ class NestedLogistic(Kernel):
 
 @jit
 def _fit(columns, weights, chosen, coefficients, intercepts):
-    """Write ridge logistic regressions of each row of ``columns`` ``(m, n)`` on those ``chosen``; Newton's method."""
+    """Write ridge logistic regressions of each row of ``columns`` ``(m, n)`` on the ``chosen`` ones, by Newton's method."""
     m, n = columns.shape
     design, p, slope, curvature = np.empty((m + 1, n)), np.empty(n), np.empty(n), np.empty(n)
     for j in range(m):

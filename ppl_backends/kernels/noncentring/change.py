@@ -1,18 +1,19 @@
-r"""The change of variables: effects standardised by a mean and a scale that other coordinates decide.
+r"""The change of variables: effects standardised by a mean and a scale that depend on other coordinates.
 
-In a hierarchy the effects xⱼ have means and scales that other coordinates u decide, and the data know of each as well:
+In a hierarchy the effects xⱼ have means and scales that depend on other coordinates u, and the data inform each effect too:
 
     xⱼ | u ~ N(hⱼ(u), τⱼ²),  log τⱼ = αⱼ + cⱼ'u + eⱼ'|u|,    and from the data a precision Pⱼ around dⱼ.
 
-No one step fits the neck and the mouth of such a funnel. Given u the effect has precision sⱼ⁻² = τⱼ⁻² + Pⱼ, of which the
-prior has the share wⱼ = sⱼ²/τⱼ², and the mean mⱼ = (1 − wⱼ)dⱼ + wⱼhⱼ(u). The mean hⱼ = aⱼ + bⱼ'u + Σ qⱼᵢₗuᵢuₗ has products
-of coordinates as well: effects that the data know and a model standardises lie on such a curve, and so does a banana. In
-zⱼ = (xⱼ − mⱼ)/sⱼ the effect is a standard normal, whatever u. With w near one everywhere this is the non-centred
-parametrisation, where the data decide nothing is left to do, and between them it is the partially non-centred one
-(Papaspiliopoulos, Roberts & Sköld 2007). The density of (u, z) is that of x times ∏ⱼ sⱼ.
+No single step size fits the neck and the mouth of such a funnel. Given u the effect has precision sⱼ⁻² = τⱼ⁻² + Pⱼ, of
+which the prior has the share wⱼ = sⱼ²/τⱼ², and the mean mⱼ = (1 − wⱼ)dⱼ + wⱼhⱼ(u). The mean hⱼ = aⱼ + bⱼ'u + Σ
+qⱼᵢₗuᵢuₗ includes products of coordinates, because effects that are informed by data and standardised by a model lie on
+such a curve, and so does a banana. In zⱼ = (xⱼ − mⱼ)/sⱼ the effect is standard normal for any u. If w is near one
+everywhere, this is the non-centred parametrisation. If the data determine everything, it changes nothing. Between them
+it is the partially non-centred parametrisation (Papaspiliopoulos, Roberts & Sköld 2007). The density of (u, z) is that
+of x times ∏ⱼ sⱼ.
 
 The others u are standardised. A scale may be smallest, or largest, in the middle: |u| is √(u² + ¼), which is smooth,
-and stays below four. A funnel may lie along no coordinate. All of the above then holds of y = A⁻¹x.
+and stays below four. If a funnel does not lie along a coordinate, all of the above applies to y = A⁻¹x.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def scales_of(log_tau: Array, log_precision: Array) -> Scales:
 
 @dataclass(frozen=True)
 class NonCentring:
-    """The change of variables, of k coordinates given the others.
+    """The change of variables of k coordinates given the others.
 
     Attributes
     ----------
     effects, others : ndarray of int
-        Coordinates that are changed, and those that are not, u.
+        Coordinates that are changed, and the unchanged ones u.
     centre, spread : ndarray (n_others,)
-        Of the others: u is measured from one, in units of the other.
+        Centre and spread that standardise the others.
     log_scale : ndarray (1 + 2 n_others, k)
         α, c and e.
     log_precision : ndarray (k,)
@@ -64,7 +65,7 @@ class NonCentring:
     mean : ndarray (2 + n_others + n_products, k)
         a, d − a, b and q.
     axes : ndarray (dim, dim), optional
-        A, where coordinates are those of y = A⁻¹x.
+        A, if coordinates are those of y = A⁻¹x.
     """
 
     effects: Index
@@ -135,7 +136,7 @@ class NonCentring:
 
 
 def size(u: Array) -> Array:
-    """Return |u|, smooth at zero and at most four, since scales far out are not known."""
+    """Return |u|, smooth at zero and at most four, because scales further out are not known."""
     r = np.sqrt(u**2 + 0.25)
     return np.asarray(r / (1.0 + (r / _FAR) ** 4) ** 0.25)
 
@@ -171,7 +172,7 @@ def non_centred(change: NonCentring, population: Any, density: Density[Any]) -> 
 
     def points(z: Array, here: Any, log_determinant: Array) -> NonCentredPoints:
         slope = change.gradient(z, here.gradient)
-        # A force of the position alone, whatever it is, leaves trajectories reversible
+        # Trajectories are reversible for any force that depends only on the position
         return NonCentredPoints(z, here, log_determinant, np.where(np.isfinite(slope), slope, 0.0))
 
     def at(z: Array, rng: np.random.Generator) -> NonCentredPoints:

@@ -1,9 +1,9 @@
-"""The change of variables that fits points of a density, of which nothing is known but gradients.
+"""Fit the change of variables to points of a density and its gradients.
 
-Roots are found first (:mod:`~ppl_backends.kernels.noncentring.roots`). Then the precisions are fitted by the likelihood of
-the slopes ∂ⱼ log π, as N(0, τⱼ⁻² + Pⱼ), and the means by least squares with these weights. The mean of a hierarchy is as
-narrow as its effects are, given them: of coordinates that spread together after the change, the one that the others are
-closest to is left as it is.
+Roots are found first (:mod:`~ppl_backends.kernels.noncentring.roots`). Then the precisions are fitted by the
+likelihood of the slopes ∂ⱼ log π, as N(0, τⱼ⁻² + Pⱼ), and the means by least squares with these weights. The mean of a
+hierarchy is as narrow as its effects are, given them. So if coordinates spread together after the change, the one that
+the others are closest to is not changed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ppl_backends.targets.protocol import Array, Index
 
 _LARGEST_LEFT = 0.5  # of slopes of log s after the change, by a standard deviation of a root
 _CLEARLY_NEARER = 1.0  # to a Gaussian
-_LINEAR = 0.01  # share of the variance of a slope that is not linear, below which it is as good as linear
-_NONLINEAR = 0.1  # the same, below which nothing needs a change
+_LINEAR = 0.01  # nonlinear share of the variance of a slope below which the slope counts as linear
+_NONLINEAR = 0.1  # nonlinear share below which no change is needed
 _FEWEST_POINTS, _POINTS = 50, 1000
-_MOST_COORDINATES = 1000  # each is looked at for the scales of all others
-_LARGEST_DESIGN = 20_000_000  # numbers, of the regressions of all means
+_MOST_COORDINATES = 1000  # each is tested for the scales of all others
+_LARGEST_DESIGN = 20_000_000  # numbers, in the regressions of all means
 _MOST_LEVELS = 4
 _ROUNDS = 20  # of Fisher scoring
 _LARGEST = 10.0  # square of a slope, over the variance fitted, at which it is cut
 _LONGEST_STEP = 1.0
-_CONVERGED = 1e-3  # nats that one more round would gain
+_CONVERGED = 1e-3  # expected gain of one more round, in nats
 _RIDGE = 1e-8
 _NO_DATA = -1000.0  # log P where P is zero
 _CLEARLY_LIKELIER = 5.0  # nats
@@ -64,7 +64,7 @@ def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
 
 
 def _find(x: Array, gradient: Array) -> NonCentring | None:
-    """Find the change after which the density is clearly nearer to a Gaussian than by a simpler one; None for none."""
+    """Find the change that makes the density clearly nearer to a Gaussian than simpler ones do; return None for none."""
     step = max(1, len(x) // _POINTS)
     some, slope = x[::step], gradient[::step]  # to choose with
     best, nonlinear = None, _nonlinear(some, slope)
@@ -81,7 +81,7 @@ def _find(x: Array, gradient: Array) -> NonCentring | None:
 
 
 def _candidates(x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
-    """Yield roots of curves alone, of scales of coordinates as they are, and of those along other axes, and these axes."""
+    """Yield roots of curves only, of scales along the coordinates, and of scales along other axes, with these axes."""
     yield from _along(None, no_roots(x.shape[1]), x, gradient)
     yield from _along(None, find_roots(x, gradient), x, gradient)
     axes = funnel_axes(x, gradient)
@@ -91,7 +91,7 @@ def _candidates(x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None
 
 
 def _along(axes: Array | None, roots: Roots, x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
-    """Yield roots among coordinates along axes, and with those of curves; neither where there are no effects."""
+    """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects."""
     roots = _without_level(roots, x, gradient)
     if len(roots.effects):
         yield roots, axes
@@ -105,7 +105,7 @@ def _turned(x: Array, gradient: Array, axes: Array) -> tuple[Array, Array]:
 
 
 def _distance_from_gaussian(nonlinear: Array) -> float:
-    """Return the sum of logarithms of the shares that are not linear: of a Gaussian all slopes are linear."""
+    """Return the sum of logarithms of the nonlinear shares; all slopes of a Gaussian are linear."""
     return float(np.log(nonlinear + _LINEAR).sum())
 
 
@@ -114,7 +114,7 @@ def _nonlinear(z: Array, gradient: Array) -> Array:
     n, dim = z.shape
     z, gradient = z - z.mean(axis=0), gradient - gradient.mean(axis=0)
     total = np.maximum((gradient**2).sum(axis=0), 1e-300)
-    if dim + 1 > n // POINTS_A_REGRESSOR:  # each on itself alone
+    if dim + 1 > n // POINTS_A_REGRESSOR:  # each on itself only
         explained = (z * gradient).sum(axis=0) ** 2 / np.maximum((z**2).sum(axis=0), 1e-300)
     else:
         q, _ = np.linalg.qr(z)
@@ -134,7 +134,7 @@ def _fit(x: Array, gradient: Array, found: Roots, axes: Array | None) -> NonCent
     start = found.slopes[:, others].reshape(-1, len(effects))
     log_scale, log_precision = _fit_precisions(sized, gradient[:, effects], start, copies)
     scales = scales_of(log_scale[0] + sized @ log_scale[1:], log_precision)
-    # Without the noise of x, where the density is a Gaussian's
+    # Without the noise of x, for a Gaussian density
     centred = x[:, effects] + scales.s * np.clip(scales.s * gradient[:, effects], -LARGEST_SLOPE, LARGEST_SLOPE)
     products = _products(np.searchsorted(others, found.roots), len(others), effects.size * len(x), len(x))
     mean = _fit_means(centred, u, products, scales, copies)
@@ -142,17 +142,17 @@ def _fit(x: Array, gradient: Array, found: Roots, axes: Array | None) -> NonCent
 
 
 def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
-    """Return pairs ``(n_pairs, 2)`` of a root and another coordinate of u; none where they are too many."""
+    """Return pairs ``(n_pairs, 2)`` of a root and another coordinate of u; none if there are too many."""
     pairs = np.array([(i, j) for i in roots for j in range(n_others) if j not in roots or i <= j], int).reshape(-1, 2)
     columns = 2 + n_others + len(pairs)
     return pairs if columns <= n // POINTS_A_REGRESSOR and columns * size <= _LARGEST_DESIGN else pairs[:0]
 
 
 def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
-    """Return the same without effects that others are around: means that they share.
+    """Return the same roots without effects around which others spread, which are means that they share.
 
-    The mean of a hierarchy is as narrow as its effects, given them. Where it is standardised as they are, by the roots alone,
-    all z spread where the scales are small, together.
+    The mean of a hierarchy is as narrow as its effects, given them. If it is standardised like them, by the roots
+    alone, all z spread together at small scales.
     """
     roots = np.flatnonzero(found.slopes[0].any(axis=1))
     standard, _ = standardised(x[:, roots])
@@ -164,7 +164,7 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
         away = np.abs(z - np.median(z, axis=0))
         spread = np.log(np.maximum(away, 0.01 * np.median(away, axis=0) + 1e-300))
         slopes = slopes_on(standard, spread - spread.mean(axis=0), copies_of(x))
-        # The scales grow along the slopes of their logarithms: what is left must go the other way.
+        # The scales grow along the slopes of their logarithms: the remainder must go the other way.
         left = slopes * np.sign(change.log_scale[1 + np.searchsorted(change.others, roots)])
         if not np.any(left < -_LARGEST_LEFT):
             break
@@ -176,9 +176,10 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
 def _fit_precisions(u: Array, slope: Array, start: Array, copies: float) -> tuple[Array, Array]:
     """Fit α, c and e ``(1 + 2 n_others, k)`` and log P ``(k,)`` to slopes ``(n, k)`` of variance τ⁻² + P.
 
-    Fisher scoring begins with ``start`` for c and e. All P are zero unless others are clearly likelier. The coefficients of a
-    root are drawn together as far as they differ by no more than their errors (Efron & Morris 1973): particles are moved in
-    what is fitted to them, and every coefficient of its own holds them back a little.
+    Fisher scoring starts at ``start`` for c and e. All P are zero unless other values are clearly more likely. The
+    coefficients of a root are shrunk towards their mean as far as they differ by no more than their errors (Efron &
+    Morris 1973), because particles are moved by what is fitted to them, and every separate coefficient slows them down
+    slightly.
     """
     used = np.flatnonzero(start.any(axis=1))
     basis = np.column_stack([np.ones(len(u)), u[:, used]])
@@ -207,13 +208,13 @@ class _PrecisionFit(NamedTuple):
     squares: Array
 
     def log_likelihood(self, coefficients: Array, log_precision: Array) -> Array:
-        """Return it for every column ``(k,)``."""
+        """Return the log likelihood for every column ``(k,)``."""
         scales = scales_of(self.basis @ coefficients, log_precision)
         value: Array = (scales.log_s - 0.5 * np.minimum(self.squares * scales.s**2, _LARGEST)).sum(axis=0)
         return value
 
     def scoring(self, coefficients: Array, log_precision: Array, free: Array, data: Any) -> tuple[Array, Array]:
-        """Return coefficients ``(p, k)`` and log P by Fisher scoring in those that are free; in log P where ``data``."""
+        """Return coefficients ``(p, k)`` and log P by Fisher scoring in the free ones, and in log P if ``data``."""
         if not data:
             return self._scoring_of_scales(coefficients, free), log_precision
         fitted = np.vstack([coefficients, log_precision])
@@ -232,7 +233,7 @@ class _PrecisionFit(NamedTuple):
         return fitted[:-1], fitted[-1]
 
     def _scoring_of_scales(self, coefficients: Array, free: Array) -> Array:
-        """Return coefficients by Fisher scoring where all P are zero: the information is that of the basis, 4 B'B."""
+        """Return coefficients by Fisher scoring if all P are zero: the information is that of the basis, 4 B'B."""
         square, ridge = 4.0 * self.basis.T @ self.basis, 1e-3 * np.eye(self.basis.shape[1])
         inverse = np.stack([np.linalg.inv(square * np.outer(own, own) + ridge) for own in free.T])
         fitted, moving = coefficients.copy(), np.arange(free.shape[1])
@@ -248,7 +249,7 @@ class _PrecisionFit(NamedTuple):
         return fitted
 
     def standard_errors(self, coefficients: Array, log_precision: Array, free: Array) -> Array:
-        """Return those of the coefficients ``(p, k)``."""
+        """Return the standard errors of the coefficients ``(p, k)``."""
         all_free = np.vstack([free, (log_precision > _NO_DATA)[None]])
         columns, _ = self._columns(coefficients, log_precision, all_free)
         # Half of the sum of squared d log variance is the information
@@ -267,13 +268,13 @@ class _PrecisionFit(NamedTuple):
 
 
 def _cut(step: Array) -> Array:
-    """Return steps ``(p, k)``, those too long shortened."""
+    """Return steps ``(p, k)``, shortened if they are too long."""
     cut: Array = step * np.minimum(1.0, _LONGEST_STEP / np.maximum(np.abs(step).max(axis=0), 1e-300))
     return cut
 
 
 def _drawn_together(values: Array, errors: Array, known: Array) -> Array:
-    """Return values ``(p, k)`` drawn towards the mean of their row, of those that are ``known``."""
+    """Return values ``(p, k)`` shrunk towards the mean of the ``known`` ones in their row."""
     weights = np.where(known, 1.0 / np.maximum(errors, 1e-300) ** 2, 0.0)
     mean = (weights * values).sum(axis=1, keepdims=True) / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
     apart = (weights * (values - mean) ** 2).sum(axis=1, keepdims=True)
@@ -284,8 +285,8 @@ def _drawn_together(values: Array, errors: Array, known: Array) -> Array:
 def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: float) -> Array:
     """Return a, d − a, b and q by least squares of x on 1, 1 − w, wu and w times products of u, weighted by precisions.
 
-    Coefficients b and q that are not clear are zero. Where nearly all precision is the prior's, d is not to be known, and
-    stays near a.
+    Coefficients b and q that are not significant are zero. If nearly all precision is the prior's, d cannot be
+    estimated and stays near a.
     """
     n, k = x.shape
     u = features(u, products)

@@ -1,13 +1,13 @@
-"""Which coordinates decide the scales and means of others, from points of a density and gradients of its logarithm.
+"""Find which coordinates determine the scales and means of others, from points of a density and its gradients.
 
 Given all other coordinates E[(∂ⱼ log π)²] = E[−∂ⱼ² log π], which for a Gaussian is the precision. So log |∂ⱼ log π| is
-regressed on the coordinates: one becomes a *root* where it clearly explains the slopes of others. The mean of a Gaussian with
-variance s², given the other coordinates, is xⱼ + s²∂ⱼ log π, without any noise: where the square of a coordinate explains
-what is not linear in it, that coordinate is a root of a curve.
+regressed on the coordinates; a coordinate is a *root* if it clearly explains the slopes of others. The mean of a
+Gaussian with variance s², given the other coordinates, is xⱼ + s²∂ⱼ log π, without any noise. If the square of a
+coordinate explains its nonlinear part, that coordinate is a root of a curve.
 
-Scales may depend on a direction instead. It is the one that logarithms of slopes are regressed on best, all coordinates
-together. Axes along which second moments of gradients at its two ends differ are effects, and the direction is turned so that
-it is at right angles to them: coordinates are those of y = A⁻¹x.
+Scales may depend on a direction instead. It is the direction on which logarithms of slopes are regressed best, with
+all coordinates together. Axes along which second moments of gradients differ between its two ends are effects, and the
+direction is rotated to be orthogonal to them: coordinates are those of y = A⁻¹x.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ppl_backends.kernels.noncentring.change import size
 from ppl_backends.targets.protocol import Array, Index
 
 CLEARLY = 4.5  # standard errors of a slope
-_SHOWS = 2.5  # the same of an effect whose root is known by others
+_SHOWS = 2.5  # the same of an effect whose root is known from others
 _LEAST_EFFECT = 0.25  # change of log s, or of a mean in units of s, with a standard deviation of a root
-_LEAST_LEFT = 0.05  # share of a coordinate's variance beside the roots, from which it may be one as well
+_LEAST_LEFT = 0.05  # share of a coordinate's variance not explained by the roots, above which it may be a root too
 _MOST_ROOTS = 20
 _MOST_TURNED = 100  # coordinates
 _AXES_ROUNDS = 3
@@ -38,7 +38,7 @@ class Roots(NamedTuple):
     """Coordinates ``roots`` that decide scales or means of ``effects``.
 
     ``slopes`` ``(2, dim, n_effects)`` are those of logarithms of scales on all standardised coordinates, and on their sizes;
-    zero but on roots of scales.
+    zero except on roots of scales.
     """
 
     roots: Index
@@ -46,23 +46,23 @@ class Roots(NamedTuple):
     slopes: Array
 
     def without(self, effect: int) -> Roots:
-        """Return the same without one of the effects."""
+        """Return the same roots without one of the effects."""
         return Roots(self.roots, np.delete(self.effects, effect), np.delete(self.slopes, effect, axis=2))
 
 
 def no_roots(dim: int) -> Roots:
-    """Return no roots of so many coordinates."""
+    """Return no roots, for ``dim`` coordinates."""
     return Roots(np.empty(0, int), np.empty(0, int), np.empty((2, dim, 0)))
 
 
 def find_roots(x: Array, gradient: Array) -> Roots:
-    """Return which coordinates have scales that depend on others; no effects where none has.
+    """Return the coordinates whose scales depend on others; no effects if there are none.
 
-    Roots are chosen one after the other, each time the one that explains most; they are not scaled themselves.
+    Roots are chosen one after the other, each time the one that explains most; roots are not effects.
     """
     n, dim = x.shape
     response = -np.log(np.maximum(np.abs(gradient), 1e-300))
-    response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes next to zero
+    response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes near zero
     standard, _ = standardised(x)
     sizes = size(standard)
     columns = np.hstack([standard, sizes - sizes.mean(axis=0)])
@@ -75,7 +75,7 @@ def find_roots(x: Array, gradient: Array) -> Roots:
     chosen, basis = _regressors(columns, roots)
     found, *_ = np.linalg.lstsq(basis, response, rcond=None)
     error = (response - basis @ found).std(axis=0) * np.diag(np.linalg.pinv(basis.T @ basis))[1:, None] ** 0.5
-    # An effect that hardly shows its root is in the same neck: less is asked for than of a root.
+    # An effect that hardly shows its root is in the same neck: the threshold is lower than for a root.
     clearly = np.repeat([_SHOWS, CLEARLY], len(roots))[:, None]
     found = np.where(np.abs(found[1:]) > clearly * error * copies_of(x) ** 0.5, found[1:], 0.0)
     found[:, roots] = 0.0
@@ -86,7 +86,7 @@ def find_roots(x: Array, gradient: Array) -> Roots:
 
 
 def with_curves(found: Roots, x: Array, gradient: Array) -> Roots:
-    """Return roots and effects with those whose means, at constant scales, depend on squares of others."""
+    """Return roots and effects, including effects whose means, at constant scales, depend on squares of others."""
     n, dim = x.shape
     if dim + 1 > n // POINTS_A_REGRESSOR:
         return found
@@ -112,10 +112,10 @@ def with_curves(found: Roots, x: Array, gradient: Array) -> Roots:
 
 
 def _slopes_beside_others(x: Array, columns: Array, responses: Array, copies: float) -> Array:
-    """Return slopes ``(dim, dim)`` of responses j on each column, beside all coordinates ``x`` but j, where clear, else 0."""
+    """Return slopes ``(dim, dim)`` of responses j on each column, given all coordinates ``x`` but j, if clear, else 0."""
     linear, _ = np.linalg.qr(np.column_stack([np.ones(len(x)), x]))
     columns, responses = columns - columns.mean(axis=0), responses - responses.mean(axis=0)
-    # What is left of coordinate j beside the others is left in columns and responses.
+    # Columns and responses are projected off the residual of coordinate j given the others.
     inverse = np.linalg.inv(x.T @ x)
     alone = x @ inverse / np.sqrt(np.diag(inverse))
     left, known = (alone.T @ columns).T, (alone * responses).sum(axis=0)
@@ -127,7 +127,7 @@ def _slopes_beside_others(x: Array, columns: Array, responses: Array, copies: fl
 
 
 def funnel_axes(x: Array, gradient: Array) -> Array | None:
-    """Return axes A ``(dim, dim)``, the first of which may decide the scales along others.
+    """Return axes A ``(dim, dim)``, the first of which may determine the scales along others.
 
     None for too few points, or too many coordinates.
     """
@@ -141,14 +141,14 @@ def funnel_axes(x: Array, gradient: Array) -> Array | None:
     for _ in range(_AXES_ROUNDS):
         direction, *_ = np.linalg.lstsq(centred, length - length.mean(), rcond=None)
         along = centred @ direction
-        # Where the gradient is small, that along the effects is next to none.
+        # If the gradient is small, its part along the effects is nearly zero.
         wide, narrow = along < np.quantile(along, _WIDE), along > np.median(along)
         moments = [slope[part].T @ slope[part] / part.sum() for part in (wide, narrow)]
         if not np.isfinite(moments).all():
             return None
         ratio, common = linalg.eigh(*moments)
         change = np.abs(np.log(np.maximum(ratio, 1e-300)))
-        change[np.argmin(change)] = 0.0  # one at least decides
+        change[np.argmin(change)] = 0.0  # at least one is a root
         scaled = common[:, change > _SCALED]
         k = scaled.shape[1]
         if not k:
@@ -162,15 +162,15 @@ def funnel_axes(x: Array, gradient: Array) -> Array | None:
 
 
 def _regressors(columns: Array, roots: list[int]) -> tuple[Index, Array]:
-    """Return the indices of roots and of their sizes among columns, and these columns beside a constant one."""
+    """Return the indices of roots and of their sizes among columns, and these columns with a constant one."""
     chosen = np.r_[roots, np.add(roots, columns.shape[1] // 2)].astype(int)
     return chosen, np.column_stack([np.ones(len(columns)), columns[:, chosen]])
 
 
 def _clear_slopes(columns: Array, response: Array, roots: list[int]) -> Array:
-    """Return slopes ``(2, dim, dim)`` of the responses on one more coordinate, and its size, beside the roots.
+    """Return slopes ``(2, dim, dim)`` of the responses on one more coordinate, and its size, given the roots.
 
-    Those that are not clear are 0.
+    Slopes that are not significant are 0.
     """
     dim = response.shape[1]
     q, _ = np.linalg.qr(_regressors(columns, roots)[1])
@@ -182,7 +182,7 @@ def _clear_slopes(columns: Array, response: Array, roots: list[int]) -> Array:
 
 
 def standardised(x: Array) -> tuple[Array, Array]:
-    """Return coordinates of mean zero, in units of their spread and cut where they are far out, and the spread."""
+    """Return coordinates with mean zero in units of their spread, cut far out, and the spread."""
     low, middle, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
     spread = np.maximum(0.5 * (high - low), 1e-300)
     standard = np.clip((x - middle) / spread, -_OUTLYING, _OUTLYING)
@@ -195,9 +195,9 @@ def copies_of(x: Array) -> float:
 
 
 def slopes_on(columns: Array, responses: Array, copies: float) -> Array:
-    """Return slopes ``(p, k)`` of the responses on each column alone, where they are clear, else 0; all have mean zero.
+    """Return slopes ``(p, k)`` of the responses on each column alone, if they are clear, else 0; all have mean zero.
 
-    ``copies`` is how often a point comes up, on average; columns with next to no variance left have no slope.
+    ``copies`` is the mean number of copies of a point; columns with almost no remaining variance have slope zero.
     """
     square = np.maximum((columns**2).sum(axis=0), 1e-300)[:, None]
     slopes = columns.T @ responses / square
@@ -205,7 +205,7 @@ def slopes_on(columns: Array, responses: Array, copies: float) -> Array:
 
 
 def _where_clear(slopes: Array, residual: Array, square: Array, n: int, copies: float) -> Array:
-    """Return slopes where they are clear, else 0, from sums of squares of residuals and of regressors."""
+    """Return slopes if they are clear, else 0, from sums of squares of residuals and of regressors."""
     error = np.sqrt(copies * np.maximum(residual, 0.0) / n / square)
     clear = np.abs(slopes) > np.maximum(CLEARLY * error, _LEAST_EFFECT)
     return np.where(clear & (square > _LEAST_LEFT * n), slopes, 0.0)

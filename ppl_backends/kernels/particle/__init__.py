@@ -1,1 +1,1 @@
-"""Kernels on parameters of state-space models whose states are carried by particle filters."""
+"""Kernels on parameters of state-space models whose states are sampled by particle filters."""

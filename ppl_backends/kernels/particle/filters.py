@@ -1,4 +1,4 @@
-"""The particle filter of a target, by name, and in the form that is fastest for a chain."""
+"""The particle filter of a target, by name, and in the fastest form for a chain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ppl_backends.targets.state_space.scalar import TranslationError
 
 
 def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 0.5) -> Filter:
-    """Return the filter of a target's series; ``"auto"`` is guided where the model has a proposal, else the bootstrap one.
+    """Return the filter of a target's series; ``"auto"`` is guided if the model has a proposal, else bootstrap.
 
     Raises
     ------
@@ -28,9 +28,9 @@ def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 
 
 
 def compiled(particle_filter: Filter, parameters: Values, smooth: bool = False) -> Filter | CompiledFilter:
-    """Return the filter compiled by Numba, or as it is where a function of its model has no form for that."""
+    """Return the filter compiled by Numba, or unchanged if Numba cannot compile a function of its model."""
     try:
         found = CompiledFilter(particle_filter, parameters)
     except TranslationError:
         return particle_filter
-    return particle_filter if smooth and found.state_dim > 1 else found  # Hilbert's curve is JAX's
+    return particle_filter if smooth and found.state_dim > 1 else found  # Hilbert's curve needs JAX

@@ -1,11 +1,11 @@
 r"""Particle Gibbs: a path of states given parameters, and parameters given the path (Andrieu, Doucet & Holenstein 2010).
 
-The path is renewed by a conditional particle filter: N − 1 particles are drawn beside the present path, which is particle 0
-in every row. The new path comes out of them by backward sampling (Whiteley 2010), which leaves the law of the states given
-parameters and data invariant for any N ≥ 2. Traced through ancestors it would never leave the old one in the first rows of
-a long series: there all particles descend from it.
+A conditional particle filter renews the path: it draws N − 1 particles beside the current path, which is particle 0 in
+every row. Backward sampling (Whiteley 2010) draws the new path from these particles, which leaves the distribution of
+the states given parameters and data invariant for any N ≥ 2. A path traced through ancestors would never leave the old
+one in the first rows of a long series, because there all particles descend from it.
 
-Given the path, the density of the parameters is that of the complete data, which costs one pass over the series.
+Given the path, the density of the parameters is that of the complete data, which needs one pass over the series.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ppl_backends.targets.jax_process import double_precision
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.state_space.filter import Filter, History, Seeds
 
-INNER_STEPS = 5  # of the parameters given a path, each a small part of a sweep's cost
+INNER_STEPS = 5  # of the parameters given a path, each a small part of a sweep's run time
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class PathDensity:
     Parameters
     ----------
     target : BaseTarget, or a block of one
-        With ``state_space``.
+        A target with ``state_space``.
     particle_filter : Filter
     n_particles : int
         N of the conditional filter.
     tuning : Adaptation, optional
         Of a chain.
     n_rows : int, optional
-        Rows that are looked at; all by default. Paths have all rows.
+        Number of rows in use; all by default. Paths have all rows.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PathDensity:
         self.n_rows = particle_filter.n_rows if n_rows is None else n_rows
 
     def __call__(self, x: Array, rng: Any) -> Any:
-        """Refuse: points have paths, see :meth:`beside`."""
+        """Raise an error: points have paths, see :meth:`beside`."""
         raise NotImplementedError
 
     def initial_point(self, rng: np.random.Generator) -> None:
@@ -89,12 +89,12 @@ class PathDensity:
         return
 
     def parameters(self) -> KernelParameters:
-        """Return the proposals to begin with."""
+        """Return the initial proposals."""
         assert self._tuning is not None
         return self._tuning.parameters
 
     def start(self, x: Array, rng: Any) -> PointsWithPaths:
-        """Return points ``(n, dim)`` with paths out of filters of their own."""
+        """Return points ``(n, dim)`` with paths from separate filters."""
         x = np.array(x, dtype=np.float64)
         if not np.isfinite(self.rest.log_density(x)).all():
             raise ModelError(f"{self.target.label}: the log density is not finite at the starting point")
@@ -121,7 +121,7 @@ class PathDensity:
         return conditional_history(self.filter, values, path, self.n_rows, self.n_particles, seeds)
 
     def refresh(self, population: PointsWithPaths, rng: Any) -> PointsWithPaths:
-        """Return the densities anew after other coordinates moved; paths are kept."""
+        """Return the points with new densities after other coordinates moved; keep the paths."""
         return self.with_path(population.x, population.path)
 
     def _values(self, x: Array) -> dict[str, Array]:
@@ -137,7 +137,7 @@ class PathDensity:
 
 
 class ParticleGibbsKernel(Kernel):
-    """Random-walk steps of the parameters given their path, and a new path."""
+    """Draw the parameters given their path by random-walk steps, and a new path."""
 
     name = "particle Gibbs"
     target_acceptance = 0.3
@@ -172,7 +172,7 @@ class ParticleGibbsKernel(Kernel):
         return density.renewed(population, rng), info
 
     def statistics(self, before: Any, after: Any, parameters: KernelParameters, info: KernelInfo) -> Mapping[str, Any]:
-        """Return the scale, the share of rows whose state is another than before, and the states where they are kept."""
+        """Return the scale, the share of rows whose state changed, and the states if they are kept."""
         n, rows = before.path.shape[:2]
         changed = (before.path != after.path).reshape(n, rows, -1).any(axis=2)
         found = {"scaling": parameters.scale, "n_particles": self._n_particles}
@@ -181,18 +181,18 @@ class ParticleGibbsKernel(Kernel):
 
 
 class ParticleGibbs(Algorithm):
-    """Parameters given states and states given parameters in turn. Exact for any number of particles above one.
+    """Draw parameters given states, and states given parameters, alternately. Exact for at least two particles.
 
     Parameters
     ----------
     target : BaseTarget, or a block of one
-        With ``state_space`` whose model has ``log_transition`` and ``log_initial``.
+        A target with ``state_space`` whose model has ``log_transition`` and ``log_initial``.
     particle_filter : Filter
     n_particles : int
     covariance : array (dim, dim), optional
-        Shape of the proposals of the parameters; learnt while tuning by default.
+        Shape of the proposals of the parameters; learnt during tuning by default.
     keeps_states : bool
-        Whether statistics hold the path of every draw.
+        Whether to store the path of every draw in the statistics.
     """
 
     def __init__(
@@ -220,8 +220,8 @@ def conditional_history(
 ) -> History:
     """Return particles, weights and increments of filters whose particle 0 is ``path`` ``(n, n_rows[, d])``, row by row.
 
-    States are drawn from the transition, and the others resampled for every row, by independent draws; rows from ``upto``
-    on are not looked at.
+    States are drawn from the transition, and the others are resampled in every row, by independent draws; rows from
+    ``upto`` on are not used.
     """
     with double_precision():
         run, kept = _conditional(particle_filter.model, n_particles), np.moveaxis(path, 1, 0)

@@ -1,17 +1,18 @@
 r"""Particle marginal Metropolis–Hastings: the likelihood estimate is a particle filter's (Andrieu, Doucet & Holenstein 2010).
 
-The chain's record holds the filter by its seed: every number that the filter drew is a function of the seed and of the row of
-data, so that the states that belong to a draw can be had again later (:func:`~ppl_backends.kernels.particle.paths.replayed`).
-All chains move as one batch, with one call of the filter for all of their proposals.
+The chain's record stores the filter by its seed: every number that the filter drew is a function of the seed and of
+the row of data, so that the states of a draw can be computed again later
+(:func:`~ppl_backends.kernels.particle.paths.replayed`). All chains move as one batch, with one call of the filter for
+all of their proposals.
 
-The correlated form (Deligiannidis, Doucet & Pitt 2018) keeps the filter's normal numbers u in place of the seed. A
-proposal moves the parameters, and a stretch of the rows gets fresh numbers (blocks in place of an autoregression: Tran,
-Kohn, Quiroz & Villani 2016), so that the ratio compares two estimates that err alike. The length of the stretch is
-drawn anew for every proposal, its share of the rows log-uniform between 1 − ρ and 1: few proposals renew every number,
-whatever ρ is. The filter sorts its particles before it resamples them, so that equal numbers choose nearby particles;
-without that, the first resampling loses the correlation. Since particles are sorted, the numbers of a row may come from
-a lattice (:mod:`~ppl_backends.targets.state_space.lattice`), which makes the estimates themselves several times as
-precise.
+The correlated form (Deligiannidis, Doucet & Pitt 2018) stores the filter's normal numbers u instead of the seed. A
+proposal moves the parameters, and a stretch of the rows gets fresh numbers (blocks instead of an autoregression: Tran,
+Kohn, Quiroz & Villani 2016), so that the errors of the two estimates in the ratio are correlated. Every proposal draws
+the length of the stretch anew, with a share of the rows that is log-uniform between 1 − ρ and 1. So for any ρ a few
+proposals renew every number. The filter sorts its particles before it resamples them, so that equal numbers choose
+nearby particles; otherwise the first resampling would destroy the correlation. Because particles are sorted, the
+numbers of a row may come from a lattice (:mod:`~ppl_backends.targets.state_space.lattice`), which makes the estimates
+several times as precise.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from ppl_backends.targets.state_space.compiled import CompiledFilter
 from ppl_backends.targets.state_space.lattice import lattice_normals
 
 ACCEPTANCE = 0.3  # of a random walk in few dimensions
-MOST_NOISE = 8.0  # that an acceptance rate is derived from
+MOST_NOISE = 8.0  # for which an acceptance rate is derived
 INDEPENDENT, TAILS = 0.5, 5.0  # share of independent proposals, and their degrees of freedom
-CORRELATION = 0.99  # where it is chosen here
+CORRELATION = 0.99  # of the automatic choice
 ENOUGH = 0.5  # variance of the log ratio of correlated estimates, mean over stretches
-DECAY = 1.5  # the variance of an estimate from a lattice falls with this power of the number of particles
-CANDIDATES, LEFT = 64, 4.0  # points of either kind to start from, and how many of them remain in effect
+DECAY = 1.5  # the variance of an estimate from a lattice decreases with this power of the number of particles
+CANDIDATES, LEFT = 64, 4.0  # candidate starting points of either kind, and their effective number
 
 
 class FilterEstimator:
@@ -60,17 +61,17 @@ class FilterEstimator:
     Parameters
     ----------
     target : BaseTarget, or a block of one
-        With ``state_space``.
+        A target with ``state_space``.
     particle_filter : Filter
     correlated : bool
-        Whether the filter is a function of normal numbers that move with the chain.
+        Whether the filter is a function of normal numbers that are part of the chain's state.
     """
 
     def __init__(self, target: BaseTarget, particle_filter: Any, correlated: bool) -> None:
         self._target, self._series, self.correlated = target, target.full.state_space, correlated
         self.filter = compiled(particle_filter, self._parameters(np.zeros((1, target.dim))), correlated)
         self.n_rows, self._n_normals = particle_filter.n_rows, particle_filter.model.n_normals
-        self.n_normals = 1 if correlated else None  # tells correlated estimates from others
+        self.n_normals = 1 if correlated else None  # marks correlated estimates
         self.sorts_numbers = isinstance(self.filter, CompiledFilter) and self.filter.state_dim == 1
 
     def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
@@ -96,19 +97,19 @@ class FilterEstimator:
 
 
 def seeds_from(rng: Any, n: int) -> NDArray[np.uint64]:
-    """Return the seed of a filter for each of ``n`` points ``(n,)``, from the generator of each."""
+    """Return the seed of a filter for each of ``n`` points ``(n,)``, from each point's generator."""
     return np.array([own.integers(0, 2**64, dtype=np.uint64) for own in each(rng, n)])
 
 
 def rest_of(target: BaseTarget) -> BaseTarget:
-    """Return all terms of a target but those of its series, on the same coordinates."""
+    """Return all terms of a target except those of its series, on the same coordinates."""
     full: Any = target.full
     rest: BaseTarget = full.rest if full is target else ConditionalTarget(full.rest, target.free, target.point)
     return rest
 
 
 def grid(n: int) -> int:
-    """Return the smallest of 4, 6, 8, 12, 16, 24, … that is at least ``n``: each number of particles is a compilation.
+    """Return the smallest of 4, 6, 8, 12, 16, 24, … that is at least ``n``; each number of particles needs a compilation.
 
     Examples
     --------
@@ -129,7 +130,7 @@ class FilteredDensity(EstimatedDensity):
     fewest, most_at_start, most = 32, 256, 16384
 
     def beside(self, points: EstimatedPoints, x: Array, rng: Any) -> EstimatedPoints:
-        """Return proposals ``(n, dim)`` with filters of their own."""
+        """Return proposals ``(n, dim)`` with separate filters."""
         log_rest = self.target.log_density(x)
         inside = np.isfinite(log_rest)
         noise = self.moved(points.noise, points.n_estimates, rng)
@@ -140,9 +141,9 @@ class FilteredDensity(EstimatedDensity):
         return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
 
     def moved(self, noise: Any, n_particles: int, rng: Any) -> Array:
-        """Return a proposal's numbers: fresh seeds, or the present numbers with fresh ones in a stretch of rows.
+        """Return a proposal's numbers: fresh seeds, or the current numbers with fresh ones in a stretch of rows.
 
-        Rows are on a circle: after the last comes the first.
+        Rows are on a circle: the first follows the last.
         """
         if not self.estimator.correlated:
             return self.estimator.numbers(len(noise), n_particles, rng)
@@ -156,11 +157,11 @@ class FilteredDensity(EstimatedDensity):
     def initial_point(self, rng: np.random.Generator) -> Array | None:
         """Return one of many points, dispersed ones and draws of the prior, by a power of its estimated posterior.
 
-        The power leaves an effective number of points from which chains start apart from each other.
+        The power leaves an effective number of points, so that chains start apart from each other.
         """
         full = self.target.full
         if len(self.target.others):
-            return None  # a block starts beside its others
+            return None  # a block starts with the other coordinates
         x = full.initial_points(CANDIDATES, rng)
         with suppress(PriorSamplingError):
             x = np.concatenate([x, full.sample_prior(CANDIDATES, rng)])
@@ -172,7 +173,7 @@ class FilteredDensity(EstimatedDensity):
         return x[rng.choice(len(x), p=_tempered(value, LEFT))]
 
     def fresh(self, points: EstimatedPoints, rng: Any) -> EstimatedPoints:
-        """Return the points with fresh filters, the first of a few that are not zero; unchanged if one has none."""
+        """Return the points with fresh filters, the first of a few with a positive estimate; unchanged if there is none."""
         estimate, noise = np.full(len(points.x), -np.inf), None
         for _ in range(REPLICATES):
             numbers = self.estimator.numbers(len(points.x), points.n_estimates, rng)
@@ -197,16 +198,17 @@ class FilteredDensity(EstimatedDensity):
         return replace(points, variance=float(np.median(np.where(np.isnan(variance), np.inf, variance))))
 
     def rounded(self, n: int) -> int:
-        """Return a number of particles near to ``n`` from above."""
+        """Return a number of particles that is near ``n`` and at least ``n``."""
         return grid(n)
 
 
 class ParticleMetropolisKernel(PseudoMarginalKernel):
-    """Proposals that come with filters of their own: of a random walk, or half of them independent of where the chain is.
+    """Proposals with separate filters: random-walk proposals, or half of them independent of the current point.
 
-    A chain that waits for an estimate as large as its own waits as long whatever is proposed; what then is accepted had
-    better be far. Independent proposals are Student t with the centre and the shape that were learnt. Correlated filters err
-    alike there too: over the width of a posterior the error of the log likelihood changes little.
+    A chain that waits for an estimate as large as its current one waits equally long for any proposal, so accepted
+    proposals should be far away. Independent proposals are Student t with the learnt centre and shape. Errors of
+    correlated filters are correlated there too, because the error of the log likelihood changes little over the width
+    of a posterior.
     """
 
     name = "particle Metropolis"
@@ -230,13 +232,13 @@ class ParticleMetropolisKernel(PseudoMarginalKernel):
         return accept(rng, population, proposal, ratio, np.where(far, np.nan, (jump**2).sum(axis=1)))
 
     def adapt(self, parameters: Any, info: KernelInfo, population: Any = None) -> Any:
-        """Return parameters that follow the acceptance of the random walk, while tuning."""
+        """Return parameters that follow the acceptance of the random walk, during tuning."""
         walked = ~np.isnan(info.squared_jump)
         rate = info.acceptance[walked].mean() if walked.any() else parameters.adaptation.step.target
         return super().adapt(parameters, info._replace(acceptance=rate), population)
 
     def statistics(self, before: Any, after: Any, parameters: KernelParameters, info: KernelInfo) -> Mapping[str, Any]:
-        """Return the scale, the filters' size and variance, and the estimate and the seed of the filter that is kept."""
+        """Return the scale, the filters' size and variance, and the estimate and the seed of the current filter."""
         return {
             "scaling": parameters.scale,
             "n_particles": before.n_estimates,
@@ -252,15 +254,15 @@ class ParticleMetropolis(EstimatedMetropolis):
     Parameters
     ----------
     target : BaseTarget, or a block of one
-        With ``state_space``; its log density holds all terms but the likelihood of the series.
+        A target with ``state_space``; its log density contains all terms but the likelihood of the series.
     particle_filter : Filter
     n_particles : int or "auto"
-        N_x; "auto" finds it at the start and while tuning.
+        N_x; "auto" chooses it at the start and during tuning.
     correlation : float or "auto"
-        The largest share of rows whose normal numbers a proposal keeps, ρ; 0 for fresh filters. "auto" is 0.99 where states
-        are numbers and Numba compiles the filter, else 0.
+        The largest share of rows whose normal numbers a proposal keeps, ρ; 0 for fresh filters. "auto" is 0.99 if
+        states are numbers and Numba compiles the filter, else 0.
     covariance : array (dim, dim), optional
-        Shape of the proposals; learnt while tuning by default.
+        Shape of the proposals; learnt during tuning by default.
     """
 
     def __init__(
@@ -296,16 +298,16 @@ class ParticleMetropolis(EstimatedMetropolis):
         return self._aimed(super().start(x, rng))
 
     def checked(self, state: ChainState, rng: Any) -> ChainState:
-        """Return the state with as many particles as it takes, and the acceptance rate that they allow."""
+        """Return the state with a sufficient number of particles, and the acceptance rate that they allow."""
         if self.density.n_first is not None:
             state = state._replace(population=self.density.measured(state.population, rng))
         return self._aimed(super().checked(state, rng))
 
     def _aimed(self, state: ChainState) -> ChainState:
-        """Return the state with proposals that aim at the acceptance rate of a good random walk under the filters' noise.
+        """Return the state with proposals that target the acceptance rate of a good random walk under the filters' noise.
 
-        Log ratios whose noise has variance s² leave 2Φ(−s/2) of the acceptances (Doucet, Pitt, Deligiannidis & Kohn 2015);
-        s² is twice the variance of one estimate where estimates are independent.
+        Log ratios whose noise has variance s² reduce the acceptance rate by a factor 2Φ(−s/2) (Doucet, Pitt,
+        Deligiannidis & Kohn 2015); s² is twice the variance of one estimate if estimates are independent.
         """
         noise = min(state.population.variance, MOST_NOISE) * (1.0 if self.density.estimator.correlated else 2.0)
         adaptation = state.parameters.adaptation

@@ -1,8 +1,8 @@
-"""Paths of states out of filters that have run: by backward sampling, or traced through their ancestors.
+"""Paths of states from filters that have run, by backward sampling or along their ancestors.
 
-Backward sampling (Godsill, Doucet & West 2004) draws the last state by its weight, and every one before it among the
-particles of its row with weights W_t^i f(x_{t+1} | x_t^i). It needs the density of a transition. Ancestors need nothing, but
-those of the first rows are few.
+Backward sampling (Godsill, Doucet & West 2004) draws the last state by its weight, and every earlier one among the
+particles of its row with weights W_t^i f(x_{t+1} | x_t^i). It needs the density of a transition. Ancestors need no
+density, but those of the first rows are few.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.state_space.compiled import normals_from
 from ppl_backends.targets.state_space.filter import Filter, Seeds
 
-_ELEMENTS = 2**24  # particles of all rows of the filters that are computed together
-_AWAY = np.uint64(0x9E3779B97F4A7C15)  # from a filter's seed to that of the path out of it
+_ELEMENTS = 2**24  # particles of all rows of the filters in one computation
+_AWAY = np.uint64(0x9E3779B97F4A7C15)  # offset from a filter's seed to that of its path
 
 
 def replayed_paths(
     particle_filter: Filter, parameters: Mapping[str, Array], n_particles: int, seeds: Seeds, by_numba: bool = False
 ) -> Array:
-    """Return one path ``(n_theta, n_rows[, d])`` out of each filter that has these seeds, which is run again.
+    """Return one path ``(n_theta, n_rows[, d])`` from each filter that has these seeds; the filters run again.
 
-    ``by_numba`` says that it was a :class:`~ppl_backends.targets.state_space.compiled.CompiledFilter`.
+    ``by_numba`` is True for a :class:`~ppl_backends.targets.state_space.compiled.CompiledFilter`.
     """
     n, rows = len(seeds), particle_filter.n_rows
     size = max(1, _ELEMENTS // (rows * n_particles))
@@ -45,7 +45,7 @@ def replayed_paths(
 def drawn_paths(
     particle_filter: Filter, parameters: Mapping[str, Array], history: Any, seeds: Seeds, upto: int | None = None
 ) -> Array:
-    """Return one path ``(n_theta, n_rows[, d])`` out of each filter of a history, or of its rows before ``upto``."""
+    """Return one path ``(n_theta, n_rows[, d])`` from each filter of a history, or from its rows before ``upto``."""
     if particle_filter.model.log_transition is None:
         return traced(history, seeds)
     with double_precision():
@@ -57,7 +57,7 @@ def drawn_paths(
 
 
 def traced(history: Any, seeds: Seeds) -> Array:
-    """Return a path out of each filter through the ancestors of a particle drawn by its weight."""
+    """Return a path from each filter along the ancestors of a particle drawn by its weight."""
     upto, n = len(history.x), len(seeds)
     uniform = np.array([np.random.default_rng(int(seed)).random() for seed in seeds])
     ends = np.cumsum(np.exp(history.log_weights[-1]), axis=1)

@@ -1,13 +1,14 @@
-r"""Filters around a path: how SMC² renews the filters of its particles, in any size and without weights.
+r"""Filters around a path, by which SMC² renews the filters of its particles, with any size and without weights.
 
-A path drawn from a filter by its weights, through its ancestors, is one of the states given the parameters and the data.
-Around it a conditional filter draws all other particles afresh, with as many as one likes (Ridgway 2015, Algorithm 27): the
-same filter, resampling as it does, given that the path is one of its particles. Fresh filters, which particle Metropolis
-proposes with, then have the law of those that there are, without which its steps were not exact. The path takes along what
-its weight was multiplied by in every row, so that no density of a transition is needed.
+A path drawn from a filter by its weights, along its ancestors, is a draw of the states given the parameters and the
+data. Around it a conditional filter draws all other particles afresh, with any number of particles (Ridgway 2015,
+Algorithm 27). It is the same filter with the same resampling, given that the path is one of its particles. Fresh
+filters, with which particle Metropolis proposes, then have the distribution of the current ones; otherwise its steps
+would not be exact. The path includes the factors of its weight in every row, so that no density of a transition is
+needed.
 
-What a filter keeps is its path and two seeds. Its particles in earlier rows are computed again when a path is drawn, a few
-filters at a time: memory grows with the number of rows plus that of the particles, not with their product.
+A filter stores its path and two seeds. Its particles in earlier rows are computed again when a path is drawn, a few
+filters at a time, so memory grows with the number of rows plus that of the particles, not with their product.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from ppl_backends.targets.jax_process import double_precision
 from ppl_backends.targets.protocol import Array, Index
 from ppl_backends.targets.state_space.filter import Filter, FilterState, Seeds
 
-_ELEMENTS = 2**22  # particles of all rows that are computed together
+_ELEMENTS = 2**22  # particles of all rows in one computation
 
 
 class Filters(NamedTuple):
-    """The filter of rows to come, and that of rows around a path."""
+    """The filter of new rows, and that of rows around a path."""
 
     ahead: Filter
     around: Filter
 
     @classmethod
     def of(cls, particle_filter: Filter, from_transition: bool) -> Filters:
-        """Return filters that are alike, or those whose states around a path are drawn ``from_transition``.
+        """Return filters with equal proposals, or with states around a path drawn ``from_transition``.
 
-        Where parameters moved since the path was drawn, what a proposal's weight was multiplied by is not known any more.
+        If parameters moved since the path was drawn, the factors of a proposal's weight are no longer known.
         """
         if not from_transition:
             return cls(particle_filter, particle_filter)
@@ -47,16 +48,16 @@ class Filters(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptPaths(Population):
-    """Paths ``x`` ``(n, n_rows[, d])`` that filters were drawn around.
+    """Paths ``x`` ``(n, n_rows[, d])`` around which filters were drawn.
 
     Attributes
     ----------
     log_g : ndarray (n, n_rows)
-        Logs of what the weight of the path was multiplied by.
+        Logs of the factors of the path's weight.
     rows : ndarray of int (n,)
-        So many rows of the path count; 0 for a filter that was drawn around none.
+        Number of rows of the path in use; 0 for a filter that was not drawn around a path.
     seeds : ndarray of uint64 (n,)
-        Of the particles around it.
+        Seeds of the particles around it.
     """
 
     log_g: Array
@@ -65,7 +66,7 @@ class KeptPaths(Population):
 
 
 def no_paths(particle_filter: Filter, values: Mapping[str, Array], n: int) -> KeptPaths:
-    """Return the record of ``n`` filters that were drawn around no path."""
+    """Return the record of ``n`` filters that were not drawn around a path."""
     rows, shape = particle_filter.n_rows, particle_filter.state_shape(values)
     return KeptPaths(np.zeros((n, rows, *shape)), np.zeros((n, rows)), np.zeros(n, np.intp), np.zeros(n, np.uint64))
 
@@ -75,7 +76,7 @@ def around(
 ) -> tuple[FilterState, Array]:
     """Return filters of the first ``n_rows`` rows around paths, and the increments of their log likelihoods ``(n, n_rows)``.
 
-    ``seeds`` are those of the rows to come.
+    ``seeds`` are those of new rows.
     """
     run, rows = _around(filters.around.rule("seeds"), n_particles), filters.around.rows
 
@@ -98,9 +99,9 @@ def paths_out_of(
     n_rows: int,
     seeds: Seeds,
 ) -> tuple[Array, Array]:
-    """Return a path ``(n, n_rows of the data[, d])`` out of each filter that has seen ``n_rows`` rows, zero behind them.
+    """Return a path ``(n, n_rows of the data[, d])`` from each filter that has processed ``n_rows`` rows, then zeros.
 
-    And the logs of what its weight was multiplied by ``(n, n_rows of the data)``.
+    The logs of the factors of its weight ``(n, n_rows of the data)`` are returned too.
     """
     n_particles, data_rows = states.log_weights.shape[1], filters.ahead.n_rows
     path, log_g = np.zeros_like(kept.x), np.zeros_like(kept.log_g)
@@ -190,7 +191,7 @@ def _around(rule: Any, n_x: int) -> Any:
 
 @lru_cache(maxsize=16)
 def _traced(rule: Any, rule_around: Any, n_x: int) -> Any:
-    """Return the compiled filter, around a path in its first rows, and a path out of it with the logs of its weights."""
+    """Return the compiled filter, around a path in its first rows, and a path from it with the logs of its weights."""
     import jax
     import jax.numpy as jnp
     from jax import lax

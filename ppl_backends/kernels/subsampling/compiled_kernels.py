@@ -20,9 +20,9 @@ jit = numba.njit(cache=True, nogil=True)
 
 
 class SameTypes:
-    """A compiled function whose arguments have the types of the first call ever after, so that Numba looks at them once.
+    """A compiled function whose arguments always have the types of the first call, so that Numba checks them once.
 
-    That costs as much as several steps. Arrays are contiguous.
+    A check costs as much as several steps. Arrays are contiguous.
     """
 
     def __init__(self, function: Any) -> None:
@@ -68,7 +68,7 @@ class CompiledRows(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """A random walk of that scale, or ``independent`` draws of the Laplace approximation."""
+    """A random walk of the given scale, or ``independent`` draws of the Laplace approximation."""
 
     scale: float
     independent: bool
@@ -136,7 +136,7 @@ def _propose(rng, factor, inverse, proposals, delta):
 
 @jit
 def control_variate_walk(rng, steps, rows, proposals, delta, subset, residuals):
-    """Take ``steps`` steps from ``delta``; ``delta``, ``subset`` and ``residuals`` change in place.
+    """Make ``steps`` steps from ``delta``; ``delta``, ``subset`` and ``residuals`` change in place.
 
     Returns the mean acceptance probability, how many proposals were accepted, and value and variance of the last estimate.
     """
@@ -196,9 +196,9 @@ def control_variate_slope(rows, delta, subset, residuals, gradient):
 
 @jit
 def scalable_walk(rng, steps, rows, proposals, limits, delta, z):
-    """Take ``steps`` exact steps from ``delta``; ``delta`` and its whitened form ``z`` change in place.
+    """Make ``steps`` exact steps from ``delta``; ``delta`` and its whitened form ``z`` change in place.
 
-    Returns the mean acceptance probability, moves, rows looked at, and the quadratic part of the log density at the end.
+    Returns the mean acceptance probability, moves, rows evaluated, and the quadratic part of the log density at the end.
     """
     design, y, extra, family, at_mode, slope, hessian, factor, inverse = rows
     accepts, moves, looked = 0.0, 0, 0

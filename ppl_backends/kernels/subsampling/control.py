@@ -2,10 +2,10 @@ r"""Sub-sampling with control variates: Metropolis and HMC on an estimated log l
 
 Quiroz et al. (2019) and Dang et al. (2019).
 
-The estimate is ℓ̂(θ; U) = Σ qᵢ(θ) + (N/m) Σ_U (ℓᵢ − qᵢ)(θ), its variance σ̂² = N² var_U / m. Since E exp(ℓ̂ − σ²/2) = exp(ℓ)
-for a normal ℓ̂, the chain on (θ, U) with target p(θ) exp(ℓ̂ − σ̂²/2) has nearly the posterior as its margin: the error is
-that of the normal approximation and of σ̂², and vanishes as 1/(N m²). One block of U is renewed at each step, which keeps the
-estimates at both ends of a move correlated.
+The estimate is ℓ̂(θ; U) = Σ qᵢ(θ) + (N/m) Σ_U (ℓᵢ − qᵢ)(θ), with variance σ̂² = N² var_U / m. Because E exp(ℓ̂ − σ²/2)
+= exp(ℓ) for a normal ℓ̂, the chain on (θ, U) with target p(θ) exp(ℓ̂ − σ̂²/2) has nearly the posterior as its
+marginal. The error is that of the normal approximation and of σ̂², and vanishes as 1/(N m²). Each step renews one
+block of U, so that the estimates at both ends of a move stay correlated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppl_backends.kernels.subsampling.rows import Index, Rows
 from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array
 
-CHECK_EVERY = 400  # steps between estimates of E|a − â|, with 20 times the rows at both ends: 10 % of the cost
+CHECK_EVERY = 400  # steps between estimates of E|a − â|, with 20 times the rows at both ends: 10 % of the run time
 SMALLEST_SUBSET = 20
 BLOCKS = 10
 
@@ -48,7 +48,7 @@ def choose_subset_size(rows: Rows, rng: np.random.Generator, draws: int = 20, pr
 
 @dataclass(frozen=True)
 class SubsetPoints(Population):
-    """Points, each with its subset of the rows and the log density that these estimate.
+    """Points, each with its subset of the rows and the log density estimated from it.
 
     Attributes
     ----------
@@ -56,11 +56,11 @@ class SubsetPoints(Population):
     residuals : ndarray (n, m)
         ℓᵢ − qᵢ of the subset at the point.
     log_density : ndarray (n,)
-        ℓ̂ plus the log prior and Potentials, less σ̂²/2.
+        ℓ̂ plus the log prior and Potentials, minus σ̂²/2.
     variance : ndarray (n,)
         σ̂².
     gradient : ndarray (n, dim) or None
-        Of the log density, given the subset.
+        Gradient of the log density, given the subset.
     """
 
     subset: Index
@@ -71,7 +71,7 @@ class SubsetPoints(Population):
 
 
 def estimate_of(rows: Rows, x: Array, residuals: Array) -> tuple[float, float]:
-    """Return ℓ̂ plus the log prior and Potentials, less σ̂²/2, at one point; and σ̂²."""
+    """Return ℓ̂ plus the log prior and Potentials, minus σ̂²/2, at one point; and σ̂²."""
     mean = float(residuals.sum()) / len(residuals)
     centred = residuals - mean
     variance = (rows.n / len(residuals)) ** 2 * float(centred @ centred)
@@ -88,7 +88,7 @@ class _Subsampled(RowsKernel):
     subset : int
         Rows of a subset.
     scale : float, optional
-        Of proposals in whitened coordinates, 2.38/√d by default.
+        Scale of proposals in whitened coordinates, 2.38/√d by default.
     """
 
     exact = False
@@ -106,7 +106,7 @@ class _Subsampled(RowsKernel):
         return self.at(x, rng.integers(0, self.rows.n, size=self.subset))
 
     def at(self, x: Array, subset: Index, gradient: bool = False, residuals: Array | None = None) -> SubsetPoints:
-        """Return the record of a point ``(dim,)`` with a subset, whose residuals may be known."""
+        """Return the record of a point ``(dim,)`` with a subset, whose residuals may be given."""
         if gradient and self._compiled is not None:
             residuals, slope = np.empty(len(subset)), np.empty(self.dim)
             delta = x - self.rows.expansion_point.mean
@@ -126,7 +126,7 @@ class _Subsampled(RowsKernel):
         return self.rows.residual_gradient(x, subset, weights) + known + self.rows.log_prior_and_potentials.slope(x)
 
     def refresh(self, population: SubsetPoints, rng: np.random.Generator) -> SubsetPoints:
-        """Return the same subsets where the other coordinates of a block have moved."""
+        """Return the same subsets after the other coordinates of a block have moved."""
         [x], [subset] = population.x, population.subset
         return self.at(x, subset, population.gradient is not None)
 
@@ -148,13 +148,13 @@ class _Subsampled(RowsKernel):
 
 
 class ControlVariateMetropolis(_Subsampled):
-    """Random walk, or proposals of the Laplace approximation, on (θ, U).
+    """Random-walk proposals, or proposals of the Laplace approximation, on (θ, U).
 
     Parameters
     ----------
     independent : bool
     steps : int
-        Steps a draw, in one compiled call where the rows allow it.
+        Steps per draw, in one compiled call if the rows allow it.
     """
 
     name = "subsampled_metropolis"
@@ -207,7 +207,7 @@ class ControlVariateMetropolis(_Subsampled):
 
 
 class ControlVariateHmc(_Subsampled):
-    """Energy-conserving HMC: U is renewed given θ, then a trajectory moves θ given U, both exactly for the same law."""
+    """Energy-conserving HMC: renew U given θ, then move θ given U by a trajectory, both exactly for the same distribution."""
 
     name, uses_gradient, check_every = "subsampled_hmc", True, 0
     stats: Mapping[str, type] = {**_Subsampled.stats, "acceptance_error": float}
@@ -247,12 +247,12 @@ class ControlVariateHmc(_Subsampled):
 
 @dataclass(frozen=True)
 class MovedPoints(Population):
-    """Points with what the last decision took.
+    """Points with figures of the last decision.
 
     Attributes
     ----------
     variance : ndarray (n,)
-        Of the log ratio that decided.
+        Variance of the log ratio that decided.
     subset_size : ndarray (n,) of int
     """
 
@@ -261,7 +261,7 @@ class MovedPoints(Population):
 
 
 class UniformMetropolis(_Subsampled):
-    """Plain noisy Metropolis: both ends on a fresh uniform subset, without control variates. The baseline to beat."""
+    """Plain noisy Metropolis: both ends on a fresh uniform subset, without control variates, as a baseline."""
 
     name = "uniform_noisy_metropolis"
 
@@ -289,8 +289,8 @@ class UniformMetropolis(_Subsampled):
 class SequentialMetropolis(UniformMetropolis):
     """Metropolis whose decision is a sequential t test on growing subsets (Korattikara, Chen & Welling 2014).
 
-    The subset doubles until the decision's probability of error is below ``tolerance``, or all rows are in. The control
-    variates enter the test: only what they leave is estimated.
+    The subset doubles until the decision's probability of error is below ``tolerance``, or all rows are used. The test
+    uses the control variates: only their residuals are estimated.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ class SequentialMetropolis(UniformMetropolis):
         self._tolerance = tolerance
 
     def symmetric_log_ratio(self, x: Array, new: Array, rng: np.random.Generator) -> float:
-        """Return the estimate of the log ratio on which a test decides."""
+        """Return the estimate of the log ratio that a test uses."""
         known, drawn, _ = self._test(x, new, np.log(rng.random()), rng)
         return known + self.rows.n * float(drawn.mean())
 

@@ -1,13 +1,14 @@
 r"""Sub-sampling that leaves the posterior exactly invariant: scalable Metropolis–Hastings and TunaMH.
 
 Scalable MH (Cornish et al. 2019) factorises the acceptance: min(1, e^{Δ(rest + Σqᵢ)}) ∏ min(1, e^{Δrᵢ}) with rᵢ = ℓᵢ − qᵢ.
-The product is the probability that no event occurs among independent ones of rate (−Δrᵢ)₊, and since
-|Δrᵢ| ≤ cᵢ (‖z‖³ + ‖z'‖³), z = L⁻¹(θ − θ̂), those are found by thinning a Poisson number of proposals of rate Σcᵢ (…): less
-than one row a step where N is large. Moves within ``NEAR`` of the typical distance have smaller cᵢ than others.
+The product is the probability that no event occurs among independent ones of rate (−Δrᵢ)₊. Because |Δrᵢ| ≤ cᵢ (‖z‖³ +
+‖z'‖³), z = L⁻¹(θ − θ̂), these are found by thinning a Poisson number of proposals of rate Σcᵢ (…), which needs less
+than one row per step for large N. Moves within ``NEAR`` of the typical distance have smaller cᵢ than others.
 
-TunaMH (Zhang, Cooper & De Sa 2020) draws a Poisson minibatch whose law depends on both ends of the move and corrects for it
-in the ratio. With |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ M, M = ‖θ − θ'‖, C = Σcᵢ: row i comes Poisson(χcᵢCM² + ½(Dᵢ + cᵢM)) times, with
-Dᵢ = ℓᵢ(θ) − ℓᵢ(θ'), and the log ratio is 2 Σ artanh(−Dᵢ / (cᵢM(1 + 2χCM))) over the minibatch. The prior stays outside.
+TunaMH (Zhang, Cooper & De Sa 2020) draws a Poisson minibatch whose distribution depends on both ends of the move and
+corrects for it in the ratio. With |ℓᵢ(θ) − ℓᵢ(θ')| ≤ cᵢ M, M = ‖θ − θ'‖, C = Σcᵢ, row i occurs Poisson(χcᵢCM² + ½(Dᵢ +
+cᵢM)) times, with Dᵢ = ℓᵢ(θ) − ℓᵢ(θ'), and the log ratio is 2 Σ artanh(−Dᵢ / (cᵢM(1 + 2χCM))) over the minibatch. The
+prior is not part of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NEAR = 4.0  # beyond √d
 
 
 class RowSampler:
-    """Rows with probability cᵢ/Σc, by inversion on a table with one entry per row (O(log N) a draw)."""
+    """Rows with probability cᵢ/Σc, by inversion on a table with one entry per row (O(log N) per draw)."""
 
     def __init__(self, bounds: Array) -> None:
         self.bounds, self.ends = bounds, np.cumsum(bounds)
@@ -84,9 +85,9 @@ class Scalable(_Exact):
     rows : Rows
     scale : float, optional
     independent : bool
-        Proposals of the Laplace approximation in place of a random walk.
+        Whether proposals are draws of the Laplace approximation instead of a random walk.
     steps : int
-        Steps a draw, in one compiled call where the prior is Gaussian.
+        Steps per draw, in one compiled call if the prior is Gaussian.
     """
 
     name = "scalable_metropolis"
@@ -106,7 +107,7 @@ class Scalable(_Exact):
         return ExactPoints(x[None], self.rows.standardise(x)[None], np.array([known]))
 
     def move(self, rng: np.random.Generator, point: ExactPoints, parameters: Any) -> tuple[ExactPoints, KernelInfo]:
-        """Make proposals; rows are looked at only where the known part accepts."""
+        """Make proposals; evaluate rows only if the known part accepts."""
         if self._compiled is not None:
             return self.run(rng, point)
         accept, accepted, looked = 0.0, False, 0
@@ -126,7 +127,7 @@ class Scalable(_Exact):
         return moved, one_step(accept, moves > 0, looked)
 
     def single(self, rng: np.random.Generator, point: ExactPoints) -> tuple[ExactPoints, float, bool, int]:
-        """Make one step: its acceptance by the known part, whether it was made, and how many rows it took."""
+        """Make one step; return its acceptance by the known part, whether it was accepted, and the number of rows."""
         q, x, correction = self.rows.expansion_point, point.x[0], 0.0
         if self._proposals.independent:
             z, old = rng.standard_normal(self.dim), q.whiten(x)

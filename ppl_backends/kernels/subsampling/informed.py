@@ -3,21 +3,22 @@ r"""Informed sub-sampling MCMC (Maire, Friel & Alquier 2019).
 The chain moves (θ, U), U a subset of n of the N rows. A step is
 
     U' = U with one row swapped for another, accepted with min{1, ν(U')/ν(U)}, ν(U) = exp(−‖z(U)‖²/(2s²))    (1)
-    and so on, a number of swaps that the record of the step tells
+        and so on; the record of the step contains the number of swaps
     θ' = θ + h L ε, ε ~ N(0, I), accepted with min{1, π̃(θ' | U) / π̃(θ | U)}, π̃(θ | U) = p(θ) L(θ; U)^{N/n}  (2)
 
 The summary statistics are the scores at an expansion point, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
 Zᵢ = N Lᵀ∇ℓᵢ(θ̂), so that z(U) *is*, to first order, the shift of the surrogate's mode in posterior standard deviations.
 Weighted subsets have sd s in every coordinate, which inflates the posterior's sds by √(1 + s²); uniform ones have √(N/n).
 
-With the gradient correction the surrogate's gradient at θ̂ is set right, −z(U)ᵀL⁻¹(θ − θ̂) being added: the shift is gone,
-what is left is the relative error of the Hessian, √(v/n), v the variance over rows of their whitened curvatures: 2 for a
-logistic regression with normal covariates, tens where few rows hold most of the information, as with rare events. Weights
-are then better left out: subsets of rows that say nothing have z(U) near zero too, and uniform subsets move at every step.
-The curvature correction sets the Hessian right as well: the surrogate is then Σ qᵢ + (N/n) Σ_U (ℓᵢ − qᵢ) − σ̂²/2, the
-estimate of :mod:`~ppl_backends.kernels.subsampling.control`, with errors of third order only, at the cost of two more
-evaluations of the subset where rows have no known linear predictor. Without −σ̂²/2 one row far out would do: (N/n)(ℓᵢ − qᵢ)
-grows like (N/n) times half the row's curvature, which can exceed that of all data, and the surrogate then has no maximum.
+With the gradient correction −z(U)ᵀL⁻¹(θ − θ̂) the surrogate's gradient at θ̂ is exact. This removes the shift. The
+remaining error is the relative error of the Hessian, √(v/n), with v the variance over rows of their whitened
+curvatures: 2 for a logistic regression with normal covariates, tens if few rows hold most of the information, as with
+rare events. Weights should then be left out: subsets of uninformative rows have z(U) near zero too, and uniform
+subsets move at every step. The curvature correction makes the Hessian exact as well: the surrogate is then Σ qᵢ +
+(N/n) Σ_U (ℓᵢ − qᵢ) − σ̂²/2, the estimate of :mod:`~ppl_backends.kernels.subsampling.control`, with errors of third
+order only, at the cost of two more evaluations of the subset if rows have no known linear predictor. The term −σ̂²/2
+is needed: (N/n)(ℓᵢ − qᵢ) of one row far out grows like (N/n) times half the row's curvature, which can exceed that of
+all data, and the surrogate would then have no maximum.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ppl_backends.targets.protocol import Array
 
 ANNEALING = 1_000_000
 CHUNK = 20_000
-SWAPS_NEEDED = 0.05  # accepted swaps a step
+SWAPS_NEEDED = 0.05  # accepted swaps per step
 FEWEST_SWAPS = 0.02
 MOST_SWAPS = 1000
 RENEWAL = 100  # steps in which as many swaps as a uniform subset has rows are made
@@ -77,7 +78,7 @@ def swap(summaries, subset, member, seen, z, inverse, uniforms):
 
 
 def whitened_scores(rows: Rows) -> NDArray[np.float32]:
-    """Return Zᵢ = N Lᵀ∇ℓᵢ(θ̂) less their mean ``(N, d)``."""
+    """Return Zᵢ = N Lᵀ∇ℓᵢ(θ̂) minus their mean ``(N, d)``."""
     scores = rows.scores()
     out = np.empty(scores.shape, dtype=np.float32)
     centre = scores.mean(axis=0)
@@ -87,7 +88,7 @@ def whitened_scores(rows: Rows) -> NDArray[np.float32]:
 
 
 def curvature_variance(rows: Rows, rng: np.random.Generator) -> float:
-    """Return the variance v over rows of −N ∂²ℓᵢ at the mode in whitened directions: subsets of n err by √(v/n)."""
+    """Return the variance v over rows of −N ∂²ℓᵢ at the mode in whitened directions; subsets of n have the error √(v/n)."""
     index = rng.choice(rows.n, size=min(rows.n, CURVATURE_ROWS), replace=False)
     mode, found = rows.expansion_point.mean, []
     for _ in range(CURVATURE_DIRECTIONS):
@@ -100,20 +101,20 @@ def curvature_variance(rows: Rows, rng: np.random.Generator) -> float:
 
 @dataclass(frozen=True)
 class InformedPoints(Population):
-    """Points, each with its subset, whose arrays are its own and change in place.
+    """Points, each with its own subset, whose arrays change in place.
 
     Attributes
     ----------
     subset : ndarray (k, n) of int
     member, seen : ndarray (k, N) of bool
-        Rows in the subset, and rows that ever were.
+        Rows in the subset, and rows that were in it at any time.
     z : ndarray (k, d)
     log_density : ndarray (k,)
         Log of the surrogate at the point, up to a constant.
     distinct : ndarray (k,) of int
-        Rows seen.
+        Number of rows that were in it at any time.
     swapped : ndarray (k,)
-        Share of the last swaps that were accepted.
+        Acceptance rate of the last swaps.
     """
 
     subset: Index
@@ -136,11 +137,11 @@ class Informed(RowsKernel):
     spread : float
         s; infinite for uniform subsets.
     swaps : int, optional
-        Swap proposals a step; automatic by default.
+        Swap proposals per step; automatic by default.
     correction : {None, "gradient", "curvature"}
-        What of the surrogate is set right at the mode: its gradient, or its gradient and its Hessian.
+        Correction of the surrogate at the mode: of its gradient, or of its gradient and its Hessian.
     summaries : array (N, k), optional
-        In place of the whitened scores.
+        Replace the whitened scores.
     rng : Generator
         For the calibration of the number of swaps.
 
@@ -199,7 +200,7 @@ class Informed(RowsKernel):
 
     @property
     def inflation(self) -> float:
-        """Return the factor by which theory says the posterior's sds are too large."""
+        """Return the factor by which, in theory, the posterior's sds are too large."""
         if self.correction is not None:
             return 1.0
         return float(np.sqrt(1 + (self.rows.n / self.subset if np.isinf(self.spread) else self.spread**2)))
@@ -211,7 +212,7 @@ class Informed(RowsKernel):
         return subset, member, self._summaries[subset].mean(axis=0, dtype=np.float64)
 
     def _annealed(self, rng: np.random.Generator) -> tuple[Index, NDArray[np.bool_], Array]:
-        """Draw a subset from its weighted law, by swaps under a weight that grows geometrically."""
+        """Draw a subset from its weighted distribution, by swaps under a weight that grows geometrically."""
         subset, member, z = self._fresh(rng)
         if self._inverse:
             seen, chunks = np.ones(self.rows.n, dtype=np.bool_), ANNEALING // CHUNK

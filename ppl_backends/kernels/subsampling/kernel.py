@@ -1,8 +1,8 @@
 """Base of kernels on the rows of a likelihood: a record for one point, random-walk proposals, and periodic checks.
 
-Such a kernel knows its rows, so that it is its own density: it says what belongs to a point, and where a chain starts.
-Its steps cost microseconds; points are moved one after the other, and where the rows are compiled a draw is a run of
-several steps, tested to equal as many single ones.
+Such a kernel contains its rows and is its own density: it provides the record of a point and the starting points of
+chains. Its steps cost microseconds. Points are moved one after the other. If the rows are compiled, a draw is a run of
+several steps, which tests compare with the same number of single steps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RowsKernel(Kernel):
     ----------
     rows : Rows
     scale : float, optional
-        Of proposals in whitened coordinates, 2.38/√d by default.
+        Scale of proposals in whitened coordinates, 2.38/√d by default.
 
     Attributes
     ----------
     attributes : dict
-        What a run stores.
+        Attributes that a run stores.
     check_every : int
         Draws between estimates of E|a − â|; 0 for none.
     """
@@ -61,11 +61,11 @@ class RowsKernel(Kernel):
         return KernelParameters(self.rows.expansion_point, self.scale)
 
     def __call__(self, x: Array, rng: Any) -> Any:
-        """Return the points ``(n, dim)`` with all that belongs to them."""
+        """Return the records of points ``(n, dim)``."""
         return self.start(x, rng)
 
     def start(self, x: Array, rng: Any) -> Any:
-        """Return the points ``(n, dim)`` with all that belongs to them."""
+        """Return the records of points ``(n, dim)``."""
         return concatenate([self.begin(point, rng) for point in x])
 
     def begin(self, x: Array, rng: np.random.Generator) -> Any:
@@ -73,7 +73,7 @@ class RowsKernel(Kernel):
         raise NotImplementedError
 
     def refresh(self, population: Any, rng: Any) -> Any:
-        """Return the record of the same point, what is auxiliary included, after other coordinates of a block moved."""
+        """Return the record of the same point, including auxiliary variables, after other coordinates of a block moved."""
         raise NotImplementedError
 
     # -- as a kernel -----------------------------------------------------------------------------------------------------
@@ -103,13 +103,13 @@ class RowsKernel(Kernel):
 
 
 def one_step(accept: float, accepted: bool, evaluations: float = 1.0) -> KernelInfo:
-    """Return the record of a step of one point, or of a run of steps that were ``accept``-ed on average."""
+    """Return the record of a step of one point, or of a run of steps with mean acceptance ``accept``."""
     log_ratio = math.log(accept) if accept > 0 else -math.inf
     return KernelInfo(np.array([accept]), np.array([accepted]), _ZERO, np.array([evaluations]), np.array([log_ratio]))
 
 
 class RowsAlgorithm(Algorithm):
-    """A kernel on rows as a chain; where it is approximate, with estimates of E|a − â| by many rows."""
+    """A kernel on rows as a chain; if it is approximate, with estimates of E|a − â| from many rows."""
 
     def __init__(self, kernel: RowsKernel) -> None:
         super().__init__(kernel, kernel)
@@ -118,7 +118,7 @@ class RowsAlgorithm(Algorithm):
         self.stats = {**self.stats, "acceptance_error": float} if kernel.check_every else self.stats
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
-        """Return the next state; now and then with |a − â| of a random-walk move."""
+        """Return the next state, occasionally with |a − â| of a random-walk move."""
         after, stats = self._step(self.kernel, state, rng, tune)
         if self.kernel.check_every:
             stats["acceptance_error"] = float("nan")
@@ -136,7 +136,7 @@ class RowsAlgorithm(Algorithm):
         return float(abs(accept - acceptance_probability(change)))
 
     def acceptance_pairs(self, points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return the acceptance ``(k,)`` of random-walk moves from ``points`` ``(k, dim)``, estimated and by all rows."""
+        """Return the acceptance ``(k,)`` of random-walk moves from ``points`` ``(k, dim)``, estimated and from all rows."""
         if not self.approximate:
             return super().acceptance_pairs(points, rng)
         rows, pairs = self.rows, []
@@ -150,7 +150,7 @@ class RowsAlgorithm(Algorithm):
 
 
 def known_difference(rows: Rows, x: Array, new: Array) -> float:
-    """Return the log ratio of the densities at ``new`` and ``x`` but for the residuals of the rows."""
+    """Return the log ratio of the densities at ``new`` and ``x`` without the residuals of the rows."""
     mode = rows.expansion_point.mean
     change = rows.log_prior_and_potentials(new) - rows.log_prior_and_potentials(x)
     return float(change + rows.expansion.at(new - mode) - rows.expansion.at(x - mode))

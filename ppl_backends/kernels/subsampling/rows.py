@@ -1,10 +1,10 @@
-"""The rows of a likelihood as sub-sampling needs them, expanded about one point.
+"""The rows of a likelihood for sub-sampling, expanded about one point.
 
 log p(θ, y) = log prior and Potentials (θ) + Σᵢ ℓᵢ(θ), with qᵢ the second-order Taylor expansion of ℓᵢ at the mode θ̂. After
 one pass over the data Σ qᵢ costs O(d²), and only residuals ℓᵢ − qᵢ, of third order in θ − θ̂, need rows.
 
-Rows with a known linear predictor (:class:`SiteRows`) are compiled as such. Any others (:class:`ObservedRows`) go through
-the target's ``observations``; their expansion along θ − θ̂ comes from two more points on that line.
+Rows with a known linear predictor (:class:`SiteRows`) are compiled. Any others (:class:`ObservedRows`) use the
+target's ``observations``; their expansion along θ − θ̂ comes from two more points on that line.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ppl_backends.targets.factors.sites import CompiledFamily
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 Index = NDArray[np.int64]
-LINE = 0.05  # of θ − θ̂: where derivatives along that line are taken
+LINE = 0.05  # of θ − θ̂, for derivatives along that line
 BLOCK = 1 << 16
 LARGEST_DESIGN = 2**31  # bytes
 NEWTON_GAIN = 1e-10  # nats: a hundred-thousandth of a standard deviation
 NO_BOUNDS = (
-    "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor a row, of a logit, probit or "
+    "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor per row, of a logit, probit or "
     "normal family; use SubsampledMetropolis"
 )
 
@@ -73,7 +73,7 @@ class QuadraticLogPrior:
 
 
 class FunctionLogPrior:
-    """Whatever the log density holds beside its rows, as the target evaluates it."""
+    """The part of the log density without its rows, as the target evaluates it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -111,11 +111,11 @@ class Rows:
 
     @property
     def whole(self) -> Rows:
-        """Return the rows of all coordinates, of which a block may see a part."""
+        """Return the rows of all coordinates, of which a block uses a part."""
         return self
 
     def compiled(self) -> CompiledRows | None:
-        """Return the arguments of compiled steps, or None where there are none."""
+        """Return the arguments of compiled steps, or None if there are none."""
         return None
 
     def residuals(self, x: Array, index: Index) -> Array:
@@ -139,7 +139,7 @@ class Rows:
         return self.expansion_point.whiten(x)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
-        """Return cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``, z as of :meth:`standardise`."""
+        """Return cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` for ‖z‖ ≤ ``radius``, with z as in :meth:`standardise`."""
         raise ModelError(NO_BOUNDS)
 
     def lipschitz(self) -> Array:
@@ -214,7 +214,9 @@ class SiteRows(Rows):
 
         top = newton.climb_concave(expand, np.zeros(self.dim), NEWTON_GAIN, rounding=1e-10)
         if top is None:
-            raise ModelError("the log density is not concave where its mode is looked for; give another approximation=")
+            raise ModelError(
+                "the log density is not concave where its mode is searched for; give another approximation="
+            )
         if not np.array_equal(top.x, last):
             self._totals(top.x)
         return Gaussian.from_covariance(top.x, top.step.cov), top.expansion.source
@@ -235,7 +237,7 @@ class SiteRows(Rows):
         return self._at_mode[:, 2:3] * self.design
 
     def compiled(self) -> CompiledRows | None:
-        """Return the arguments of compiled steps, or None where the log prior is not quadratic."""
+        """Return the arguments of compiled steps, or None if the log prior is not quadratic."""
         if not isinstance(self.log_prior_and_potentials, QuadraticLogPrior):
             return None
         slope = self.expansion.gradient + self.log_prior_and_potentials.slope(self.expansion_point.mean)
@@ -246,15 +248,15 @@ class SiteRows(Rows):
         return CompiledRows(*rows, slope, hessian, factor, inverse)
 
     def third_order_bounds(self, radius: float = np.inf) -> Array:
-        """Return cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` where ‖z‖ ≤ ``radius``.
+        """Return cᵢ with |ℓᵢ − qᵢ| ≤ cᵢ ‖z‖³ ``(n,)`` for ‖z‖ ≤ ``radius``.
 
-        For a logit |φ‴| ≤ |φ″|, so that |φ″| grows at most as an exponential: near the mode rows whose probability is near
-        zero or one have much smaller bounds than the largest third derivative gives.
+        For a logit |φ‴| ≤ |φ″|, so that |φ″| grows at most exponentially: near the mode rows whose probability is near
+        zero or one have much smaller bounds than those from the largest third derivative.
 
         Raises
         ------
         ModelError
-            For a family whose third derivative has no bound.
+            For a family with an unbounded third derivative.
         """
         if self.family not in sites.THIRD_DERIVATIVE:
             raise ModelError("the third derivative of a Poisson log likelihood has no bound: use SubsampledMetropolis")
@@ -273,7 +275,7 @@ class SiteRows(Rows):
 
 
 class ObservedRows(Rows):
-    """Rows as the target's ``observations`` give them."""
+    """Rows given by the target's ``observations``."""
 
     def __init__(self, target: BaseTarget, log_prior: Any, expansion_point: Gaussian) -> None:
         observations: Any = target.observations
@@ -308,7 +310,7 @@ class ObservedRows(Rows):
 
 
 class BlockRows(Rows):
-    """Rows of a whole target as a block of its coordinates sees them, the others where a conditional target holds them.
+    """Rows of a whole target for a block of its coordinates, with the others at the values of a conditional target.
 
     The expansion is that of all coordinates, about the expansion point of all; the block's own expansion point, for
     proposals, has the conditional covariance (Λ_aa)⁻¹.
@@ -392,7 +394,7 @@ class _BlockExpansion:
 
 
 def make_rows(target: BaseTarget, approximate: Callable[[BaseTarget], Any], own_mode: bool = True) -> Rows:
-    """Return the rows of a target about the mode of an approximation; of a conditional target as its block sees them.
+    """Return the rows of a target about the mode of an approximation; for a conditional target, those of its block.
 
     Parameters
     ----------
@@ -400,7 +402,7 @@ def make_rows(target: BaseTarget, approximate: Callable[[BaseTarget], Any], own_
     approximate : callable
         Finds an approximation of a target.
     own_mode : bool
-        Whether rows with known linear predictors find their mode themselves.
+        Whether rows with known linear predictors find their own mode.
 
     Raises
     ------
@@ -427,7 +429,7 @@ def _point(approximation: Any) -> Gaussian:
 
 
 def _sites_of(target: BaseTarget, n: int) -> tuple[Array, Array, CompiledFamily] | None:
-    """Return design, offset and family where every row has one linear predictor of a family that is compiled."""
+    """Return design, offset and family if every row has one linear predictor of a compiled family."""
     factors = target.likelihood_factors
     family = None if factors is None else factors.sites.compiled()
     if family is None or factors.n_sites != n or 8 * n * target.dim > LARGEST_DESIGN:
@@ -436,7 +438,7 @@ def _sites_of(target: BaseTarget, n: int) -> tuple[Array, Array, CompiledFamily]
 
 
 def quadratic_where_exact(log_prior: Callable[..., Any], dim: int) -> Any:
-    """Return a log prior that is quadratic, proved at random points, as such; any other as the function."""
+    """Return a log prior as a quadratic function if checks at random points confirm it; otherwise the function itself."""
     probes = np.concatenate([np.zeros((1, dim)), np.eye(dim), 2 * np.random.default_rng(0).normal(size=(3, dim))])
     value, slope = log_prior(probes, True)
     hessian = slope[1 : dim + 1] - slope[0]

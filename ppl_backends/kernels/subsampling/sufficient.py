@@ -1,16 +1,16 @@
-r"""Sufficient statistics of a model's rows, found from their log likelihood alone.
+r"""Sufficient statistics of a model's rows, found from their log likelihood.
 
-In an exponential family ℓᵢ(θ) = t(yᵢ)ᵀη(θ) + h(yᵢ) − A(θ), covariates belonging to yᵢ. Take K points θₖ: the matrix of
-ℓᵢ(θₖ) − ℓᵢ(θ̂), centred over the rows, is T (η(θₖ) − η(θ̂))ᵀ with T the centred statistics, and has rank r, the number of
-statistics, however large K is. Any r independent columns of it *are* sufficient statistics: log likelihoods of a row at r
-values of θ. A pivoted QR of the matrix for a few thousand rows finds r and which values; one pass over the data evaluates
-them. The points are spread as a single observation leaves θ, √N times the posterior, so that a likelihood that is smooth
-but no such family does not look like one.
+In an exponential family ℓᵢ(θ) = t(yᵢ)ᵀη(θ) + h(yᵢ) − A(θ), where yᵢ includes covariates. For K points θₖ, the matrix
+of ℓᵢ(θₖ) − ℓᵢ(θ̂), centred over the rows, is T (η(θₖ) − η(θ̂))ᵀ with T the centred statistics. It has rank r, the
+number of statistics, for any large K. Any r independent columns of it *are* sufficient statistics: log likelihoods of
+a row at r values of θ. A pivoted QR of the matrix for a few thousand rows finds r and these values; one pass over the
+data evaluates them. The points are spread like the posterior of a single observation, √N times the posterior's width,
+so that a smooth likelihood outside of such a family is recognised.
 
-Where r = d (a normal, gamma, Poisson or Bernoulli sample) the scores at the mode are r independent combinations of the
-statistics, and sufficient themselves. Where r > d (a regression: y², xy and xx′) they are not: a subset with the right
-scores still has the wrong curvature. A likelihood with as many as d(d + 3)/2, the statistics of its own second-order
-expansion, has nothing to gain, and is refused.
+If r = d (a normal, gamma, Poisson or Bernoulli sample), the scores at the mode are r independent combinations of the
+statistics, and themselves sufficient. If r > d (a regression: y², xy and xx′), they are not: a subset with the right
+scores still has the wrong curvature. A likelihood with as many as d(d + 3)/2 statistics, the number for its own
+second-order expansion, gains nothing and is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
 from ppl_backends.targets.protocol import Array
 
 MOST = 100  # statistics
-SPARE = 5  # points beyond the largest rank looked for
+SPARE = 5  # points beyond the largest rank searched for
 SPREAD = 0.5  # of the points, in standard deviations of the posterior of one observation
 ROWS = 4000
 TOLERANCE = 1e-8
@@ -40,7 +40,7 @@ class Sufficient(NamedTuple):
     statistics : ndarray (N, rank)
     rank : int
     residual : float
-        What they leave of the rows' log likelihood at a fresh point, relative to its standard deviation: rounding error.
+        The relative part of the rows' log likelihood at a fresh point that they do not explain: rounding error.
     """
 
     statistics: Array
@@ -55,12 +55,12 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
     ----------
     rows : Rows
     rng : Generator
-        For the points of θ and the rows that the family is recognised on.
+        For the points of θ and the rows on which the family is recognised.
 
     Raises
     ------
     ModelError
-        Where it is none, with the figure that shows it.
+        If the likelihood is not such a family, with the figure that shows it.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
 
 
 def _spread_points(rows: Rows, n: int, index: Index, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return points of θ about the mode and centred log likelihoods there ``(m, n)``; nearer ones where these overflow."""
+    """Return points of θ about the mode and centred log likelihoods there ``(m, n)``; nearer points if these overflow."""
     scale, z = SPREAD * np.sqrt(rows.n), rng.standard_normal((n, rows.dim))
     for _ in range(HALVINGS):
         points = rows.expansion_point.mean + scale * z @ rows.expansion_point.factor.T

@@ -9,14 +9,15 @@ import numpy as np
 from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
 
-_MOST_MODELS = 2_000_000  # that a cache holds
+_MOST_MODELS = 2_000_000  # in a cache
 
 
 class Evidence:
     """Log evidences of models; subclasses define :meth:`compute` and :meth:`coefficients`.
 
-    Evidences that are a function of the model are computed once and kept, by its packed bits. An estimate is not: it
-    belongs to the particle that drew it, and a particle that comes to the same model draws its own (Andrieu & Roberts 2009).
+    Evidences that are a function of the model are computed once and cached by its packed bits. An estimate is not
+    cached: it belongs to the particle that drew it, and a particle that moves to the same model draws its own (Andrieu
+    & Roberts 2009).
 
     Attributes
     ----------
@@ -25,9 +26,9 @@ class Evidence:
         Whether the evidence, or its expectation, is that of the model.
     deterministic : bool
     laplace : LaplaceEvidence or None
-        Of the same regression, where it is known.
+        Laplace evidence of the same regression, if there is one.
     walks : bool
-        Whether compiled small steps are known, :meth:`walk`.
+        Whether there are compiled small steps, :meth:`walk`.
     """
 
     name: ClassVar[str]
@@ -41,7 +42,7 @@ class Evidence:
         self._known: dict[bytes, float] = {}
 
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
-        """Return the log evidence ``(n,)`` of models ``(n, p)``; −inf of those that the data do not identify."""
+        """Return the log evidence ``(n,)`` of models ``(n, p)``; −inf for models that the data do not identify."""
         raise NotImplementedError
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
@@ -53,7 +54,7 @@ class Evidence:
         return float(self(columns[None], rng)[0]), self.coefficients(columns, 1, rng)["coefficients"][0]
 
     def around(self, columns: Bits, theta: Array, rng: np.random.Generator) -> float:
-        """Return the log evidence of one model, or an estimate that has its coefficients ``theta`` ``(p,)`` for a point."""
+        """Return the log evidence of one model, or an estimate that uses its coefficients ``theta`` ``(p,)`` as one point."""
         return float(self(columns[None], rng)[0])
 
     def walk(
@@ -63,7 +64,7 @@ class Evidence:
         raise NotImplementedError
 
     def __call__(self, columns: Bits, rng: np.random.Generator) -> Array:
-        """Return the log evidence ``(n,)``, from the cache where it is known."""
+        """Return the log evidence ``(n,)``, from the cache if it is there."""
         if not (self.deterministic and self.cached):
             return self.compute(columns, rng)
         known = self._known

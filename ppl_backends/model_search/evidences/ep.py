@@ -1,4 +1,4 @@
-"""The evidence of expectation propagation, model by model; about a millisecond each, and hundredths of Laplace's error."""
+"""The evidence of expectation propagation, model by model; about 1 ms each, with hundredths of Laplace's error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ppl_backends.model_search.switched import Switched
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array
 
-# The evidence is stationary at a fixed point of EP: what is left of the change enters squared.
+# The evidence is stationary at a fixed point of EP: the remaining change enters squared.
 _OPTIONS = Options(tolerance=1e-4)
 
 
@@ -45,7 +45,7 @@ class EPEvidence(Evidence):
         return factors, run_parallel(sites, _OPTIONS, start), (sites, reduction)
 
     def _start(self, columns: Bits, factors: Factors) -> SiteState | None:
-        """Return sites with the slopes and curvatures at Laplace's mode, which compiled functions find; None without."""
+        """Return sites with the slopes and curvatures at Laplace's mode from compiled functions; None without these."""
         if self.laplace is None or not factors.observed.all():
             return None
         s = factors.predictor(self.laplace.fit(columns)[0][None])[0]

@@ -30,9 +30,10 @@ class GaussianEvidence(Evidence):
     theta : ndarray (draws, p)
         Coefficients, over which the expansion is averaged; 0 where they are off.
     columns : ndarray (draws, p) of bool
-        Those that are on. A Student prior becomes a normal one of the same slope at its coefficient's mean where it is on.
+        Mask of the included ones. A Student prior becomes a normal one with the same slope at its coefficient's mean
+        if included.
     log_constant : float
-        What the compiled likelihood leaves out.
+        Constant that the compiled likelihood leaves out.
     """
 
     name: ClassVar[str] = "gaussian"

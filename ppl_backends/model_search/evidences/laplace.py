@@ -17,17 +17,20 @@ from ppl_backends.model_search.switched import Compiled, Switched
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.targets.protocol import Array
 
-_NETS, _FEWEST_IN_NETS = 4, 64  # scrambles that the points of an estimate are cut into; points from which they are
-_FEWEST_DRAWN, _DRAWN = 64, 8  # points that coefficients of a model are resampled from, and for each of these
+_NETS, _FEWEST_IN_NETS = (
+    4,
+    64,
+)  # scrambles of the points of an estimate, and least number of points for scrambles
+_FEWEST_DRAWN, _DRAWN = 64, 8  # least number of points for resampled coefficients, and points per draw
 
 
 class LaplaceEvidence(Evidence):
-    """exp of the log joint density at its mode, times what a Gaussian of its curvature integrates to.
+    """The joint density at its mode times the integral of a Gaussian with its curvature.
 
     Raises
     ------
     ModelError
-        If the family of the likelihood, or a prior, is not among those that are compiled.
+        If the family of the likelihood, or a prior, is not compiled.
     """
 
     name: ClassVar[str] = "laplace"
@@ -84,7 +87,7 @@ class Proposal(Protocol):
 
 
 class ImportanceEvidence(Evidence):
-    """The mean weight of a few points of the Gaussian that another method fits: unbiased, whatever the number of points.
+    """The mean weight of a few points of the Gaussian that another method fits: unbiased for any number of points.
 
     Parameters
     ----------
@@ -126,14 +129,14 @@ class ImportanceEvidence(Evidence):
         return np.array([logsumexp(part) for part in parts]) - np.log(self.points / _NETS)
 
     def _log_weights(self, columns: Bits, normals: Array) -> Array:
-        """Return log weights of the proposal's points that standard normal ``normals`` ``(points, k)`` make."""
+        """Return log weights of the proposal's points from standard normal ``normals`` ``(points, k)``."""
         mean, factor = self._fit(columns)
         out = np.empty(len(normals))
         estimate(*self.proposal.compiled, np.flatnonzero(columns), mean, factor, normals, out)
         return out
 
     def _fit(self, columns: Bits) -> tuple[Array, Array]:
-        """Return the proposal's mean and factor, which are kept."""
+        """Return the proposal's mean and factor, which are cached."""
         key = np.packbits(columns).tobytes()
         if key not in self._fitted:
             self._fitted[key] = self.proposal.fit(columns)
@@ -149,10 +152,10 @@ class ImportanceEvidence(Evidence):
         return float(logsumexp(out) - np.log(self.points) + self.proposal.log_constant), theta
 
     def around(self, columns: Bits, theta: Array, rng: np.random.Generator) -> float:
-        """Return an estimate of one model's log evidence from ``theta`` and independent points, one less than of others.
+        """Return an estimate of one model's log evidence from ``theta`` and independent points, one fewer than otherwise.
 
-        With θ from the model's posterior, the law of these points is that of points of which one was drawn by its weight, as
-        in particle Gibbs (Andrieu, Doucet & Holenstein 2010).
+        If θ is from the model's posterior, these points have the distribution of points of which one was drawn by its
+        weight, as in particle Gibbs (Andrieu, Doucet & Holenstein 2010).
         """
         mean, factor = self._fit(columns)
         normals = rng.standard_normal((self.points, len(mean)))
@@ -160,7 +163,7 @@ class ImportanceEvidence(Evidence):
         return float(logsumexp(self._log_weights(columns, normals)) - np.log(self.points) + self.proposal.log_constant)
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        """Return draws of the proposal, resampled by their weights out of several times as many."""
+        """Return draws of the proposal, resampled by their weights from several times as many."""
         drawn, k = np.zeros((n, len(columns))), int(columns.sum())
         if k:
             normals = rng.standard_normal((max(_FEWEST_DRAWN, _DRAWN * n), k))

@@ -1,9 +1,10 @@
 """Exact evidences of the linear model under Zellner's g-prior and the hyper-g prior.
 
-y = α + Xβ + ε, with α and log σ flat and β | σ ~ N(0, g σ² (X'X)⁻¹), X centred. The constant that the flat priors leave
-open is the same in all models: evidences are relative to that of the model without columns. With R² the share of the
-variance that k columns explain, the Bayes factor is (1 + g)^{(n−1−k)/2} {1 + g(1 − R²)}^{−(n−1)/2} (Liang, Paulo, Molina,
-Clyde & Berger 2008); under hyper-g, 1/(1+g) has a density proportional to (1+g)^{−a/2}, a = 3, and the factor an integral.
+y = α + Xβ + ε, with α and log σ flat and β | σ ~ N(0, g σ² (X'X)⁻¹), X centred. The undetermined constant of the flat
+priors is the same in all models, so evidences are relative to that of the model without columns. With R² the share of
+the variance that k columns explain, the Bayes factor is (1 + g)^{(n−1−k)/2} {1 + g(1 − R²)}^{−(n−1)/2} (Liang, Paulo,
+Molina, Clyde & Berger 2008); under hyper-g, 1/(1+g) has a density proportional to (1+g)^{−a/2}, a = 3, and the factor
+an integral.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ HYPER = 3.0  # a of the hyper-g prior
 
 
 class LinearEvidence(Evidence):
-    """Bayes factors against the model with an intercept alone.
+    """Bayes factors against the model with only an intercept.
 
     Parameters
     ----------
     design : ndarray (n, p)
-        Columns; those that are ``constant`` stand for the intercept.
+        Columns; ``constant`` ones represent the intercept.
     y : ndarray (n,)
     prior : {"g", "hyper-g"}
         g = n, or g with the hyper-g prior.
@@ -36,7 +37,7 @@ class LinearEvidence(Evidence):
 
     name: ClassVar[str] = "exact"
     exact: ClassVar[bool] = True
-    cached: ClassVar[bool] = False  # a look-up costs as much
+    cached: ClassVar[bool] = False  # a look-up takes as long
     walks: ClassVar[bool] = True
 
     def __init__(self, design: Array, y: Array, prior: str) -> None:
@@ -89,7 +90,7 @@ class LinearEvidence(Evidence):
         coefficients[:, on] = standardised * self.y_scale / self.scale[on]
         sigma = self.y_scale * np.sqrt(variance)
         level = self.y_mean + sigma / np.sqrt(self.n) * rng.standard_normal(n) - coefficients @ self.centre
-        # A constant column of X takes the intercept.
+        # A constant column of X gets the intercept.
         for j in np.flatnonzero(self.constant)[:1]:
             coefficients[:, j] = level / self.centre[j]
         return {"coefficients": coefficients, "intercept": level, "sigma": sigma}

@@ -1,8 +1,8 @@
 """Evidences of linear models under g-priors, compiled; a model costs microseconds.
 
-Columns are standardised, so that all that matters is their correlation matrix and that with the response. The share of
-the sum of squares that a model leaves, 1 − R², comes from a Cholesky factor; those of all neighbours of a model from the
-sweep operator (:mod:`~ppl_backends.model_search.evidences.walk_kernels`).
+Columns are standardised, so that only their correlation matrix and their correlations with the response matter. The
+share of the sum of squares that a model does not explain, 1 − R², comes from a Cholesky factor; for all neighbours of
+a model it comes from the sweep operator (:mod:`~ppl_backends.model_search.evidences.walk_kernels`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import numba
 import numpy as np
 
-SINGULAR = 1e-10  # least share of a column's variance that the columns before it may leave
+SINGULAR = 1e-10  # least share of a column's variance that earlier columns may leave
 
 jit = numba.njit(cache=True, nogil=True)
 
@@ -68,7 +68,7 @@ def _hyper_g(a, n, k, left):
 
 @jit
 def share_left(correlation, right, columns, factor):
-    """Return 1 − R² of the model with ``columns``, and write its Cholesky factor; NaN where they are dependent."""
+    """Return 1 − R² of the model with ``columns``, and write its Cholesky factor; NaN if they are dependent."""
     k, left = len(columns), 1.0
     for a in range(k):
         row = columns[a]

@@ -1,4 +1,4 @@
-"""The evidences by name, and the one that ``"auto"`` takes. A new one is one file, and one line here."""
+"""The evidences by name, and the choice of ``"auto"``. A new one needs one file, and one line here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SECONDS_PIVOT = 1e-9
 
 
 def make_evidence(name: str, form: Form, n_candidates: int, enumerated: bool, points: int) -> Evidence:
-    """Return the evidence of that name; ``"auto"`` is exact where it can be, else EP where affordable, else Laplace.
+    """Return the evidence of that name; ``"auto"`` is exact if possible, else EP if it is affordable, else Laplace.
 
     Raises
     ------
     ModelError
-        If the name does not go with the model.
+        If the name does not apply to the model.
     """
     if form.linear is not None:
         if name not in ("auto", "exact"):
@@ -47,7 +47,7 @@ def make_evidence(name: str, form: Form, n_candidates: int, enumerated: bool, po
 
 
 def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> float:
-    """Return roughly what the evidence of a model of half the candidates takes, by the sizes alone."""
+    """Return a rough run time for the evidence of a model with half the candidates, from the sizes alone."""
     k = 1 + n_candidates / 2
     if form.linear is not None:
         return 1e-6 + _SECONDS_PIVOT * k**3
@@ -59,7 +59,7 @@ def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> 
 
 
 def can_enumerate(name: str, form: Form, n_candidates: int, points: int) -> bool:
-    """Return whether all models take a minute or less."""
+    """Return whether all models together take at most a minute."""
     return n_candidates <= 24 and seconds_per_model(name, form, n_candidates, points) * 2.0**n_candidates <= _LONG
 
 

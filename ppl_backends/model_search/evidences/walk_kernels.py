@@ -1,8 +1,8 @@
-"""Small steps between models whose evidences one matrix holds, compiled; a neighbour costs a tenth of a microsecond.
+"""Compiled small steps between models whose evidences come from one matrix; a neighbour takes a tenth of a microsecond.
 
-Linear models and Gaussian approximations of others have the evidence f(k, left) + Σ c_j − h·log|A|, where ``left`` is what
-the columns that are on leave of a corner, and A their part of a matrix. The sweep operator (Goodnight 1979) holds both, of
-all neighbours of a model at once.
+Linear models and Gaussian approximations of others have the evidence f(k, left) + Σ c_j − h·log|A|, where A is the
+part of a matrix for the included columns, and ``left`` is the remainder of a corner after these. The sweep operator
+(Goodnight 1979) gives both for all neighbours of a model at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ppl_backends.model_search.evidences.laplace_kernels import fast, product
 from ppl_backends.model_search.evidences.linear_kernels import SINGULAR, log_bayes_factor
 from ppl_backends.targets.protocol import Array
 
-ROUNDING, LARGE = 2e-16, 1e-4  # of a sweep whose pivot is one; relative to a pivot, from which the table is made afresh
+ROUNDING, LARGE = 2e-16, 1e-4  # of a sweep whose pivot is one; relative to a pivot, above which the table is recomputed
 
 jit = numba.njit(cache=True, nogil=True)
 
@@ -31,11 +31,11 @@ class Form(NamedTuple):
         With a diagonal of ones.
     right : ndarray (p,)
     corner : float
-        1 for linear models, of which columns leave 1 − R²; 0 for Gaussian ones, where they leave −r'A⁻¹r.
+        1 for linear models, of which columns leave 1 − R²; 0 for Gaussian ones, for which they leave −r'A⁻¹r.
     constants : ndarray (p,)
-        What each column that is on adds.
+        Contribution of each included column.
     determinant : float
-        h, how much of log|A| is subtracted.
+        h, the factor of log|A|.
     hyper, g, n : float
         Of the Bayes factor of linear models; ``hyper`` is negative for Gaussian ones, whose f is −left/2.
     """
@@ -58,7 +58,7 @@ def _log_evidence(form, k, left):
 
 @jit
 def log_evidences(form, on):
-    """Return the log evidences ``(models,)`` of Gaussian models ``on`` ``(models, p)``; NaN where A is not positive."""
+    """Return the log evidences ``(models,)`` of Gaussian models ``on`` ``(models, p)``; NaN if A is not positive."""
     p = len(form.right)
     out, factor, half = np.empty(len(on)), np.empty((p, p)), np.empty(p)
     for i in range(len(on)):
@@ -89,8 +89,8 @@ def _subtract(row, ratio, other):
 def _sweep(table, k, column):
     """Switch column ``k`` in place; a pivot is positive outside of the model and negative inside.
 
-    ``table`` is a lower triangle, and ``column`` work. Returns what rounding adds to the table: a column that others nearly
-    make up leaves the more of it behind.
+    ``table`` is a lower triangle, and ``column`` work space. Returns the rounding error that the sweep adds, which is
+    large for a column that is nearly a combination of others.
     """
     m, pivot = len(table), table[k, k]
     for i in range(m):
@@ -158,7 +158,7 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
     ``share`` ``(models, p)`` the share of the steps during which each column was on.
     """
     p, m, constants = len(form.right), len(members), form.constants
-    since = np.empty(p)  # the step from which a column has been as it is
+    since = np.empty(p)  # the step of a column's last change
     table, column = np.empty((p + 1, p + 1)), np.empty(p + 1)
     for row in range(len(on)):
         state = on[row]
@@ -187,7 +187,7 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
                 left, pivot, growth = _after(table, i, j)
                 density = log_prior[k] + beta * (_log_evidence(form, total, table[-1, -1]) + added)
             new = added - form.determinant * growth + (-constants[i] if state[i] else constants[i])
-            if j >= 0:  # a swap takes i out and j in
+            if j >= 0:  # a swap removes i and adds j
                 new += constants[j]
             proposed = log_prior[k + change] + beta * (_log_evidence(form, total + change, left) + new)
             if not math.log(rng.random()) < proposed - density:
