@@ -23,6 +23,7 @@ from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, instance, none
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results.inference_data import group, is_inference_data, normalised_evidence_error
+from ppl_backends.results.tables import WholeTable
 from ppl_backends.smc.sample import sample_smc
 from ppl_backends.targets.convert import is_model
 from ppl_backends.targets.propriety import improper_note
@@ -72,7 +73,7 @@ def compare_evidence(
     Returns
     -------
     pandas.DataFrame
-        One row per model, the best first, with the columns
+        One row per model, the best first; it prints with all of its columns, which are
 
         ``log_evidence``
             Log of the evidence, of its approximation or of its lower bound, under the normalised prior.
@@ -125,7 +126,7 @@ def compare_evidence(
     values = np.array([entry.value for entry in entries.values()])
     log_prior = np.log(_prior(list(entries), prior_probabilities))
     probability, error = _probabilities(values + log_prior, list(entries.values()))
-    table = pd.DataFrame(
+    table = WholeTable(
         {
             "log_evidence": values,
             "se": [entry.se for entry in entries.values()],
@@ -137,7 +138,8 @@ def compare_evidence(
             "trusted": [entry.trusted for entry in entries.values()],
         },
         index=pd.Index(list(entries), name="model"),
-    ).sort_values("log_evidence", ascending=False, kind="stable")
+    )
+    table = WholeTable(table.sort_values("log_evidence", ascending=False, kind="stable"))
     troubles = _troubles(table)
     table.attrs["warnings"] = "; ".join(troubles)
     for trouble in troubles:

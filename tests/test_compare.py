@@ -67,6 +67,19 @@ def test_a_bridged_evidence_takes_the_error_of_its_priors_integral_along(draws):
     np.testing.assert_allclose(errors, [0.03, 0.05])
 
 
+def test_a_table_prints_with_all_of_its_columns(monkeypatch):
+    table = pb.compare_evidence(
+        {"a model with a long name": Known(-1234.5678, log_evidence_se=0.00123), "b": Known(-1236)}
+    )
+    for width in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert all(column in repr(table) for column in table.columns)
+        assert max(map(len, repr(table).splitlines())) <= width
+    assert "-1234.57" in str(table)
+    assert "0.0012" in str(table)
+    assert type(table.head(1)).__name__ == "DataFrame"
+
+
 def test_error_of_probabilities_is_the_delta_method_for_small_errors():
     table = pb.compare_evidence({"a": bound(-10, 0.02), "b": bound(-10.5, 0.03), "c": bound(-12, 0.01)})
     p, s = table["probability"].to_numpy(), table["se"].to_numpy()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ppl_backends.kernels.protocol import block_of
 from ppl_backends.marginal_likelihood.draws import Draws
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.smc.core import Start
@@ -89,10 +90,23 @@ class DrawsPath(TemperingPath):
 def move_draws(
     target: BaseTarget, change: Change, cloud: Cloud, rng: np.random.Generator, has_gradient: bool = True
 ) -> SMCResult:
-    """Return particles of π(θ) exp{change(θ)}, moved from draws of π; their ancestors are units of the cloud."""
+    """Return particles of π(θ) exp{change(θ)}, moved from draws of π; their ancestors are units of the cloud.
+
+    The normal draws of moves add up to zero within blocks, as many as there are units; see :func:`units_after`.
+    """
     kernel = choose_kernel("auto", target, has_gradient and target.has_gradient)
+    kernel.blocks = cloud.n_units
     path = DrawsPath(target, change, cloud)
     return run_tempering(path, kernel, len(cloud.x), rng, schedule=Schedule(fraction=_SHARE))
+
+
+def units_after(run: SMCResult, n_units: int) -> Index:
+    """Return labels ``(n,)`` of moved particles that are independent from label to label: the blocks of their moves.
+
+    A particle depends on others by the numbers that moved them, which add up to zero within a block, and next to nothing on
+    the draw that it began at. Bootstraps over ancestors overstate the error of a mean two to three times.
+    """
+    return block_of(len(run.x), n_units)
 
 
 def memory_of(run: SMCResult) -> float:

@@ -22,7 +22,16 @@ import pandas as pd
 import xarray as xr
 
 from ppl_backends.checks.distances import Compared, compare
-from ppl_backends.checks.moving import MEMORY_LEFT, Change, Cloud, cloud_of, largest_k, memory_of, move_draws
+from ppl_backends.checks.moving import (
+    MEMORY_LEFT,
+    Change,
+    Cloud,
+    cloud_of,
+    largest_k,
+    memory_of,
+    move_draws,
+    units_after,
+)
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
@@ -30,6 +39,7 @@ from ppl_backends.numerics.weights import systematic_resampling as resample
 from ppl_backends.options import checked, choice, increasing, instance, integer, none, number
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import build_inference_data
+from ppl_backends.results.tables import whole
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 
@@ -45,9 +55,9 @@ _REPLICATES = 100
 class Scaled(NamedTuple):
     """Draws of the posterior under a power of a component.
 
-    ``weight`` sums to one. ``unit`` labels the units that the draws descend from. ``pareto_k`` is that of the weights
-    of the posterior's draws. These draws are the posterior's, unless they were ``moved`` in some ``stages``; then
-    ``memory`` is their remaining correlation with the positions before the moves.
+    ``weight`` sums to one. Draws of different ``unit`` are independent. ``pareto_k`` is that of the weights of the
+    posterior's draws. These draws are the posterior's, unless they were ``moved`` in some ``stages``; then ``memory`` is
+    their remaining correlation with the positions before the moves.
     """
 
     x: Array
@@ -138,7 +148,7 @@ class Sensitivity:
         return self.quantities(scaled.x)[:, list(self.table.index).index(quantity)], scaled.weight
 
     def __repr__(self) -> str:
-        return repr(self.table)
+        return whole(self.table, digits=3)
 
     def _repr_html_(self) -> str:
         return self.table.to_html()
@@ -324,9 +334,8 @@ def _scale(
         return (power - 1.0) * value, None if slope is None else (power - 1.0) * slope
 
     run = move_draws(target, change, cloud.thinned(draws), rng)
-    n = len(run.x)
-    weight = np.full(n, 1 / n)
-    return Scaled(run.x, weight, run.lineage.ancestor, k, float(n), True, len(run.stages), memory_of(run))
+    n, unit = len(run.x), units_after(run, cloud.n_units)
+    return Scaled(run.x, np.full(n, 1 / n), unit, k, float(n), True, len(run.stages), memory_of(run))
 
 
 def _not_mixed(scaled: dict[tuple[str, float], Scaled]) -> list[str]:

@@ -142,6 +142,9 @@ class Kernel:
     balanced : bool
         Whether the normal draws of a population sum to zero, for kernels with normal draws. This helps if points are
         averaged over, and must not be used for chains that are compared with each other.
+    blocks : int
+        Number of blocks of successive points. The normal draws of each block sum to zero. Blocks are independent, so
+        that the scatter of their means gives the error of the mean over all points.
 
     Attributes
     ----------
@@ -181,8 +184,14 @@ class Kernel:
     stats: Mapping[str, type] = MappingProxyType({"scaling": float, "n_steps": int})
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
-    def __init__(self, *, log_ratio: Callable[[Any, Any], Array] = log_density_ratio, balanced: bool = True) -> None:
-        self.log_ratio, self.balanced = log_ratio, balanced
+    def __init__(
+        self,
+        *,
+        log_ratio: Callable[[Any, Any], Array] = log_density_ratio,
+        balanced: bool = True,
+        blocks: int = 1,
+    ) -> None:
+        self.log_ratio, self.balanced, self.blocks = log_ratio, balanced, blocks
 
     def initial_scale(self, dim: int) -> float:
         """Return the initial scale if the metric is the target's covariance."""
@@ -206,19 +215,30 @@ class Kernel:
         return {"scaling": parameters.scale, "n_steps": info.evaluations}
 
     def _normals(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        return balanced_normals(rng, shape) if self.balanced else rng.standard_normal(shape)
+        return balanced_normals(rng, shape, self.blocks) if self.balanced else rng.standard_normal(shape)
 
 
-def balanced_normals(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+def balanced_normals(rng: np.random.Generator, shape: tuple[int, ...], blocks: int = 1) -> Array:
     """Return standard normal rows that sum to zero: each is exactly N(0, I), and two have correlation −1/(n − 1).
 
     Every point moves by its kernel as with independent draws. After a quarter of a period on a Gaussian a point equals
     its momentum, so that the mean over points is nearly exact there (antithetic coupling of many chains; Craiu & Meng
-    2005).
+    2005). The rows of each of several ``blocks`` sum to zero by themselves; :func:`block_of` numbers the blocks.
     """
     normals = rng.standard_normal(shape)
-    n = len(normals)
-    return normals if n == 1 else (normals - normals.mean(axis=0)) * np.sqrt(n / (n - 1.0))
+    if blocks == 1:
+        n = len(normals)
+        return normals if n == 1 else (normals - normals.mean(axis=0)) * np.sqrt(n / (n - 1.0))
+    starts = np.unique(block_of(len(normals), blocks), return_index=True)[1]
+    sizes = np.diff(starts, append=len(normals))
+    shift = np.where(sizes > 1, 1.0 / sizes, 0.0)[:, None] * np.add.reduceat(normals, starts, axis=0)
+    scale = np.sqrt(sizes / np.maximum(sizes - 1.0, 1.0))[:, None]
+    return (normals - np.repeat(shift, sizes, axis=0)) * np.repeat(scale, sizes, axis=0)
+
+
+def block_of(n: int, blocks: int) -> Index:
+    """Return the number ``(n,)`` of the block that each of ``n`` successive points is in."""
+    return np.arange(n) * blocks // n
 
 
 def column(scale: float | Array) -> Array:

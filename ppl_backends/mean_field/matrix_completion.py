@@ -17,6 +17,7 @@ distinct second moments, and all rows' systems are solved in one batched call: t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -28,8 +29,9 @@ from scipy.special import digamma, gammaln, ndtri
 
 from ppl_backends.errors import ModelError
 from ppl_backends.mean_field.ascent import best_of, warn_unconverged
+from ppl_backends.mean_field.entries import Entries, read_entries
 from ppl_backends.numerics.gaussian import LOG_2PI
-from ppl_backends.options import checked, integer, none, number
+from ppl_backends.options import checked, instance, integer, none, number
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array
 
@@ -107,6 +109,17 @@ class MatrixFactors:
         mean = self.predict(i, j)
         return mean - half, mean + half
 
+    def placed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> MatrixFactors:
+        """Return the factors with rows and columns in other places of a larger matrix, which is zero elsewhere."""
+        found = copy.copy(self)
+        for name, size, place in (("rows", shape[0], rows), ("columns", shape[1], columns)):
+            for which in (name, f"{name}_cov"):
+                old = getattr(self, which)
+                new = np.zeros((size, *old.shape[1:]))
+                new[place] = old
+                setattr(found, which, new)
+        return found
+
     def __repr__(self) -> str:
         return (
             f"MatrixFactors(shape=({len(self.rows)}, {len(self.columns)}), rank={self.rank}, "
@@ -119,6 +132,7 @@ class MatrixFactors:
     scale_shape=number(above=0),
     scale_rate=none | number(above=0),
     noise_sd=none | number(above=0),
+    initial=none | instance(MatrixFactors, "factors of an earlier fit"),
     restarts=integer(1),
     tolerance=number(above=0),
     max_sweeps=integer(1),
@@ -128,11 +142,13 @@ def fit_matrix_completion(
     columns: Any,
     values: Any,
     *,
+    weights: Any = None,
     shape: tuple[int, int] | None = None,
     max_rank: int = 20,
     scale_shape: float = 1.0,
     scale_rate: float | None = None,
     noise_sd: float | None = None,
+    initial: MatrixFactors | None = None,
     restarts: int = 1,
     tolerance: float = 1e-7,
     max_sweeps: int = 500,
@@ -145,6 +161,9 @@ def fit_matrix_completion(
     ----------
     rows, columns : array of int (n,)
     values : array (n,)
+    weights : array (n,), optional
+        Positive weights of the entries' log densities; a whole number is as many observations of the same value. With weights
+        an entry may be given more than once, as several observations of it.
     shape : (int, int), optional
         By default the smallest shape that contains the indices.
     max_rank : int
@@ -154,8 +173,11 @@ def fit_matrix_completion(
         vanish; by default it is the largest that theory allows, var(Y) / (2 m log(2 K m)) with m the larger side.
     noise_sd : float, optional
         Known standard deviation of the noise; estimated by default.
+    initial : MatrixFactors, optional
+        Factors to go on from, of the same shape (see ``MatrixFactors.placed``). Components up to ``max_rank`` are added from
+        what they leave unexplained.
     restarts : int
-        Number of starts. The first is spectral, the others are random; the highest bound is kept.
+        The first start is ``initial`` or spectral, the others are random; the highest bound is kept.
     tolerance : float
         Relative increase of the bound at which to stop.
     max_sweeps : int
@@ -169,7 +191,8 @@ def fit_matrix_completion(
     Raises
     ------
     ModelError
-        If the triplets have different lengths, repeat an entry, lie outside of ``shape`` or are not finite.
+        If the triplets have different lengths, repeat an entry without weights, lie outside of ``shape`` or are not
+        finite, or if weights are not positive.
 
     Warns
     -----
@@ -187,7 +210,12 @@ def fit_matrix_completion(
     >>> fit.rank, bool(np.sqrt(np.mean((fit.predict(i, j) - truth[i, j]) ** 2)) < 0.1)
     (2, True)
     """
-    data = _read(rows, columns, values, shape)
+    data = read_entries(rows, columns, values, shape, weights)
+    if initial is not None and (len(initial.rows), len(initial.columns)) != data.entries.shape:
+        given = (len(initial.rows), len(initial.columns))
+        raise ModelError(
+            f"initial is of shape {given}; expected {data.entries.shape}, as the matrix: use initial.placed(...)"
+        )
     if max_rank > min(data.entries.shape):
         raise ModelError(f"max_rank={max_rank}: expected at most the shorter side, {min(data.entries.shape)}")
     largest = max(data.entries.shape)
@@ -197,48 +225,11 @@ def fit_matrix_completion(
 
     def starts() -> Iterator[_State]:
         for start, rng in enumerate(rngs):
-            yield _State(data, prior, max_rank, rng, spectral=start == 0)
+            yield _State(data, prior, max_rank, rng, spectral=start == 0, initial=None if start else initial)
 
     run, bounds = best_of("Matrix completion", starts(), restarts, tolerance, max_sweeps, progressbar)
     warn_unconverged("matrix completion", run)
     return MatrixFactors(run.state, run.trace, bounds, run.converged)
-
-
-class _Data(NamedTuple):
-    """Centred entries and their positions, by rows."""
-
-    entries: sparse.csr_matrix
-    pattern: sparse.csr_matrix
-    offset: float
-    variance: float
-
-    @property
-    def transposed(self) -> _Data:
-        return _Data(self.entries.T.tocsr(), self.pattern.T.tocsr(), self.offset, self.variance)
-
-
-def _read(rows: Any, columns: Any, values: Any, shape: tuple[int, int] | None) -> _Data:
-    i, j, y = np.asarray(rows), np.asarray(columns), np.asarray(values, dtype=np.float64)
-    if not (i.ndim == j.ndim == y.ndim == 1 and len(i) == len(j) == len(y) > 1):
-        raise ModelError(
-            f"triplets have shapes {i.shape}, {j.shape}, {y.shape}; expected three vectors of one length > 1"
-        )
-    if i.dtype.kind not in "iu" or j.dtype.kind not in "iu":
-        raise ModelError("rows and columns must be integers")
-    if not np.isfinite(y).all():
-        raise ModelError("values has entries that are not finite; leave out missing entries")
-    shape = (int(i.max()) + 1, int(j.max()) + 1) if shape is None else shape
-    if min(i.min(), j.min()) < 0 or i.max() >= shape[0] or j.max() >= shape[1]:
-        raise ModelError(f"an entry lies outside of the shape {shape}")
-    pattern = sparse.csr_matrix((np.ones(len(y)), (i, j)), shape=shape)
-    if pattern.nnz < len(y):
-        raise ModelError(f"{len(y) - pattern.nnz} entries are given more than once")
-    offset, variance = float(y.mean()), float(y.var())
-    if variance == 0:
-        raise ModelError("all values are equal: there is nothing to complete")
-    # keep explicit zeros, so that the pattern of both matrices is the same
-    entries = sparse.csr_matrix((y - offset, (i, j)), shape=shape)
-    return _Data(entries, pattern, offset, variance)
 
 
 class _Prior(NamedTuple):
@@ -250,7 +241,7 @@ class _Prior(NamedTuple):
 class _Side:
     """The rows of U, or of V: independent Gaussians."""
 
-    def __init__(self, data: _Data, mean: Array) -> None:
+    def __init__(self, data: Entries, mean: Array) -> None:
         self.data, self.mean = data, mean
         m, k = mean.shape
         self.cov = np.zeros((m, k, k))
@@ -275,7 +266,7 @@ class _Side:
         root_inverse = np.linalg.inv(np.linalg.cholesky(precision))
         self.cov = np.swapaxes(root_inverse, 1, 2) @ root_inverse
         self.log_determinants = 2 * np.log(np.diagonal(root_inverse, axis1=1, axis2=2)).sum(axis=1)
-        right = noise_precision * (self.data.entries @ other.mean)
+        right = noise_precision * (self.data.weighted @ other.mean)
         self.mean = np.einsum("mkl,ml->mk", self.cov, right)
 
     def total(self) -> Array:
@@ -311,15 +302,30 @@ class _Side:
 class _State:
     """All factors of the approximation."""
 
-    def __init__(self, data: _Data, prior: _Prior, k: int, rng: np.random.Generator, spectral: bool) -> None:
-        self.data, self.prior, self.n, self.k = data, prior, data.entries.nnz, k
-        u, v = _start(data, k, rng, spectral)
-        self.sides = (_Side(data, u), _Side(data.transposed, v))
+    def __init__(
+        self,
+        data: Entries,
+        prior: _Prior,
+        k: int,
+        rng: np.random.Generator,
+        spectral: bool,
+        initial: MatrixFactors | None = None,
+    ) -> None:
+        self.data, self.prior, self.n, self.k = data, prior, data.n, k
         size = sum(data.entries.shape)
         self.scale_shape = prior.shape + 0.5 * size
-        self.scale_rate = np.full(k, self.scale_shape * np.sqrt(data.variance / k))
         self.noise_shape = NOISE_PRIOR + 0.5 * self.n
+        u, v = _start(data, k, rng, spectral) if initial is None else _start_from(initial, data, k, rng)
+        self.k = u.shape[1]
+        self.sides = (_Side(data, u), _Side(data.transposed, v))
+        self.scale_rate = np.full(self.k, self.scale_shape * np.sqrt(data.variance / self.k))
         self.noise_rate = self.noise_shape * 0.5 * data.variance
+        if initial is not None:
+            known = len(initial.scales)
+            self.sides[0].cov[:, :known, :known] = initial.rows_cov
+            self.sides[1].cov[:, :known, :known] = initial.columns_cov
+            self.scale_rate[:known] = self.scale_shape * initial.scales
+            self.noise_rate = self.noise_shape * initial.noise_sd**2
         if prior.noise_sd is not None:
             self.noise_rate = self.noise_shape * prior.noise_sd**2
 
@@ -371,11 +377,12 @@ class _State:
         self.scale_rate, self.k = self.scale_rate[kept], int(kept.sum())
 
     def _expected_squares(self) -> float:
-        """Return Σ E[(y − u·v)²] over the observed entries; ``gram`` of V has the sums over U's current moments."""
+        """Return Σ w E[(y − u·v)²] over the observations; ``gram`` of V holds the sums over U's current moments."""
         u, v = self.sides
         fitted = _fitted(self.data.entries, u.mean, v.mean)
-        spread = np.einsum("mkl,mkl->", v.second_moments(), v.gram) - float((fitted**2).sum())
-        return float(((self.data.entries.data - fitted) ** 2).sum() + spread)
+        weight = self.data.pattern.data
+        spread = np.einsum("mkl,mkl->", v.second_moments(), v.gram) - float(weight @ fitted**2)
+        return float(weight @ (self.data.entries.data - fitted) ** 2 + spread + self.data.scatter)
 
     def _bound(self, squares: float) -> float:
         """Return the evidence lower bound after a sweep."""
@@ -431,8 +438,8 @@ def _fitted(entries: sparse.csr_matrix, u: Array, v: Array) -> Array:
     return np.einsum("nk,nk->n", u[i], v[entries.indices])
 
 
-def _start(data: _Data, k: int, rng: np.random.Generator, spectral: bool) -> tuple[Array, Array]:
-    """Return factors from the singular vectors of the matrix with zeros for missing entries, or random ones."""
+def _start(data: Entries, k: int, rng: np.random.Generator, spectral: bool) -> tuple[Array, Array]:
+    """Return factors from the singular vectors of the matrix with zeros for what is missing, or random ones."""
     m1, m2 = data.entries.shape
     if spectral and k < min(m1, m2):
         left, singular, right = svds(data.entries, k=k, v0=rng.standard_normal(min(m1, m2)))
@@ -440,3 +447,14 @@ def _start(data: _Data, k: int, rng: np.random.Generator, spectral: bool) -> tup
         return left * root, right.T * root
     sd = (data.variance / k) ** 0.25
     return sd * rng.standard_normal((m1, k)), sd * rng.standard_normal((m2, k))
+
+
+def _start_from(initial: MatrixFactors, data: Entries, k: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return earlier factors, with components up to ``k`` from the singular vectors of what they leave unexplained."""
+    more = k - initial.rows.shape[1]
+    if more <= 0:
+        return initial.rows, initial.columns
+    left = data.entries.copy()
+    left.data = left.data - _fitted(data.entries, initial.rows, initial.columns)
+    u, v = _start(data._replace(entries=left), more, rng, spectral=True)
+    return np.hstack([initial.rows, u]), np.hstack([initial.columns, v])

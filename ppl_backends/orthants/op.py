@@ -92,8 +92,8 @@ class _LogRectangle(Op):
             )
         return best_log_rectangles(mean, cholesky, lower, upper, fixed_points(self.n_points, self.seed))
 
-    def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
-        n, dim = shapes[0]
+    def infer_shape(self, *arguments: Any) -> Any:  # PyTensor 2 passes (graph, node, shapes), PyTensor 3 (node, shapes)
+        n, dim = arguments[-1][0]
         return [(n,), (n, dim), (n, dim), (n, dim), (n, dim, dim)]
 
     def L_op(self, inputs: Any, outputs: Any, output_gradients: Any) -> Any:

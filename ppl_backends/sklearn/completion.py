@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from ppl_backends.mean_field.matrix_completion import fit_matrix_completion
 from ppl_backends.targets.protocol import Array
+
+
+class _Entries(NamedTuple):
+    """Observed entries ``(n,)``: labels of their rows and columns, values, and positive weights."""
+
+    rows: Any
+    columns: Any
+    values: Array
+    weight: Array
 
 
 class MatrixCompletion(RegressorMixin, BaseEstimator):
@@ -49,7 +58,15 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
     >>> model = MatrixCompletion(max_rank=6, random_state=1).fit(pairs, y)
     >>> model.rank_, bool(abs(model.predict([[3, 5]])[0] - truth[3, 5]) < 0.3)
     (2, True)
+
+    New ratings, also of new users and items, are added by ``update``:
+
+    >>> model.update([[60, 3], [60, 7], [5, 8]], [0.4, -0.2, 1.0]).predict([[60, 5]]).shape
+    (1,)
     """
+
+    row_labels_: Any
+    column_labels_: Any
 
     def __init__(
         self,
@@ -75,48 +92,72 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         tags.target_tags.required = False
         return tags
 
-    def fit(self, X: Any, y: Any = None) -> MatrixCompletion:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> MatrixCompletion:
         """Fit the factors.
 
         Parameters
         ----------
         X : array (n, 2) or sparse matrix
             Labels of the row and of the column of each value; or the matrix itself, whose stored entries, zeros
-            included, are the known values.
+            included, are the known values. A pair that occurs more than once has been observed several times.
         y : array (n,), optional
             The values; None with a sparse matrix.
+        sample_weight : array (n,), optional
+            Weights of the values' log densities; a whole number is as many copies of the row. The weights of a sparse
+            matrix are in the order of its ``tocoo().data``.
 
         Returns
         -------
         self
         """
-        if sparse.issparse(X):
-            if y is not None:
-                raise ValueError("y is not None: a sparse matrix holds its values itself")
-            entries = X.tocoo()
-            rows, columns, values = entries.row, entries.col, entries.data
-            self.row_labels_, self.column_labels_ = np.arange(X.shape[0]), np.arange(X.shape[1])
-        else:
-            pairs = _pairs(X)
-            if y is None:
-                raise ValueError("requires y to be passed, but the target y is None")
-            values = np.asarray(y, dtype=np.float64)
-            self.row_labels_, rows = np.unique(pairs[:, 0], return_inverse=True)
-            self.column_labels_, columns = np.unique(pairs[:, 1], return_inverse=True)
-        shape = (len(self.row_labels_), len(self.column_labels_))
+        entries, known = _read(X, y, sample_weight)
+        return self._fit_entries(entries, known, None)
+
+    def update(self, X: Any, y: Any = None, sample_weight: Any = None) -> MatrixCompletion:
+        """Add entries, also of new rows and columns, and go on from the factors so far.
+
+        The result is that of ``fit`` on all entries, up to the maximum of the bound that the ascent ends in.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            New entries, as for ``fit``; those of before are kept. A pair that is known already is observed once more.
+
+        Returns
+        -------
+        self
+        """
+        check_is_fitted(self)
+        new, known = _read(X, y, sample_weight)
+        for before, now in zip((self._entries.rows, self._entries.columns), new[:2], strict=True):
+            if (before.dtype.kind in "US") != (now.dtype.kind in "US"):
+                raise ValueError(f"X has labels of type {now.dtype}; those of fit were of type {before.dtype}")
+        entries = _Entries(*map(np.concatenate, zip(self._entries, new, strict=True)))
+        labels = np.union1d(self.row_labels_, known[0]), np.union1d(self.column_labels_, known[1])
+        return self._fit_entries(entries, labels, self.approximation_)
+
+    def _fit_entries(self, entries: _Entries, labels: Any, start: Any) -> MatrixCompletion:
+        """Fit to entries in a matrix with these sorted labels, from earlier factors where there are any."""
+        shape = len(labels[0]), len(labels[1])
+        if start is not None:
+            rows, columns = map(np.searchsorted, labels, (self.row_labels_, self.column_labels_))
+            start = start.placed(rows, columns, shape)
         state = self.random_state
         self.approximation_ = fit_matrix_completion(
-            rows,
-            columns,
-            values,
+            np.searchsorted(labels[0], entries.rows),
+            np.searchsorted(labels[1], entries.columns),
+            entries.values,
+            weights=entries.weight,
             shape=shape,
             max_rank=min(self.max_rank, *shape),
-            restarts=self.restarts,
+            initial=start,
+            restarts=1 if start is not None else self.restarts,
             tolerance=self.tolerance,
             max_sweeps=self.max_sweeps,
             random_seed=int(state.randint(2**31)) if isinstance(state, np.random.RandomState) else state,
             progressbar=self.progressbar,
         )
+        self._entries, (self.row_labels_, self.column_labels_) = entries, labels
         self.n_features_in_ = 2
         self.rank_, self.noise_sd_ = self.approximation_.rank, self.approximation_.noise_sd
         self.elbo_, self.n_iter_ = self.approximation_.elbo, len(self.approximation_.trace)
@@ -162,6 +203,30 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
             found.append((place, labels[place] == wanted))
         known = found[0][1] & found[1][1]
         return found[0][0][known], found[1][0][known], known
+
+
+def _read(X: Any, y: Any, sample_weight: Any) -> tuple[_Entries, tuple[Any, Any]]:
+    """Return entries of positive weight, and the sorted labels of rows and of columns."""
+    if sparse.issparse(X):
+        if y is not None:
+            raise ValueError("y is not None: a sparse matrix holds its values itself")
+        matrix = X.tocoo()
+        rows, columns, values = matrix.row, matrix.col, np.asarray(matrix.data, dtype=np.float64)
+    else:
+        pairs = _pairs(X)
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None")
+        rows, columns, values = pairs[:, 0], pairs[:, 1], np.asarray(y, dtype=np.float64)
+        if values.shape != rows.shape:
+            raise ValueError(f"y has shape {values.shape}; expected {rows.shape}, a value for each row of X")
+    weight = _check_sample_weight(sample_weight, values, dtype=np.float64)
+    if (weight < 0).any():
+        raise ValueError("sample_weight has negative values")
+    kept = weight > 0
+    entries = _Entries(rows[kept], columns[kept], values[kept], weight[kept])
+    if sparse.issparse(X):
+        return entries, (np.arange(X.shape[0]), np.arange(X.shape[1]))
+    return entries, (np.unique(entries.rows), np.unique(entries.columns))
 
 
 def _pairs(X: Any) -> Any:

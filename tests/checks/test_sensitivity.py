@@ -5,6 +5,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.checks.distances import compare
+from ppl_backends.checks.moving import Cloud, move_draws, units_after
 from ppl_backends.errors import ModelError
 
 Y = np.array([1.0, 2.0, 4.0])
@@ -46,6 +47,40 @@ def test_posteriors_under_powers_are_the_conjugate_ones(target, draws, method):
             ):
                 assert abs(value - known) < 4.5 * error
                 assert error < 0.03
+
+
+def ratio_of_error_to_its_bar(replicates=12, dim=40, ancestors=False):
+    """Return root mean squares of (estimate − truth) / error bar, of means and of sds of moved draws."""
+    y, found = np.linspace(-2, 2, dim), []
+    target = pb.FunctionTarget(
+        dim, lambda x: (-((y - x) ** 2).sum(axis=1) / 2, y - x), lambda x: (-(x**2).sum(axis=1) / 2, -x)
+    )
+
+    def change(x, gradient):
+        return -((y - x) ** 2).sum(axis=1) / 8, (y - x) / 4
+
+    for seed in range(replicates):
+        rng = np.random.default_rng(seed)
+        x = y / 2 + rng.standard_normal((1000, dim)) / 2**0.5
+        cloud = Cloud(x, np.arange(1000) // 10, 100)
+        run = move_draws(target, change, cloud, rng)
+        unit = run.lineage.ancestor if ancestors else units_after(run, 100)
+        figures = compare((run.x, np.full(1000, 1e-3), unit), {}, 100, 100, rng)
+        off = figures.mean[None] - 1.25 * y / 2.25, figures.sd[None] - 2.25**-0.5
+        found.append([off[0] / figures.mean_se[None], off[1] / figures.sd_se[None]])
+    return np.sqrt((np.array(found) ** 2).mean(axis=(0, 2)))
+
+
+def test_error_bars_of_moved_draws_are_their_errors():
+    """Of 480 figures: the sd of the ratio is 0.035, and 0.01 of it is the noise of the bars."""
+    of_mean, of_sd = ratio_of_error_to_its_bar()
+    assert 0.86 < of_mean < 1.2
+    assert 0.86 < of_sd < 1.2
+
+
+def test_error_bars_by_ancestors_would_be_far_too_wide():
+    of_mean, _ = ratio_of_error_to_its_bar(replicates=3, ancestors=True)
+    assert of_mean < 0.75
 
 
 def test_the_table_says_that_prior_and_data_disagree(target, draws):

@@ -10,7 +10,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, Hmc, Trajectory, kick
 from ppl_backends.kernels.independent import Independent
 from ppl_backends.kernels.metric import SplitMetric, cross_fitted_metric, metric_from_points, scales_from_points
-from ppl_backends.kernels.protocol import KernelParameters, accept, balanced_normals
+from ppl_backends.kernels.protocol import KernelParameters, accept, balanced_normals, block_of
 from ppl_backends.kernels.table import KERNELS, make_kernel
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.population import Population
@@ -122,6 +122,18 @@ def test_balanced_normals_add_up_to_zero_and_are_standard_normal():
     assert products.mean() == pytest.approx(-0.25, abs=0.03)
     assert abs((batches[:, 0, 0] * batches[:, 0, 1]).mean()) < 0.03
     assert balanced_normals(rng, (1, 3)).any()
+
+
+def test_blocks_of_balanced_normals_add_up_to_zero_each_and_are_independent():
+    rng = np.random.default_rng(9)
+    batches = np.stack([balanced_normals(rng, (7, 1), blocks=3)[:, 0] for _ in range(20_000)])
+    assert block_of(7, 3).tolist() == [0, 0, 0, 1, 1, 2, 2]
+    for rows in (slice(0, 3), slice(3, 5), slice(5, 7)):
+        np.testing.assert_allclose(batches[:, rows].sum(axis=1), 0.0, atol=1e-12)
+    np.testing.assert_allclose(batches.std(axis=0), 1.0, atol=0.025)  # of each, 0.005
+    between = batches[:, 0] * batches[:, 3]
+    assert abs(between.mean()) < 0.03
+    assert balanced_normals(rng, (3, 2), blocks=5).all()  # alone in a block, a row is a plain draw
 
 
 @pytest.mark.parametrize("kernel", [Hmc(), Independent()])

@@ -6,7 +6,8 @@ from scipy import stats
 
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.mean_field import fit_matrix_completion
-from ppl_backends.mean_field.matrix_completion import _Prior, _read, _State
+from ppl_backends.mean_field.entries import read_entries
+from ppl_backends.mean_field.matrix_completion import _Prior, _State
 
 OPTIONS = {"random_seed": 1, "progressbar": False}
 
@@ -41,7 +42,7 @@ def test_intervals_cover():
 
 def test_the_bound_never_falls_while_components_stay():
     i, j, y, _ = simulate(2, shape=(40, 60))
-    data = _read(i, j, y, None)
+    data = read_entries(i, j, y, None)
     for spectral in (True, False):
         state = _State(data, _Prior(1.0, 0.05, None), 5, np.random.default_rng(1), spectral)
         before, components = state.sweep(), state.k
@@ -54,7 +55,7 @@ def test_the_bound_never_falls_while_components_stay():
 def test_the_bound_is_the_expectation_that_defines_it():
     """E_q log p(y, u, v, γ, β) − log q, by draws from q."""
     i, j, y, _ = simulate(3, shape=(8, 7), rank=2, share=0.8)
-    data, prior = _read(i, j, y, None), _Prior(2.0, 0.3, None)
+    data, prior = read_entries(i, j, y, None), _Prior(2.0, 0.3, None)
     state = _State(data, prior, 2, np.random.default_rng(0), spectral=False)
     for _ in range(10):
         bound = state.sweep()
@@ -127,3 +128,33 @@ def test_running_out_of_sweeps_is_said():
     i, j, y, _ = simulate(6, shape=(40, 30))
     with pytest.warns(ApproximationWarning, match="not converged in 3 sweeps"):
         fit_matrix_completion(i, j, y, max_rank=3, max_sweeps=3, **OPTIONS)
+
+
+def test_weights_are_copies_and_repeated_entries_are_observations():
+    """The bound of a fit with weights is that of the copies; a twin that drops the scatter of repeats would differ."""
+    i, j, y, _ = simulate(5, shape=(12, 9), rank=1, share=0.7)
+    weights = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
+    copies = np.repeat(np.arange(len(y)), weights.astype(int))
+    fit = {"max_rank": 2, "random_seed": 1, "progressbar": False}
+    weighted = fit_matrix_completion(i, j, y, weights=weights, **fit)
+    copied = fit_matrix_completion(i[copies], j[copies], y[copies], weights=np.ones(len(copies)), **fit)
+    np.testing.assert_allclose(copied.elbo, weighted.elbo, rtol=1e-9)
+    np.testing.assert_allclose(copied.rows_cov, weighted.rows_cov, rtol=1e-6)
+    noisy = y[copies] + np.where(np.arange(len(copies)) % 2, 0.5, -0.5)
+    again = fit_matrix_completion(i[copies], j[copies], noisy, weights=np.ones(len(copies)), **fit)
+    assert again.noise_sd > 0.4 > weighted.noise_sd
+    with pytest.raises(ModelError, match="positive numbers"):
+        fit_matrix_completion(i, j, y, weights=-weights, **fit)
+
+
+def test_a_fit_goes_on_from_earlier_factors_of_a_smaller_matrix():
+    i, j, y, _ = simulate(6, shape=(50, 40), rank=2, share=0.5)
+    options = {"shape": (50, 40), "max_rank": 6, "random_seed": 1, "progressbar": False}
+    early = (i < 40) & (j < 35)
+    first = fit_matrix_completion(i[early], j[early], y[early], **options | {"shape": (40, 35)})
+    start = first.placed(np.arange(40), np.arange(35), (50, 40))
+    whole, later = (fit_matrix_completion(i, j, y, initial=initial, **options) for initial in (None, start))
+    assert later.elbo == pytest.approx(whole.elbo, rel=1e-4)
+    np.testing.assert_allclose(later.predict(i, j), whole.predict(i, j), atol=0.01)
+    with pytest.raises(ModelError, match=r"initial is of shape \(40, 35\)"):
+        fit_matrix_completion(i, j, y, initial=first, **options)

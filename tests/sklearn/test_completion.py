@@ -74,3 +74,41 @@ def test_cross_validation_and_refusals(triplets):
         model.fit(np.ones((4, 3)), np.ones(4))
     with pytest.raises(ValueError, match="holds its values itself"):
         model.fit(sparse.eye(3), np.ones(3))
+
+
+def test_weights_are_copies_of_rows(triplets):
+    pairs, y, _ = triplets
+    weights = np.random.default_rng(0).integers(0, 3, len(y))
+    model = pb.sklearn.MatrixCompletion(max_rank=4, random_state=1)
+    weighted = clone(model).fit(pairs, y, sample_weight=weights)
+    copied = clone(model).fit(np.repeat(pairs, weights, axis=0), np.repeat(y, weights))
+    assert copied.elbo_ == pytest.approx(weighted.elbo_, rel=1e-8)
+    np.testing.assert_allclose(copied.predict(pairs), weighted.predict(pairs), atol=1e-4)
+    kept = sparse.coo_matrix((y, tuple(pairs.T)))
+    by_matrix = clone(model).fit(kept, sample_weight=weights)
+    np.testing.assert_allclose(by_matrix.predict(pairs), weighted.predict(pairs), atol=1e-2)
+    for wrong, message in ((-np.ones(len(y)), "negative"), (np.zeros(len(y)), "at least one non-zero")):
+        with pytest.raises(ValueError, match=message):
+            clone(model).fit(pairs, y, sample_weight=wrong)
+
+
+def test_updates_end_where_a_fit_to_all_entries_does(triplets):
+    """New rows, new columns, repeated pairs and a second component arrive in the second half."""
+    pairs, y, _ = triplets
+    named = np.char.add(np.array([["u", "i"]]), np.char.zfill(pairs.astype(str), 3))
+    order = np.random.default_rng(2).permutation(len(y))
+    early = order[(pairs[order, 0] % 10 != 3) & (pairs[order, 1] < 50)][: len(y) // 2]
+    late = np.concatenate([np.setdiff1d(order, early), early[:20]])
+    model = pb.sklearn.MatrixCompletion(max_rank=6, random_state=1)
+    everything = np.concatenate([early, late])
+    whole = clone(model).fit(named[everything], y[everything])
+    pieces = clone(model).fit(named[early], y[early])
+    assert len(pieces.row_labels_) < 80
+    assert pieces.update(named[late], y[late]) is pieces
+    assert pieces.rank_ == whole.rank_ == 2
+    assert pieces.elbo_ == pytest.approx(whole.elbo_, rel=1e-4)
+    np.testing.assert_allclose(pieces.predict(named), whole.predict(named), atol=0.02)
+    with pytest.raises(ValueError, match="labels of type"):
+        pieces.update([[1, 2]], [3.0])
+    with pytest.raises(NotFittedError):
+        clone(model).update(pairs, y)

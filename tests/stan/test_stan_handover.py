@@ -77,3 +77,45 @@ def test_draws_of_a_posterior(regression):
     assert distance.max() < 1e-12
     with pytest.raises(ModelError, match="pass target="):
         cmdstan_inits(idata)
+
+
+SCHOOLS = Path(__file__).parents[2] / "stan_models" / "eight_schools_noncentered.stan"
+
+
+def hand_over_to(model, data):
+    """Sample with CmdStan from draws of SMC; compare with these, and take the evidence of CmdStan's draws."""
+    import ppl_backends as pb
+
+    target = pb.as_target(SCHOOLS, data=data)
+    idata = pb.sample_smc(target, draws=500, chains=2, random_seed=1, progressbar=False)
+    fit = model.sample(
+        data,
+        inits=cmdstan_inits(idata, chains=2, seed=1, target=target),
+        inv_metric=cmdstan_metric(idata, target=target),
+        adapt_init_phase=0,
+        iter_warmup=150,
+        iter_sampling=500,
+        chains=2,
+        parallel_chains=1,
+        seed=1,
+        show_progress=False,
+    )
+    assert fit.metric_type == "dense_e"
+    assert sum(fit.divergences) < 20
+    for name in ("mu", "tau"):
+        draws, known = fit.stan_variable(name), idata["posterior"][name].values
+        assert abs(draws.mean() - known.mean()) < 0.3 * known.std()  # five errors of 400 effective draws each
+    back, known = pb.evidence(fit, SCHOOLS, data=data, random_seed=1), idata["posterior"].attrs
+    error = np.hypot(back.log_evidence_se, known["log_evidence_se"])
+    assert abs(back.log_evidence - known["log_evidence"]) < 4.5 * error
+
+
+def test_cmdstan_goes_on_from_an_approximation():
+    """Needs an installed CmdStan, such as ``cmdstanpy.install_cmdstan()`` makes; CMDSTAN names another place."""
+    cmdstanpy = pytest.importorskip("cmdstanpy")
+    try:
+        cmdstanpy.cmdstan_path()
+    except ValueError as error:
+        pytest.skip(f"no CmdStan is installed: {error}")
+    data = json.loads(SCHOOLS.with_suffix(".data.json").read_text())
+    hand_over_to(cmdstanpy.CmdStanModel(stan_file=SCHOOLS), data)

@@ -88,7 +88,7 @@ class _Intractable(Op):
             raise ModelError(refusal(self.variable.name))
         output_storage[0][0] = np.array(0.0)
 
-    def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
+    def infer_shape(self, *arguments: Any) -> Any:  # PyTensor 2 passes (graph, node, shapes), PyTensor 3 (node, shapes)
         return [()]
 
     def L_op(self, inputs: Any, outputs: Any, output_gradients: Any) -> Any:

@@ -48,8 +48,8 @@ class _RefusedGradient(TypeCastingOp):
     def make_node(self, x: Variable) -> Apply:
         return Apply(self, [x], [x.type()])
 
-    def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
-        return shapes
+    def infer_shape(self, *arguments: Any) -> Any:  # PyTensor 2 passes (graph, node, shapes), PyTensor 3 (node, shapes)
+        return arguments[-1]
 
     def L_op(self, inputs: Any, outputs: Any, output_gradients: Any) -> Any:
         raise ModelError(refusal(self.name))
