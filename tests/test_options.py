@@ -49,7 +49,7 @@ OPEN = {
         "source",
         "loss",
     ),
-    *("x", "rows", "columns", "values", "shape", "shards", "prior_mean", "prior_precision", "names"),
+    *("x", "rows", "columns", "values", "weights", "shape", "shards", "prior_mean", "prior_precision", "names"),
     *("X", "y", "prior", "kernel", "length_scale"),
     *("spikes", "cholesky", "mean", "idata"),
 }
