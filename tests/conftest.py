@@ -7,10 +7,19 @@ for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from ppl_backends.approximations import missed_modes
 
 # Compilation falls into the first example, so that no deadline fits; derandomised, so that a failure repeats.
 settings.register_profile(
     "suite", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def few_draws_look_for_narrow_modes(monkeypatch):
+    """Where a test is not about them: most calls of importance sampling would take ten times as long."""
+    monkeypatch.setattr(missed_modes, "_ALL_ROUNDS", 16)

@@ -2,10 +2,14 @@
 
 A narrow mode with most of the mass (a spike) takes up a tiny part of the region that a wide one fills. Weights p/q of draws
 of an approximation q of the wide one are nearly equal, and tell nothing of it, unless one of the draws meets the region
-where the spike is denser than the wide mode. Two kinds of points may: the weighted points themselves, and differences of them
-around the centres of their modes, drawn in. The latter are what draws of q^β would be, with β up to 16: if the spike is not
-at the centre, one of these powers fills the region around it more densely than q. Only values are needed, no gradients.
-Where a point is far denser than q explains, a climb begins.
+where the spike is denser than the wide mode. For a spike at distance ρ from the centre of q = N(0, I) in d dimensions, draws
+of N(0, s²I) meet it most often if s = ρ/√d; where s is wrong by a factor f, they do exp{−d(log f + 1/(2f²) − ½)} times as
+often. As ρ is not known, the draws are divided evenly among scales from 2 to 1/32, a factor √2 apart: at the nearest one
+they meet it at least 0.97ᵈ times as often as at the best. They are differences of weighted points, around the centres of
+their modes. Only values are needed, no gradients. Where a point is far denser than q explains, or clearly denser than those
+of the same scale are, a climb begins.
+
+The draws double in number until they are 128 times as many as the points, or a second has passed on the processor.
 
 The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds the
 weights. It is missed if it has more than twice the mass that weighted points within the ellipsoid stand for.
@@ -13,19 +17,22 @@ weights. It is missed if it has more than twice the mass that weighted points wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
-from ppl_backends.approximations.resolve import has_one_mode
+from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
+from ppl_backends.approximations.wide_modes import mass_around
 from ppl_backends.numerics.gaps import modes
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 SMALLEST_SHARE = 0.01  # of the evidence
 TIMES = 2.0  # the mass that points stand for, above which a mode is missed
@@ -36,14 +43,18 @@ _LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are wo
 _POINTS = 512  # of importance sampling
 _FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
 _FEWEST_INSIDE = 20  # points, fewer than which do not know the mass around them
-_POWERS = 2.0 ** np.array([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
-_NARROWED, _MOST_NARROWED = 16, 2**15  # times the weighted points, and in all
+_SCALES = 2.0 ** np.arange(1.0, -5.5, -0.5)
+_FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**15  # times the weighted points, and at most, whatever they cost
+_ALL_ROUNDS, _LARGEST_OF_ALL = 128, 2**20
+_SECONDS = 1.0  # on the processor, which no round but the first is expected to exceed
+_SPREADS, _SLIGHTLY = 10.0, 0.05  # a draw is clearly denser than others of its scale: times their spread, and in nats
 
 
 class LostMode(NamedTuple):
     """A mode at ``x`` ``(dim,)`` that holds too few of the draws, a share ``held`` of them.
 
-    It has a ``share`` of the evidence, is farthest from the draws in a ``coordinate``, and ``gaussian`` fits it.
+    It has a ``share`` of the evidence, is farthest from the draws in a ``coordinate``, and ``gaussian`` fits it. A ``wide``
+    one is around the draws, and may be a part of a heavy tail.
     """
 
     share: float
@@ -51,6 +62,7 @@ class LostMode(NamedTuple):
     coordinate: int
     held: float
     gaussian: GaussianApproximation
+    wide: bool = False
 
 
 def lost_mode_reason(
@@ -91,44 +103,94 @@ def find_missed_mode(
     ``weigh`` returns log weights ``(m,)`` of points ``(m, dim)`` that are not normalised, as ``log_weights`` ``(n,)`` are; it
     is called with ``rows`` of them at once. Nothing is sought where the ``approximation`` knows of a single mode.
     """
-    if target.is_estimated or not can_be_sought(target) or has_one_mode(approximation):
+    if target.is_estimated or target.log_concave or not can_be_sought(target) or has_one_mode(approximation):
         return None
     if not np.isfinite(log_weights).any():
         return None
     log_weights = np.nan_to_num(log_weights, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
+    floor = float(np.quantile(log_weights, 0.99, method="lower")) + DENSER
+    starts = _heaviest(points, log_weights - floor)
+    draws = _DrawnIn(points, rng)
+    most = 0 if one_mode_given_few(approximation) else _ALL_ROUNDS * len(points)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        narrowed = _narrowed(points, rows, rng)
-        found = np.concatenate([weigh(block) for block in np.split(narrowed, len(narrowed) // rows)])
-        floor = np.quantile(log_weights, 0.99, method="lower") + DENSER
-        starts = [_heaviest(points, log_weights, floor), _heaviest(narrowed, found, floor)]
-        climbs = (
-            modes_above(target, np.unique(np.concatenate(starts), axis=0), ITERATIONS) if any(map(len, starts)) else []
-        )
-        missed = [_missed(target, mode, points, log_weights, rng) for mode in climbs]
-    return max((mode for mode in missed if mode is not None), key=lambda mode: mode.share, default=None)
+        missed = _missed_around(target, draws.groups(), points, log_weights, rows, rng)
+        if missed is not None:
+            return missed
+        for n in _rounds(len(points), min(most, _LARGEST_OF_ALL)):
+            if n:
+                x, scale = draws.more(max(1, n // rows) * rows)
+                found = np.concatenate([weigh(block) for block in np.split(x, len(x) // rows)])
+                starts = np.concatenate([starts, _heaviest(x, _excess(found, scale, floor))])
+            missed = _largest_missed(target, np.unique(starts, axis=0), points, log_weights, rng)
+            if missed is not None:
+                return missed
+            starts = starts[:0]
+    return None
 
 
-def _narrowed(points: Array, rows: int, rng: np.random.Generator) -> Array:
-    """Return points around the centres of the modes, drawn in by a factor each: a whole number of calls.
+def _rounds(points: int, most: int) -> Iterator[int]:
+    """Yield numbers of draws: as many again as there are, while all of them are expected to take a second at most."""
+    done = min(_FIRST_ROUND * points, _LARGEST_FIRST_ROUND, most)
+    clock = time.process_time()
+    yield done
+    while 0 < 2 * done <= most and 2 * (time.process_time() - clock) < _SECONDS:
+        yield done
+        done *= 2
+
+
+class _DrawnIn:
+    """Draws around the centres of the modes of points ``(n, dim)``, each at one of several scales.
 
     Differences of two points of a mode have new directions, and those of two draws of a Gaussian are √2 times as wide.
     """
-    n = max(1, min(_NARROWED * len(points), _MOST_NARROWED) // rows) * rows
-    at = np.arange(n)
-    first = at % len(points)
-    power = _POWERS[(at + at // len(points)) % len(_POWERS)]
-    labels, narrowed = modes(points), np.empty((n, points.shape[1]))
-    for label in range(labels.max() + 1):
-        members, own = np.flatnonzero(labels == label), labels[first] == label
-        apart = points[first[own]] - points[rng.choice(members, np.count_nonzero(own))]
-        narrowed[own] = np.median(points[members], axis=0) + apart / np.sqrt(2.0 * power[own])[:, None]
-    return narrowed
+
+    def __init__(self, points: Array, rng: np.random.Generator) -> None:
+        self._points, self._rng, self._done = points, rng, 0
+        self._labels = modes(points)
+        self._members = [np.flatnonzero(self._labels == label) for label in range(self._labels.max() + 1)]
+
+    def groups(self) -> list[Index]:
+        """Return which points are of each mode."""
+        return self._members
+
+    def more(self, n: int) -> tuple[Array, Index]:
+        """Return ``n`` further draws, and which scale each has."""
+        points, at = self._points, self._done + np.arange(n)
+        self._done += n
+        first, scale = at % len(points), (at + at // len(points)) % len(_SCALES)
+        x = np.empty((n, points.shape[1]))
+        for label, members in enumerate(self._members):
+            own = np.flatnonzero(self._labels[first] == label)
+            apart = points[first[own]] - points[self._rng.choice(members, len(own))]
+            x[own] = np.median(points[members], axis=0) + apart * (_SCALES[scale[own]] / np.sqrt(2.0))[:, None]
+        return x, scale
 
 
-def _heaviest(points: Array, log_weights: Array, floor: float) -> Array:
-    """Return the points of largest weights among those above ``floor``."""
-    order = np.argsort(np.where(np.isfinite(log_weights), -log_weights, np.inf), kind="stable")[:EACH]
-    return points[order[log_weights[order] > floor]]
+def _excess(log_weights: Array, scale: Index, floor: float) -> Array:
+    """Return by how much draws ``(n,)`` are denser than ``floor``, or than other draws as near to the centre."""
+    excess = np.full(len(log_weights), -np.inf)
+    for k, factor in enumerate(_SCALES):
+        own = np.flatnonzero(scale == k)
+        if len(own):
+            middle, high = np.quantile(log_weights[own], [0.5, 0.99], method="lower")
+            among = high + np.clip(_SPREADS * (high - middle), _SLIGHTLY, DENSER) if np.isfinite(middle) else floor
+            excess[own] = log_weights[own] - (min(among, floor) if factor < 1 else floor)
+    return excess
+
+
+def _heaviest(points: Array, excess: Array) -> Array:
+    """Return the points of largest excess among those that have any."""
+    order = np.argsort(np.where(np.isfinite(excess), -excess, np.inf), kind="stable")[:EACH]
+    return points[order[excess[order] > 0]]
+
+
+def _largest_missed(
+    target: BaseTarget, starts: Array, points: Array, log_weights: Array, rng: np.random.Generator
+) -> LostMode | None:
+    """Return the largest of the modes that climbs from ``starts`` end at and that the points miss."""
+    climbs = modes_above(target, starts, ITERATIONS) if len(starts) else []
+    missed = [_missed(target, mode, points, log_weights, rng) for mode in climbs]
+    return max((mode for mode in missed if mode is not None), key=lambda mode: mode.share, default=None)
 
 
 def _missed(
@@ -138,13 +200,33 @@ def _missed(
     log_mass = log_mass_of(target.log_density, mode, rng)
     if log_mass is None:
         return None
-    inside = ~beyond(points, mode)
-    total = logsumexp(log_weights[~inside]) if not inside.all() else -np.inf
-    if not np.isfinite(total):  # all weights are inside
+    return _too_few(log_mass, ~beyond(points, mode), mode, points, log_weights)
+
+
+def _missed_around(
+    target: BaseTarget, groups: list[Index], points: Array, log_weights: Array, rows: int, rng: np.random.Generator
+) -> LostMode | None:
+    """Return a wide mode around points of narrow ones, if the weighted points stand for less than half of its mass."""
+    missed = []
+    for members in groups:
+        found = mass_around(target.log_density, points[members], rows, rng)
+        if found is not None:
+            log_mass, around, own = found
+            missed.append(_too_few(log_mass, beyond(points, own), around, points, log_weights))
+    largest = max((mode for mode in missed if mode is not None), key=lambda mode: mode.share, default=None)
+    return None if largest is None else largest._replace(wide=True)
+
+
+def _too_few(
+    log_mass: float, there: NDArray[np.bool_], mode: GaussianApproximation, points: Array, log_weights: Array
+) -> LostMode | None:
+    """Return a mode that has the mass found in a region, if the weighted points ``there`` stand for less than half of it."""
+    total = logsumexp(log_weights[~there]) if not there.all() else -np.inf
+    if not np.isfinite(total):  # all weights are there
         return None
-    mass = float(np.exp(min(log_mass + np.log(len(points)) - total, 300.0)))  # in units of the mass outside, as held
-    held = float(np.exp(min(logsumexp(log_weights[inside]) - total, 300.0))) if inside.any() else 0.0
-    unknown = np.count_nonzero(inside) < _FEWEST_INSIDE
+    mass = float(np.exp(min(log_mass + np.log(len(points)) - total, 300.0)))  # in units of the mass elsewhere, as held
+    held = float(np.exp(min(logsumexp(log_weights[there]) - total, 300.0))) if there.any() else 0.0
+    unknown = np.count_nonzero(there) < _FEWEST_INSIDE
     share = mass / (1.0 + mass)
     if share <= SMALLEST_SHARE or (mass <= TIMES * held and not unknown):
         return None

@@ -10,6 +10,7 @@ from numpy.linalg import LinAlgError
 from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
+from ppl_backends.approximations.hyper import GRID_DIM
 from ppl_backends.approximations.laplace import gaussian_at_mode
 from ppl_backends.approximations.modes import find_other_mode, with_other_modes
 from ppl_backends.approximations.variational import fit_vi
@@ -96,6 +97,14 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
 def has_one_mode(approximation: Any) -> bool:
     """Return whether the posterior is known to be log-concave: Gaussian prior, log-concave factors, no hyper-parameters."""
     factors = approximation.factors if isinstance(approximation, EPApproximation) else None
+    return factors is not None and factors.log_concave
+
+
+def one_mode_given_few(approximation: Any) -> bool:
+    """Return whether the posterior is log-concave given one or two hyper-parameters, which a lattice of EP runs covers."""
+    if not isinstance(approximation, EPMixture) or len(approximation.hyper.names) > GRID_DIM:
+        return False
+    factors = approximation.at_mode.factors
     return factors is not None and factors.log_concave
 
 

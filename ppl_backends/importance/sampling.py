@@ -117,10 +117,10 @@ def sample_importance(
     chains : int
         Number of independent scrambles. With one chain the error comes from the weights, and is a conservative bound.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
-        Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search from
-        draws of the prior finds; narrow modes that a search near the points finds are added. If the likelihood can
-        only be estimated, as for state-space models, the approximation must be given; each weight then has an unbiased
-        estimate, whose noise is part of the errors.
+        Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search
+        from draws of the prior finds; narrow modes that a search near the points finds are added, and so is a wide one
+        around them, with ``proposal="auto"`` only. If the likelihood can only be estimated, as for state-space models, the
+        approximation must be given; each weight then has an unbiased estimate, whose noise is part of the errors.
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself. ``"t"`` is a Student t with 5 degrees of freedom, with the
         approximation's mean, and its covariance as scale. ``"defensive"`` is seven eighths of the first and one eighth
@@ -198,7 +198,8 @@ def sample_importance(
         source, named = _proposal(target, approximation, proposal, fit_rng)
         results = run(source)
         missed = _missed_mode(target, approximation, source, results, fit_rng)
-        if missed is None or not left:
+        adds = left > 0 and missed is not None and (proposal == "auto" or not missed.wide)  # a heavy tail is no mode
+        if missed is None or not adds:
             break
         approximation = with_missed_mode(approximation, missed)
     evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
+from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
 from ppl_backends.errors import ModelError
 
 COUNTS = np.array([0, 1, 0, 0, 2, 0])
@@ -64,6 +65,13 @@ def test_marginals_of_a_mixture_are_corrected_given_the_scale(fit, exact):
     grid, density = found["effect"]
     gaussians = fit.weights @ stats.norm.pdf(grid, fit.means[:, j, None], fit.component_sds()[:, j, None])
     assert distances["effect"] < 0.5 * _distance(grid, density, gaussians)
+
+
+def test_the_posterior_given_the_scale_is_known_to_have_one_mode(fit):
+    """Then no draws look for narrow ones."""
+    assert one_mode_given_few(fit)
+    assert not has_one_mode(fit)
+    assert not one_mode_given_few(fit.at_mode)
 
 
 def test_coordinates_can_be_chosen_and_the_fit_pickled(fit):

@@ -48,7 +48,9 @@ def logistic_target(dim=2):
         value = norm.logpdf(x, 0, PRIOR_SD) + SUCCESSES * log_expit(x)
         return value.sum(1), -x / PRIOR_SD**2 + SUCCESSES * expit(-x)
 
-    return FunctionTarget(dim, log_density)
+    target = FunctionTarget(dim, log_density)
+    target.log_concave = True  # a search for other modes would take most of the time
+    return target
 
 
 def student_target(df=2.5):

@@ -5,6 +5,7 @@ import pytest
 from scipy.special import logsumexp
 
 import ppl_backends as pb
+from ppl_backends.approximations import missed_modes
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sampling
 from ppl_backends.smc import sample
@@ -135,6 +136,37 @@ def test_without_that_search_the_spike_is_missed_and_nothing_said(monkeypatch, m
     attrs = method(spike(5, 0.05, 0.4), 1).posterior.attrs
     assert attrs["log_evidence"] == pytest.approx(np.log(0.1), abs=0.02)
     assert attrs["log_evidence_trusted"] == 1
+
+
+def test_a_spike_that_one_draw_in_a_hundred_thousand_meets_is_found(monkeypatch):
+    """It is as far from the centre as a draw at a quarter of the scale, and a million draws of all scales are made."""
+    monkeypatch.setattr(missed_modes, "_ALL_ROUNDS", 128)
+    attrs = by_importance(spike(10, 0.05, 0.31), 1).posterior.attrs
+    assert attrs["log_evidence_trusted"] == 1
+    assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
+
+
+def test_a_wide_mode_around_a_narrow_one_is_found(monkeypatch):
+    """All climbs end in the spike, and the rest has no maximum of its own; the broken twin misses a tenth, and is trusted."""
+    target = spike(20, 0.1, 0.2)
+    target = pb.FunctionTarget(20, target.log_density_and_gradient)  # of whose prior nothing is known
+    attrs = by_importance(target, 1).posterior.attrs
+    assert attrs["log_evidence_trusted"] == 1
+    assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
+    monkeypatch.setattr(missed_modes, "mass_around", lambda *_: None)
+    attrs = by_importance(target, 1).posterior.attrs
+    assert attrs["log_evidence"] == pytest.approx(np.log(0.9), abs=0.02)
+    assert attrs["log_evidence_trusted"] == 1
+
+
+def test_the_draws_double_while_a_second_is_not_over(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(missed_modes.time, "process_time", lambda: 0.0)
+    assert list(missed_modes._rounds(100, 12800)) == [1600, 1600, 3200, 6400]
+    assert list(missed_modes._rounds(100, 0)) == [0]
+    assert sum(missed_modes._rounds(2**14, 2**20)) == 2**20
+    monkeypatch.setattr(missed_modes.time, "process_time", lambda: 0.3 * next(clock))
+    assert list(missed_modes._rounds(100, 12800)) == [1600, 1600]  # 0.3 s, then 0.6 s, of which twice is too much
 
 
 def test_importance_sampling_from_a_named_approximation_says_that_a_spike_is_missed():
