@@ -242,6 +242,7 @@ def _cmdstan_model(folder):
         ({"y": [2] * 60}, r"y\[1\] is 2, but must be less than or equal to 1"),
         ({"y": [0.5] * 60}, "non-int values.*variable name=y"),
         ({"X": [[1.0], [2.0, 3.0]]}, "'X' is not a rectangular array"),
+        ({"y": [1, None] * 30}, "'y' contains None; Stan has no missing values"),
         ({"N": 2**40}, "'N' holds an integer beyond"),
     ],
 )
@@ -249,6 +250,15 @@ def test_bad_data_are_named(regression_data, change, message):
     with pytest.raises(ModelError, match=message) as caught:
         stan_target(PROGRAMS / "regression.stan", {**regression_data, **change})
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_density_names_missing_values(regression_data):
+    rows = np.array(regression_data["X"], dtype=float)
+    rows[3] = np.nan
+    target = stan_target(PROGRAMS / "regression.stan", {**regression_data, "X": rows})
+    said = target.explain(np.zeros(target.dim))
+    assert f"{rows.shape[1]} of {rows.size} values of data variable 'X' are NaN" in said
+    assert "declare them as parameters" in said
 
 
 def test_missing_data_and_files(tmp_path):

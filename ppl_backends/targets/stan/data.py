@@ -15,6 +15,7 @@ from ppl_backends.errors import ModelError
 
 NUMBERS_AS_TEXT = {"NaN", "Inf", "+Inf", "-Inf", "Infinity", "+Infinity", "-Infinity"}
 INT_RANGE = np.iinfo(np.int32)
+MISSING = "Stan has no missing values: declare them as parameters, and pass the observed values alone"
 
 
 def read_data(data: Any) -> dict[str, Any]:
@@ -76,6 +77,8 @@ def _numeric(name: str, value: Any) -> NDArray[Any]:
         if array.dtype.kind in "OU":
             array = np.asarray(_numbers(value), dtype=np.float64)
     except (ValueError, TypeError):
+        if _holds_none(value):
+            raise ModelError(f"data variable {name!r} contains None; {MISSING}") from None
         raise ModelError(f"data variable {name!r} is not a rectangular array of numbers") from None
     if array.dtype.kind == "c":
         array = np.stack([array.real, array.imag], axis=-1)
@@ -86,6 +89,20 @@ def _numeric(name: str, value: Any) -> NDArray[Any]:
     if array.dtype.kind != "f":
         raise ModelError(f"data variable {name!r} has type {array.dtype}, not numbers")
     return array.astype(np.float64)
+
+
+def _holds_none(value: Any) -> bool:
+    """Return whether nested lists contain None."""
+    return value is None or (isinstance(value, list | tuple | np.ndarray) and any(map(_holds_none, value)))
+
+
+def missing_values(data: Mapping[str, Any]) -> str:
+    """Return which data variables contain NaN, and what to do about it; an empty text if there is none."""
+    for name, array in to_arrays(data).items():
+        n = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
+        if n:
+            return f"{n} of {array.size} values of data variable {name!r} are NaN; {MISSING}"
+    return ""
 
 
 def _numbers(value: Any) -> Any:

@@ -19,7 +19,7 @@ from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, PriorTerms, as_points
 from ppl_backends.targets.stan.build import program_key
 from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
-from ppl_backends.targets.stan.data import read_data, to_arrays
+from ppl_backends.targets.stan.data import missing_values, read_data, to_arrays
 from ppl_backends.targets.stan.factors import StanFactors, find_factors
 from ppl_backends.targets.stan.groups import Groups
 from ppl_backends.targets.stan.library import BatchedModel
@@ -231,7 +231,9 @@ class StanTarget(BaseTarget):
         value, _ = self._model.evaluate(point[None], True, 1)
         if np.isfinite(value[0]):
             return "the log density and its gradient are finite"
-        return self._model.messages[-1] if self._model.messages else "the log density is -inf"
+        said = self._model.messages[-1] if self._model.messages else "the log density is -inf"
+        missing = missing_values(self.data)
+        return f"{said}; {missing}" if missing else said
 
     # ------------------------------------------------------------------------------ prior and likelihood
 
