@@ -12,7 +12,7 @@ from ppl_backends.datasets import load_binary_regression
 class Pima:
     """Calls whose compilation happens in ``setup``, so that runs alone are timed."""
 
-    timeout = 120
+    timeout = 600  # compilation in setup included
     params = ("fit_laplace", "fit_ep", "sample_importance", "sample_smc")
     param_names = ("call",)
 
