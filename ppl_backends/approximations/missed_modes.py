@@ -133,9 +133,10 @@ def _rounds(points: int, most: int) -> Iterator[int]:
     done = min(_FIRST_ROUND * points, _LARGEST_FIRST_ROUND, most)
     clock = time.process_time()
     yield done
-    while 0 < 2 * done <= most and 2 * (time.process_time() - clock) < _SECONDS:
-        yield done
-        done *= 2
+    while done < most and 2 * (time.process_time() - clock) < _SECONDS:
+        more = min(done, most - done)
+        yield more
+        done += more
 
 
 class _DrawnIn:
