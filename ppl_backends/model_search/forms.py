@@ -100,6 +100,8 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
         If shapes disagree, numbers are not finite, or the family, link or prior is unknown.
     """
     design, names = read_design(X)
+    if len(design) == 0:
+        raise ModelError(f"X has shape {design.shape}: it has no rows")
     response = np.asarray(y)
     response = response.astype(np.float64) if response.dtype.kind in "biuf" else np.full(0, np.nan)
     if response.shape != (len(design),) or not np.isfinite(response).all():

@@ -19,8 +19,6 @@ from ppl_backends.targets.factors import Factors, StackedSites
 from ppl_backends.targets.factors.sites import ScaledSites
 from ppl_backends.targets.protocol import BaseTarget, Index
 
-_NEGLIGIBLE = 1e-9  # precision of a prior, relative to that of the data, that is only rounding
-
 
 @dataclass(frozen=True)
 class ModelForms:
@@ -76,6 +74,8 @@ def model_forms(target: BaseTarget, select: Mapping[str, Any]) -> ModelForms:
     ModelError
         If a name is unknown, a variable is transformed or is itself a hyper-parameter, or factors are unknown.
     """
+    if not select:
+        raise ModelError("select={} names no variable; write select={'beta': True}, with a variable of the model")
     variables = _variables(target, select)
     switchable = np.zeros(target.dim, dtype=bool)
     for name, index in variables.items():
@@ -123,21 +123,17 @@ def _with_normal_sites(factors: Factors, target: BaseTarget | None) -> Factors:
     assert factors.normal_rows is not None
     design, offset, family, log_scale = factors.normal_rows
     prior = factors.tempered(0.0).prior
-    precision = prior.add_to(np.zeros((factors.dim, factors.dim)))
     dense = design.toarray() if sparse.issparse(design) else np.asarray(design)
-    of_data = ((dense / family.sd[:, None]) ** 2).sum(axis=0)
-    small = np.sqrt(np.outer(of_data, of_data)) * _NEGLIGIBLE
-    precision = np.where(np.abs(precision) <= small, 0.0, precision)
     rows = np.r_[factors.observed, np.ones(len(dense), dtype=bool)]
     whole = Factors(
         [factors.design, dense],
         np.r_[factors.offset, np.broadcast_to(offset, len(dense))],
         StackedSites([factors.sites, ScaledSites(family, log_scale)]),
         prior.mean,
-        precision,
+        prior.precision,
         observed=rows,
         names=factors.names,
     )
     point = np.full((1, factors.dim), 0.1)
     constant = 0.0 if target is None else float(target.log_density(point)[0] - whole.log_density(point)[0])
-    return replace_prior(whole, prior.mean, precision, constant)
+    return replace_prior(whole, prior.mean, prior.precision, constant)

@@ -24,6 +24,7 @@ from ppl_backends.targets.protocol import Array
 
 UNCORRELATED = 0.1  # correlation with the particles before the moves
 EASY = 0.5  # acceptance of independent proposals above which small steps add nothing
+_ENOUGH = 3  # rounds of accepted independent proposals, after which small steps are added
 _LENGTHS = (3.0, 1.0, 0.3)  # of walks under a surrogate, alternately: if it is poor, long ones are rejected
 _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
 
@@ -68,10 +69,12 @@ class _Walk:
         self.rounds, self.evaluations, self.jumps, self.left, self.weights_left = 0, 0.0, 0.0, 1.0, 1.0
 
     def round(self) -> None:
-        """Make one independent proposal, and small steps unless nearly all such proposals are accepted."""
+        """Make one independent proposal, and small steps unless such proposals are accepted and have been enough."""
         self.rounds += 1
         rate = self._from_afar()
         self.acceptance.append(rate)
+        if self.rounds > _ENOUGH:
+            rate = min(rate, 0.5 * EASY)
         self.share += self.state.x if rate >= EASY else self._small_steps(rate)
         self.left = _correlation(self.start, self.state.x)
         self.weights_left = self.weights.left(self.path.ahead(self.state)[0])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.errors import ModelError
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.space import Bits, ModelSpace
@@ -32,8 +33,19 @@ class ModelPath(TemperingPath):
         self.space, self.evidence = space, evidence
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
-        """Draw models from their prior, or from the uniform one if the prior is a function."""
-        return Start(self.at(self.space.sample(n, rng), 0.0, rng), figures=StartFigures(0.0))
+        """Draw models from their prior, or from the beta-binomial one if the prior is a function."""
+        drawn = self.at(self.space.sample(n, rng), 0.0, rng)
+        if np.all(drawn.increment == -np.inf):
+            at_fault = (
+                "model_prior is -inf, or columns are dependent,"
+                if callable(self.space.prior)
+                else "columns are dependent"
+            )
+            raise ModelError(
+                f"{at_fault} in all {n} models drawn from the model prior, so none has an evidence; "
+                "increase draws, or take model_prior='beta_binomial', which has more small models"
+            )
+        return Start(drawn, figures=StartFigures(0.0))
 
     def at(self, bits: Bits, beta: float, rng: np.random.Generator) -> ModelState:
         """Return models with their prior and evidences; both are zero for those that heredity forbids."""

@@ -80,7 +80,7 @@ def search_inference_data(
 ) -> Any:
     """Return the result of :func:`~ppl_backends.select_variables`."""
     chains, draws, m = found.bits.shape
-    columns = space.columns(found.bits.reshape(-1, m))
+    columns = space.columns(found.bits.reshape(chains * draws, m))
     points = np.concatenate([_coefficients(form, evidence, columns, rng), columns.astype(np.float64)], axis=1)
     return build_inference_data(
         _Selection(form, space),
@@ -109,10 +109,9 @@ def _coefficients(form: Form, evidence: Evidence, columns: Bits, rng: np.random.
 def _selection(form: Form, space: ModelSpace, found: Searched) -> dict[str, tuple[tuple[str, ...], Any]]:
     """Return inclusion probabilities by variable, and the models with their evidences and probabilities."""
     models = found.models
-    member = np.argmax(space.members, axis=0)
-    switchable = space.members.any(axis=0)
-    inclusion = np.where(switchable, found.inclusion[member] if len(found.inclusion) else 1.0, 1.0)
-    error = np.where(switchable, found.inclusion_se[member] if len(found.inclusion) else 0.0, 0.0)
+    candidate, column = np.nonzero(space.members)
+    inclusion, error = np.ones(len(form.names)), np.zeros(len(form.names))
+    inclusion[column], error[column] = found.inclusion[candidate], found.inclusion_se[candidate]
     on = space.columns(models.bits).astype(np.int8)
     group: dict[str, tuple[tuple[str, ...], Any]] = {
         "model_log_evidence": (("model",), models.log_evidence),

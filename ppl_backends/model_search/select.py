@@ -97,7 +97,8 @@ def select_variables(
         flat intercept and log σ. Others: normal with the given standard deviations, 5 for slopes and 20 for the
         intercept by default; or Cauchy, of scale 2.5 and 10.
     model_prior : {"uniform", "beta_binomial"} or callable
-        Prior of models; a function takes columns ``(n, p)`` and returns log probabilities ``(n,)``.
+        Prior of models; a function takes columns ``(n, p)`` and returns log probabilities ``(n,)``, which up to 20 candidates
+        need not be normalised.
     always : names, integers or mask, optional
         Columns in every model.
     groups : mapping of str to list of str, optional
@@ -163,8 +164,9 @@ def select_variables(
     else:
         form = design_form(X, y, family, link, prior, always)
     space = make_space(form.names, form.always, dict(groups or {}) or None, heredity, model_prior)
-    enumerated = method == "enumerate" or (
-        method == "auto" and can_enumerate(evidence, form, space.n_candidates, points)
+    one = space.n_candidates == 0
+    enumerated = (
+        one or method == "enumerate" or (method == "auto" and can_enumerate(evidence, form, space.n_candidates, points))
     )
     if enumerated and space.n_candidates > MOST_ENUMERATED:
         raise ModelError(f"method='enumerate': 2^{space.n_candidates} models are too many; use method='smc'")
@@ -254,7 +256,7 @@ def _enumerate(
     with ChainProgress("models", 1, (), enabled=progressbar) as progress:
         every: Enumerated = enumerate_models(space, evidence, rng, lambda done: progress.update(0, done))
     drawn = systematic_resampling(every.probability, chains * draws, rng)
-    bits = every.bits[rng.permutation(drawn)].reshape(chains, draws, -1)
+    bits = every.bits[rng.permutation(drawn)].reshape(chains, draws, space.n_candidates)
     listed = Listed(every.bits, every.log_evidence, every.probability).best()
     attrs = {
         "method": "enumeration of models",

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaln
+from scipy.special import betaln, logsumexp
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, Index, coordinates_of
 
 Bits = NDArray[np.bool_]
 ModelPrior = str | Callable[[Bits], Any]
+
+_MOST_SUMMED = 20  # candidates up to which the prior that a function gives is summed over all models
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,23 @@ class ModelSpace:
         return np.where((bits & ~free).any(axis=1), -np.inf, found)
 
     def log_prior(self, bits: Bits) -> Array:
-        """Return the log prior probability ``(n,)``; that of a function may lack a constant."""
+        """Return the log prior probability ``(n,)``; with many candidates that of a function as it is given."""
+        return self._given(bits) - self._log_total if callable(self.prior) else self.log_start(bits)
+
+    @cached_property
+    def _log_total(self) -> float:
+        """Return the log sum of what a function gives to all models; zero where these are too many."""
+        if self.n_candidates > _MOST_SUMMED:
+            return 0.0
+        total = float(logsumexp(self._given(self.all())))
+        if total == -np.inf:
+            raise ModelError("model_prior returns -inf for every model; at least one needs a finite log probability")
+        return total
+
+    def _given(self, bits: Bits) -> Array:
+        """Return what a function gives as log probabilities ``(n,)``; −inf where heredity forbids a model."""
+        assert callable(self.prior)
         start = self.log_start(bits)
-        if not callable(self.prior):
-            return start
         given = np.asarray(self.prior(self.columns(bits)), dtype=np.float64)
         if given.shape != start.shape or np.isnan(given).any() or np.any(given == np.inf):
             raise ModelError(f"model_prior must return finite log probabilities or -inf of shape {start.shape}")
@@ -99,14 +115,19 @@ class ModelSpace:
 
     def _by_size(self, k: Any, free: Any) -> Array:
         """Return the log probability of k on-candidates among the free ones."""
-        if self.prior == "beta_binomial":
+        if self._by_sizes:
             found: Array = betaln(k + 1.0, free - k + 1.0)
             return found
         return np.asarray(-np.log(2.0) * np.broadcast_to(np.asarray(free, dtype=np.float64), np.shape(k)))
 
+    @property
+    def _by_sizes(self) -> bool:
+        """Return whether models are drawn with sizes that are equally probable; so a function finds models of any size."""
+        return self.prior == "beta_binomial" or callable(self.prior)
+
     def sample(self, n: int, rng: np.random.Generator) -> Bits:
-        """Draw models ``(n, m)`` from the prior, or from the uniform one if the prior is a function."""
-        share = rng.random((n, 1)) if self.prior == "beta_binomial" else np.full((n, 1), 0.5)
+        """Draw models ``(n, m)`` from the prior, from the beta-binomial one if the prior is a function."""
+        share = rng.random((n, 1)) if self._by_sizes else np.full((n, 1), 0.5)
         bits = rng.random((n, self.n_candidates)) < share
         if self.parents.any():
             for j in np.flatnonzero(self.parents.any(axis=1)):
@@ -146,8 +167,13 @@ def _members(names: tuple[str, ...], always: Bits, groups: dict[str, list[str]])
     """Return the columns of each candidate, with groups at the position of their first column, and labels."""
     group_of: dict[int, str] = {}
     for label, columns in groups.items():
+        if len(columns) == 0:
+            raise ModelError(f"groups: {label!r} is empty; name its columns, or leave it out")
         for column in [columns] if isinstance(columns, str) else columns:
-            for where in places(names, column, f"groups: {label!r}"):
+            found_here = places(names, column, f"groups: {label!r}")
+            if always[found_here].all():
+                raise ModelError(f"groups: {column!r} of {label!r} is in every model; leave it out of one of the two")
+            for where in found_here:
                 if where in group_of:
                     raise ModelError(f"groups: {column!r} is in {group_of[where]!r} and in {label!r}")
                 group_of[where] = label

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pymc as pm
 import pytest
+from scipy.integrate import quad
 from scipy.special import logsumexp
-from scipy.stats import multivariate_normal
+from scipy.stats import norm
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
@@ -66,23 +67,41 @@ def test_a_variable_is_a_group_of_its_elements():
     np.testing.assert_array_equal(whole.selection["b_inclusion"], listed.selection["b_inclusion"])
 
 
-def test_a_normal_likelihood_of_known_scale_in_closed_form():
+@pytest.mark.parametrize("sd", [2.0, 1e4])
+def test_a_normal_likelihood_of_known_scale_in_closed_form(sd):
     rng = np.random.default_rng(2)
     design = rng.standard_normal((40, 3))
     response = design[:, 0] - 0.5 * design[:, 1] + 0.8 * rng.standard_normal(40)
     with pm.Model():
-        beta = pm.Normal("beta", 0.3, 2.0, shape=3)
+        beta = pm.Normal("beta", 0.3, sd, shape=3)
         pm.Normal("y", design @ beta, 0.8, observed=response)
         idata = select(select={"beta": True})
     bits = np.array(np.meshgrid(*[[0, 1]] * 3)).reshape(3, -1).T.astype(bool)
-    logs = [
-        multivariate_normal.logpdf(
-            response, design[:, on].sum(axis=1) * 0.3, 0.64 * np.eye(40) + 4 * design[:, on] @ design[:, on].T
-        )
-        for on in bits
-    ]
+    logs = []
+    for on in bits:
+        columns, left = design[:, on], response - design[:, on].sum(axis=1) * 0.3
+        precision = columns.T @ columns / 0.64 + np.eye(on.sum()) / sd**2
+        shift = columns.T @ left / 0.64
+        log_ratio = 0.5 * (shift @ np.linalg.solve(precision, shift) - np.linalg.slogdet(precision)[1])
+        logs.append(norm.logpdf(left, 0, 0.8).sum() + log_ratio - on.sum() * np.log(sd))
     np.testing.assert_allclose(idata.selection["inclusion"], np.exp(logs - logsumexp(logs)) @ bits, atol=1e-6)
     assert idata.posterior.attrs["log_evidence"] == pytest.approx(logsumexp(logs) - 3 * np.log(2), abs=1e-5)
+
+
+def test_a_laplace_prior_beside_a_normal_likelihood():
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal(20)
+    response = 0.6 * x + rng.standard_normal(20)
+    with pm.Model():
+        beta = pm.Laplace("beta", 0, 1, shape=1)
+        pm.Normal("y", x * beta[0], 1.0, observed=response)
+        idata = select(select={"beta": True})
+    without = norm.logpdf(response).sum()
+    ratio, _ = quad(
+        lambda b: np.exp(norm.logpdf(response - x * b).sum() - without) * 0.5 * np.exp(-abs(b)), -5, 5, points=[0]
+    )
+    assert float(idata.selection["inclusion"][0]) == pytest.approx(ratio / (1 + ratio), abs=0.002)
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(without + np.log((1 + ratio) / 2), abs=0.005)
 
 
 def test_what_cannot_be_switched_is_refused_by_name():
@@ -94,6 +113,8 @@ def test_what_cannot_be_switched_is_refused_by_name():
             select(select={"beta": True})
         with pytest.raises(ModelError, match="'gamma' is not among the variables"):
             select(select={"gamma": True})
+        with pytest.raises(ModelError, match="names no variable"):
+            select(select={})
         with pytest.raises(ModelError, match="'scale' is transformed"):
             select(select={"scale": True})
         with pytest.raises(ModelError, match=r"a mask of shape \(5,\)"):

@@ -44,6 +44,7 @@ def test_estimated_evidences_certify_the_fast_ones():
 
 
 RNG = np.random.default_rng(11)
+RNG_WIDE = np.random.default_rng(12)
 X = RNG.standard_normal((90, 5))
 Y = X[:, 0] + X[:, 0] * X[:, 1] + 0.4 * X[:, 3] + RNG.standard_normal(90)
 
@@ -107,6 +108,43 @@ def test_columns_that_are_always_in(always):
     np.testing.assert_allclose(idata.selection["inclusion"], inclusion, atol=1e-10)
 
 
+@pytest.mark.parametrize("method", ["auto", "smc"])
+@pytest.mark.parametrize("design", [X, X[:, :0]], ids=["always", "intercept"])
+def test_a_space_of_one_model(method, design):
+    idata = select(X=design, y=Y, family="gaussian", always=range(design.shape[1]), method=method, draws=20)
+    assert idata.posterior["gamma"].values.all()
+    np.testing.assert_array_equal(idata.selection["inclusion"], 1.0)
+    on = np.ones((1, 6), bool) if design.size else np.ones((1, 1), bool)
+    expected = LinearEvidence(np.column_stack([np.ones(90), design]), Y, "g").compute(on, None)[0]
+    assert idata.posterior.attrs["log_evidence"] == pytest.approx(expected)
+
+
+def test_a_function_need_not_be_normalised_and_may_forbid_models():
+    def at_most_two(columns):
+        return np.where(columns.sum(axis=1) <= 3, 7.0, -np.inf)  # the intercept is one of them
+
+    exact = select(X=X, y=Y, family="gaussian", model_prior=at_most_two)
+    run = select(X=X, y=Y, family="gaussian", model_prior=at_most_two, method="smc")
+    gap = run.posterior.attrs["log_evidence"] - exact.posterior.attrs["log_evidence"]
+    assert abs(gap) < 4 * run.posterior.attrs["log_evidence_se"]
+    np.testing.assert_allclose(run.selection["inclusion"], exact.selection["inclusion"], atol=0.02)
+
+
+def test_at_most_two_of_thirty():
+    wide = RNG_WIDE.standard_normal((60, 30))
+    y = wide[:, 2] + RNG_WIDE.standard_normal(60) * 2.0
+    bits = np.zeros((466, 31), bool)
+    bits[:, 0] = True
+    first, second = np.triu_indices(30, 1)
+    bits[np.arange(30), np.arange(30) + 1] = True
+    bits[np.arange(30, 465), first + 1] = bits[np.arange(30, 465), second + 1] = True
+    logs = LinearEvidence(np.column_stack([np.ones(60), wide]), y, "g").compute(bits, None)
+    run = select(X=wide, y=y, family="gaussian", chains=2, model_prior=lambda on: np.where(on.sum(1) <= 3, 0, -np.inf))
+    error = run.posterior.attrs["log_evidence"] - logsumexp(logs)
+    assert abs(error) < 4 * run.posterior.attrs["log_evidence_se"]
+    np.testing.assert_allclose(run.selection["inclusion"], (np.exp(logs - logsumexp(logs)) @ bits)[1:], atol=0.03)
+
+
 @pytest.mark.parametrize("prior", ["g", "hyper-g"])
 def test_a_constant_column_is_the_intercept(prior):
     with_one = select(X=np.column_stack([X, 2 * np.ones(90)]), y=Y, family="gaussian", prior=prior)
@@ -140,6 +178,11 @@ def test_models_are_listed_by_probability():
         ({"link": "logit"}, "link='logit' is not known for family='gaussian'"),
         ({"family": "binomial"}, "binary outcomes must be coded"),
         ({"family": "binomial", "y": Y > 0, "prior": [1.0]}, "prior has shape"),
+        ({"X": X[:0], "y": Y[:0]}, "it has no rows"),
+        ({"groups": {"g": []}}, "'g' is empty"),
+        ({"groups": {"g": ["x1", "x2"]}, "always": ["x1"]}, "'x1' of 'g' is in every model"),
+        ({"model_prior": lambda on: np.full(len(on), -np.inf)}, "returns -inf for every model"),
+        ({"X": np.tile(X[:6], 12), "y": Y[:6], "method": "smc"}, "columns are dependent in all 2000 models"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, message):

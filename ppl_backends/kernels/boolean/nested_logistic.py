@@ -43,6 +43,7 @@ class NestedLogistic(Kernel):
     def calibrate(self, x: NDArray[np.bool_], weights: Array) -> NestedParameters:
         """Return the regressions fitted to particles ``(n, m)`` of normalised ``weights``."""
         n, m = x.shape
+        worth = 1.0 / float(weights @ weights)  # independent particles, at most
         _, first, which = np.unique(np.packbits(x, axis=1), axis=0, return_index=True, return_inverse=True)
         mass = np.bincount(which.ravel(), weights)
         kept = mass > 0
@@ -52,7 +53,7 @@ class NestedLogistic(Kernel):
         centred = rows - mean
         correlation = (centred * mass[:, None]).T @ centred / np.outer(spread, spread)
         inner = (mean > MARGIN) & (mean < 1 - MARGIN)
-        least = max(CORRELATION, _NOISE / np.sqrt(n))
+        least = max(CORRELATION, _NOISE / np.sqrt(worth))
         chosen = (np.abs(correlation) > least) & inner[:, None] & inner & np.tri(m, k=-1, dtype=bool)
         if m > _MOST_PREDICTORS + 1:
             strength = np.where(chosen, np.abs(correlation), 0.0)
@@ -61,7 +62,7 @@ class NestedLogistic(Kernel):
         floor = 0.5 / n
         edge = np.clip(mean, floor, 1 - floor)
         coefficients, intercepts = np.zeros((m, m)), np.log(edge / (1 - edge))
-        _fit(np.ascontiguousarray(rows.T), mass * n, chosen, coefficients, intercepts)
+        _fit(np.ascontiguousarray(rows.T), mass * worth, chosen, coefficients, intercepts)
         return NestedParameters(coefficients, intercepts, floor)
 
     def step(

@@ -31,6 +31,8 @@ BLOCK_BYTES = 2**26
 COMPILED_SITES, COMPILED_DIM = 20_000, 32
 """At least as many sites in at most as many coordinates are summed by a compiled loop, without temporaries."""
 
+_ROUNDING = 1e-12  # of the precision that normal observations add; less of it is left by taking them out
+
 
 class Factors:
     """The factors of a posterior whose every non-Gaussian term sees one linear predictor.
@@ -211,7 +213,9 @@ class Factors:
         weight = (1 - power) / family.sd**2
         precision = self.prior.add_to(np.zeros((self.dim, self.dim)))
         right = precision @ self.prior.mean - np.asarray(design.T @ (weight * (family.y - offset)))
-        precision = precision - as_design(design).gram(weight)
+        gram = as_design(design).gram(weight)
+        small = _ROUNDING * np.sqrt(np.outer(np.diagonal(gram), np.diagonal(gram)))
+        precision = np.where(np.abs(precision - gram) <= small, 0.0, precision - gram)
         mean = np.linalg.lstsq(precision, right, rcond=None)[0]
         if power == 0:
             return mean, precision, None
