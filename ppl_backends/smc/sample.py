@@ -353,7 +353,8 @@ class _Call(NamedTuple):
             return self._missed_mode(weighted, rng)
         rows = -(-self.draws // (settings.len_chain or 1))
         moved = self.draws * sum(stage.moves.gradients for run in runs for stage in run.stages if stage.moves)
-        return find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, moved)
+        lost = find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, moved)
+        return self._missed_mode(weighted, rng) if lost is None and weighted else lost
 
     def _missed_mode(self, weighted: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> LostMode | None:
         """Return a narrow mode that draws of the start miss."""
