@@ -119,7 +119,7 @@ def test_what_cannot_be_switched_is_refused_by_name():
             select(select={"scale": True})
         with pytest.raises(ModelError, match=r"a mask of shape \(5,\)"):
             select(select={"beta": [True, False]})
-        with pytest.raises(ModelError, match="prior goes with a design"):
+        with pytest.raises(ModelError, match="prior is an option for a design"):
             select(select={"beta": True}, prior=1.0)
     with pm.Model():
         beta = pm.MvNormal("beta", np.zeros(2), np.array([[1.0, 0.5], [0.5, 1.0]]))
