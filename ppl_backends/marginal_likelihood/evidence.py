@@ -12,6 +12,7 @@ from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.importance.sampling import sample_importance
 from ppl_backends.marginal_likelihood.bridging import Bridged, bridge_draws
 from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws, read_draws
+from ppl_backends.marginal_likelihood.necks import Neck, find_missed_neck, neck_reason
 from ppl_backends.marginal_likelihood.proposals import FITS, SYMMETRIC, WITH_TAILS, choose_proposal, fit_start
 from ppl_backends.marginal_likelihood.result import Evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
@@ -116,9 +117,11 @@ def evidence(
     target = as_target(model, data, cores=cores, **target_options)
     draws = read_draws(idata, target)
     chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
-    call = _Call(target, draws, chosen, *spawn_generators(random_seed, 4))
+    call = _Call(target, draws, chosen, *spawn_generators(random_seed, 5))
     convergence = convergence_of(draws, target.names)
-    about_draws = distrust_of_draws(draws, convergence)
+    about_draws, neck = distrust_of_draws(draws, convergence), call.neck()
+    if neck is not None and neck.is_missed:
+        about_draws.append(neck_reason(neck, target.names))
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
     reasons = (*about_draws, *found.reasons)
@@ -138,7 +141,7 @@ def evidence(
         None if integral is None else integral.log_integral,
         0.0 if integral is None else integral.standard_error,
         improper_note(target),
-        _diagnostics(draws, convergence, bridged),
+        _diagnostics(draws, convergence, bridged, neck),
     )
 
 
@@ -163,6 +166,11 @@ class _Call(NamedTuple):
     warp_rng: np.random.Generator
     importance_rng: np.random.Generator
     smc_rng: np.random.Generator
+    neck_rng: np.random.Generator
+
+    def neck(self) -> Neck | None:
+        """Return whether moves take the draws into a neck that they miss."""
+        return find_missed_neck(self.draws, self.target, self.neck_rng)
 
     def chosen(self, method: str, bridged: Bridged, draws_are_doubtful: bool) -> _Found:
         """Return the estimate of the named method, or of the one that suits the draws."""
@@ -271,7 +279,7 @@ def _distrust_of_bridge(bridged: Bridged, compare: bool = True) -> list[str]:
     return reasons
 
 
-def _diagnostics(draws: Draws, convergence: Convergence, bridged: Bridged) -> dict[str, float]:
+def _diagnostics(draws: Draws, convergence: Convergence, bridged: Bridged, neck: Neck | None) -> dict[str, float]:
     figures = {
         "rhat": convergence.rhat,
         "effective_draws": convergence.effective,
@@ -284,5 +292,7 @@ def _diagnostics(draws: Draws, convergence: Convergence, bridged: Bridged) -> di
         "blocks_apart": bridged.apart,
         "efficiency": bridged.efficiency,
         "weights_pareto_k": bridged.weights_k,
+        "large_energy_errors": float("nan") if neck is None else neck.large_errors,
+        "neck_growth": float("nan") if neck is None else neck.growth,
     }
     return {name: figure for name, figure in figures.items() if not np.isnan(figure)}

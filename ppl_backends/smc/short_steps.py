@@ -27,7 +27,7 @@ from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array
 
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
-_SHORTER = 0.25
+SHORTER = 0.25
 # Half of the moves suffice if none diverges and particles do not move further in by more than this many standard errors.
 _FIRST_MOVES, _MOVES, _CLEAR = 4, 8, 1.0
 _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains
@@ -55,12 +55,14 @@ def move_with_short_steps(
         walk = _Walk(path, kernel, x, run.scale, rng)
         errors.append(walk.energy_errors())
         walks.append(walk)
-    coordinate, upwards = _where(np.concatenate([walk.start for walk in walks]), np.concatenate(errors))
+    coordinate, upwards = where_energy_errors_are(
+        np.concatenate([walk.start for walk in walks]), np.concatenate(errors)
+    )
     sign = 1.0 if upwards else -1.0
     for _ in range(_MOVES // _FIRST_MOVES):
         divergent = float(np.mean([walk.move(_FIRST_MOVES) for walk in walks]))
         columns = [(sign * walk.start[:, coordinate], sign * walk.state.x[:, coordinate]) for walk in walks]
-        found = ShortSteps(divergent, _shift(*zip(*columns, strict=True)), coordinate, upwards)
+        found = ShortSteps(divergent, growth_of_a_side(*zip(*columns, strict=True)), coordinate, upwards)
         if found.divergent == 0.0 and found.shift < _CLEAR:
             break
     return found
@@ -84,12 +86,12 @@ class _Walk:
     def energy_errors(self) -> Array:
         """Return the absolute energy error of a trajectory of the original step from every particle."""
         _, tried = self._step(self.scale)
-        return np.abs(np.nan_to_num(tried.log_ratio, posinf=0.0, neginf=-np.inf))
+        return energy_error_of(tried)
 
     def move(self, times: int) -> float:
         """Move the particles ``times`` times; return the share of trajectories that diverged so far."""
         for _ in range(times):
-            self.state, info = self._step(_SHORTER * self.scale)
+            self.state, info = self._step(SHORTER * self.scale)
             self.divergent.append(share_of_divergent(info))
         return float(np.mean(self.divergent))
 
@@ -100,10 +102,15 @@ def _affordable(runs: Sequence[SMCResult]) -> int:
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start.stages, *run.stages) if stage.moves
     )
     shortest = min(run.scale for run in runs)
-    return int(np.clip(_COST * made / (_MOVES * int(Hmc().n_steps(_SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
+    return int(np.clip(_COST * made / (_MOVES * int(Hmc().n_steps(SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
 
 
-def _where(x: Array, errors: Array) -> tuple[int, bool]:
+def energy_error_of(info: KernelInfo) -> Array:
+    """Return the absolute energy error ``(n,)`` of every trajectory; infinite if it left the support."""
+    return np.abs(np.nan_to_num(info.log_ratio, posinf=0.0, neginf=-np.inf))
+
+
+def where_energy_errors_are(x: Array, errors: Array) -> tuple[int, bool]:
     """Return the coordinate with the largest rank correlation with the energy errors ``(n,)``, and whether it is positive."""
     ranks = stats.rankdata(errors)
     correlations = np.nan_to_num([np.corrcoef(stats.rankdata(column), ranks)[0, 1] for column in x.T])
@@ -111,7 +118,7 @@ def _where(x: Array, errors: Array) -> tuple[int, bool]:
     return coordinate, bool(correlations[coordinate] > 0)
 
 
-def _shift(before: Sequence[Array], after: Sequence[Array]) -> float:
+def growth_of_a_side(before: Sequence[Array], after: Sequence[Array]) -> float:
     """Return by how many standard errors the upper side of a coordinate has grown: its second moment, or its last 2 %.
 
     Errors come from blocks of adjacent particles; copies are adjacent.

@@ -318,3 +318,25 @@ def test_a_chain_that_never_moved_is_flagged():
         found = pb.evidence({"x": x}, known.target, method="bridge", random_seed=1)
     assert not found.trusted
     assert any("chains disagree" in reason for reason in found.reasons)
+
+
+def test_draws_that_miss_a_neck_are_recognised_without_a_record_of_divergences():
+    """A sampler with one step is kept out of the neck of a funnel; exact draws, as plain too, are trusted."""
+    rng = np.random.default_rng(3)
+    v = 3 * rng.standard_normal((4, 800, 1))
+    exact = np.concatenate([v, np.exp(v / 2) * rng.standard_normal((4, 800, 3))], axis=2)
+    target = funnel(3)
+    draws = exact.reshape(-1, 4)
+    draws = draws[draws[:, 0] > -3.0][:2400].reshape(4, 600, 4)
+    found = quietly({"x": draws}, target, method="bridge", random_seed=1)
+    assert not found.trusted
+    assert any("the draws miss a part of the posterior where `x[0]` is small" in reason for reason in found.reasons)
+    assert found.diagnostics["neck_growth"] > 5
+    assert "neck_growth" not in pb.evidence({"x": exact[:, :, :1]}, _normal(3.0), random_seed=1).diagnostics
+    sound = pb.evidence({"x": exact}, target, method="bridge", random_seed=1)
+    assert sound.diagnostics["neck_growth"] < 3
+    assert is_right(sound, 0.0)
+
+
+def _normal(sd):
+    return FunctionTarget(1, lambda x: (-0.5 * x[:, 0] ** 2 / sd**2, -x / sd**2))
