@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -46,7 +47,7 @@ class Sample(NamedTuple):
     ancestor: Index
     gradient: Array | None = None
 
-    def rows(self, which: slice) -> Sample:
+    def rows(self, which: slice | NDArray[np.bool_]) -> Sample:
         """Return some of the points."""
         _, ancestor = np.unique(self.ancestor[which], return_inverse=True)
         gradient = None if self.gradient is None else self.gradient[which]

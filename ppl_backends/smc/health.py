@@ -288,44 +288,55 @@ def judge(
     replaceable: bool = True,
     prior_error: float = 0.0,
     names: Sequence[str] = (),
+    by_mode: bool = False,
 ) -> Verdict:
     """Return the evidence to report: that of bridge sampling, or of tempering.
 
-    Bridge sampling is reported if this is allowed (``replaceable``), the last particles are healthy and in one mode,
-    the bridges are precise and within a nat of tempering, and tempering is distrusted or has the larger error.
-    ``prior_error``, of the prior's integral, is already part of the error of tempering.
+    Bridge sampling is reported if this is allowed (``replaceable``), the last particles are healthy and in one mode, or
+    the bridges are ``by_mode``, and the bridges are precise and within a nat of tempering, and tempering is distrusted
+    or has the larger error. ``prior_error``, of the prior's integral, is already part of the error of tempering.
     """
     evidence, reasons = figures.evidence, distrust(figures, chains_kept, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
         return Verdict(evidence, "tempering", reasons)
     difference = evidence.log_evidence - bridge.log_evidence
     error = float(np.hypot(evidence.standard_error, bridge.standard_error))
-    if abs(difference) > _DISAGREEMENT * error + 1e-6:
+    if not agrees(evidence, bridge):
         reasons.append(
             f"bridge sampling from the last particles gives {bridge.log_evidence:.3f} ± {bridge.standard_error:.3f}, a "
             f"difference of {abs(difference) / error:.0f} times its error: increase max_moves or draws"
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
     near = abs(difference) <= _LARGEST_REPAIR
-    if not (replaceable and wanted and near and draws_are_healthy(figures)):
+    if not (replaceable and wanted and near and draws_are_healthy(figures, by_mode)):
         return Verdict(evidence, "tempering", reasons)
     bridge = _with_memory(bridge, figures)
+    method = "bridge sampling by mode" if by_mode else "bridge sampling"
     if not reasons:
-        return Verdict(bridge, "bridge sampling", reasons)
+        return Verdict(bridge, method, reasons)
     replaced = (
         f"the log evidence reported is by bridge sampling from the last particles ({bridge.log_evidence:.3f} ± "
         f"{bridge.standard_error:.3f}), because that of tempering ({evidence.log_evidence:.3f} ± "
         f"{evidence.standard_error:.3f}) cannot be trusted"
     )
-    return Verdict(bridge, "bridge sampling", reasons, replaced)
+    return Verdict(bridge, method, reasons, replaced)
 
 
-def draws_are_healthy(figures: Figures) -> bool:
-    """Return whether the last moves of every run mixed and missed no region, and all particles are in one mode."""
+def agrees(evidence: EvidenceEstimate, bridge: EvidenceEstimate) -> bool:
+    """Return whether tempering and bridges agree within their errors."""
+    error = float(np.hypot(evidence.standard_error, bridge.standard_error))
+    return abs(evidence.log_evidence - bridge.log_evidence) <= _DISAGREEMENT * error + 1e-6
+
+
+def draws_are_healthy(figures: Figures, separated: bool = False) -> bool:
+    """Return whether the last moves of every run mixed and missed no region, and all particles are in one mode.
+
+    If modes may be ``separated``, moves mixed within each.
+    """
     runs = figures.runs
     last = [run.stages[-1].moves for run in runs]
     moved = [move for move in last if move is not None]
-    if len(moved) < len(runs) or any(_is_correlated(move) or move.n_modes > 1 for move in moved):
+    if len(moved) < len(runs) or any(_is_correlated(move) or (move.n_modes > 1 and not separated) for move in moved):
         return False
     if (
         _misses_a_neck(figures)
@@ -338,7 +349,7 @@ def draws_are_healthy(figures: Figures) -> bool:
     noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
     if float(np.mean([move.correlation for move in moved])) > max(_UNCORRELATED, noise):
         return False
-    return int(modes(np.concatenate([run.x for run in runs])).max()) == 0
+    return separated or int(modes(np.concatenate([run.x for run in runs])).max()) == 0
 
 
 def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = "") -> None:

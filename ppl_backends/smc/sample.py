@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,12 +33,15 @@ from ppl_backends.options import (
 )
 from ppl_backends.random import spawn_generators
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
+from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
 from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import (
     Figures,
     Verdict,
+    agrees,
+    draws_are_healthy,
     figures_of,
     is_too_coarse,
     judge,
@@ -62,7 +66,7 @@ from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 _DEFAULT_TUNING = "acceptance"
 # Defaults of waste-free chains: their number, and their shortest and longest length. Runs with shorter chains are not
@@ -315,14 +319,17 @@ class _Call(NamedTuple):
 
     def judge(
         self, figures: Figures, settings: Settings, bridge_rng: np.random.Generator, check_rng: np.random.Generator
-    ) -> tuple[Verdict, dict[str, float], Figures]:
+    ) -> tuple[Verdict, dict[str, Any], Figures]:
         """Return the verdict on the runs, the evidences of both methods as attributes, and the figures of all trials."""
-        path, runs = self.path, figures.runs
+        path = self.path
+        moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
-        bridge, moved_along = (
-            _bridge(path, runs, bridge_rng),
-            path.for_moves(self.kernel.uses_gradient, settings.metric),
-        )
+        bridge, shares = _bridge(path, figures.runs, bridge_rng), None
+        found = None if settings.unbiased else _by_mode(path, figures, bridge_rng)
+        if found is not None:
+            resampled = [_resampled(run, found.resampled(k, bridge_rng)) for k, run in enumerate(figures.runs)]
+            figures, bridge, shares = figures_of(resampled, figures.evidence), found.evidence, found.shares
+        runs = figures.runs
         stopped: list[str] = []
         try:
             figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
@@ -337,11 +344,13 @@ class _Call(NamedTuple):
             replaceable=not settings.unbiased,
             prior_error=0.0 if prior is None else prior.standard_error,
             names=path.target.names,
+            by_mode=shares is not None,
         )
         complete = all(run.complete for run in runs)
         if stopped:
             verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="")
-        return _with_start(verdict, path), evidence_attrs(figures.evidence, bridge) if complete else {}, figures
+        attrs: dict[str, Any] = evidence_attrs(figures.evidence, bridge) if complete else {}
+        return _with_start(verdict, path), attrs | ({} if shares is None else {"mode_shares": shares}), figures
 
     def _lost_mode(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> LostMode | None:
         """Return a mode that the runs lost, or that their weighted points miss if no particle was moved."""
@@ -373,7 +382,7 @@ class _Call(NamedTuple):
         generators: Sequence[np.random.Generator],
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
-    ) -> tuple[TemperingPath, Figures, Verdict, dict[str, float]] | None:
+    ) -> tuple[TemperingPath, Figures, Verdict, dict[str, Any]] | None:
         """Run all chains from Gaussians at the modes of the draws and at the lost one; return None if interrupted."""
         target, lost = self.path.target, figures.lost
         assert lost is not None
@@ -395,10 +404,25 @@ class _Call(NamedTuple):
 
 def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
     """Return the evidence from the last particles, if they were moved at β = 1 and can be evaluated again."""
-    if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
+    samples = _last_particles(path, runs)
+    return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng) if samples else None
+
+
+def _by_mode(path: TemperingPath, figures: Figures, rng: np.random.Generator) -> ModeEvidences | None:
+    """Return the evidences of separated modes, if particles are healthy in each and tempering does not contradict."""
+    samples = _last_particles(path, figures.runs)
+    if not samples or not draws_are_healthy(figures, separated=True):
         return None
+    found = evidences_by_mode(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
+    return found if found is not None and agrees(figures.evidence, found.evidence) else None
+
+
+def _last_particles(path: TemperingPath, runs: Sequence[SMCResult]) -> list[Sample]:
+    """Return the last particles of every run; none where they were not moved or have estimates of the likelihood."""
+    if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
+        return []
     non_centred = any(run.stages[-1].moves is not None and run.stages[-1].moves.non_centred for run in runs)
-    samples = [
+    return [
         Sample(
             run.x,
             run.log_density,
@@ -407,7 +431,11 @@ def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Gener
         )
         for run in runs
     ]
-    return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
+
+
+def _resampled(run: SMCResult, parents: Index) -> SMCResult:
+    """Return a run with other numbers of its last particles."""
+    return replace(run, population=run.population.take(parents), lineage=run.lineage.resampled(parents))
 
 
 def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:

@@ -19,7 +19,10 @@ from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import build_inference_data
+from ppl_backends.smc.bridge_sampling import Sample
+from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
 from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.health import agrees
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import Visited
@@ -34,8 +37,9 @@ from ppl_backends.tempering.barrier import MOST
 from ppl_backends.tempering.evidence import SteppingStones, stepping_stones
 from ppl_backends.tempering.run import Run, run_ensemble
 from ppl_backends.tempering.scan import Ensemble, Plan, ScanFigures
-from ppl_backends.tempering.verdict import Diagnostics, Visits, diagnose, reasons
+from ppl_backends.tempering.verdict import Diagnostics, Visits, diagnose, disagreement_by_mode, reasons
 
+_BATCH = 20  # scans
 _VISITED = 1024  # states at all temperatures that the search for lost modes starts from
 
 
@@ -109,7 +113,8 @@ def sample_tempering(
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        ``posterior`` with attributes ``log_evidence`` (by stepping stones), ``log_evidence_se``, ``log_evidence_df``,
+        ``posterior`` with attributes ``log_evidence`` (by stepping stones, or by a bridge in every separated mode, whose
+        shares are ``mode_shares`` and those of the draws), ``log_evidence_se``, ``log_evidence_df``,
         ``log_evidence_trusted`` and ``warnings``, and ``communication_barrier``, ``round_trips``,
         ``expected_round_trips``, ``max_rhat``. ``sample_stats`` has per temperature ``beta``, ``local_barrier``,
         ``cumulative_barrier``, ``acceptance_rate_level``, ``step_size``, ``log_evidence_level``; per pair of
@@ -165,6 +170,13 @@ def sample_tempering(
     lost = _lost(path, run, evidence, check_rng)
     found = diagnose(run, evidence, stones, lost)
     said = reasons(run, found, target.names)
+    by_mode = None if said or not run.complete else _by_mode(path, run, check_rng)
+    if by_mode is not None and not agrees(evidence, by_mode.evidence):
+        said.append(disagreement_by_mode(evidence, by_mode.evidence))
+    if said or by_mode is None or not by_mode.evidence.standard_error < evidence.standard_error:
+        by_mode = None
+    else:
+        run = _with_shares(run, by_mode, check_rng)
     _warn(run, said)
     return build_inference_data(
         target,
@@ -173,7 +185,7 @@ def sample_tempering(
         accuracy="exact" if run.complete and not said else "approximate",
         sampling_time=time.perf_counter() - clock,
         rng=result_rng,
-        attrs=_attrs(path, run, found, said) | {"kernel": chosen.name},
+        attrs=_attrs(path, run, found, said) | _attrs_by_mode(path, run, by_mode) | {"kernel": chosen.name},
         sample_stats=_stats(run, found),
         log_likelihood=log_likelihood,
         log_prior=log_prior,
@@ -235,6 +247,36 @@ def _lost(path: TemperingPath, run: Run, evidence: EvidenceEstimate, rng: np.ran
     return find_lost_mode(path, [seen], evidence.log_evidence, chains * len(run.betas), rng)
 
 
+def _by_mode(path: TemperingPath, run: Run, rng: np.random.Generator) -> ModeEvidences | None:
+    """Return the evidences of separated modes by bridges from the draws in each; those of a batch of scans count as one."""
+    batch = np.arange(run.x.shape[1]) // _BATCH
+    samples = [Sample(x, log_density, batch) for x, log_density in zip(run.x, run.log_density, strict=True)]
+    return evidences_by_mode(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
+
+
+def _with_shares(run: Run, by_mode: ModeEvidences, rng: np.random.Generator) -> Run:
+    """Return the run with draws resampled, in their order, so that every mode has its share."""
+    chosen = np.stack([by_mode.resampled(chain, rng) for chain in range(len(run.x))])
+    rows = np.arange(len(run.x))[:, None]
+    return run._replace(x=run.x[rows, chosen], log_density=run.log_density[rows, chosen])
+
+
+def _attrs_by_mode(path: TemperingPath, run: Run, by_mode: ModeEvidences | None) -> dict[str, Any]:
+    """Return the attributes that change where the evidence is that of bridges in every mode."""
+    if by_mode is None:
+        return {}
+    evidence = with_prior_error(by_mode.evidence, path)
+    attrs: dict[str, Any] = {
+        "log_evidence": evidence.log_evidence,
+        "log_evidence_se": evidence.standard_error,
+        "log_evidence_df": evidence.df,
+        "log_evidence_method": "bridge sampling by mode",
+        "mode_shares": by_mode.shares,
+    }
+    integral = prior_normalizer(path, [run])  # type: ignore[list-item]
+    return attrs if integral is None else attrs | integral.attrs(evidence.log_evidence)
+
+
 def _warn(run: Run, said: list[str]) -> None:
     """Emit one warning with an interrupt and all reasons."""
     texts = [] if run.complete else [f"interrupted: {run.x.shape[1]} of {run.draws} draws are returned"]
@@ -252,6 +294,8 @@ def _attrs(path: TemperingPath, run: Run, found: Diagnostics, said: list[str]) -
         "log_evidence_se": evidence.standard_error,
         "log_evidence_df": evidence.df,
         "log_evidence_method": "stepping stones",
+        "log_evidence_stones": evidence.log_evidence,
+        "log_evidence_stones_se": evidence.standard_error,
         "log_evidence_forward": evidence.log_evidence + found.stones.gap[0],
         "log_evidence_backward": evidence.log_evidence
         + float((found.stones.backward - found.stones.log_evidence).mean()),

@@ -121,6 +121,16 @@ def _of_evidence(found: Diagnostics) -> list[str]:
     return said
 
 
+def disagreement_by_mode(stones: EvidenceEstimate, bridges: EvidenceEstimate) -> str:
+    """Return what is said of bridges in every mode that contradict the stepping stones."""
+    error = float(np.hypot(stones.standard_error, bridges.standard_error))
+    return (
+        f"bridges in every mode give a log evidence of {bridges.log_evidence:.3f}, "
+        f"{abs(stones.log_evidence - bridges.log_evidence) / error:.0f} times the error of the difference away from the "
+        "stepping stones: increase tune and draws"
+    )
+
+
 def diagnose(run: Run, evidence: EvidenceEstimate, stones: SteppingStones, lost: LostMode | None) -> Diagnostics:
     """Return the figures that the verdict is based on."""
     half = run.rejection.shape[1] // 2

@@ -10,6 +10,8 @@ from scipy import stats
 from ppl_backends import FunctionTarget, sample_tempering
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.by_mode import ModeEvidences
+from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.tempering import scan as scans
 from ppl_backends.tempering.barrier import Barrier, first_betas
@@ -99,7 +101,11 @@ def test_shares_of_two_modes_and_the_figures_of_temperatures():
     idata, attrs = run(two_modes(2), draws=1200, tune=300, random_seed=5)
     x, sample_stats = group(idata, "posterior")["x"].values, group(idata, "sample_stats")
     assert attrs["log_evidence_trusted"] == 1, attrs["warnings"]
-    assert abs((x.sum(-1) < 0).mean() - 0.3) < 0.06
+    assert attrs["log_evidence_method"] == "bridge sampling by mode"
+    assert attrs["log_evidence_se"] < attrs["log_evidence_stones_se"]
+    assert abs(attrs["log_evidence_stones"]) < 4.5 * attrs["log_evidence_stones_se"]
+    assert abs((x.sum(-1) < 0).mean() - 0.3) < 0.02
+    assert (x.sum(-1) < 0).mean() == pytest.approx(min(attrs["mode_shares"]), abs=2 / x.shape[1])
     assert abs(attrs["log_evidence"]) < 4.5 * attrs["log_evidence_se"]
     betas = sample_stats["beta"].values
     assert betas[0] == 0
@@ -112,6 +118,15 @@ def test_shares_of_two_modes_and_the_figures_of_temperatures():
     assert 0.4 < attrs["round_trips"] / attrs["expected_round_trips"] < 1.3
     assert sample_stats["cumulative_barrier"].values[-1] == pytest.approx(attrs["communication_barrier"], abs=0.01)
     assert (sample_stats["local_barrier"].values >= 0).all()
+
+
+def test_bridges_that_contradict_the_stepping_stones_are_named(monkeypatch):
+    wrong = ModeEvidences(EvidenceEstimate(5.0, 0.01, 100.0, False, np.nan), np.ones(1), [])
+    monkeypatch.setattr("ppl_backends.tempering.sample._by_mode", lambda path, run, rng: wrong)
+    with pytest.warns(SamplerWarning, match="bridges in every mode give a log evidence of 5.000"):
+        _, attrs = run(Conjugate(2, 1.0).target(), draws=600, tune=200, random_seed=2)
+    assert attrs["log_evidence_method"] == "stepping stones"
+    assert attrs["log_evidence_trusted"] == 0
 
 
 def test_a_reference_from_an_approximation_gives_the_same_evidence():
