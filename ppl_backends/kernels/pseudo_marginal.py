@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,6 +133,27 @@ class EstimatedPoints(Population):
     gradient = None
 
 
+class Precision(NamedTuple):
+    """The precision for which the number N of estimates is chosen.
+
+    Attributes
+    ----------
+    variance : float
+        Variance of the log estimate, or of the log ratio of correlated estimates.
+    power : float
+        Power of N with which the variance decreases.
+    saves : bool
+        Whether fewer estimates than at the start save time.
+    """
+
+    variance: float = 1.0
+    power: float = 1.0
+    saves: bool = True
+
+
+INDEPENDENT_ESTIMATES = Precision()
+
+
 class EstimatedDensity:
     """A target with an estimated likelihood.
 
@@ -146,20 +167,16 @@ class EstimatedDensity:
         N; None chooses it at the start.
     tuning : Adaptation
         Initial shape and scale of the proposals.
+    wanted : Precision
+        The variance for which N is chosen.
 
     Attributes
     ----------
     fewest, most_at_start, most : int
         Initial N, and largest N at the start and later.
-    enough, decay : float
-        Variance of the log estimate for which N is chosen, and the power of N with which it decreases.
-    saves : bool
-        Whether fewer estimates than at the start save time.
     """
 
     fewest, most_at_start, most = 1, MOST_AT_START, MOST_ESTIMATES
-    enough = decay = 1.0
-    saves = True
 
     def __init__(
         self,
@@ -168,9 +185,10 @@ class EstimatedDensity:
         correlation: float,
         n_first: int | None,
         tuning: Adaptation,
+        wanted: Precision = INDEPENDENT_ESTIMATES,
     ) -> None:
         self.target, self.dim, self.estimator = target, target.dim, estimator
-        self.correlation, self.n_first, self._tuning = correlation, n_first, tuning
+        self.correlation, self.n_first, self._tuning, self.wanted = correlation, n_first, tuning, wanted
 
     def __call__(self, x: Array, rng: np.random.Generator) -> Any:
         """Raise an error: an estimate is made beside another one, see :meth:`beside`."""
@@ -253,19 +271,19 @@ class EstimatedDensity:
 
     def with_enough(self, points: EstimatedPoints, rng: np.random.Generator, most: int) -> EstimatedPoints:
         """Return it with N such that the variance is small enough; the estimate is fresh if N changed and one is not zero."""
-        found = points
+        found, power = points, self.wanted.power
         while True:
             found = self.measured(found, rng)
-            noise = found.variance / self.enough
+            noise = found.variance / self.wanted.variance
             if noise <= TOO_NOISY or found.n_estimates >= most:
                 break
             noise = float(np.clip(np.ceil(noise), 2, 4)) if np.isfinite(noise) else 4.0
-            more = self.rounded(int(np.ceil(found.n_estimates * noise ** (1 / self.decay))))
+            more = self.rounded(int(np.ceil(found.n_estimates * noise ** (1 / power))))
             found = replace(found, n_estimates=min(most, more))
-        if self.saves and noise < TOO_FINE and found.n_estimates == points.n_estimates:
-            least = int(np.ceil(found.n_estimates * noise ** (1 / self.decay)))
+        if self.wanted.saves and noise < TOO_FINE and found.n_estimates == points.n_estimates:
+            least = int(np.ceil(found.n_estimates * noise ** (1 / power)))
             fewer = min(found.n_estimates, self.rounded(least))
-            variance = found.variance * (found.n_estimates / fewer) ** self.decay
+            variance = found.variance * (found.n_estimates / fewer) ** power
             found = replace(found, n_estimates=fewer, variance=variance)
         if found.n_estimates == points.n_estimates and np.isfinite(points.estimate).all():
             return found

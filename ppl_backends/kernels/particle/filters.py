@@ -27,10 +27,9 @@ def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 
     return Filter(series.model, series.y, series.covariates, method, resample_below)
 
 
-def compiled(particle_filter: Filter, parameters: Values, smooth: bool = False) -> Filter | CompiledFilter:
+def compiled(particle_filter: Filter, parameters: Values) -> Filter | CompiledFilter:
     """Return the filter compiled by Numba, or unchanged if Numba cannot compile a function of its model."""
     try:
-        found = CompiledFilter(particle_filter, parameters)
+        return CompiledFilter(particle_filter, parameters)
     except TranslationError:
         return particle_filter
-    return particle_filter if smooth and found.state_dim > 1 else found  # Hilbert's curve needs JAX

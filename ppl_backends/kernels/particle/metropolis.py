@@ -34,10 +34,12 @@ from ppl_backends.kernels.metric import ChainMetric
 from ppl_backends.kernels.particle.filters import compiled
 from ppl_backends.kernels.protocol import KernelInfo, KernelParameters, accept, column
 from ppl_backends.kernels.pseudo_marginal import (
+    INDEPENDENT_ESTIMATES,
     REPLICATES,
     EstimatedDensity,
     EstimatedMetropolis,
     EstimatedPoints,
+    Precision,
     PseudoMarginalKernel,
 )
 from ppl_backends.kernels.streams import each
@@ -50,8 +52,9 @@ ACCEPTANCE = 0.3  # of a random walk in few dimensions
 MOST_NOISE = 8.0  # for which an acceptance rate is derived
 INDEPENDENT, TAILS = 0.5, 5.0  # share of independent proposals, and their degrees of freedom
 CORRELATION = 0.99  # of the automatic choice
-ENOUGH = 0.5  # variance of the log ratio of correlated estimates, mean over stretches
-DECAY = 1.5  # the variance of an estimate from a lattice decreases with this power of the number of particles
+CORRELATED = Precision(
+    variance=0.5, power=1.5, saves=False
+)  # of log ratios, mean over stretches; numbers from a lattice
 CANDIDATES, LEFT = 64, 4.0  # candidate starting points of either kind, and their effective number
 
 
@@ -63,16 +66,21 @@ class FilterEstimator:
     target : BaseTarget, or a block of one
         A target with ``state_space``.
     particle_filter : Filter
-    correlated : bool
-        Whether the filter is a function of normal numbers that are part of the chain's state.
+    correlation : float or "auto"
+        ρ. Above 0, the filter is a function of normal numbers that are part of the chain's state. "auto" is 0.99 if
+        states are scalars and Numba compiles the filter, else 0.
     """
 
-    def __init__(self, target: BaseTarget, particle_filter: Any, correlated: bool) -> None:
-        self._target, self._series, self.correlated = target, target.full.state_space, correlated
-        self.filter = compiled(particle_filter, self._parameters(np.zeros((1, target.dim))), correlated)
+    def __init__(self, target: BaseTarget, particle_filter: Any, correlation: Any) -> None:
+        self._target, self._series = target, target.full.state_space
+        made = compiled(particle_filter, self._parameters(np.zeros((1, target.dim))))
+        sorts_numbers = isinstance(made, CompiledFilter) and made.state_dim == 1
+        if correlation == "auto":
+            correlation = CORRELATION if sorts_numbers else 0.0
+        self.correlation, self.correlated = float(correlation), correlation > 0
+        self.filter = particle_filter if self.correlated and not sorts_numbers else made  # Hilbert's curve needs JAX
         self.n_rows, self._n_normals = particle_filter.n_rows, particle_filter.model.n_normals
-        self.n_normals = 1 if correlated else None  # marks correlated estimates
-        self.sorts_numbers = isinstance(self.filter, CompiledFilter) and self.filter.state_dim == 1
+        self.n_normals = 1 if self.correlated else None  # marks correlated estimates
 
     def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
         """Return the random inputs of the filters of ``n`` points: seeds ``(n,)``, or normals ``(n, rows, k)``."""
@@ -274,21 +282,16 @@ class ParticleMetropolis(EstimatedMetropolis):
         correlation: Any = "auto",
         covariance: Any = None,
     ) -> None:
-        kernel, estimator = ParticleMetropolisKernel(), FilterEstimator(target, particle_filter, correlation != 0)
-        if correlation == "auto":
-            correlation = CORRELATION if estimator.sorts_numbers else 0.0
-            estimator = estimator if correlation else FilterEstimator(target, particle_filter, False)
-        rest = rest_of(target)
+        kernel, estimator = ParticleMetropolisKernel(), FilterEstimator(target, particle_filter, correlation)
         scale, rate = kernel.initial_scale(target.dim), kernel.target_acceptance
         tuning = Adaptation.of_covariance(covariance, target.dim, scale, rate, pooled=True)
         first = None if n_particles == "auto" else n_particles
-        density = FilteredDensity(rest, estimator, correlation, first, tuning)
-        if estimator.correlated:
-            density.enough, density.decay, density.saves = ENOUGH, DECAY, False
+        wanted = CORRELATED if estimator.correlated else INDEPENDENT_ESTIMATES
+        density = FilteredDensity(rest_of(target), estimator, estimator.correlation, first, tuning, wanted)
         super().__init__(kernel, density, "take a guided filter (proposal=), or a correlated one (correlation=0.99)")
         own = estimator.filter is not particle_filter
         self.attributes = {
-            "correlation": correlation,
+            "correlation": estimator.correlation,
             "filter": particle_filter.method,
             "compiled_by": "numba" if own else "jax",
         }
