@@ -1,8 +1,9 @@
 """Plain and correlated particle Metropolis on a long stochastic volatility: effective draws a CPU second.
 
-``python correlated_pmmh.py plain correlated [--rows 2000] [--correlation 0.99] [--particles 64]`` simulates the series and
-prints a line for each; the two options are of the correlated one, by default those of the package. CPU seconds are those of
-the draws that are kept.
+``python correlated_pmmh.py plain correlated [--rows 2000] [--seeds 1 2 3] [--draws 1000] [--correlation 0.99]
+[--particles 64]`` simulates the series and prints a line for each. The last two options are of the correlated kind; by
+default they are those of the package. The kinds alternate in one process, so that both run beside the same other work. CPU
+seconds are those of the draws that are kept.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def line(kind, model, seed, **more):
     size = int(idata.sample_stats["n_particles"][0, -1])
     rhat = float(az.rhat(idata, var_names=NAMES).to_array().max())
     label = f"{kind}, ρ = {more['correlation']}" if "correlation" in more else kind
-    return f"| {label} | {size} | {seconds:.0f} | {rates} | {rhat:.3f} | {means} |"
+    return f"| {seed} | {label} | {size} | {seconds:.0f} | {rates} | {rhat:.3f} | {means} |"
 
 
 if __name__ == "__main__":
@@ -81,14 +82,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="+", choices=KINDS)
     parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--draws", type=int)
     parser.add_argument("--correlation", type=float)
     parser.add_argument("--particles", type=int)
     given = parser.parse_args()
     asked = {"correlation": given.correlation, "n_particles": given.particles}
     moved = {name: value for name, value in asked.items() if value is not None}
+    both = {} if given.draws is None else {"draws": given.draws}
     model = stochastic_volatility(given.rows)
-    print("| filters | particles | CPU s | effective draws a CPU s of μ, ρ, σ | R-hat | means |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for kind in given.kinds:
-        print(line(kind, model, given.seed, **(moved if kind == "correlated" else {})), flush=True)
+    print("| seed | filters | particles | CPU s | effective draws a CPU s of μ, ρ, σ | R-hat | means |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for seed in given.seeds:
+        for kind in given.kinds:
+            print(line(kind, model, seed, **both, **(moved if kind == "correlated" else {})), flush=True)
