@@ -127,6 +127,15 @@ def test_next_to_a_unit_root_the_guided_filter_is_unbiased(rho):
     assert_unbiased(np.exp(values - kalman(Y, rho)[0]))
 
 
+def test_a_bound_that_keeps_a_root_away_from_one_is_found_out():
+    clipped = replace(LINEAR, initial=lambda p, z: p.sigma_x / jnp.sqrt(1 - jnp.clip(p.rho, -0.999, 0.999) ** 2) * z)
+    rho = 1 - 1e-7
+    values = Filter(clipped, Y).run(
+        repeated(LG_POINT | {"rho": rho}, 400), 64, draw_seeds(np.random.default_rng(1), 400)
+    )
+    assert standard_errors(np.exp(values - kalman(Y, rho)[0])) > t_bound(399)
+
+
 @pytest.mark.parametrize("rho", [1.0, -1.0, 1.1])
 @pytest.mark.parametrize("method", ["bootstrap", "guided"])
 def test_at_a_unit_root_the_likelihood_is_zero_in_both_forms(rho, method):
@@ -139,6 +148,28 @@ def test_weights_that_are_not_numbers_would_spread(monkeypatch, fresh_programs):
     monkeypatch.setattr(step, "normalise", lambda log_weights: (log_weights, jnp.log(jnp.sum(jnp.exp(log_weights), 1))))
     values = Filter(LINEAR, Y).run(repeated(LG_POINT | {"rho": 1.1}, 2), 16, np.arange(2, dtype=np.uint64))
     assert np.isnan(values).all()
+
+
+def test_a_series_of_one_row_begins_with_the_law_of_its_first_state(monkeypatch, fresh_programs):
+    def broken(rule, values, source, rows, shape, kept=None):
+        nothing = step.Carry(jnp.zeros(shape), jnp.full(shape, -jnp.log(shape[1] * 1.0)), jnp.zeros(shape[0]))
+        return step.later_step(rule, values, source, rows, 0, nothing, kept)
+
+    monkeypatch.setattr(step, "first_step", broken)
+    assert standard_errors(ratios(Y[:1], 16)) > t_bound(1999)
+
+
+def test_one_guided_particle_is_weighted_by_its_proposal(monkeypatch, fresh_programs):
+    assert_unbiased(ratios(Y[:3], 1, method="guided"))
+    engine._compiled.cache_clear()
+    propose = step.from_proposal
+
+    def broken(model, p, t, x, y, z):
+        new, _ = propose(model, p, t, x, y, z)
+        return new, jnp.broadcast_to(model.log_observation(p, t, new, y), z.shape[:2])
+
+    monkeypatch.setattr(step, "from_proposal", broken)
+    assert standard_errors(ratios(Y[:3], 1, method="guided")) > t_bound(1999)
 
 
 def test_quasi_monte_carlo_needs_no_proposal():

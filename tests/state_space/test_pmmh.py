@@ -2,7 +2,9 @@
 
 import re
 import warnings
+from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pymc as pm
 import pytest
@@ -32,15 +34,17 @@ MEAN, SD, STATES = posterior()
 LEARNT = ChainMetric(Gaussian(0.0, np.ones(1)), np.array([[[0.7 * SD]]]), np.array([[MEAN - 0.5 * SD]]))
 
 
-def chains(correlation=0.0, density=None, n_particles=3, seed=0, metric=None):
-    """Draws (chains, steps) of chains that begin in the posterior."""
+def chains(correlation=0.0, density=None, n_particles=3, seed=0, metric=None, model=MODEL, sign=None):
+    """Draws (chains, steps) of chains that begin in the posterior, or in the half of it that a sign gives."""
+    made = target(model=model)
     algorithm = ParticleMetropolis(
-        target(), filter_of(target()), n_particles=n_particles, correlation=correlation, covariance=[[SD**2]]
+        made, filter_of(made), n_particles=n_particles, correlation=correlation, covariance=[[SD**2]]
     )
     if density is not None:
         algorithm.density.__class__ = density
     rng = Generators([np.random.default_rng([seed, chain]) for chain in range(N_CHAINS)])
-    state = algorithm.start(MEAN + SD * np.random.default_rng(seed).standard_normal((N_CHAINS, 1)), rng)
+    z = np.random.default_rng(seed).standard_normal((N_CHAINS, 1))
+    state = algorithm.start(MEAN + SD * (z if sign is None else sign * np.abs(z)), rng)
     if metric is not None:
         state = state._replace(parameters=state.parameters._replace(metric=metric))
     draws = np.empty((N_CHAINS, N_STEPS))
@@ -110,6 +114,40 @@ def test_independent_proposals_that_are_taken_for_symmetric_do_not(monkeypatch):
 def test_an_estimate_that_is_not_kept_is_found_out(correlation):
     with pytest.raises(AssertionError):
         assert_exact(chains(correlation, density=Reestimating))
+
+
+HALF_NORMAL = np.sqrt(2 / np.pi)
+ZEROS = {"zero": -np.inf, "no number": np.nan}
+
+
+def below_the_mean(value):
+    """The model with a likelihood of zero above the posterior's mean, said by a log density of −inf or NaN."""
+    rows = MODEL.log_observation
+    return replace(MODEL, log_observation=lambda p, t, x, y: jnp.where(p.mu > MEAN, value, rows(p, t, x, y)))
+
+
+def assert_half_normal(draws):
+    z = (draws - MEAN) / SD
+    assert (z <= 0).all()
+    assert_mean_is(np.stack([z.mean(axis=1), (z**2).mean(axis=1)], axis=1), [-HALF_NORMAL, 1.0])
+
+
+@pytest.mark.parametrize("value", ZEROS.values(), ids=ZEROS)
+def test_proposals_with_a_likelihood_of_zero_are_refused(value):
+    assert_half_normal(chains(model=below_the_mean(value), sign=-1))
+
+
+class Unrefused(FilteredDensity):
+    """A twin for which an estimate of zero says nothing, so that its proposals have the present one."""
+
+    def beside(self, points, x, rng):
+        found = super().beside(points, x, rng)
+        return replace(found, estimate=np.where(np.isfinite(found.estimate), found.estimate, points.estimate))
+
+
+def test_zeros_that_are_not_refused_are_found_out():
+    with pytest.raises(AssertionError):
+        assert_half_normal(chains(density=Unrefused, model=below_the_mean(-np.inf), sign=-1))
 
 
 def test_numbers_of_particles_are_few():

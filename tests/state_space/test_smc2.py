@@ -176,6 +176,39 @@ def test_the_variance_of_filters_is_that_at_typical_parameters(monkeypatch):
     assert measured(monkeypatch)[0] > 10 * typical
 
 
+class Selected(FilterPath):
+    """A path that compares fresh filters with those that the particles carry, which selection made large."""
+
+    def _filters(self, x, rows, n_particles, seeds):
+        found = super()._filters(x, rows, n_particles, seeds)
+        if self.carried is not None:
+            half = len(self.carried) // 2
+            compared = np.concatenate([self.carried[: 2 * half : 2], found.log_likelihood[half:]])
+            return replace(found, log_likelihood=compared)
+        return found
+
+    carried = None
+
+
+def test_estimates_that_particles_carry_are_too_large_to_be_compared_with():
+    """Particles are drawn by the estimates of their filters, so that these exceed fresh ones by about their variance."""
+    found = {}
+    for path in (FilterPath, Selected):
+        made, population, weights = particles_of_rows(path, len(Y), Y, 4, n=4000)
+        index = systematic_resampling(weights / weights.sum(), len(weights), np.random.default_rng(1))
+        drawn = population.take(index)
+        if path is Selected:
+            made.carried = drawn.filter.log_likelihood
+        found[path] = made.measured(drawn, np.random.default_rng(2)).variance
+    x = np.repeat(drawn.x[:200], 64, axis=0)
+    values = filter_of(target()).run(
+        {"mu": x[:, 0]}, 4, np.random.default_rng(3).integers(0, 2**63, len(x), dtype=np.uint64)
+    )
+    exact = np.median(values.reshape(200, 64).var(axis=1, ddof=1))
+    assert abs(np.log(found[FilterPath] / exact)) < 0.25
+    assert found[Selected] > 1.5 * found[FilterPath]
+
+
 @pytest.mark.parametrize(
     ("outlier", "regenerates", "message"),
     [

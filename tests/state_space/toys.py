@@ -73,13 +73,14 @@ class Series(WrappedTarget):
     def __init__(self, rest, model, y):
         super().__init__(rest)
         self.rest = rest
-        self.state_space = SimpleNamespace(model=model, y=y, covariates={}, parameters_at=self._parameters_at)
+        rows = {"name": "y", "y": y, "dims": ("y_dim_0",), "covariates": {}}
+        self.state_space = SimpleNamespace(model=model, parameters_at=self._parameters_at, **rows)
 
     def _parameters_at(self, x):
         return {"mu": x[:, 0]}
 
 
-def target(y=Y) -> BaseTarget:
+def target(y=Y, model=MODEL) -> BaseTarget:
     def prior(x):
         return -0.5 * x[:, 0] ** 2 - 0.5 * LOG_2PI, -x
 
@@ -87,4 +88,4 @@ def target(y=Y) -> BaseTarget:
         return np.zeros(len(x)), np.zeros_like(x)
 
     draw = lambda n, rng: rng.standard_normal((n, 1))  # noqa: E731
-    return Series(FunctionTarget(1, nothing, prior, sample_prior=draw, names=["mu"]), MODEL, y)
+    return Series(FunctionTarget(1, nothing, prior, sample_prior=draw, names=["mu"]), model, y)
