@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.convert import as_target
-from ppl_backends.targets.protocol import BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.state_space.filter import Filter
 from ppl_backends.targets.state_space.model import StateSpaceModel
 from ppl_backends.targets.state_space.target import ParametersByName, StateSpaceData, StateSpaceTarget
@@ -61,9 +61,9 @@ def StateSpace(
     """
     from ppl_backends.targets.pymc.state_space import state_space_variable  # PyMC only where it is used
 
-    _check(name, model, observed)
+    y, held = _rows(name, model, observed, covariates)
     axes = (dims,) if isinstance(dims, str) else tuple(dims or ())
-    return state_space_variable(name, model, parameters, observed, covariates or {}, axes)
+    return state_space_variable(name, model, parameters, y, held, axes)
 
 
 def with_state_space(
@@ -111,24 +111,35 @@ def with_state_space(
     >>> target.log_density(np.zeros((1, 1))).round(4)
     array([-2.7496])
     """
-    _check(name, state_space, observed)
+    y, held = _rows(name, state_space, observed, covariates)
     prior = as_target(model, data)
-    y = np.asarray(observed, dtype=np.float64)
-    held = {key: np.asarray(value, dtype=np.float64) for key, value in (covariates or {}).items()}
     by_name = ParametersByName(prior, parameters)
     Filter(state_space, y, held).state_shape(by_name(np.zeros((1, prior.dim))))  # checks rows, names and functions
     return StateSpaceTarget(prior, StateSpaceData(name, state_space, y, by_name, held))
 
 
-def _check(name: Any, model: Any, observed: Any) -> None:
-    """Refuse what is no model, or has no data."""
+def _rows(name: Any, model: Any, observed: Any, covariates: Any) -> tuple[Array, dict[str, Array]]:
+    """Return the data and the covariates as arrays of floats; refuse what is no model, or has no data."""
     if not isinstance(name, str):
         raise ModelError(f"pb.StateSpace: the name comes first, and {type(name).__name__} is no str")
     if not isinstance(model, StateSpaceModel):
         raise ModelError(f"'{name}': expected a pb.StateSpaceModel, not {type(model).__name__}")
     if observed is None:
         raise ModelError(f"'{name}': observed= is missing, the rows of data")
-    if np.asarray(observed).dtype.kind not in "iufb":
+    if covariates is not None and not isinstance(covariates, Mapping):
         raise ModelError(
-            f"'{name}': observed is of type {np.asarray(observed).dtype}; expected numbers, NaN where missing"
+            f"'{name}': covariates is of type {type(covariates).__name__}; expected a dict of arrays by name"
         )
+    held = {key: _numbers(name, f"covariate {key!r}", value) for key, value in (covariates or {}).items()}
+    return _numbers(name, "observed", observed), held
+
+
+def _numbers(name: str, what: str, values: Any) -> Array:
+    """Return values as an array of floats."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ModelError(f"'{name}': {what} has rows of unequal lengths; expected (n,) or (n, k)") from None
+    if array.dtype.kind not in "iufb":
+        raise ModelError(f"'{name}': {what} is of type {array.dtype}; expected numbers, NaN where missing")
+    return array.astype(np.float64)

@@ -101,19 +101,17 @@ def state_space_variable(
     name: str,
     model: StateSpaceModel,
     parameters: Mapping[str, Any],
-    observed: Any,
-    covariates: Mapping[str, Any],
+    y: Array,
+    covariates: dict[str, Array],
     dims: tuple[str, ...],
 ) -> Variable:
     """Create the variable of :func:`ppl_backends.StateSpace`."""
-    y = np.asarray(observed, dtype=np.float64)
-    held = {key: np.asarray(value, dtype=np.float64) for key, value in covariates.items()}
     inputs = [_as_input(name, key, value) for key, value in parameters.items()]
-    filters = Filter(model, y, held)  # checks the rows
+    filters = Filter(model, y, covariates)  # checks the rows
     shapes = {key: given.type.shape for key, given in zip(parameters, inputs, strict=True)}
     if all(None not in shape for shape in shapes.values()):
         filters.state_shape({key: np.zeros((1, *shape)) for key, shape in shapes.items()})  # checks the functions
-    variable = StateSpaceVariable(name, model, y, list(parameters), held, dims)
+    variable = StateSpaceVariable(name, model, y, list(parameters), covariates, dims)
     letters = (f"d{i}" for i in range(1000))
     cores = [",".join(next(letters) for _ in range(v.type.ndim)) for v in inputs]
     shape = ",".join(next(letters) for _ in y.shape)
