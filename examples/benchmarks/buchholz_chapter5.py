@@ -52,17 +52,17 @@ def shape_matrix(dim, correlation, low, high):
 
 
 class Gaussian:
-    """A normal density with its gradient."""
+    """A normal density with its gradient, in the precision of ``dtype``."""
 
-    def __init__(self, mean, cov):
-        self.mean, self.precision = np.asarray(mean, float), np.linalg.inv(cov)
+    def __init__(self, mean, cov, dtype=np.float64):
+        self.mean, self.precision = np.asarray(mean, dtype), np.linalg.inv(cov).astype(dtype)
         self.constant = -0.5 * (np.linalg.slogdet(cov)[1] + len(cov) * LOG_2PI)
         self.root = np.linalg.cholesky(cov)
 
     def __call__(self, x):
         """Log density ``(n,)`` and gradient ``(n, dim)``."""
         slope = -(x - self.mean) @ self.precision
-        return self.constant + 0.5 * ((x - self.mean) * slope).sum(axis=1), slope
+        return self.constant + 0.5 * ((x - self.mean) * slope).sum(axis=1, dtype=np.float64), slope
 
     def sample(self, n, rng):
         """Draws ``(n, dim)``."""
@@ -72,34 +72,44 @@ class Gaussian:
 class Mirrored:
     """A normal density on a square grid that its mirror images leave as it is, which makes four blocks of its covariance."""
 
-    def __init__(self, mean, cov):
-        side = round(len(cov) ** 0.5)
-        half = np.eye(side)[: side // 2]
+    def __init__(self, mean, cov, dtype):
+        self.side, self.mean, self.dtype = round(len(cov) ** 0.5), mean, dtype
+        half = np.eye(self.side)[: self.side // 2]
         halves = [(half + sign * half[:, ::-1]) / np.sqrt(2) for sign in (1, -1)]
-        self.side, self.halves, self.mean = side, halves, mean
         bases = [np.kron(rows, columns) for rows in halves for columns in halves]
-        self.parts = [Gaussian(np.zeros(len(cov) // 4), u @ cov @ u.T) for u in bases]
+        self.parts = [Gaussian(np.zeros(len(cov) // 4), u @ cov @ u.T, dtype) for u in bases]
 
     def _blocks(self, x):
-        grid = x.reshape(len(x), self.side, self.side)
-        return [(r @ grid @ c.T).reshape(len(x), -1) for r in self.halves for c in self.halves]
+        grid = x.reshape(len(x), self.side, self.side).astype(self.dtype, copy=False)
+        return [block.reshape(len(x), -1) for rows in unfold(grid, 1) for block in unfold(rows, 2)]
 
     def _grid(self, blocks):
-        k, n, total = self.side // 2, len(blocks[0]), 0.0
-        for block, (r, c) in zip(blocks, ((r, c) for r in self.halves for c in self.halves), strict=True):
-            total = total + r.T @ block.reshape(n, k, k) @ c
-        return total.reshape(n, -1)
+        a, b, c, d = (block.reshape(len(block), self.side // 2, -1) for block in blocks)
+        return fold(fold(a, b, 2), fold(c, d, 2), 1).reshape(len(a), -1)
 
     def __call__(self, x):
         """Log density ``(n,)`` and gradient ``(n, dim)``."""
         values, slopes = zip(
             *(part(block) for part, block in zip(self.parts, self._blocks(x - self.mean), strict=True)), strict=True
         )
-        return sum(values), self._grid(slopes)
+        return sum(values), self._grid(slopes).astype(np.float64, copy=False)
 
     def sample(self, n, rng):
         """Draws ``(n, dim)``."""
         return self.mean + self._grid([part.sample(n, rng) for part in self.parts])
+
+
+def unfold(grid, axis):
+    """Even and odd part along an axis, each half as long."""
+    low, high = np.split(grid, 2, axis)
+    high, share = np.flip(high, axis), grid.dtype.type(0.5**0.5)
+    return (low + high) * share, (low - high) * share
+
+
+def fold(even, odd, axis):
+    """Undo :func:`unfold`."""
+    low, high = unfold(np.concatenate([even, np.flip(odd, axis)], axis), axis)
+    return np.concatenate([low, np.flip(high, axis)], axis)
 
 
 class Student:
@@ -169,10 +179,11 @@ def mixture(dim):
     return bridge(Gaussian(np.ones(dim), 5.0 * np.eye(dim)), Mixture(dim), dim), 0.0, 0.3
 
 
-def cox(cells):
+def cox(cells, single=False):
     """The field itself (not whitened), whose start is the prior."""
     counts, mean, factor = cox_data(cells)
-    area, prior = 1.0 / len(counts), Mirrored(mean, factor @ factor.T)
+    prior = Mirrored(mean, factor @ factor.T, np.float32 if single else np.float64)
+    area = 1.0 / len(counts)
 
     def log_likelihood(x):
         intensity = area * np.exp(x)
@@ -254,6 +265,7 @@ def main():
     parser.add_argument("parts", nargs="+", choices=["gaussian", "student", "mixture", "binary", "cox"])
     parser.add_argument("--dims", nargs="+", type=int, default=[10, 50, 200, 500])
     parser.add_argument("--cells", nargs="+", type=int, default=[10, 20], help="cells along a side for cox")
+    parser.add_argument("--single", action="store_true", help="the prior of cox with products in single precision")
     parser.add_argument("--sets", nargs="+", default=["sonar", "musk"])
     parser.add_argument("--links", nargs="+", default=["logit", "probit"])
     parser.add_argument("--kernels", nargs="+", default=["hmc-pr", "hmc-ft", "mala", "random_walk"])
@@ -284,7 +296,7 @@ def main():
         if part == "cox":
             for cells in options.cells:
                 initial = options.initial or "prior"
-                report(f"cox {cells * cells}", cox(cells), *common, initial=initial, **chosen)
+                report(f"cox {cells * cells}", cox(cells, options.single), *common, initial=initial, **chosen)
         elif part == "binary":
             for name in options.sets:
                 for link in options.links:

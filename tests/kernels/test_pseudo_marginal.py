@@ -266,7 +266,7 @@ def estimating(log_likelihood_estimate, **options):
         (lambda: estimating(lambda values, rng: 0.0), r"shape \(\) for 1 points"),
         (lambda: estimating(lambda values, rng: np.full(len(values["x"]), np.nan)), "NaN or"),
         (lambda: estimating(lambda values, rng: np.full(len(values["x"]), -np.inf)), "starting point .* is zero"),
-        (lambda: estimating(lambda values, rng: values["y"]), "asks for 'y': it sees x"),
+        (lambda: estimating(lambda values, rng: values["y"]), "uses 'y': it gets x"),
         (lambda: estimating(plain, covariance=None), "give covariance="),
         (lambda: pb.steps.PseudoMarginal(n_estimates=0), "n_estimates=0"),
         (lambda: pb.steps.PseudoMarginal(n_estimates="many"), "n_estimates='many'"),
@@ -283,5 +283,5 @@ def test_block_does_not_show_variables_that_other_steps_move(model):
     with model:
         step = pb.steps.PseudoMarginal(["mu"], log_likelihood_estimate=lambda values, rng: values["sum"])
     assert sorted(LikelihoodEstimator(step.target, of_mu, None)._values(np.zeros(1), 2)) == ["mu", "rate"]
-    with pytest.raises(ModelError, match="asks for 'sum': it sees"):
+    with pytest.raises(ModelError, match="uses 'sum': it gets"):
         step.algorithm.start(np.zeros(1), np.random.default_rng(1))
