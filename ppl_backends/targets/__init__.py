@@ -1,4 +1,4 @@
-"""Models become targets: batched log densities on the unconstrained space."""
+"""Models as targets: batched log densities on the unconstrained space."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import PyMC only when it is asked for."""
+    """Import PyMC only on access."""
     if name == "PyMCTarget":
         from ppl_backends.targets.pymc import PyMCTarget
 

@@ -1,11 +1,11 @@
 """Evaluation of batched functions in blocks of points: few compiled shapes, temporaries that fit the cache, threads.
 
-A compiled backend sees one program per shape. Points are therefore cut into blocks of ``cap`` rows, ``cap`` a power of
-two chosen from a byte budget, and the last block is padded to 1, 8 or 64 rows, above to a power of two, so that few shapes
-ever occur: compiling a shape costs more than idle rows in one block. But a sampler that moves a hundred points a thousand
-times should not pay for 128: where more than an eighth of all rows would be idle, the blocks are as many and all of one size,
-a multiple of eight. The cuts depend on the number of points alone, never on the number of threads, so
-results are the same bits whatever ``cores`` is.
+A compiled backend needs one program per shape. Points are therefore cut into blocks of ``cap`` rows, ``cap`` a power
+of two chosen from a byte budget, and the last block is padded to 1, 8 or 64 rows, above to a power of two. So few
+shapes occur; compiling a shape costs more than idle rows in one block. But a sampler that moves a hundred points a
+thousand times should not pay for 128: if more than an eighth of all rows would be idle, the number of blocks is the
+same and all have one size, a multiple of eight. The cuts depend only on the number of points, not on the number of
+threads, so results are bitwise equal for any ``cores``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from threadpoolctl import ThreadpoolController
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 
-_COARSE = 64  # rows below which idle ones cost next to nothing
+_COARSE = 64  # rows below which idle ones are nearly free
 _IDLE = 1 / 8  # of all rows
-_FEW_OPERATIONS = 10**8  # up to which one thread is fastest
+_FEW_OPERATIONS = 10**8  # number up to which one thread is fastest
 
 BlockFunction = Callable[[Array], Sequence[Array]]
 
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 def available_cores(cores: int | None = None) -> int:
-    """Return the number of cores to use: those asked for, or all that this process may run on."""
+    """Return the number of cores to use: those asked for, or all that this process may use."""
     if cores is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if isinstance(cores, bool) or int(cores) != cores or cores < 1:
@@ -48,10 +48,10 @@ def available_cores(cores: int | None = None) -> int:
 
 
 def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest: int = 1024) -> int:
-    """Return the most rows of a block, a power of two at most ``largest``.
+    """Return the largest number of rows of a block, a power of two, at most ``largest``.
 
-    The largest temporary of a block stays within ``budget`` bytes; or within four times as many, where blocks would
-    otherwise have less than ``fewest`` rows, since the data are read once a block.
+    The largest temporary of a block is within ``budget`` bytes, or within four times as many if blocks would otherwise
+    have fewer than ``fewest`` rows, because the data are read once per block.
     """
 
     def rows(limit: int) -> int:
@@ -63,7 +63,7 @@ def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest:
 def partition(n: int, cap: int) -> list[Block]:
     """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to 1, 8, 64, 128, 256, ... rows, or to ``cap``.
 
-    Above 64 rows blocks are of one size, a multiple of eight, where more than an eighth of all rows would be idle.
+    Above 64 rows, if more than an eighth of all rows would be idle, blocks have one size, a multiple of eight.
     """
     full, rest = divmod(n, cap)
     padded = int(rest > 0 or n == 0)
@@ -80,7 +80,7 @@ def partition(n: int, cap: int) -> list[Block]:
 
 
 def pad_rows(x: Array, rows: int) -> Array:
-    """Return ``rows`` rows: ``x``, then its last row again, or zeros where it has none; contiguous and writeable."""
+    """Return ``rows`` rows: ``x``, then copies of its last row, or zeros if it has none; contiguous and writeable."""
     padded = np.zeros((rows, *x.shape[1:]))
     padded[: len(x)] = x
     if len(x):
@@ -105,13 +105,13 @@ def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int =
 
 
 def threads_worth_having(operations: int) -> AbstractContextManager[Any]:
-    """Limit BLAS to one thread for small operations, where waiting threads cost more than the work."""
+    """Limit BLAS to one thread for small operations, for which threads cost more than they save."""
     return nullcontext() if operations > _FEW_OPERATIONS else _blas().limit(limits=1, user_api="blas")
 
 
 @cache
 def _blas() -> ThreadpoolController:
-    """Return the BLAS libraries that are loaded."""
+    """Return the loaded BLAS libraries."""
     return ThreadpoolController()
 
 

@@ -1,4 +1,4 @@
-"""A block of a target's coordinates, the others held at given values."""
+"""A block of a target's coordinates, with the others fixed at given values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 
 def _of_embedded(member: str) -> Any:
-    """Return the method that is the full target's, at the embedded points."""
+    """Return a method that calls the full target's at the embedded points."""
 
     def method(self: Any, x: Array, *arguments: Any) -> Any:
         return getattr(self.full, member)(self.embed(x), *arguments)
@@ -23,7 +23,7 @@ def _of_embedded(member: str) -> Any:
 
 
 class ConditionalTarget(WrappedTarget):
-    """The coordinates ``free`` of a target, the others held at ``values`` ``(full.dim,)``, which change between steps."""
+    """The coordinates ``free`` of a target; the others have ``values`` ``(full.dim,)``, which change between steps."""
 
     full: Any = None
     free: Any = None
@@ -90,7 +90,7 @@ class ConditionalTarget(WrappedTarget):
         return self.full.unconstrain(values)[:, self.free]
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Refuse: draws of the prior do not have the other coordinates where they are held."""
+        """Raise an error, because draws of the prior do not have the fixed values of the other coordinates."""
         raise PriorSamplingError(f"{self.label}: the prior of a block given the other coordinates cannot be sampled")
 
     def prior_target(self) -> None:

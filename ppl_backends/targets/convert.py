@@ -1,4 +1,4 @@
-"""Whatever a user hands in as a model becomes a target."""
+"""Convert a user's model of any kind to a target."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def as_target(
     model : pm.Model, Bambi model, path, str, CmdStanModel or target, optional
         By default the PyMC model on the context stack. A path that ends in ``.stan``, the text of a Stan program or a
         ``cmdstanpy.CmdStanModel`` is compiled as Stan. Any object with ``dim`` and ``evaluate`` or ``log_density``
-        counts as a target; what it lacks of the protocol is derived where possible.
+        counts as a target; missing members of the protocol are derived if possible.
     data : dict or path, optional
         For Stan the program's data; for PyMC new values of ``pm.Data`` containers, by name.
     backend : {"auto", "jax", "numba", "c"}
-        What compiles a PyMC model; see :class:`~ppl_backends.targets.pymc.target.PyMCTarget`.
+        Compiler of a PyMC model; see :class:`~ppl_backends.targets.pymc.target.PyMCTarget`.
     cores : int, optional
         Threads that evaluate a batch of points; all available cores by default.
     **options
-        For Stan, passed on to its target.
+        For Stan, passed to its target.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def as_target(
     Raises
     ------
     ModelError
-        If ``model`` is none of these, or the model cannot be used; one line that says why.
+        If ``model`` is none of these, or the model cannot be used; the message has the reason.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def _is_stan(model: Any) -> bool:
 
 
 def is_instance(model: Any, module: str, name: str) -> bool:
-    """Return ``isinstance`` without an import: an object's library is loaded already."""
+    """Return ``isinstance`` without an import; the library of an object is already loaded."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
 
@@ -128,7 +128,7 @@ def _context_model() -> Any:
 
 
 def pymc_model(model: Any = None) -> Any:
-    """Return the pm.Model that ``model`` is, that a Bambi model wraps or, by default, on the context stack; else None."""
+    """Return the pm.Model given, that of a Bambi model or, by default, that on the context stack; else None."""
     if model is None:
         return _context_model()
     if is_instance(model, "pymc", "Model"):
@@ -157,7 +157,7 @@ def _stan_target(model: Any, data: Any, backend: str, cores: int | None, options
 
 
 def naming(log_likelihood: Any) -> dict[str, Any]:
-    """Return the option of a target that names of log likelihoods are; none where they are asked for by a flag."""
+    """Return the target option for names of log likelihoods; empty if they are asked for by a flag."""
     return {} if isinstance(log_likelihood, bool) else {"log_likelihood": log_likelihood}
 
 
@@ -185,14 +185,14 @@ COMPLETED = frozenset(
     {"dim", "names", "has_gradient", "evaluate", "log_density", "log_density_and_gradient", "sample_prior"}
     | {"observations", "full", "free", "embed", "digests", "with_fixed_batch_size"}
 )
-"""Members of the protocol that an adapted target has of its own; all others are the object's, where it has them."""
+"""Members of the protocol that an adapted target defines; all others are the object's, if it has them."""
 
 
 class AdaptedTarget(BaseTarget):
-    """Completes an object that has ``dim`` and ``evaluate`` or ``log_density`` to a full target.
+    """Complete an object that has ``dim`` and ``evaluate`` or ``log_density`` to a full target.
 
     Gradients come from the object's ``evaluate`` or ``log_density_and_gradient``, and otherwise from central
-    differences. Everything else that the object has of the protocol is used as it is.
+    differences. All other members of the protocol that the object has are used unchanged.
     """
 
     def __init__(self, given: Any) -> None:
@@ -217,7 +217,7 @@ class AdaptedTarget(BaseTarget):
         return prior_draws(self, self._sample_prior(n, rng), n)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """Return what the object's ``evaluate`` returns, or the joint density alone."""
+        """Return the result of the object's ``evaluate``, or the joint density."""
         x = as_points(x, self.dim)
         if self._evaluates:
             return self._given.evaluate(x, gradient)
@@ -242,7 +242,7 @@ class AdaptedTarget(BaseTarget):
 
 
 class AdaptedObservations(Observations):
-    """Completes an object that has ``n`` and ``log_likelihood``; everything else that it has is used as it is."""
+    """Complete an object that has ``n`` and ``log_likelihood``; its other members are used unchanged."""
 
     def __init__(self, given: Any) -> None:
         self.n = int(given.n)

@@ -24,7 +24,7 @@ def Unnormalized(
     prior: Any = None,
     exact: bool = False,
 ) -> Any:
-    r"""Return a likelihood f(y | θ) / Z(θ) whose normalising constant Z is not known.
+    r"""Return a likelihood f(y | θ) / Z(θ) with unknown normalising constant Z.
 
     With a name, inside ``pm.Model``, an observed variable of the model: ``Unnormalized("y", theta, simulator=...)``, or
     ``Unnormalized("y", *parameters, logp=..., random=...)`` as in ``pm.CustomDist``. Without a name, a target:
@@ -35,15 +35,15 @@ def Unnormalized(
     ----------
     name : str, optional
     *parameters : variable
-        Of the PyMC model. A ready simulator takes one vector.
+        Parameters of the PyMC model. A ready-made simulator takes one vector.
     observed : array
-        The data. With a ready simulator its statistics are kept in their place.
+        The data. With a ready-made simulator only its statistics are kept.
     simulator : ExponentialFamily, optional
-        One of :mod:`ppl_backends.simulators`, in place of the two functions.
+        A simulator of :mod:`ppl_backends.simulators`, which replaces the two functions.
     logp : callable, optional
         PyMC: ``(value, *parameters) -> scalar`` of PyTensor, log f.
     random : callable, optional
-        PyMC: ``(*parameters, rng=None, size=None)``, NumPy; ``size=(n,)`` asks for ``n`` data sets along a first axis.
+        PyMC: ``(*parameters, rng=None, size=None)``, NumPy; ``size=(n,)`` requests ``n`` data sets along a first axis.
     log_unnormalized : callable, optional
         Target: ``(x, data) -> (n,)``, log f of ``n`` data sets ``(n, ...)`` at one point ``(dim,)`` of ``prior``.
     simulate : callable, optional
@@ -53,7 +53,7 @@ def Unnormalized(
     prior : Target, optional
         All other terms of the posterior.
     exact : bool
-        Declares that ``random`` or ``simulate`` draws exactly from f / Z. A Markov chain run for a while does not.
+        Whether ``random`` or ``simulate`` draws exactly from f / Z. The end of a Markov chain does not.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def Unnormalized(
     Raises
     ------
     ModelError
-        If there is no simulator, or arguments of both forms are mixed; one line.
+        If there is no simulator, or arguments of both forms are mixed.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def Unnormalized(
     'exact'
     """
     if observed is None:
-        raise ModelError("pb.Unnormalized needs observed=: without data there is nothing to normalise")
+        raise ModelError("pb.Unnormalized needs observed=, the data")
     if name is not None:
         if log_unnormalized is not None or simulate is not None or gradient is not None or prior is not None:
             raise ModelError("log_unnormalized=, simulate=, gradient= and prior= make a target and take no name")
@@ -87,7 +87,7 @@ def Unnormalized(
     if logp is not None or random is not None:
         raise ModelError("logp= and random= make a variable of a PyMC model: give its name first")
     if prior is None:
-        raise ModelError("prior= is missing: the target of all other terms; inside of a pm.Model give a name first")
+        raise ModelError("prior= is missing: the target of all other terms; inside a pm.Model give a name first")
     return _target(as_target(prior), observed, simulator, log_unnormalized, simulate, gradient, exact)
 
 

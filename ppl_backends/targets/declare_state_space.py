@@ -1,4 +1,4 @@
-"""``pb.StateSpace`` and ``pb.with_state_space``: a state-space likelihood in a PyMC model, or beside any prior."""
+"""``pb.StateSpace`` and ``pb.with_state_space``: a state-space likelihood in a PyMC model, or with any prior."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def StateSpace(
     observed : array (n_rows,) or (n_rows, k)
         Rows in their order. A row of NaN is missing.
     covariates : dict of str to array (n_rows, ...), optional
-        What the model's functions see of every row as attributes of ``p``.
+        Covariates of every row, which the model's functions get as attributes of ``p``.
     dims : str or sequence of str, optional
         Names of the axes of ``observed``, the first of which is time; coordinates are the model's.
     **parameters : variable or number
@@ -46,8 +46,8 @@ def StateSpace(
     Raises
     ------
     ModelError
-        If ``model`` is none, there are no data, covariates have other lengths, or a function of the model fails, asks for a
-        parameter that is not there, or returns another shape.
+        If ``model`` is not a StateSpaceModel, there are no data, covariates have other lengths, or a function of the
+        model fails, uses an unknown parameter, or returns another shape.
 
     Examples
     --------
@@ -81,17 +81,17 @@ def with_state_space(
     Parameters
     ----------
     model : pm.Model, path, str, CmdStanModel or target
-        Its density is the prior, its observed variables further terms of the likelihood.
+        Its density is the prior, and its observed variables are further terms of the likelihood.
     state_space : StateSpaceModel
     parameters : dict of str to str
         Parameter of the state-space model → variable of ``model`` in model space.
     observed : array (n_rows,) or (n_rows, k)
         A row of NaN is missing.
     name : str
-        Of the observed rows in results.
+        Name of the observed rows in results.
     covariates : dict of str to array (n_rows, ...), optional
     data : dict or path, optional
-        Of a Stan program.
+        Data of a Stan program.
 
     Returns
     -------
@@ -119,9 +119,9 @@ def with_state_space(
 
 
 def _rows(name: Any, model: Any, observed: Any, covariates: Any) -> tuple[Array, dict[str, Array]]:
-    """Return the data and the covariates as arrays of floats; refuse what is no model, or has no data."""
+    """Return the data and the covariates as arrays of floats; raise an error without a state-space model or data."""
     if not isinstance(name, str):
-        raise ModelError(f"pb.StateSpace: the name comes first, and {type(name).__name__} is no str")
+        raise ModelError(f"pb.StateSpace: the name comes first, and {type(name).__name__} is not a str")
     if not isinstance(model, StateSpaceModel):
         raise ModelError(f"'{name}': expected a pb.StateSpaceModel, not {type(model).__name__}")
     if observed is None:

@@ -1,7 +1,7 @@
-"""Digests that tell one target from another: of program and data where these can be read, else of values.
+"""Digests that identify a target: of program and data if these can be read, else of values.
 
-A Python function cannot be read: two functions with one text may differ in what they close over. So a density that is
-given as functions is known by what it returns at fixed points, of many scales and drawn from its prior, to the last bit.
+A Python function cannot be read: two functions with the same text may differ in their closures. So a density given as
+functions is identified by its values at fixed points, of many scales and drawn from its prior, to the last bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POINTS_PER_SCALE = 8
 
 
 def digest(*parts: Any) -> str:
-    """Return the SHA-256 of arrays, bytes and text, types and shapes included, as 64 hexadecimal digits."""
+    """Return the SHA-256 of arrays, bytes and text, including types and shapes, as 64 hexadecimal digits."""
     sha = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -31,13 +31,13 @@ def digest(*parts: Any) -> str:
 
 
 def fixed_points(dim: int) -> np.ndarray:
-    """Return the points at which densities are compared ``(48, dim)``: normal, with scales from 0.01 to 10."""
+    """Return the points ``(48, dim)`` at which densities are compared: normal, with scales from 0.01 to 10."""
     z = np.random.default_rng(48).standard_normal((len(_SCALES) * _POINTS_PER_SCALE, dim))
     return np.repeat(_SCALES, _POINTS_PER_SCALE)[:, None] * z
 
 
 def digests_of_values(target: Any) -> dict[str, str]:
-    """Return digests of what a target's functions return: draws of the prior, both parts of the density, gradients."""
+    """Return digests of the values of a target's functions: draws of the prior, both parts of the density, gradients."""
     points, found = fixed_points(target.dim), {}
     try:
         draws = np.asarray(target.sample_prior(_POINTS_PER_SCALE, np.random.default_rng(8)))
@@ -59,6 +59,6 @@ def digest_of_approximation(approximation: Any) -> str:
 
 
 def digest_of_numbers(values: Any) -> str:
-    """Return the digest of numbers: all NaN alike, and both zeros."""
+    """Return the digest of numbers; all NaN are equal, as are both zeros."""
     numbers = np.asarray(values, dtype=np.float64) + 0.0
     return digest(np.where(np.isnan(numbers), np.nan, numbers))

@@ -1,4 +1,4 @@
-"""A target whose likelihood is an unbiased estimate, drawn anew wherever it is evaluated."""
+"""A target whose likelihood is an unbiased estimate, drawn anew at every evaluation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 
 class EstimatedTarget(WrappedTarget):
-    """A target with its ``log_likelihood_estimate`` in the place of the log likelihood.
+    """A target with its ``log_likelihood_estimate`` in place of the log likelihood.
 
-    Importance weights with unbiased estimates are unbiased themselves, and expectations under them those of the posterior
-    (Fearnhead, Papaspiliopoulos & Roberts 2008). Two evaluations at one point differ: chains are not to take it.
+    Importance weights with unbiased estimates are unbiased themselves, and expectations under them are those of the
+    posterior (Fearnhead, Papaspiliopoulos & Roberts 2008). Two evaluations at one point differ, so it must not be used
+    for Markov chains.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class EstimatedTarget(WrappedTarget):
         self._rng = rng
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Return log prior and a fresh estimate of the log likelihood ``(n,)``, nothing being estimated off the support."""
+        """Return log prior and a fresh estimate of the log likelihood ``(n,)``; nothing is estimated outside the support."""
         if gradient:
             raise ModelError(f"{self.label}: an estimate of the likelihood has no gradient")
         x = as_points(x, self.dim)

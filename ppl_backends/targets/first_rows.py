@@ -1,4 +1,4 @@
-"""The posterior of the first rows of the data alone, as a target."""
+"""The posterior of only the first rows of the data, as a target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FirstRows(WrappedTarget):
     def __init__(self, target: BaseTarget, n: int, has_gradient: bool = True) -> None:
         super().__init__(target)
         if target.observations is None:
-            raise ModelError(f"{target.label}: the observations are not known one by one")
+            raise ModelError(f"{target.label}: the observations are not available one by one")
         self.n, self._has_gradient, self._rows = n, has_gradient, np.arange(n)
 
     @property
@@ -51,7 +51,7 @@ class FirstRows(WrappedTarget):
         return BaseTarget.hessian(self, x, part)
 
     def tempered(self, power: float) -> None:
-        """Return None: a power is made as of any other target."""
+        """Return None: a power is handled as for any other target."""
 
     def digests(self) -> dict[str, str]:
         return {**self.target.digests(), "rows": digest(self.n)}

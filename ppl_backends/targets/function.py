@@ -32,7 +32,7 @@ class FunctionTarget(BaseTarget):
     log_likelihood : callable
         ``x -> (values (n,), gradients (n, dim))``; with no ``log_prior`` it is the joint log density.
     log_prior : callable, optional
-        The same for the log prior. With it prior and likelihood are known apart.
+        The same for the log prior. It separates prior and likelihood.
     sample_prior : callable, optional
         ``(n, rng) -> (n, dim)``.
     names : sequence of str, optional
@@ -85,13 +85,13 @@ class FunctionTarget(BaseTarget):
         return Evaluation(prior, value, prior_slope, slope)
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
-        """Return where a function gives NaN or +inf ``(n,)``, and none gives a density of zero."""
+        """Return where a function gives NaN or +inf and none gives a density of zero ``(n,)``."""
         x = as_points(x, self.dim)
         functions = [self._log_likelihood] if self._log_prior is None else [self._log_prior, self._log_likelihood]
         return undefined(*(np.asarray(function(x)[0]) for function in functions))
 
     def _checked(self, name: str, found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
-        """Return the output of a function after checking that it has a value and a gradient for every point."""
+        """Return the output of a function; check that it has a value and a gradient for every point."""
         shapes = tuple(np.shape(part) for part in found) if isinstance(found, (tuple, list)) else type(found).__name__
         if shapes != ((n,), (n, self.dim)):
             raise ModelError(

@@ -8,24 +8,24 @@ import numpy as np
 
 from ppl_backends.targets.protocol import BaseTarget
 
-_ZERO = 1e-6  # log integrals below are rounding
+_ZERO = 1e-6  # absolute log integrals below this are rounding
 
 
 class PriorIntegral(NamedTuple):
     """Log of the integral of a prior as written."""
 
-    log_integral: float  # NaN for an improper prior, and where it is not known
-    standard_error: float = 0.0  # 0 where it is exact
+    log_integral: float  # NaN for an improper prior, and if it is not known
+    standard_error: float = 0.0  # 0 if it is exact
     df: float = float("inf")  # degrees of freedom of the standard error
 
     def added_to(self, standard_error: float, df: float) -> tuple[float, float]:
-        """Return a standard error and its degrees of freedom with those of this integral, which is independent, included."""
+        """Return a standard error and its degrees of freedom, including those of this integral, which is independent."""
         if self.standard_error == 0:
             return standard_error, df
         return combined_error([standard_error, self.standard_error], [df, self.df])
 
     def attrs(self, log_evidence: float | None) -> dict[str, Any]:
-        """Return the attributes of a result: the integral, its error, and a note where it is not zero."""
+        """Return the attributes of a result: the integral, its error, and a note if it is not zero."""
         estimated = self.standard_error > 0
         return {
             "log_prior_normalizer": self.log_integral,
@@ -38,7 +38,7 @@ class PriorIntegral(NamedTuple):
         if not np.isfinite(log_evidence) or not abs(self.log_integral) > _ZERO:
             return None
         return (
-            f"the prior as written integrates to exp({self.log_integral:.3f}): compare models by log_evidence less "
+            f"the prior as written integrates to exp({self.log_integral:.3f}): compare models by log_evidence minus "
             f"log_prior_normalizer, {log_evidence - self.log_integral:.3f}"
         )
 

@@ -1,6 +1,6 @@
-"""JAX in this process: in float64 whatever else uses it, and refused in a process that was forked from one where it ran.
+"""JAX in this process: always in float64, and refused in a process that was forked from one that used JAX.
 
-JAX does not survive a fork: a child process that calls into it hangs.
+A forked child process that calls JAX hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _first_process: int | None = None  # the process in which JAX was first used
 
 
 def jax_module() -> Any:
-    """Return JAX; refused in a forked child."""
+    """Return JAX; raise an error in a forked child."""
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
@@ -24,7 +24,7 @@ def jax_module() -> Any:
 
 
 def double_precision() -> AbstractContextManager[Any]:
-    """Return a context in which JAX computes in float64, whatever its configuration is outside."""
+    """Return a context in which JAX computes in float64, for any configuration outside."""
     jax = jax_module()
     if jax.config.jax_enable_x64:
         return nullcontext()
@@ -32,15 +32,15 @@ def double_precision() -> AbstractContextManager[Any]:
 
 
 def check_process() -> None:
-    """Raise in a process that was forked after JAX was used.
+    """Raise an error in a process that was forked after JAX was used.
 
     Raises
     ------
     RuntimeError
-        One line that says what to do instead.
+        One line with the remedy.
     """
     if _first_process is not None and _first_process != os.getpid():
         raise RuntimeError(
-            "JAX was used in the parent of this forked process and would hang here: take cores=1 in pm.sample, start workers "
-            "with the 'spawn' method, or use as_target(model, backend='numba') where there is no state-space model"
+            "JAX was used in the parent of this forked process and would hang here: use cores=1 in pm.sample, start workers "
+            "with the 'spawn' method, or use as_target(model, backend='numba') if there is no state-space model"
         )

@@ -2,8 +2,9 @@ r"""``pb.LatentGaussian``: latent Gaussian models with sparse precisions, of 10�
 
     θ | φ ~ N(m(φ), Q(φ)⁻¹),   Cθ = 0,        y ~ ∏ᵢ tᵢ(aᵢᵀθ + bᵢ; φ),        φ ~ p(φ)
 
-Random walks, autoregressions, conditional autoregressions on graphs and stochastic differential equations on meshes are of
-this kind. The precision is a function of φ that returns a sparse matrix; a graph of PyMC would hold it as a dense one.
+Random walks, autoregressions, conditional autoregressions on graphs and stochastic differential equations on meshes
+are of this kind. The precision is a function of φ that returns a sparse matrix; a PyMC graph would store it as a dense
+one.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
 
-INTRINSIC = 1e-8  # of its own size that a precision may be along constraints, to count as zero there
+INTRINSIC = 1e-8  # largest relative size of a precision along constraints that counts as zero
 
 
 class LatentFactors(NamedTuple):
-    """exp(c) N(θ; m, Q⁻¹) ∏ tᵢ(aᵢᵀθ + bᵢ) at one φ; the Gaussian is that on Cθ = 0 where there are constraints."""
+    """exp(c) N(θ; m, Q⁻¹) ∏ tᵢ(aᵢᵀθ + bᵢ) at one φ; with constraints, the Gaussian is that on Cθ = 0."""
 
     mean: Array  # (d,)
     precision: sparse.csc_matrix  # (d, d)
     design: sparse.csr_matrix  # (n, d)
     offset: Array  # (n,)
     sites: SiteFamily
-    log_constant: float  # that of the Gaussian included
+    log_constant: float  # including that of the Gaussian
     constraints: Array | None = None  # (k, d)
 
     @classmethod
     def of_factors(cls, factors: Factors) -> LatentFactors:
-        """Return the factors of a model as they are."""
+        """Return the factors of a model unchanged."""
         prior = factors.prior
         precision = sparse.diags(prior.precision) if prior.precision.ndim == 1 else prior.precision
         return cls(
@@ -80,11 +81,11 @@ class LatentGaussian(BaseTarget):
     offset : float or array (n,)
     mean : float or array (d,)
     constraints : array (k, d), optional
-        C of Cθ = 0. Where Q is singular, as that of a random walk, the rows span what it leaves out.
+        C of Cθ = 0. If Q is singular, as that of a random walk, the rows span its null space.
     hyper_prior : callable, optional
-        ``hyper_prior(phi)`` returns log p(φ), on the whole real line: with the Jacobian of a logarithm, say.
+        ``hyper_prior(phi)`` returns log p(φ), on the whole real line, for example with the Jacobian of a logarithm.
     hyper_start : array (p,), optional
-        A φ to begin at. None by default: there are no hyper-parameters.
+        Initial φ. None by default: there are no hyper-parameters.
     hyper_names : sequence of str, optional
 
     Raises
@@ -180,7 +181,7 @@ class LatentGaussian(BaseTarget):
         Raises
         ------
         ModelError
-            If the precision is not positive definite, and not singular along the constraints alone.
+            If the precision is not positive definite, except for singularity along the constraints.
         """
         phi = np.asarray(phi, dtype=np.float64)
         matrix = self._matrix(phi)
@@ -193,10 +194,12 @@ class LatentGaussian(BaseTarget):
         )
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
-        """Return log p(φ) + log p(θ | φ) and the log likelihood; one factor of the precision a point."""
+        """Return log p(φ) + log p(θ | φ) and the log likelihood; it needs one factor of the precision per point."""
         x = as_points(x, self.dim)
         if self._constraints is not None:
-            raise ModelError("a latent Gaussian model with constraints is no density in its coordinates; use fit_inla")
+            raise ModelError(
+                "a latent Gaussian model with constraints is not a density in its coordinates; use fit_inla"
+            )
         prior, likelihood = self._values(x)
         if not gradient:
             return Evaluation(*(sanitize(part)[0] for part in (prior, likelihood)))
@@ -215,7 +218,7 @@ class LatentGaussian(BaseTarget):
         return Evaluation(prior, likelihood, prior_slope, slope)
 
     def _values(self, x: Array) -> tuple[Array, Array]:
-        """Return the log prior and the log likelihood ``(n,)`` of all points; zero density where Q is not proper."""
+        """Return the log prior and the log likelihood ``(n,)`` of all points; zero density if Q is not proper."""
         p = len(self.start)
         prior, likelihood = np.full(len(x), -np.inf), np.zeros(len(x))
         for k, point in enumerate(x):
@@ -228,7 +231,7 @@ class LatentGaussian(BaseTarget):
         return prior, likelihood
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
-        """Return ``hyper`` ``(n, p)``, where there is any, and ``latent`` ``(n, d)``."""
+        """Return ``hyper`` ``(n, p)``, if there are any, and ``latent`` ``(n, d)``."""
         x, p = as_points(x, self.dim), len(self.start)
         return ({"hyper": x[:, :p]} if p else {}) | {"latent": x[:, p:]}
 
@@ -241,10 +244,10 @@ class LatentGaussian(BaseTarget):
 
 
 def log_determinant(precision: sparse.csc_matrix, constraints: Array | None) -> float:
-    """Return the log determinant of a precision, on Cθ = 0 where there are constraints.
+    """Return the log determinant of a precision, on Cθ = 0 if there are constraints.
 
-    Where Q is singular along the rows of C, it is the product of the other eigenvalues: the determinant of the rows and
-    columns left without as many as C has rows, times det(C Cᵀ)/det(C_S)², C_S being the columns left out.
+    If Q is singular along the rows of C, it is the product of the other eigenvalues: the determinant of the matrix
+    without as many rows and columns as C has rows, times det(C Cᵀ)/det(C_S)², C_S being the columns left out.
     """
     try:
         if constraints is None:
@@ -260,4 +263,4 @@ def log_determinant(precision: sparse.csc_matrix, constraints: Array | None) -> 
         rest = SparseCholesky(precision[kept][:, kept]).log_determinant
         return float(rest + np.linalg.slogdet(gram)[1] - 2 * np.linalg.slogdet(constraints[:, left_out])[1])
     except LinAlgError:
-        raise ModelError("the precision is not positive definite; give what it leaves out as constraints=") from None
+        raise ModelError("the precision is not positive definite; give its null space as constraints=") from None

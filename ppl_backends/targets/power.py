@@ -13,11 +13,11 @@ from ppl_backends.targets.factors.proof import constant_and_error
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Observations
 from ppl_backends.targets.wrapped import WrappedTarget
 
-TOLERANCE = 1e-6  # of factors against the density, relative
+TOLERANCE = 1e-6  # relative error of factors against the density
 
 
 class PowerTarget(WrappedTarget):
-    """The target with its observed terms raised to a power; everything else is the target's own."""
+    """The target with its observed terms raised to a power; everything else is unchanged."""
 
     log_likelihood_estimate = simulate = state_space = rest = None  # those of the likelihood itself
 
@@ -25,7 +25,9 @@ class PowerTarget(WrappedTarget):
         if not (np.isfinite(power) and power >= 0):
             raise ModelError(f"power={power!r}: expected a finite number of at least zero")
         if not target.has_split:
-            raise ModelError(f"{target.label}: power= needs prior and likelihood apart, and no split of them is known")
+            raise ModelError(
+                f"{target.label}: power= needs prior and likelihood separately, and the target has no split"
+            )
         super().__init__(target)
         self.power, self.power_potentials = float(power), power_potentials
 
@@ -55,7 +57,7 @@ class PowerTarget(WrappedTarget):
         return _scaled(self.power, value), None if slope is None else self.power * slope
 
     def tempered(self, power: float) -> None:
-        """Return None: a power of a power is made as any other."""
+        """Return None: a power of a power is computed like any other."""
 
     @property
     def evidence_note(self) -> str:  # type: ignore[override]
@@ -66,7 +68,7 @@ class PowerTarget(WrappedTarget):
 
     @property
     def observations(self) -> Observations | None:  # type: ignore[override]
-        """Return the rows of data, their log likelihoods times the power; None where Potentials keep power one."""
+        """Return the rows of data, with log likelihoods times the power; None if Potentials keep power one."""
         observations = self.target.observations
         return None if observations is None or self._keeps_potentials else PoweredObservations(observations, self)
 
@@ -78,7 +80,7 @@ class PowerTarget(WrappedTarget):
 
     @property
     def factors(self) -> Any:
-        """Return the factors of the target with the observed ones to the power, if these equal the tempered density."""
+        """Return the factors of the target with the observed ones to the power, if they equal the tempered density."""
         factors = self.target.factors
         if factors is None or self._keeps_potentials:
             return None
@@ -101,7 +103,7 @@ class PowerTarget(WrappedTarget):
 
 
 class _TemperedFactors:
-    """Factors given hyper-parameters φ with the observed sites to a power, their constant from the density itself."""
+    """Factors given hyper-parameters φ with the observed sites to a power; their constant comes from the density."""
 
     def __init__(self, factors: Any, target: PowerTarget) -> None:
         self._factors, self._target = factors, target
@@ -155,24 +157,24 @@ class PoweredObservations(Observations):
 
 
 def _scaled(power: float, value: Array) -> Array:
-    """Return ``power * value`` with 0·(−inf) = 0 only where the power is zero everywhere: support is kept otherwise."""
+    """Return ``power * value`` with 0·(−inf) = 0 only if the power is zero everywhere; otherwise the support is kept."""
     return np.zeros_like(value) if power == 0 else power * value
 
 
 @checked()
 def with_power(model: Any, power: float, power_potentials: bool = False, **target_options: Any) -> BaseTarget:
-    """Return the tempered (fractional) posterior p(θ)L(θ)^α as a target that every method takes.
+    """Return the tempered (fractional) posterior p(θ)L(θ)^α as a target for every method.
 
     Parameters
     ----------
     model : pm.Model, Stan program or target
-        Prior and likelihood must be known apart.
+        A model that separates prior and likelihood.
     power : float
-        α ≥ 0. Gibbs posteriors have their learning rate multiplied.
+        α ≥ 0. For Gibbs posteriors the learning rate is multiplied.
     power_potentials : bool
-        Whether Potentials, too, are raised to the power.
+        Whether to raise Potentials to the power too.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`, as ``data``.
+        Passed to :func:`~ppl_backends.as_target`, such as ``data``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Check whether a prior is proper, from the fall of its log density along the coordinate axes."""
+"""Check whether a prior is proper, from the decrease of its log density along the coordinate axes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 _RADII = np.array([1e2, 3e2, 7e2, 1e4, 1e6, 1e8])
 _FAR = 1e4  # exp(710) overflows
-_LEVEL = -1e-2  # slopes above this are taken for none
+_LEVEL = -1e-2  # slopes above this count as zero
 _STEP, _FLAT, _LARGEST_HESSIAN = 1e-3, 1e-5, 300
 
 
 def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str | None:
     """Return the name of an unconstrained coordinate along which the log prior falls no faster than −log r, else None.
 
-    Along a ray of coordinate j a proper density has to fall faster than 1/r. Between radii r₁ < r₂ the slope of the log
-    density in log r tells: −2 for a Cauchy, steeper for all lighter tails, 0 for a flat prior, positive for a prior that
-    is flat on a positive variable (whose Jacobian grows). Oblique directions in which the log prior has no curvature (a
-    random walk without a starting value, group effects whose mean is flat) count if it does not fall along them at all.
+    Along a ray of coordinate j a proper density must fall faster than 1/r. The check uses the slope of the log density
+    in log r between radii r₁ < r₂: −2 for a Cauchy, steeper for all lighter tails, 0 for a flat prior, positive for a
+    prior that is flat on a positive variable (whose Jacobian grows). Oblique directions in which the log prior has no
+    curvature (a random walk without a starting value, group effects whose mean is flat) count if it does not fall
+    along them at all.
 
-    The prior has to be known apart, or stated by the program. Other coordinates stay at ``centre`` ``(dim,)``, by default
-    some generic point, since a hierarchical prior has a pole where all its members are equal.
+    The prior must be separate, or stated by the program. Other coordinates stay at ``centre`` ``(dim,)``, by default a
+    generic point, because a hierarchical prior has a pole where all its members are equal.
     """
-    if target.rest is not None:  # where the likelihood is estimated, the prior is that of all other terms
+    if target.rest is not None:  # if the likelihood is estimated, the prior is that of all other terms
         target = target.rest
     stated = target.stated_propriety
     if stated is not None:
@@ -48,10 +49,10 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
 
 
 def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
-    """Return, for each direction, the slope of the log prior in log r where it is last known, the larger of both ways.
+    """Return, for each direction, the slope of the log prior in log r at the largest finite radii, the larger of both signs.
 
-    Scale parameters have overflown at the large radii; what is seen of them before that counts only if it is level,
-    since a proper prior may still be falling slowly there.
+    Scale parameters overflow at the large radii; their slope before that counts only if it is level, because a proper
+    prior may still be falling slowly there.
     """
     rays = np.concatenate([directions, -directions])
     points = centre + _RADII[:, None, None] * rays
@@ -70,8 +71,8 @@ def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
 def _straight_directions(target: BaseTarget, centre: Array) -> Array:
     """Return the unit vectors ``(k, dim)`` in which the log prior has neither slope nor curvature at ``centre``.
 
-    They span the kernel of the Hessian, by differences of gradients. Vectors whose prior depends on their differences
-    alone are looked at as a whole too, which needs no Hessian.
+    They span the kernel of the Hessian, by differences of gradients. Vectors whose prior depends only on their
+    differences are also checked as a whole, which needs no Hessian.
     """
     vectors: dict[str, list[int]] = {}
     for j, name in enumerate(target.names):
@@ -99,8 +100,8 @@ def _straight_directions(target: BaseTarget, centre: Array) -> Array:
 def improper_note(target: BaseTarget) -> str | None:
     """Return a note on an evidence under an improper prior, or "".
 
-    That it is known up to a constant only, under an improper prior, and what the target itself says in ``evidence_note``:
-    that there is a loss or a tempered likelihood where a probability of the data would be.
+    The note says that the evidence is known only up to a constant, and includes the target's own ``evidence_note``,
+    for example that a loss or a tempered likelihood replaces the probability of the data.
     """
     name = improper_coordinate(target)
     notes = [target.evidence_note]

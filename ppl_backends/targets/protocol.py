@@ -1,9 +1,9 @@
-"""The Target protocol: the one interface that every approximation and sampler rests on.
+"""The Target protocol, the interface that every approximation and sampler uses.
 
 A *target* is the compiled log density of a model on its unconstrained space. Points are rows of a float64 array
-``(n_points, dim)``; every evaluation is batched and returns arrays. Approximations and samplers know nothing else of a
-model, so any object with the members that a method needs can be handed to it. :class:`BaseTarget` derives most members
-from :meth:`BaseTarget.evaluate`, which is all that a new kind of target has to supply.
+``(n_points, dim)``; every evaluation is batched and returns arrays. Approximations and samplers use nothing else of a
+model, so any object with the members that a method needs can be used. :class:`BaseTarget` derives most members from
+:meth:`BaseTarget.evaluate`, which is the only method that a new kind of target must define.
 
 Conventions
 -----------
@@ -30,7 +30,7 @@ SCORE_BYTES = 2**25  # of a block of rows, for differences
 
 
 class Evaluation(NamedTuple):
-    """One pass over a batch of points, prior and likelihood apart.
+    """One pass over a batch of points, with prior and likelihood separately.
 
     Examples
     --------
@@ -43,12 +43,12 @@ class Evaluation(NamedTuple):
 
     log_prior: Array  #: ``(n,)``
     log_likelihood: Array  #: ``(n,)``
-    log_prior_gradient: Array | None = None  #: ``(n, dim)`` where it was asked for
-    log_likelihood_gradient: Array | None = None  #: ``(n, dim)`` where it was asked for
+    log_prior_gradient: Array | None = None  #: ``(n, dim)`` if it was asked for
+    log_likelihood_gradient: Array | None = None  #: ``(n, dim)`` if it was asked for
 
     @property
     def log_density(self) -> Array:
-        """Return the joint log density ``(n,)``; ``-inf`` where either part is."""
+        """Return the joint log density ``(n,)``; ``-inf`` if either part is."""
         joint: Array = self.log_prior + self.log_likelihood
         return np.where(np.isnan(joint), -np.inf, joint)
 
@@ -61,7 +61,7 @@ class Evaluation(NamedTuple):
 
 
 class JointEvaluation(NamedTuple):
-    """One pass over a batch of points of a target whose prior and likelihood are not known apart.
+    """One pass over a batch of points of a target that does not separate prior and likelihood.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class JointEvaluation(NamedTuple):
 def as_points(x: Any, dim: int) -> Array:
     """Return points as a float64 array ``(n, dim)``; a single point ``(dim,)`` becomes one row."""
     if type(x) is np.ndarray and x.dtype == np.float64 and x.ndim == 2 and x.shape[1] == dim:
-        return x  # the checks below cost as much as a small Stan program
+        return x  # the checks below take as long as a small Stan program
     try:
         points = np.atleast_2d(np.asarray(x, dtype=np.float64))
     except (TypeError, ValueError):
@@ -110,7 +110,7 @@ def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) ->
     known = target.constrain(x)
     unknown = [name for name in values if name not in known]
     if unknown:
-        raise ModelError(f"{argument}: {unknown[0]!r} is no variable of the model; those are {', '.join(known)}")
+        raise ModelError(f"{argument}: {unknown[0]!r} is not a variable of the model; those are {', '.join(known)}")
     return x
 
 
@@ -121,7 +121,7 @@ def coordinates_of(variable: str, names: Sequence[str]) -> list[int]:
 
 
 def _transformed(name: str, variable: str) -> bool:
-    """Return whether a name is ``variable_transform__``, as PyMC writes it."""
+    """Return whether a name is ``variable_transform__``, PyMC's form."""
     if not (name.startswith(f"{variable}_") and name.endswith("__")):
         return False
     transform = name[len(variable) + 1 : -2]
@@ -129,7 +129,7 @@ def _transformed(name: str, variable: str) -> bool:
 
 
 def prior_draws(target: BaseTarget, drawn: Any, n: int) -> Array:
-    """Return draws of the prior by a user's function, after checking that they are ``n`` points."""
+    """Return draws of the prior by a user's function; check that they are ``n`` points."""
     draws = as_points(drawn, target.dim)
     if len(draws) != n:
         raise ModelError(f"sample_prior of {target.label} returned {len(draws)} draws where {n} were asked for")
@@ -147,9 +147,9 @@ def sanitize(value: Array, gradient: Array | None = None) -> tuple[Array, Array 
 
 
 def undefined(*parts: Array) -> NDArray[np.bool_]:
-    """Return where a density is NaN or +inf ``(n,)``, given the logs of its factors as they were computed.
+    """Return where a density is NaN or +inf ``(n,)``, given the computed logs of its factors.
 
-    A factor of zero makes the density zero, whatever the others are: outside the prior's support a likelihood may be NaN.
+    A factor of zero makes the density zero for any other factors: outside the prior's support a likelihood may be NaN.
     """
     broken = np.any([np.isnan(part) | (part == np.inf) for part in parts], axis=0)
     zero = np.any([part == -np.inf for part in parts], axis=0)
@@ -157,9 +157,9 @@ def undefined(*parts: Array) -> NDArray[np.bool_]:
 
 
 class Observations:
-    """The rows of data that the likelihood is a sum over, in data order.
+    """The rows of data over which the likelihood is a sum, in data order.
 
-    Subclasses supply ``n`` and :meth:`log_likelihood`, and :meth:`sum` where it has gradients.
+    Subclasses define ``n`` and :meth:`log_likelihood`, and :meth:`sum` if it has gradients.
 
     Examples
     --------
@@ -171,10 +171,10 @@ class Observations:
     """
 
     n: int  #: number of observations
-    no_gradient: str = ""  #: why :meth:`sum` gives no gradients; empty where it does
+    no_gradient: str = ""  #: why :meth:`sum` gives no gradients; empty if it does
 
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
-        """Return log likelihoods ``(n_points, m)``; ``index`` is ``(m,)``, shared, or ``(n_points, m)``, a set a point."""
+        """Return log likelihoods ``(n_points, m)``; ``index`` is ``(m,)``, shared, or ``(n_points, m)``, a set per point."""
         raise NotImplementedError
 
     def sum(
@@ -200,13 +200,13 @@ class Observations:
         return (values if weights is None else values * weights).sum(axis=1)
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
-        """Return the log density less that of the rows ``(n_points,)``, with its gradient on request."""
-        raise ModelError("the log density cannot be told apart from that of its observations")
+        """Return the log density minus that of the rows ``(n_points,)``, with its gradient on request."""
+        raise ModelError("the log density cannot be separated from that of its observations")
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
         """Return every row's gradient ``(n, dim)`` and the Hessian ``(dim, dim)`` of the sum at one point.
 
-        By central differences, in blocks of rows.
+        It uses central differences, in blocks of rows.
         """
         x = np.atleast_2d(np.asarray(x0, dtype=np.float64))
         dim = x.shape[1]
@@ -219,7 +219,7 @@ class Observations:
         return scores, 0.5 * (hessian + hessian.T)
 
     def checked(self, index: Any, n_points: int) -> Index:
-        """Return row numbers, all by default, once checked to be integers ``(m,)`` or ``(n_points, m)`` in range."""
+        """Return row numbers, all by default; check that they are integers ``(m,)`` or ``(n_points, m)`` in range."""
         index = np.arange(self.n) if index is None else np.ascontiguousarray(index)
         if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points) or index.dtype.kind not in "iu":
             raise ModelError(f"index has shape {index.shape}; expected integers (m,) or ({n_points}, m)")
@@ -228,7 +228,7 @@ class Observations:
         return index.astype(np.intp, copy=False)
 
     def check(self) -> None:
-        """Refuse rows that depend on each other, where that takes a look."""
+        """Raise ModelError if rows depend on each other, if that needs a check."""
 
 
 class PriorTerms:
@@ -246,7 +246,7 @@ class PriorTerms:
 
 
 class WholePrior(PriorTerms):
-    """The log prior as one term, of a target whose model space is the unconstrained one."""
+    """The log prior as one term, for a target whose model space is the unconstrained one."""
 
     names = ("prior",)
 
@@ -281,7 +281,7 @@ class Target(Protocol):
         ...
 
     def log_density(self, x: Array) -> Array:
-        """Return the joint log density ``(n,)``, Jacobians included and no constants dropped."""
+        """Return the joint log density ``(n,)``, including Jacobians and all constants."""
         ...
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
@@ -294,7 +294,7 @@ class Target(Protocol):
 
 
 class BaseTarget:
-    """Derives the protocol from :meth:`evaluate`; subclasses override what they can do better.
+    """Derive the protocol from :meth:`evaluate`; subclasses override members that they can improve.
 
     Examples
     --------
@@ -311,65 +311,65 @@ class BaseTarget:
 
     dim: int  #: number of unconstrained coordinates
     names: tuple[str, ...]  #: flat unconstrained names such as ``beta[0]`` or ``sigma_log__``
-    label: str = "target"  #: what messages call the model, e.g. ``"PyMC model"`` or a file name
-    has_split: bool = False  #: whether :meth:`evaluate` tells prior and likelihood apart
-    has_gradient: bool = True  #: whether gradients are its own, not differences of values
-    has_potentials: bool = False  #: whether ``log_likelihood`` holds terms beside the observed variables
-    is_estimated: bool = False  #: whether the likelihood is known by ``log_likelihood_estimate`` only
-    is_prior: bool = False  #: whether the whole density is a prior: there is no likelihood
+    label: str = "target"  #: name of the model in messages, e.g. ``"PyMC model"`` or a file name
+    has_split: bool = False  #: whether :meth:`evaluate` separates prior and likelihood
+    has_gradient: bool = True  #: whether gradients are computed, not approximated by differences of values
+    has_potentials: bool = False  #: whether ``log_likelihood`` has terms other than the observed variables
+    is_estimated: bool = False  #: whether the likelihood is known only through ``log_likelihood_estimate``
+    is_prior: bool = False  #: whether the whole density is a prior, without a likelihood
     log_concave: bool = False  #: whether the density is known to be log-concave, so that it has one mode
-    coords: Mapping[str, Sequence[Any]] = {}  #: as ArviZ takes them, for the variables of :meth:`constrain`
-    dims: Mapping[str, Sequence[str]] = {}  #: as ArviZ takes them
+    coords: Mapping[str, Sequence[Any]] = {}  #: ArviZ's coords, for the variables of :meth:`constrain`
+    dims: Mapping[str, Sequence[str]] = {}  #: ArviZ's dims
     observed_data: Mapping[str, Array] = {}  #: the group of that name
     constant_data: Mapping[str, Array] = {}  #: the group of that name
     parameter_names: tuple[str, ...] = ()  #: variables of :meth:`constrain` that are parameters; empty for all of them
     #: group of a result → variables of :meth:`constrain` that belong to it, and their names there
     generated_groups: Mapping[str, Mapping[str, str]] = {}
     observations: Observations | None = None  #: the rows of the data
-    #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each see one linear predictor
+    #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each depend on one linear predictor
     factors: Any = None
     likelihood_factors: Any = None  #: the sites of the observations in all coordinates, under a flat prior
     latent_gaussian: Any = (
         None  #: an object with ``at(phi)``: sparse factors of latent variables given hyper-parameters
     )
     simulate: Any = None  #: ``(x, rng) ->`` one data set per point
-    likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not its estimate alone
+    likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not only its estimate
     #: an object with ``draw(x, rng)``, one data set per point by name, and ``on(data)``, the same target on such a data set
     predictive: Any = None
     log_likelihood_estimate: Any = None  #: ``(x, rng) -> (n,)``, logs of independent unbiased estimates
-    state_space: Any = None  #: the series that the likelihood is of: model, y, covariates and parameters_at(x)
-    rest: Any = None  #: the target of all terms but a likelihood that may be estimated: that of the series, say
+    state_space: Any = None  #: the series of the likelihood: model, y, covariates and parameters_at(x)
+    rest: Any = None  #: the target of all terms except a likelihood that may be estimated, such as that of the series
     prior_from_uniform: Any = None  #: ``u (n, n_uniforms) -> x (n, dim)``, the prior's inverse Rosenblatt transform
-    n_uniforms: int | None = None  #: dimension of the cube that ``prior_from_uniform`` maps to the prior, where it can
-    evidence_note: str | None = None  #: what the normalising constant is, where it is no probability of the data
-    stated_propriety: Any = None  #: whether the prior is proper, where the program itself says so
-    #: Log integral of the prior as written: 0 for a normalised one, NaN where unknown; None where the target does not say.
+    n_uniforms: int | None = None  #: dimension of the cube that ``prior_from_uniform`` maps to the prior, if it can
+    evidence_note: str | None = None  #: what the normalising constant is, if it is not a probability of the data
+    stated_propriety: Any = None  #: whether the prior is proper, if the program states it
+    #: Log integral of the prior as written: 0 for a normalised one, NaN if unknown; None if the target does not state it.
     log_prior_normalizer: Any = None
     log_prior_normalizer_se: Any = 0.0  #: its standard error
     log_prior_normalizer_df: Any = float("inf")  #: degrees of freedom of that error
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """Return one pass over the points ``x`` ``(n, dim)``; both parts where the split is known, else the joint."""
+        """Return one pass over the points ``x`` ``(n, dim)``; both parts if the split is known, else the joint."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, gradient)")
 
     @property
     def full(self) -> BaseTarget:
-        """Return the target whose coordinates these are all or some of: itself, or the target of a block."""
+        """Return the target of which these are all or some coordinates: itself, or the target of a block."""
         return self
 
     @property
     def free(self) -> Index:
-        """Return which coordinates of ``full`` these are ``(dim,)``."""
+        """Return the indices of these coordinates in ``full`` ``(dim,)``."""
         return np.arange(self.dim)
 
     @property
     def others(self) -> Index:
-        """Return the coordinates of ``full`` that are held while these move."""
+        """Return the coordinates of ``full`` that are fixed while these move."""
         return np.empty(0, dtype=np.intp)
 
     @property
     def point(self) -> Array:
-        """Return a point of ``full`` that has the held values of the other coordinates."""
+        """Return a point of ``full`` that has the fixed values of the other coordinates."""
         return np.zeros(self.dim)
 
     def set_others(self, point: Array) -> bool:
@@ -382,8 +382,8 @@ class BaseTarget:
 
     @property
     def split_problem(self) -> str | None:
-        """Return why prior and likelihood are not known apart, and what to do; None where they are."""
-        return None if self.has_split else f"{self.label}: prior and likelihood are not known apart"
+        """Return why prior and likelihood cannot be separated, and what to do; None if they can."""
+        return None if self.has_split else f"{self.label}: prior and likelihood cannot be separated"
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Return the log prior ``(n,)`` and its gradient ``(n, dim)`` or None, without the data where possible."""
@@ -394,7 +394,7 @@ class BaseTarget:
 
     @property
     def prior_terms(self) -> PriorTerms:
-        """Return the log prior density in model space by variable, or as one term where variables are not known."""
+        """Return the log prior density in model space by variable, or as one term if variables are not known."""
         return WholePrior(self)
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
@@ -402,11 +402,11 @@ class BaseTarget:
         return np.zeros(len(x)), np.zeros_like(x) if gradient else None
 
     def explain(self, x: Array) -> str:
-        """Return why the log density is not finite at one point ``(dim,)``; empty where the target cannot tell."""
+        """Return why the log density is not finite at one point ``(dim,)``; empty if the target does not know."""
         return ""
 
     def tempered(self, power: float) -> BaseTarget | None:
-        """Return the target with its likelihood to a power in a form of its own; None where it has none."""
+        """Return the target with its likelihood to a power in a special form; None if it has none."""
         return None
 
     def with_fixed_batch_size(self) -> BaseTarget:
@@ -414,13 +414,13 @@ class BaseTarget:
         return self
 
     def log_density(self, x: Array) -> Array:
-        """Return the joint log density ``(n,)``, Jacobians included and no constants dropped."""
+        """Return the joint log density ``(n,)``, including Jacobians and all constants."""
         return self.evaluate(x).log_density
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
-        """Return which of the points ``(n, dim)`` have a density that is NaN or +inf, and not zero, as it is computed.
+        """Return which of the points ``(n, dim)`` have a computed density that is NaN or +inf instead of zero.
 
-        Every method takes such a density for zero. Targets that cannot tell say that none has.
+        Every method treats such a density as zero. Targets without this information return False for all points.
         """
         return np.zeros(len(x), dtype=bool)
 
@@ -440,7 +440,7 @@ class BaseTarget:
         raise PriorSamplingError(f"{self.label}: the prior cannot be sampled; use initial='laplace'")
 
     def prior_target(self) -> BaseTarget | None:
-        """Return the prior alone as a target, to be sampled where it cannot be drawn from; None where there is none."""
+        """Return the prior as a target, for sampling if it cannot be drawn from directly; None if there is none."""
         return None
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
@@ -460,23 +460,23 @@ class BaseTarget:
         raise ModelError(f"{self.label}: no pointwise log likelihood is known")
 
     def digests(self) -> dict[str, str]:
-        """Return digests that tell this target from others: name of a part → SHA-256.
+        """Return digests that identify this target: name of a part → SHA-256.
 
-        Of program and data where these can be read; by default of values at fixed points, to the last bit.
+        They are of program and data if these can be read, by default of values at fixed points, to the last bit.
         """
         return digests_of_values(self)
 
     def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
-        """Return the same target on new data, without recompiling where the backend allows it."""
+        """Return the same target on new data, without recompiling if the backend allows it."""
         raise ModelError(f"{self.label}: the data cannot be exchanged")
 
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
-        """Return the target with new rows of data behind its own.
+        """Return the target with new rows of data appended.
 
         Raises
         ------
         ModelError
-            If the target does not say which of its data are rows, or a name is unknown.
+            If the target does not define which of its data are rows, or a name is unknown.
         """
         raise ModelError(f"{self.label}: new rows cannot be appended; give the target on all data, old and new")
 
@@ -488,6 +488,6 @@ def gradient_of(evaluation: Evaluation | JointEvaluation, part: str) -> Array:
     elif part == "likelihood" and isinstance(evaluation, Evaluation):
         gradient = evaluation.log_likelihood_gradient
     else:
-        raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' where prior and likelihood are known apart")
+        raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' if prior and likelihood are separate")
     assert gradient is not None
     return gradient

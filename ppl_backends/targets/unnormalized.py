@@ -1,7 +1,8 @@
 r"""Targets whose likelihood is known up to a constant Z(θ) that depends on the parameters.
 
-The posterior is then p(θ) f(y | θ) / Z(θ), with f computable and Z not. Methods that evaluate a density cannot use such a
-target and are told so; methods that draw auxiliary data from the model (:mod:`ppl_backends.kernels.exchange`) can.
+The posterior is then p(θ) f(y | θ) / Z(θ), where f can be computed but Z cannot. Methods that evaluate a density raise
+an error for such a target; methods that draw auxiliary data from the model (:mod:`ppl_backends.kernels.exchange`) can
+use it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 
 def refusal(name: str) -> str:
-    """Return why a method cannot use an unnormalised likelihood, and what can."""
+    """Return why a method cannot use an unnormalised likelihood, and which methods can."""
     return (
         f"observed variable '{name}' is pb.Unnormalized: the normalising constant of its likelihood is not known, so there "
         "is no log density; use pb.steps.Exchange(), NoisyExchange(), MALAExchange(), NoisyMALAExchange() or "
@@ -33,7 +34,7 @@ class UnnormalizedLikelihood:
     name: str
     exact: bool  # whether the draws are declared to follow the model exactly
     observed: NDArray  # the data, as a batch of one
-    depends_on: NDArray[np.bool_]  # coordinates that the likelihood sees
+    depends_on: NDArray[np.bool_]  # coordinates on which the likelihood depends
 
     def log_unnormalized(self, x: Array, data: NDArray) -> Array:
         """Return log f ``(n,)`` of ``n`` data sets at one point ``(dim,)``."""
@@ -49,7 +50,7 @@ class UnnormalizedLikelihood:
 
 
 class UnnormalizedTarget(WrappedTarget):
-    """A target that holds an unnormalised likelihood: everything but a log density."""
+    """A target with an unnormalised likelihood: it has every member except a log density."""
 
     has_split, is_prior, split_problem = True, False, None
     observed_data: Mapping[str, NDArray] = {}
@@ -67,16 +68,16 @@ class UnnormalizedTarget(WrappedTarget):
 
     @property
     def tractable(self) -> BaseTarget:
-        """Return all terms but the unnormalised likelihood."""
+        """Return all terms except the unnormalised likelihood."""
         return self.target
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation | JointEvaluation:
-        """Refuse: Z(θ) is not known."""
+        """Raise an error, because Z(θ) is not known."""
         raise ModelError(refusal(self.likelihood.name))
 
     @property
     def factors(self) -> Any:
-        """Refuse: an unnormalised likelihood has no factors."""
+        """Raise an error, because an unnormalised likelihood has no factors."""
         raise ModelError(refusal(self.likelihood.name))
 
     def simulate(self, x: Array, rng: np.random.Generator) -> NDArray:
@@ -102,7 +103,7 @@ class CallableLikelihood(UnnormalizedLikelihood):
         self._log_unnormalized, self._simulate, self._gradient = log_unnormalized, simulate, gradient
 
     def log_unnormalized(self, x: Array, data: NDArray) -> Array:
-        """Return the function's value after checking its shape."""
+        """Return the function's value; check its shape."""
         value = np.asarray(self._log_unnormalized(x, data), dtype=np.float64)
         if value.shape != (len(data),):
             raise ModelError(f"log_unnormalized returned shape {value.shape} for {len(data)} data sets; expected (n,)")
@@ -115,7 +116,7 @@ class CallableLikelihood(UnnormalizedLikelihood):
         return np.broadcast_to(np.asarray(self._gradient(x, data), dtype=np.float64), (len(data), len(x)))
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """Return the function's value after checking its shape."""
+        """Return the function's value; check its shape."""
         data = np.asarray(self._simulate(x, n, rng))
         return checked_draws(data, n, self.observed.shape[1:], self.name)
 

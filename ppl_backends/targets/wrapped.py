@@ -1,4 +1,4 @@
-"""Targets made from another target: what a subclass does not override is the other's."""
+"""Targets made from another target, whose members they have unless a subclass overrides them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ppl_backends.targets.protocol import BaseTarget
 
 
 def _of_target(member: str) -> Any:
-    """Return the property that is the wrapped target's ``member``, looked up when it is asked for."""
+    """Return the property that is the wrapped target's ``member``, looked up at access."""
     return property(attrgetter(f"target.{member}"))
 
 
 class WrappedTarget(BaseTarget):
-    """Another target under a new name, which subclasses change in part.
+    """Another target under a new name; subclasses change a part of it.
 
-    Joint densities and their gradients follow from :meth:`evaluate`, which a subclass may override; every other member is
-    the wrapped target's.
+    Joint densities and their gradients follow from :meth:`evaluate`, which a subclass may override; every other member
+    is the wrapped target's.
     """
 
     def __init__(self, target: BaseTarget) -> None:
@@ -65,7 +65,7 @@ class WrappedTarget(BaseTarget):
     prior_from_uniform = _of_target("prior_from_uniform")
     initial_points = _of_target("initial_points")
     simulate = _of_target("simulate")
-    predictive = None  # that of the target itself is of another density
+    predictive = None  # the target's own is for another density
     log_likelihood_estimate = _of_target("log_likelihood_estimate")
     likelihood_is_known = _of_target("likelihood_is_known")
     state_space = _of_target("state_space")

@@ -107,7 +107,7 @@ def test_models_are_compared_without_the_integral_of_the_prior(capsys):
     assert abs(table["difference"].min()) < 5 * np.hypot(*table["se"])
     attrs = group(fits["ordered"], "posterior").attrs
     assert attrs["log_prior_normalizer"] == pytest.approx(-np.log(2))
-    assert "compare models by log_evidence less log_prior_normalizer" in attrs["log_prior_normalizer_note"]
+    assert "compare models by log_evidence minus log_prior_normalizer" in attrs["log_prior_normalizer_note"]
     assert "log_prior_normalizer_note" not in group(fits["free"], "posterior").attrs
 
     class Program:

@@ -590,7 +590,7 @@ def test_check_split_finds_wrong_splits():
     assert report.endswith("it equals sum(log_lik)")
     with pytest.raises(ModelError, match="prior part changes with the observed data"):
         check_split(full, full, full_changed, points, evaluate_prior_on_changed_data=full_changed)
-    with pytest.raises(ModelError, match="does not depend on the data taken for observed"):
+    with pytest.raises(ModelError, match="does not depend on the data that count as observed"):
         check_split(full, prior, full, points)
     with pytest.raises(ModelError, match="zero or undefined where the joint density is not"):
         check_split(full, lambda x: np.full(len(x), np.nan), None, points)

@@ -243,7 +243,7 @@ def test_particle_gibbs_in_forked_workers_is_refused():
     options = {"chains": 2, "cores": 2, "mp_ctx": "fork", "draws": 5, "tune": 5, "random_seed": 1, "progressbar": False}
     with pm.Model():
         pb.StateSpace("y", MODEL, mu=pm.Normal("mu"), observed=Y)
-        with pytest.raises(ParallelSamplingError, match=r"take cores=1 in pm\.sample"):
+        with pytest.raises(ParallelSamplingError, match=r"use cores=1 in pm\.sample"):
             pm.sample(step=pb.steps.ParticleGibbs(), compute_convergence_checks=False, **options)
 
 

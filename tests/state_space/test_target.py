@@ -137,10 +137,10 @@ def test_a_row_of_zero_density_is_named():
         ({"observed": [0.0], "covariates": {"u": ["a"]}}, "covariate 'u' is of type <U1"),
         ({"observed": [0.0], "covariates": [1.0]}, "covariates is of type list; expected a dict"),
         ({"model": "walk", "observed": [0.0]}, "expected a pb.StateSpaceModel, not str"),
-        ({"observed": [0.0, np.inf]}, "observed is infinite in row 1; NaN marks what is missing"),
+        ({"observed": [0.0, np.inf]}, "observed is infinite in row 1; use NaN for missing entries"),
         ({"observed": [0.0, 1.0], "covariates": {"u": [1.0, np.nan]}}, "covariate 'u' is not finite in row 1"),
         ({"observed": [0.0], "covariates": {"y_previous": [1.0]}}, "covariate 'y_previous': the name is taken"),
-        ({"observed": [0.0], "phi": 0.1}, r"no function of the state-space model asks for p\.phi"),
+        ({"observed": [0.0], "phi": 0.1}, r"no function of the state-space model uses p\.phi"),
         ({"observed": [0.0], "covariate": {"u": [1.0]}}, "'y': covariate=dict is no variable or number"),
     ],
 )
@@ -155,7 +155,7 @@ def test_declarations_that_do_not_fit_are_refused(given, message):
     [
         (
             lambda p, t, x, y: -((y - x / p.scale) ** 2),
-            r"asks for p\.scale, which is not there; known are sigma, y_previous",
+            r"uses p\.scale, which does not exist; known are sigma, y_previous",
         ),
         (lambda p, t, x, y: (-((y - x) ** 2)).sum(), r"log_observation returned shape \(\) .* expected \(3, 5\)"),
         (lambda p, t, x, y: -np.square(np.asarray(y - x)), "write it with jax.numpy"),

@@ -97,7 +97,7 @@ def test_draws_have_the_distribution_of_the_prior(name):
     target = target_of((UNIVARIATE | MULTIVARIATE)[name])
     rng = np.random.default_rng(1)
     if name == "lkj" and pm.__version__.startswith("6"):  # whose draws are made in a loop
-        with pytest.raises(PriorSamplingError, match="inside of a loop"):
+        with pytest.raises(PriorSamplingError, match="inside a loop"):
             target.prior_from_uniform(rng.random((4000, target.dim)))
         return
     x = target.prior_from_uniform(rng.random((4000, target.n_uniforms)))

@@ -56,7 +56,7 @@ def test_determinant_on_constraints(size):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ModelError, match="what it leaves out as constraints"):
+    with pytest.raises(ModelError, match="its null space as constraints"):
         pb.LatentGaussian(WALK, Poisson(Y)).at([])
     with pytest.raises(ModelError, match="not symmetric"):
         pb.LatentGaussian(sparse.csc_matrix(np.triu(np.ones((6, 6)))), Poisson(Y)).at([])

@@ -266,7 +266,7 @@ def test_a_prior_without_draws_starts_from_laplace():
     with pm.Model() as model:
         effect = pm.ICAR("effect", W=np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]]))
         pm.Normal("y", effect, 1, observed=[1.0, 2.0, 2.0])
-    with pytest.raises(PriorSamplingError, match=r"^the prior cannot be drawn from \(Cannot sample from ICAR prior\)"):
+    with pytest.raises(PriorSamplingError, match=r"^the prior cannot be sampled \(Cannot sample from ICAR prior\)"):
         pb.as_target(model).sample_prior(1, np.random.default_rng(0))
     with pytest.warns(SamplerWarning, match="starting from the Laplace approximation instead"):
         idata = pb.sample_smc(model, draws=200, chains=2, random_seed=1, progressbar=False)

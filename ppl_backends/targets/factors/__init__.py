@@ -1,13 +1,15 @@
-"""Posteriors whose every non-Gaussian factor sees one linear predictor: p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ).
+"""Posteriors in which every non-Gaussian factor depends on one linear predictor.
+
+The form is p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ).
 
 =================  ====================================================================================
 ``sites``          sites t(s), their interface, and sites given as functions
 ``families``       known families, with closed-form moments where there are any
 ``prior``          the Gaussian part
 ``factorisation``  the factors together, and that as a target
-``finder``         factors put together from what a program computes, and which variables have to be given
+``finder``         factors assembled from a program's quantities, and the variables that must be given
 ``recognise``      known families by the values of their sites
-``proof``          what was found against the program
+``proof``          checks of the factors against the program
 =================  ====================================================================================
 """
 

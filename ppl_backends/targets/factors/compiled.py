@@ -1,4 +1,4 @@
-"""Log likelihoods φᵢ(aᵢᵀθ + bᵢ) of rows with one linear predictor each, compiled: a row costs tens of nanoseconds.
+"""Log likelihoods φᵢ(aᵢᵀθ + bᵢ) of rows with one linear predictor each, compiled: a row takes tens of nanoseconds.
 
 A family is a number: 0 binomial with logit link (``y`` successes of ``extra`` trials), 1 probit (``y`` ±1), 2 Poisson with
 log link (``extra`` the exposure), 3 normal (``extra`` the precision). Constants that do not depend on θ are left out.
@@ -79,7 +79,7 @@ def totals(design, offset, y, extra, family, points):
 
 @jit
 def residuals(design, y, extra, family, pilot, index, delta):
-    """Return φᵢ less its second-order expansion ``(m,)``; ``pilot`` ``(n, 4)`` holds s, φ, φ′ and φ″ at its centre."""
+    """Return φᵢ minus its second-order expansion ``(m,)``; ``pilot`` ``(n, 4)`` holds s, φ, φ′ and φ″ at its centre."""
     out = np.empty(len(index))
     for k in range(len(index)):
         i = index[k]
@@ -107,7 +107,7 @@ def gradient(design, y, extra, family, pilot, index, delta, weights, order):
 
 @jit
 def pairs(design, y, extra, family, pilot, index, delta, new):
-    """Return φᵢ at pilot + ``new`` less φᵢ at pilot + ``delta`` ``(m,)``; from the pilot itself at half the cost."""
+    """Return φᵢ at pilot + ``new`` minus φᵢ at pilot + ``delta`` ``(m,)``; from the pilot itself at half the cost."""
     out = np.empty(len(index))
     from_pilot = not delta.any()
     for k in range(len(index)):

@@ -1,4 +1,4 @@
-"""Designs: the rows aᵢ of linear predictors, dense, sparse, or known by their structure alone."""
+"""Designs: the rows aᵢ of linear predictors, dense, sparse, or given by their structure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Design(ABC):
 
     @abstractmethod
     def row_variances(self, factor: Array) -> Array:
-        """Return the variances ``(n,)`` of aᵢᵀθ where θ has the covariance L Lᵀ, L the ``factor``."""
+        """Return the variances ``(n,)`` of aᵢᵀθ for θ with covariance L Lᵀ, L the ``factor``."""
 
 
 class _Dense(Design):

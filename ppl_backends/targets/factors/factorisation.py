@@ -1,4 +1,4 @@
-"""Factors: a posterior written as p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ), and that as a target."""
+"""Factors: a posterior written as p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ), and the target that it defines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ppl_backends.targets.factors.sites import (
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations, as_points, sanitize
 
 BLOCK_BYTES = 2**26
-"""Budget for one temporary of points × sites."""
+"""Largest size of one temporary of points × sites."""
 COMPILED_SITES, COMPILED_DIM = 20_000, 32
-"""At least as many sites in at most as many coordinates are summed by a compiled loop, without temporaries."""
+"""With at least this many sites in at most this many coordinates, a compiled loop sums them without temporaries."""
 
 _ROUNDING = 1e-12  # of the precision that normal observations add; less of it is left by taking them out
 
 
 class Factors:
-    """The factors of a posterior whose every non-Gaussian term sees one linear predictor.
+    """The factors of a posterior in which every non-Gaussian term depends on one linear predictor.
 
     p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ + bᵢ), with c the ``log_constant``, m₀ the ``prior_mean`` and Q₀ the
     ``prior_precision``.
@@ -43,28 +43,28 @@ class Factors:
     Parameters
     ----------
     design : array or scipy sparse matrix (n, d), or a sequence of them
-        Rows aᵢ. A sequence is stacked; it goes with a sequence of sites.
+        Rows aᵢ. A sequence is stacked and needs a sequence of sites.
     offset : float or array (n,), or None
         The bᵢ.
     log_site : SiteFamily, a sequence of them, or callable
         The log tᵢ. A callable is ``log_site(s)`` or ``log_site(s, rows)`` with ``s`` ``(k, n)`` and returns ``(k, n)``;
-        with ``rows`` ``(m,)``, which may repeat, ``s`` is ``(k, m)`` and only those sites are asked for.
+        with ``rows`` ``(m,)``, which may repeat, ``s`` is ``(k, m)`` and only those sites are evaluated.
     prior_mean : float or array (d,)
     prior_precision : float, array (d,) (a diagonal), or matrix (d, d), dense or sparse
-        May be singular along directions that sites cover; the Gaussian is then normalised on the range of Q₀ alone.
+        May be singular along directions that sites cover; the Gaussian is then normalised on the range of Q₀.
     log_constant : float
     observed : array (n,) of bool, optional
-        Which sites are observations; the others (a Cauchy prior, say) belong to the prior. All by default.
+        Which sites are observations; the others (such as a Cauchy prior) belong to the prior. All by default.
     site_derivatives : callable, optional
         Called as ``log_site``; returns the first and second derivative in s. Differences are taken otherwise.
     names : sequence of str, optional
-        Of the coordinates of θ.
+        Names of the coordinates of θ.
     site_bounds : pair of floats or arrays (n,), optional
         Bounds on the second and first derivative of log t; those of the family by default.
     normal_rows : tuple of (design, offset, Normal, array of cᵢ), optional
-        Observations exp(cᵢ) N(yᵢ; aᵢᵀθ + bᵢ, sdᵢ²) that the Gaussian part contains; leave-one-out densities need them.
+        Observations exp(cᵢ) N(yᵢ; aᵢᵀθ + bᵢ, sdᵢ²) in the Gaussian part; leave-one-out densities need them.
     n_auxiliary : int
-        How many of the last coordinates are there to be integrated out, and are none of the model's.
+        Number of last coordinates that are auxiliary variables, to be integrated out, and not the model's.
 
     Raises
     ------
@@ -85,7 +85,7 @@ class Factors:
     array([-5.3036])
     """
 
-    hyper_names: tuple[str, ...] = ()  # none: these are given, as ConditionalFactors are at every φ
+    hyper_names: tuple[str, ...] = ()  # none: they are given, as in ConditionalFactors at every φ
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Factors:
         if self.sites.n == 1 and self.n_sites > 1:
             self.sites = self.sites.take(np.zeros(self.n_sites, dtype=int))
         if self.sites.n != self.n_sites:
-            raise ModelError(f"{self.sites.n} sites for a design of {self.n_sites} rows; they must be as many")
+            raise ModelError(f"{self.sites.n} sites for a design of {self.n_sites} rows; the numbers must be equal")
         self.offset = np.ascontiguousarray(_offset(offset, self.n_sites))
         self.prior = GaussianPrior(prior_mean, prior_precision, self.dim)
         self.log_constant = float(log_constant)
@@ -132,7 +132,7 @@ class Factors:
 
     @property
     def coordinates(self) -> NDArray[np.intp]:
-        """Return all coordinates: none are hyper-parameters."""
+        """Return all coordinates: there are no hyper-parameters."""
         return np.arange(self.dim)
 
     @property
@@ -141,7 +141,7 @@ class Factors:
         return np.empty(0, dtype=np.intp)
 
     def at(self, phi: Any = ()) -> Factors:
-        """Return these factors: there is nothing to be given."""
+        """Return these factors: there are no hyper-parameters."""
         return self
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
@@ -186,11 +186,11 @@ class Factors:
 
     @property
     def log_concave(self) -> bool:
-        """Return whether all sites are known to be log-concave, so that there is one mode at most."""
+        """Return whether all sites are known to be log-concave, so that there is at most one mode."""
         return all(family.log_concave for family, _, _ in self.sites.pieces(None))
 
     def tempered(self, power: float) -> Factors:
-        """Return the same prior with the observed sites to a power, normal ones within the Gaussian too."""
+        """Return the same prior with the observed sites to a power, including normal ones within the Gaussian."""
         mean, precision, normal_rows = self.prior.mean, self.prior.precision, None
         if self.normal_rows is not None:
             mean, precision, normal_rows = self._tempered_normal(power)
@@ -256,7 +256,7 @@ class FactorsTarget(BaseTarget):
 
     @cached_property
     def likelihood_factors(self) -> Factors | None:
-        """Return the observed sites under a flat prior; None where there are none."""
+        """Return the observed sites under a flat prior; None if there are none."""
         return self.factors.likelihood() if self.factors.observed.any() else None
 
     @cached_property
@@ -299,7 +299,7 @@ class FactorsTarget(BaseTarget):
         return prior, likelihood, prior_slope, np.asarray(np.where(observed, slope, 0.0) @ factors.design)
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Return Aᵀ diag(∂² log t) A, less Q₀ in the joint density, ``(n, dim, dim)``."""
+        """Return Aᵀ diag(∂² log t) A, minus Q₀ in the joint density, ``(n, dim, dim)``."""
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
         x, factors = as_points(x, self.dim), self.factors
@@ -311,7 +311,7 @@ class FactorsTarget(BaseTarget):
         return blocks if part == "likelihood" else blocks - factors.prior.add_to(np.zeros((self.dim, self.dim)))
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws of the Gaussian part, where that is the whole prior."""
+        """Return draws of the Gaussian part, if that is the whole prior."""
         if not self.factors.prior.proper or not self.factors.observed.all():
             raise PriorSamplingError(
                 "factors: a prior with sites, or an improper one, cannot be drawn from; use initial='ep'"
@@ -404,7 +404,7 @@ class _SiteObservations(Observations):
 
 
 def stacked_design(design: Any) -> Any:
-    """Return a matrix, or matrices one above the other, as float64, dense or CSR."""
+    """Return a matrix, or stacked matrices, as float64, dense or CSR."""
     if isinstance(design, (list, tuple)) and design and (sparse.issparse(design[0]) or np.ndim(design[0]) == 2):
         any_sparse = any(sparse.issparse(block) for block in design)
         one = design[0] if len(design) == 1 else None  # a copy could take gigabytes

@@ -1,7 +1,7 @@
-"""Known families of sites, with closed-form tilted moments where there are any and derivatives everywhere.
+"""Known families of sites, with closed-form tilted moments if they exist, and derivatives for all.
 
-The closed forms are those of normal distributions that are truncated, tilted exponentially or mixed; tails go through
-``log_ndtr`` and ``erfcx``, so that they hold hundreds of standard deviations out.
+The closed forms are those of truncated, exponentially tilted or mixed normal distributions; tails use ``log_ndtr`` and
+``erfcx``, so that they are accurate hundreds of standard deviations out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ppl_backends.targets.factors.sites import (
     TiltedMoments,
 )
 
-SMOOTH = 400.0  # squared distance of a Cauchy site's poles from a cavity, over its variance; nodes are best above
+SMOOTH = 400.0  # squared distance of a Cauchy site's poles from a cavity, over its variance, above which nodes are best
 HERMITE_NODES, HERMITE_WEIGHTS = (part[:, None] for part in np.polynomial.hermite_e.hermegauss(16))
 HERMITE_WEIGHTS = HERMITE_WEIGHTS / np.sqrt(2 * np.pi)
 
@@ -116,7 +116,7 @@ class Logit(SiteFamily):
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         successes, trials, constant = self._at(rows, "successes", "trials", "constant")
-        value = np.abs(s)  # in place from here on: a sweep of EP spends its time in these lines
+        value = np.abs(s)  # in place from here on, because a sweep of EP spends most of its time here
         np.exp(np.negative(value, out=value), out=value)
         np.log1p(value, out=value)
         value += np.maximum(s, 0.0)
@@ -166,7 +166,7 @@ class Step(SiteFamily):
         z = sign * mean / sd
         log_z = np.logaddexp(log_ndtr(z), -power * penalty + log_ndtr(-z))
         share = np.exp(log_ndtr(z) - log_z)  # weight of the half-line without penalty
-        low, high = -mills(-z), mills(z)  # standardised means of the two halves, less z
+        low, high = -mills(-z), mills(z)  # standardised means of the two halves, minus z
         shift = share * high + (1 - share) * low
         within = share * _truncated_variance(z) + (1 - share) * _truncated_variance(-z)
         between = share * (1 - share) * (high - low) ** 2
@@ -194,12 +194,12 @@ class Interval(SiteFamily):
         lower, upper = self._at(rows, "lower", "upper")
         sd = np.sqrt(variance)
         a, b = (lower - mean) / sd, (upper - mean) / sd
-        sign = np.where(a + b > 0, -1.0, 1.0)  # on the side where log Φ loses no digits
+        sign = np.where(a + b > 0, -1.0, 1.0)  # on the side without loss of digits in log Φ
         a, b = np.minimum(sign * a, sign * b), np.maximum(sign * a, sign * b)
         log_b = log_ndtr(b)
         log_z = log_b + np.log(-np.expm1(log_ndtr(a) - log_b))
         at_a, at_b = (np.exp(-0.5 * x**2 - 0.5 * LOG_2PI - log_z) for x in (a, b))
-        flat = (b - a) * np.maximum(1.0, np.abs(a)) < 1e-4  # the density is level
+        flat = (b - a) * np.maximum(1.0, np.abs(a)) < 1e-4  # the density is constant
         shift = np.where(flat, 0.5 * (a + b), at_a - at_b)
         within = np.where(flat, (b - a) ** 2 / 12, 1 + a * at_a - b * at_b - shift**2)
         log_z = np.where(flat, np.log(b - a) - 0.5 * (shift**2 + LOG_2PI), log_z)
@@ -247,7 +247,7 @@ class Laplace(SiteFamily):
         log_below = log_ndtr(below) + rate * (mean - y)
         log_mass = np.logaddexp(log_above, log_below)
         share = np.exp(log_above - log_mass)
-        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, less y
+        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, minus y
         centre = share * high + (1 - share) * low
         within = variance * (share * _truncated_variance(above) + (1 - share) * _truncated_variance(below))
         log_z = log_mass + 0.5 * rate**2 * variance - power * np.log(2 * scale)
@@ -413,8 +413,8 @@ class NegativeBinomial(SiteFamily):
 class StudentT(SiteFamily):
     """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy, with closed-form moments.
 
-    To the power −2/(ν + 1) any of them is a parabola (Ridgway 2015, example 1.3.5; Jylänki, Vanhatalo & Vehtari 2011), whose
-    moments under a normal law are polynomials.
+    To the power −2/(ν + 1) each of them is a parabola (Ridgway 2015, example 1.3.5; Jylänki, Vanhatalo & Vehtari
+    2011), whose moments under a normal distribution are polynomials.
 
     Examples
     --------
@@ -475,8 +475,9 @@ def _parabola_moments(mean: Array, variance: Array, width: Array) -> TiltedMomen
 def _cauchy_moments(mean: Array, variance: Array, scale: Array) -> TiltedMoments:
     """Return the moments of Cauchy(s; 0, scale)·N(s; mean, variance).
 
-    The density is the imaginary part of 1/π(s − iγ), and E 1/(s − iγ) is a multiple of Faddeeva's function. Where γ or
-    the mean is many standard deviations those terms cancel, and the site is so smooth that few nodes integrate it.
+    The density is the imaginary part of 1/π(s − iγ), and E 1/(s − iγ) is a multiple of Faddeeva's function. If γ or
+    the mean is many standard deviations, those terms cancel, but the site is then so smooth that few nodes integrate
+    it.
     """
     sd = np.sqrt(variance)
     g = 1j * np.sqrt(np.pi / 2) / sd * wofz((-mean + 1j * scale) / (np.sqrt(2) * sd))

@@ -1,17 +1,18 @@
-"""The factors of a posterior, N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ), put together from what a program computes.
+"""The factors of a posterior, N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ), assembled from a program's quantities.
 
-A program nominates: PyMC's graph offers quantities that may be linear predictors and variables that may have to be given, a
-Stan program its quantities by name. What is nominated is proved on numbers, never taken on trust:
+A program nominates candidates: PyMC's graph provides quantities that may be linear predictors and variables that may
+have to be given; a Stan program provides its quantities by name. Every candidate is checked on numbers:
 
 1. Predictors are affine: their values at the origin and the unit vectors are offset and design, and random points agree.
-2. What is quadratic in the log density is the Gaussian part, read off slopes at the same points
+2. The quadratic part of the log density is the Gaussian part, computed from slopes at the same points
    (:func:`complete_gaussian`).
-3. Everything else is a function of one predictor a site, at any value of it: a known family where its values are those of
-   one (:mod:`~ppl_backends.targets.factors.recognise`), as the program computes it or tabulated where they are not.
-4. The factors together are the program's log density at random points.
+3. Everything else is a function of one predictor per site, at any value of it: a known family if its values agree with one
+   (:mod:`~ppl_backends.targets.factors.recognise`), otherwise as the program computes it, or tabulated.
+4. The factors together equal the program's log density at random points.
 
-A variable in the way of this is given, a hyper-parameter (:class:`ConditionalFactors`); :func:`find_with_fewest_given` finds
-which are. The errors of what was found are those of :mod:`~ppl_backends.targets.factors.proof`.
+A variable that prevents this must be given as a hyper-parameter (:class:`ConditionalFactors`);
+:func:`find_with_fewest_given` finds these. :mod:`~ppl_backends.targets.factors.proof` measures the errors of the
+result.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Found = TypeVar("Found")
 
 
 class ConditionalFactors(ABC):
-    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ), φ the coordinates that have to be given."""
+    """p(θ, y | φ) = exp(c(φ)) · N(θ; m₀(φ), Q₀(φ)⁻¹) · ∏ᵢ tᵢ(aᵢ(φ)ᵀθ + bᵢ(φ); φ), φ the coordinates that must be given."""
 
     def __init__(self, names: Sequence[str], held: NDArray[np.integer], start: Array) -> None:
         self.hyper_coordinates, self.start = np.asarray(held, dtype=np.intp), start
@@ -53,11 +54,11 @@ class ConditionalFactors(ABC):
         return self._latest[1]
 
     def log_hyper_prior(self, phi: Any = ()) -> float:
-        """Return the log prior of φ with the Jacobians of its transforms, where the factors' constant does not hold it."""
+        """Return the log prior of φ with the Jacobians of its transforms, unless the factors' constant contains it."""
         return 0.0
 
     def _point(self, phi: Any) -> Array:
-        """Return a full point with φ in its place and θ = 0."""
+        """Return a full point with the values φ and θ = 0."""
         phi = np.asarray(phi, dtype=np.float64).ravel()
         if len(phi) != len(self.hyper_names):
             raise ModelError(f"phi has {len(phi)} values; expected {len(self.hyper_names)}: {self.hyper_names}")
@@ -71,7 +72,7 @@ class ConditionalFactors(ABC):
 
 
 class Refusal(ModelError):
-    """The reason why there are no factors unless more variables are given, and the coordinate responsible, if known."""
+    """Raised if there are no factors unless more variables are given; holds the coordinate responsible, if known."""
 
     def __init__(self, message: str, coordinate: int = -1) -> None:
         super().__init__(message)
@@ -86,10 +87,10 @@ def find_with_fewest_given(
     nominate: Callable[[frozenset[Any], Refusal], frozenset[Any]],
     release: Callable[[frozenset[Any]], Iterable[Any]] = lambda held: (),
 ) -> tuple[frozenset[Any], Found]:
-    """Return the variables that have to be given, and the factors found with them.
+    """Return the variables that must be given, and the factors found with them.
 
-    Nothing is, at first. Where that is refused, what ``nominate`` says is, until ``analyse`` finds something. Then each that
-    ``release`` names is let go again, where ``analyse`` allows it.
+    At first no variable is given. If that is refused, those that ``nominate`` returns are given, until ``analyse``
+    finds factors. Then each that ``release`` names is released again, if ``analyse`` allows it.
     """
     held: frozenset[Any] = frozenset()
     while True:
@@ -127,7 +128,7 @@ class GaussianPart(NamedTuple):
 
     mean: Array  # (d,)
     precision: Array  # (d,)
-    tilt: Array | None  # (d,) A slope in directions that the precision does not cover, where there is one
+    tilt: Array | None  # (d,) A slope in directions that the precision does not cover, if there is one
     log_constant: float
 
 
@@ -158,7 +159,7 @@ def _solve(precision: Array, slope: Array) -> Array:
 
 
 def assemble(gaussian: GaussianPart, groups: Sequence[SiteGroup], **options: Any) -> Factors:
-    """Return the factors of a Gaussian part and groups of sites; a tilt becomes a site of its own."""
+    """Return the factors of a Gaussian part and groups of sites; a tilt becomes a separate site."""
     groups = list(groups)
     if gaussian.tilt is not None or not groups:
         row = np.zeros(len(gaussian.mean)) if gaussian.tilt is None else gaussian.tilt

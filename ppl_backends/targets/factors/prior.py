@@ -13,10 +13,10 @@ from ppl_backends.targets.factors.sites import LOG_2PI, Array
 
 
 class GaussianPrior:
-    """N(m₀, Q₀⁻¹) by its mean and precision.
+    """N(m₀, Q₀⁻¹), given by its mean and precision.
 
-    Where Q₀ is singular this is the density of the coordinates in its range: the normalising constant is
-    (2π)^(−r/2) det₊(Q₀)^(1/2), with r the rank and det₊ the product of the eigenvalues that are not zero.
+    If Q₀ is singular, this is the density of the coordinates in its range: the normalising constant is (2π)^(−r/2)
+    det₊(Q₀)^(1/2), with r the rank and det₊ the product of the eigenvalues that are not zero.
 
     Parameters
     ----------

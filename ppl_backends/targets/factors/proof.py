@@ -1,7 +1,7 @@
-"""Factors are proved on numbers before they are used: every function here returns an error in units of what is allowed.
+"""Checks of factors on numbers: every function here returns an error in units of the tolerance.
 
-Sites are given scalars that belong to different points at once. If a site saw anything of another, its value would not
-be the one that it has at its own point.
+Sites are evaluated at scalars that belong to different points at once. If a site depended on another, its value would
+differ from that at its own point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHUFFLES = 4
 def sites_error(
     log_site: Callable[[Array], Array], s: Array, truth: Array, rng: np.random.Generator, shuffles: int = SHUFFLES
 ) -> float:
-    """Return the largest error of sites that at ``s`` ``(k, n)``, each at any of its scalars, should be ``truth``."""
+    """Return the largest error of sites at ``s`` ``(k, n)``, each at any of its scalars, against ``truth``."""
     worst = 0.0
     for _ in range(shuffles):
         choice = rng.integers(len(s), size=s.shape)
@@ -31,7 +31,7 @@ def sites_error(
 
 
 def values_error(found: Array, truth: Array, tolerance: float = TOLERANCE) -> float:
-    """Return the largest error of log densities; both have to be finite, but where they underflow."""
+    """Return the largest error of log densities; both must be finite, except if they underflow."""
     one, other = np.isfinite(found), np.isfinite(truth)
     if np.any((one & ~other & (found > -600)) | (other & ~one & (truth > -600))):  # below that, underflow
         return np.inf
@@ -42,7 +42,7 @@ def values_error(found: Array, truth: Array, tolerance: float = TOLERANCE) -> fl
 
 
 def affine_error(design: Any, offset: Array, theta: Array, written: Array) -> float:
-    """Return the largest error of ``design`` θ + ``offset`` at points ``(k, d)`` where ``(k, m)`` is ``written``."""
+    """Return the largest error of ``design`` θ + ``offset`` at points ``(k, d)`` against ``written`` ``(k, m)``."""
     error = np.abs(np.asarray(design @ theta.T).T + offset - written)
     allowed = AFFINE_TOLERANCE * (1 + np.abs(written) + np.abs(theta).sum(axis=1, keepdims=True))
     return float(np.max(np.where(np.isnan(error), np.inf, error / allowed)))
@@ -55,7 +55,7 @@ def gaussian_error(quadratic: Array, written: Array, scale: Array) -> float:
 
 
 def constant_and_error(factors: Any, theta: Array, truth: Array, tolerance: float) -> tuple[float, float, float]:
-    """Return log ``truth`` ``(k,)`` less the factors' log density, and by how much that varies, absolutely and allowed."""
+    """Return log ``truth`` ``(k,)`` minus the factors' log density, and its variation, absolute and in tolerances."""
     found, usable = factors.log_density(theta), np.isfinite(truth)
     gap = (truth - found)[usable]
     if not usable.any() or not np.isfinite(gap).all():

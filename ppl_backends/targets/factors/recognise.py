@@ -1,8 +1,7 @@
-"""Known families among sites, by their values: stable in the tails, with closed-form moments, and nothing to compile.
+"""Recognise known families of sites by values: they are stable in the tails, have closed-form moments, and need no compiler.
 
-A family is a least-squares fit of few basis functions to the sites' values near the origin. It is accepted when it
-agrees with them out to where the sites as written lose their own accuracy; nothing depends on what a distribution is
-called.
+A family is a least-squares fit of few basis functions to the sites' values near the origin. It is accepted if it
+agrees with them up to where the sites as written lose accuracy; the name of a distribution is not used.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ppl_backends.targets.factors.sites import SiteFamily
 from ppl_backends.targets.protocol import Array
 
 EPSILON = float(np.finfo(float).eps)
-SMALLEST_COMPLEMENT = -37.5  # log of what 1 − p cannot fall below without being zero
+SMALLEST_COMPLEMENT = -37.5  # log of the smallest nonzero value of 1 − p
 
 NEAR = np.concatenate([np.linspace(-4, 4, 17) + 0.0625, [0.0]])
 FEW = np.array([-3.0, -0.75, 1.25, 0.0])
@@ -47,14 +46,14 @@ def rounding(log_value: Array) -> Array:
 
 
 class Written:
-    """Sites as a model has them, at the nodes that proposals ask for."""
+    """Sites as a model computes them, at the nodes that proposals use."""
 
     def __init__(self, log_site: Callable[[Array], Array], n: int, nodes: Array) -> None:
         self.log_site, self.n, self.nodes = log_site, n, nodes
         self.near = self.at(nodes)
 
     def at(self, nodes: Array) -> Array:
-        """Return log t ``(k, n)`` at nodes ``(k,)``, or ``(k, n)`` with some of its own for every site."""
+        """Return log t ``(k, n)`` at nodes ``(k,)``, or ``(k, n)`` with separate nodes for every site."""
         return self.log_site(np.repeat(nodes[:, None], self.n, axis=1) if nodes.ndim == 1 else nodes)
 
     @cached_property
@@ -68,7 +67,7 @@ class Written:
         return np.asarray(np.linalg.lstsq(basis, values, rcond=None)[0], dtype=np.float64)
 
     def known_as(self, family: SiteFamily, shift: Array, propose: Propose) -> Recognised:
-        """Return a family up to the constants, which are those that fit the values at the last node, the origin."""
+        """Return a family up to the constants, which are fitted to the values at the last node, the origin."""
         size = 1 + np.abs(self.near).max(axis=0)
         constant = self.near[-1] - family.log_site(np.broadcast_to(shift, self.n)[None])[0]
         return Recognised(family, 1.0, shift, np.where(np.abs(constant) < 1e-11 * size, 0.0, constant), propose)
@@ -82,7 +81,7 @@ class Recognised(NamedTuple):
     shift: Array
     constant: Array
     propose: Propose  # the function that finds the family
-    trials: Array | float = 1.0  # of a binomial site, which sums as many logs of probabilities
+    trials: Array | float = 1.0  # of a binomial site, which sums this number of logs of probabilities
 
 
 Propose = Callable[[Written], Recognised | None]
@@ -116,13 +115,13 @@ def agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
 
 
 def _counts(coefficients: Array) -> Array:
-    """Return the coefficients next to a whole number as that number."""
+    """Return the coefficients, with those near a whole number rounded to it."""
     whole = np.round(coefficients)
     return np.where(np.abs(coefficients - whole) < 1e-6, whole, coefficients)
 
 
 def _normal(written: Written) -> Recognised | None:
-    """Return −(s − y)²/2σ², from values far out, where they differ most."""
+    """Return −(s − y)²/2σ², from values far out, where normal sites differ most."""
     left, nearer_left, nearer_right, right = written.wide
     square = (left - nearer_left + right - nearer_right) / (2 * (WIDE[3] ** 2 - WIDE[2] ** 2))
     linear = (right - left) / (WIDE[3] - WIDE[0])
@@ -204,9 +203,9 @@ def _student(written: Written) -> Recognised | None:
 
 
 def _normal_mixture(written: Written) -> Recognised | None:
-    """Return two normal components: those that dominate on the left and on the right, or one that does on both and a spike.
+    """Return two normal components: those that dominate on the left and right, or one that dominates on both, and a spike.
 
-    A spike is looked for around the origin, at all widths: far from it the other component is all there is.
+    A spike is searched for around the origin, at all widths: far from it only the other component is visible.
     """
     left, right = (_dominant(written, sign) for sign in (-1.0, 1.0))
     if left is None or right is None:
@@ -229,7 +228,7 @@ Component = tuple[Array, Array, Array]
 
 
 def _dominant(written: Written, sign: float) -> Component | None:
-    """Return the component that is all there is far out on one side, first at huge distances, then at a few dozen sds."""
+    """Return the component that dominates far out on one side, first at huge distances, then at a few dozen sds."""
     points = sign * 1e6 * np.array([1.0, 2.0, 3.0])[:, None] * np.ones(written.n)
     for _ in range(3):
         middle, step = points[1], points[2] - points[1]
@@ -243,7 +242,7 @@ def _dominant(written: Written, sign: float) -> Component | None:
 
 
 def _spike(written: Written, slab: Component) -> Component | None:
-    """Return the component that is left at the origin once another is taken away."""
+    """Return the remaining component at the origin after another is subtracted."""
     log_weight, mean, sd = slab
 
     def rest(s: Array) -> Array:

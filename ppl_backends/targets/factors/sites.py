@@ -1,10 +1,10 @@
-"""Sites t(s): the factors of a posterior that see the parameters through one scalar, s = aᵀθ + b.
+"""Sites t(s): the factors of a posterior that depend on the parameters through one scalar, s = aᵀθ + b.
 
 A family holds ``n`` sites of one kind with their data. All its functions are vectorised over nodes × sites. ``rows``
-picks sites, repeats allowed, so that a quadrature can spend its nodes on the sites that need them.
+selects sites, repeats allowed, so that a quadrature can spend its nodes on the sites that need them.
 
-Where the moments of t(s)·N(s; m, v) have a closed form the family gives them (:meth:`SiteFamily.tilted`); everything
-else is left to quadrature.
+If the moments of t(s)·N(s; m, v) have a closed form, the family provides them (:meth:`SiteFamily.tilted`); otherwise
+quadrature computes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STUDENT = "student"
 Piece = tuple["SiteFamily", Any, Rows]
 
 LOG_2PI = float(np.log(2 * np.pi))
-LOGIT, PROBIT, POISSON, NORMAL = 0, 1, 2, 3  # numbers of the families that are compiled
+LOGIT, PROBIT, POISSON, NORMAL = 0, 1, 2, 3  # numbers of the compiled families
 
 
 class TiltedMoments(NamedTuple):
@@ -37,7 +37,7 @@ class TiltedMoments(NamedTuple):
 
 
 class CompiledFamily(NamedTuple):
-    """Sites as :mod:`~ppl_backends.targets.factors.compiled` takes them: the number of the family, y and extra ``(n,)``."""
+    """Sites in the form of :mod:`~ppl_backends.targets.factors.compiled`: the number of the family, y and extra ``(n,)``."""
 
     family: int
     y: Array
@@ -45,7 +45,7 @@ class CompiledFamily(NamedTuple):
 
 
 class SiteFamily:
-    """``n`` sites of one kind; subclasses define :meth:`log_site` and, where they can, its derivatives and moments.
+    """``n`` sites of one kind; subclasses define :meth:`log_site` and, if they can, its derivatives and moments.
 
     Parameters
     ----------
@@ -62,10 +62,8 @@ class SiteFamily:
     """
 
     n: int
-    bounds: tuple[float, float] | None = (
-        None  #: bounds on the second and the first derivative of log t, where both exist
-    )
-    log_concave: bool = False  #: whether all sites are known to be
+    bounds: tuple[float, float] | None = None  #: bounds on the second and the first derivative of log t, if both exist
+    log_concave: bool = False  #: whether all sites are known to be log-concave
 
     def __init__(self, **parameters: Any) -> None:
         arrays = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
@@ -80,7 +78,7 @@ class SiteFamily:
         self._fields = tuple(arrays)
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
-        """Return the sites at ``rows`` as a family of their own."""
+        """Return the sites at ``rows`` as a family."""
         taken = copy.copy(self)
         taken.n = len(rows)
         for name in self._fields:
@@ -88,11 +86,11 @@ class SiteFamily:
         return taken
 
     def compiled(self) -> CompiledFamily | None:
-        """Return the sites up to constants as compiled functions take them; None where there are none for the family."""
+        """Return the sites up to constants in compiled form; None if the family has none."""
         return None
 
     def pieces(self, rows: Rows) -> list[Piece]:
-        """Return the families that ``rows`` fall in: each with the columns it fills and its own rows."""
+        """Return the families of ``rows``: each with the columns that it fills and its row numbers."""
         return [(self, slice(None), rows)]
 
     def _at(self, rows: Rows, *names: str) -> list[Array]:
@@ -111,13 +109,13 @@ class SiteFamily:
         return np.where(np.isfinite(first), first, 0.0), np.where(np.isfinite(second), second, 0.0)
 
     def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
-        """Return the power p of power EP that a site takes, a number or ``(n,)``: as asked for, else 1."""
+        """Return the power p of power EP that a site uses, a number or ``(n,)``: as asked for, else 1."""
         return 1.0 if isinstance(asked, str) else asked
 
     def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
-        """Return the moments of t(s)ᵖ·N(s; mean, variance) where they have a closed form, else None.
+        """Return the moments of t(s)ᵖ·N(s; mean, variance) if they have a closed form, else None.
 
-        The power is a number, or ``(n,)`` where :meth:`fractions` says so.
+        The power is a number, or ``(n,)`` if :meth:`fractions` returns an array.
         """
         return None
 
@@ -137,8 +135,8 @@ class FunctionSites(SiteFamily):
 
     Notes
     -----
-    A function without ``rows`` is evaluated on a full block of nodes × sites, in which the rows asked for are filled in
-    and all others repeat a point that was asked for.
+    A function without ``rows`` is evaluated on a full block of nodes × sites; entries for rows that are not needed
+    repeat a point of a needed row.
 
     Examples
     --------
@@ -189,7 +187,7 @@ class FunctionSites(SiteFamily):
         order = np.argsort(rows, kind="stable")
         sorted_rows = rows[order]
         first = np.searchsorted(sorted_rows, sorted_rows)
-        copy_of = np.empty(len(rows), dtype=int)  # how many times the row came before
+        copy_of = np.empty(len(rows), dtype=int)  # number of earlier occurrences of the row
         copy_of[order] = np.arange(len(rows)) - first
         copies, size = int(copy_of.max(initial=0)) + 1, self._full_size
         block = np.full((copies, len(s), size), s.flat[0])
@@ -252,7 +250,7 @@ class PoweredSites(SiteFamily):
         return PoweredSites(self.family.take(rows), self.power[rows])
 
     def compiled(self) -> CompiledFamily | None:
-        """Return those of the family where a power is a factor of its data."""
+        """Return the family's compiled form if a power is a factor of its data."""
         own = self.family.compiled()
         if own is None or own.family == PROBIT:
             return None
@@ -270,7 +268,7 @@ class PoweredSites(SiteFamily):
         return power * first, power * second
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        """Return the closed form where the powers are equal and the family has one at that power."""
+        """Return the closed form if the powers are equal and the family has one at that power."""
         (powers,) = self._at(rows, "power")
         if not len(powers) or np.any(powers != powers[0]):
             return None
@@ -300,7 +298,7 @@ class StackedSites(SiteFamily):
         return kept[0] if len(kept) == 1 else StackedSites(kept)
 
     def compiled(self) -> CompiledFamily | None:
-        """Return those of all families, where they are of one kind."""
+        """Return the compiled form of all families together, if they are of one kind."""
         parts = [family.compiled() for family in self.families]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or len({part.family for part in known}) > 1:

@@ -1,8 +1,8 @@
-"""Factors of rectangle probabilities, by the utilities that they are integrals over.
+"""Factors of rectangle probabilities, by the utilities over which they are integrals.
 
-P(lower ≤ M θ + m + C z ≤ upper), z ~ N(0, I), is the integral over z of a Gaussian times one indicator of a linear predictor
-for each bound. With z among the coordinates the sites see one scalar each; EP of these factors is EP of the rectangles and
-of the model at once.
+P(lower ≤ M θ + m + C z ≤ upper), z ~ N(0, I), is the integral over z of a Gaussian times one indicator of a linear
+predictor for each bound. With z among the coordinates each site depends on one scalar; EP of these factors is EP of
+the rectangles and of the model at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rows = Callable[[Array], list[Array]]
 
 
 def with_utilities(factors: Factors, rows: Rows) -> Factors:
-    """Return factors of θ and of utilities, for rectangles beside the ``factors`` of θ.
+    """Return factors of θ and of utilities, for rectangles in addition to the ``factors`` of θ.
 
     ``rows`` takes θ ``(k, d)`` to means ``(k, n, m)``, Cholesky factors ``(k, n, m, m)``, lower and upper bounds.
     """
@@ -54,13 +54,13 @@ def with_utilities(factors: Factors, rows: Rows) -> Factors:
 
 
 def _affine(rows: Rows, dim: int) -> tuple[Array, Array, Array, Array]:
-    """Return the mean at the origin and its slopes ``(1 + dim, n, m)``, and what does not move with θ."""
+    """Return the mean at the origin and its slopes ``(1 + dim, n, m)``, and the parts that do not depend on θ."""
     rng = np.random.default_rng(0)
     other = FAR * rng.standard_normal((2, dim))
     mean, *rest = rows(np.concatenate([np.zeros((1, dim)), np.eye(dim), other]))
     if not all(np.array_equal(part, np.broadcast_to(part[:1], part.shape)) for part in rest):
         raise ModelError(
-            "EP of rectangles needs bounds and covariances that no parameter moves; use fit_laplace or sample_smc"
+            "EP of rectangles needs bounds and covariances that do not depend on parameters; use fit_laplace or sample_smc"
         )
     mean = np.concatenate([mean[:1], mean[1:] - mean[0]])
     found = mean[0] + np.einsum("kd,dnm->knm", other, mean[1 : 1 + dim])

@@ -40,7 +40,7 @@ BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",),
 
 
 class DataArguments:
-    """Values of further arguments of a function, as each backend takes them."""
+    """Values of further arguments of a function, in the form of each backend."""
 
     def __init__(self, values: Iterable[np.ndarray]) -> None:
         self._values = list(values)
@@ -65,7 +65,7 @@ class CompiledFunction:
         self._lock = RLock()
         self.backend = graph.backends[0]
         scale = graph.dim if kind.startswith("hessian") else 1
-        # One factorisation takes longer than a call does: programs of one small block are enough.
+        # One factorisation takes longer than a call does, so programs of one small block suffice.
         few = {"budget": 2**19, "fewest": 1, "largest": 64} if graph.factorises else {}
         self.cap = block_cap(scale * graph.row_bytes, **few)
 
@@ -118,7 +118,7 @@ class CompiledGraph:
         self.terms = [rv.name for rv in [*free_variables(model), *observed_variables(model), *model.potentials]]
         self._model, self._data, self._shapes = model, dict(data), shapes
         self._functions: dict[str, CompiledFunction] = {}
-        self.hessian_is_right: dict[str, bool] = {}  # by part, once checked
+        self.hessian_is_right: dict[str, bool] = {}  # by part, after the check
         self._noted = False
         self._lock = RLock()
 
@@ -141,7 +141,7 @@ class CompiledGraph:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Return bytes of the largest intermediate value of one point."""
+        """Return the bytes of the largest intermediate value of one point."""
         graph = self._static
         moving, largest = {graph.point}, self.dim
         for node in io_toposort([], [graph.log_prior, graph.log_likelihood]):
@@ -153,12 +153,12 @@ class CompiledGraph:
 
     @cached_property
     def factorises(self) -> bool:
-        """Return whether the log density holds factorisations of matrices, or solves with them."""
+        """Return whether the log density contains factorisations of matrices, or solves with them."""
         return factorises([self._static.log_prior, self._static.log_likelihood])
 
     @cached_property
     def delicate(self) -> bool:
-        """Return whether XLA needs care with the log density; :mod:`~ppl_backends.targets.pymc.jax_programs` says why."""
+        """Return whether XLA needs care with the log density; see :mod:`~ppl_backends.targets.pymc.jax_programs`."""
         return self.factorises or multiplies(self._static.point, [self._static.log_prior, self._static.log_likelihood])
 
     def n_observations(self, data: DataValues) -> int:
@@ -170,14 +170,14 @@ class CompiledGraph:
             return int(sum(function(np.zeros(self.dim), *data.values())))
 
     def digest(self) -> tuple[str, bool]:
-        """Return the digest of the terms of the log density, and whether all that they compute is in it."""
+        """Return the digest of the terms of the log density, and whether it covers everything that they compute."""
         graph = self._static
         kinds = {"free": graph.free, "observed": graph.observed, "potential": graph.potentials}
         terms = {f"{kind} {name}": term for kind, named in kinds.items() for name, term in named.items()}
         return digest_of_graphs(terms, [graph.point, *graph.data])
 
     def serves(self, data: DataValues) -> bool:
-        """Return whether the functions can be called with these data: JAX compiles for fixed shapes."""
+        """Return whether the functions can be called with these data; JAX compiles for fixed shapes."""
         same = all(np.shape(value) == np.shape(data[shared]) for shared, value in self._data.items())
         return same or "jax" not in self.backends
 
@@ -195,7 +195,7 @@ class CompiledGraph:
         return compile_kind(point, graph.data, outputs)
 
     def check_hessian(self, part: str, x: Array, hessian: Array, gradient: Callable[[Array], Array]) -> bool:
-        """Return whether compiled Hessians are what differences of gradients say, measured at the first of ``x``, once."""
+        """Return whether compiled Hessians equal differences of gradients, checked once at the first of ``x``."""
         if part not in self.hessian_is_right and np.isfinite(hessian[0]).all():
             error = derivative_error(gradient, x[0], hessian[0])
             self.hessian_is_right[part] = error <= DISAGREEMENT
@@ -216,7 +216,7 @@ class CompiledGraph:
 
 
 def _check_gradient(function: Callable, block: Array, outputs: Sequence[Array]) -> None:
-    """Raise if gradients contradict differences of values at the first point of ``block`` where these are finite."""
+    """Raise an error if gradients contradict differences of values at the first point of ``block`` with finite ones."""
 
     def values(points: Array) -> Array:
         rows = len(block)
@@ -248,12 +248,12 @@ _OUTPUTS: dict[str, Callable[[ModelGraph], list[Variable]]] = {
 
 
 def first_backend(backends: Sequence[str], make: Callable[[str], Made], what: str) -> tuple[str, Made, list[str]]:
-    """Return the first backend that can make something, what it made, and why those before it could not."""
+    """Return the first backend that can make something, its result, and why earlier ones could not."""
     reasons: list[str] = []
     for backend in backends:
         try:
             with warnings.catch_warnings():
-                # Numba's advice on the code that PyTensor writes is of no use to whoever wrote the model.
+                # Numba's advice on PyTensor's generated code does not help users.
                 warnings.filterwarnings("ignore", message=".*faster on contiguous arrays")
                 return backend, make(backend), reasons
         except ModelError:
@@ -264,7 +264,7 @@ def first_backend(backends: Sequence[str], make: Callable[[str], Made], what: st
 
 
 def compilers(backend: str) -> Any:
-    """Return the compilers of a backend; ImportError where its library is missing."""
+    """Return the compilers of a backend; raise ImportError if its library is missing."""
     if backend == "jax":
         from ppl_backends.targets.pymc import jax_backend
 
@@ -279,11 +279,11 @@ N_DIRECTIONS = 4
 
 
 def derivative_error(function: Callable[[Array], Array], x: Array, derivative: Array) -> float:
-    """Return the relative error of a derivative ``(..., dim)`` at ``x`` ``(dim,)``, beyond what differences can tell.
+    """Return the relative error of a derivative ``(..., dim)`` at ``x`` ``(dim,)``, beyond the accuracy of differences.
 
     In random directions v, the derivative times v is compared with central differences of ``function``, of values or
-    gradients at 16 points. What these can tell is judged by differences over twice the step and by the change of the slope
-    along it, which is large at a kink. Where anything is not finite the error is 0.
+    gradients at 16 points. Their accuracy is estimated by differences over twice the step and by the change of the
+    slope along it, which is large at a kink. If anything is not finite, the error is 0.
     """
     directions = np.random.default_rng(0).standard_normal((N_DIRECTIONS, len(x))) * np.maximum(1.0, np.abs(x))
     step = STEP

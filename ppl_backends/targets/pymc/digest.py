@@ -1,8 +1,8 @@
-"""A digest of PyTensor graphs: the same in every process, and another one when an operation, a type or a constant differs.
+"""A digest of PyTensor graphs: the same in every process, and different if an operation, a type or a constant differs.
 
 Every variable gets the digest of the operation that makes it and of the digests of its inputs (a Merkle tree), so that
-neither names of intermediate results nor the order of nodes matter. Operations that stand for Python code, or that
-neither PyTensor nor PyMC define, cannot be known by their parameters alone; a graph with one of them is opaque.
+names of intermediate results and the order of nodes do not matter. Operations that call Python code, or that neither
+PyTensor nor PyMC define, are not identified by their parameters; a graph with one of them is opaque.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype, np.generi
 
 
 def digest_of_graphs(graphs: Mapping[str, Variable], inputs: Sequence[Variable]) -> tuple[str, bool]:
-    """Return the digest of named graphs, and whether all that they compute is in it."""
+    """Return the digest of named graphs, and whether it covers everything that they compute."""
     reader = _Reader()
     outputs = reader.outputs(list(inputs), list(graphs.values()))
     return digest(*graphs, *outputs), not reader.opaque
 
 
 class _Reader:
-    """Describes graphs, and notes whether it met an operation that it cannot see through."""
+    """Describe graphs, and record whether an operation is opaque."""
 
     def __init__(self) -> None:
         self.opaque = False
@@ -55,7 +55,7 @@ class _Reader:
         return [of(v) for v in outputs]
 
     def _leaf(self, variable: Variable) -> str:
-        """Return the digest of a constant; a variable that nothing is known of makes the graph opaque."""
+        """Return the digest of a constant; an unknown variable makes the graph opaque."""
         if not isinstance(variable, Constant):
             self.opaque = True
             return digest("unknown", str(variable.type))

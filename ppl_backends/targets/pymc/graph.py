@@ -1,8 +1,8 @@
-"""From a PyMC model to graphs of one ravelled point: terms of the log density, constrained values, and their inverse.
+"""Graphs of a PyMC model as functions of one ravelled point: terms of the log density, constrained values, their inverse.
 
-The value variables of the model are cut from one vector ``x`` (:attr:`ModelGraph.point`); ``pm.Data`` containers become
-inputs, so that data can be exchanged without recompiling. The log density is kept as its elementwise terms, which the
-prior, the likelihood and the pointwise log likelihood are sums of.
+The value variables of the model are cut from one vector ``x`` (:attr:`ModelGraph.point`); ``pm.Data`` containers
+become inputs, so that data can be replaced without recompiling. The log density is stored as its elementwise terms,
+whose sums are the prior, the likelihood and the pointwise log likelihood.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from ppl_backends.targets.pymc.rewrites import replace_checks
 from ppl_backends.targets.state_space.target import refusal as state_space_refusal
 from ppl_backends.targets.unnormalized import refusal
 
-# Where PyTensor keeps its factorisations, solvers and determinants (in one package since version 3).
+# Modules in which PyTensor has its factorisations, solvers and determinants (one package since version 3).
 LINEAR_ALGEBRA = ("pytensor.tensor.linalg", "pytensor.tensor.nlinalg", "pytensor.tensor.slinalg")
 
 DataValues = Mapping[SharedVariable, np.ndarray]
 
 RESERVED = frozenset({"chain", "draw"})
 
-# Interpreted by Python: for functions called once or twice, whose compilation would cost more than their run.
+# Interpreted by Python: for functions called once or twice, for which compilation takes longer than the run.
 PYTHON_MODE = Mode(linker=VMLinker(use_cloop=False, c_thunks=False), optimizer="fast_compile")
 
 
 def no_c_compiler() -> AbstractContextManager:
     """Let PyTensor fold constants in Python, not in C that it compiles first, and record no call stacks.
 
-    Rewrites join the call stacks of all that they replace, which takes gigabytes for a gradient of a large model.
+    Rewrites join the call stacks of everything that they replace, which takes gigabytes for a gradient of a large model.
     """
     return pytensor.config.change_flags(cxx="", traceback__limit=0)
 
@@ -68,7 +68,7 @@ class ModelGraph:
     """Graphs of one point of a model."""
 
     point: Variable  # the ravelled value variables; input of all graphs but ``unconstrained``
-    data: list[Variable]  # inputs that stand for the shared variables, in the order of :func:`data_values`
+    data: list[Variable]  # inputs for the shared variables, in the order of :func:`data_values`
     free: dict[str, Variable]  # name → elementwise terms of the log density, Jacobians included
     observed: dict[str, Variable]  # name → elementwise terms of the log density, Jacobians included
     potentials: dict[str, Variable]  # name → elementwise terms of the log density, Jacobians included
@@ -121,7 +121,7 @@ def state_space_variables(model: pm.Model) -> list[Variable]:
 
 
 def _marked(model: pm.Model, kind: str) -> list[Variable]:
-    """Return the observed variables whose function of draws is one of ours."""
+    """Return the observed variables whose function of draws is a class of this package."""
     return [
         rv
         for rv in dict.fromkeys(model.observed_RVs)
@@ -130,7 +130,7 @@ def _marked(model: pm.Model, kind: str) -> list[Variable]:
 
 
 def check_model(model: pm.Model, intractable: bool = False) -> None:
-    """Refuse what has no differentiable log density of the full data; without a look at intractable variables on request."""
+    """Raise ModelError without a differentiable log density of the full data; optionally ignore intractable variables."""
     if not intractable:
         for rv in unnormalized_variables(model):
             raise ModelError(refusal(rv.name))
@@ -138,11 +138,11 @@ def check_model(model: pm.Model, intractable: bool = False) -> None:
             raise ModelError(state_space_refusal(rv.name))
     free = free_variables(model)
     if not free:
-        raise ModelError("the model has no free variables: there is nothing to infer")
+        raise ModelError("the model has no free variables, so there is nothing to infer")
     for rv in free:
         if model.rvs_to_values[rv].type.dtype in ("float16", "float32"):
             raise ModelError(
-                f"variable '{rv.name}' is of single precision, which Hessians and log evidences need more than: make the "
+                f"variable '{rv.name}' is of single precision, which is not enough for Hessians and log evidences: make the "
                 "model under pytensor.config.floatX = 'float64'"
             )
     for name in {variable.name for variable in model.unobserved_RVs} & RESERVED:
@@ -155,7 +155,7 @@ def check_model(model: pm.Model, intractable: bool = False) -> None:
                     "out the rows where it is missing"
                 )
             raise ModelError(
-                f"free variable '{rv.name}' is discrete: sum it out of the model (pm.Mixture, or a pm.Potential), only "
+                f"free variable '{rv.name}' is discrete: sum it out of the model (pm.Mixture, or a pm.Potential); only "
                 "continuous variables have an unconstrained space"
             )
     for rv in [*free, *observed_variables(model), *model.potentials]:
@@ -179,7 +179,7 @@ def flat_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
 
 
 def data_values(model: pm.Model) -> dict[SharedVariable, np.ndarray]:
-    """Return present values of the shared variables that the model depends on: its data and mutable lengths."""
+    """Return current values of the shared variables that the model depends on: its data and mutable lengths."""
     roots = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.rvs_to_values.values()]
     return {
         v: np.array(v.get_value(borrow=True))
@@ -309,12 +309,12 @@ def factorises(outputs: Sequence[Variable]) -> bool:
 
 
 def _core(node: Apply) -> Op:
-    """Return the operation of a node, on one matrix where it maps over several."""
+    """Return the operation of a node for one matrix, if it maps over several."""
     return node.op.core_op if isinstance(node.op, Blockwise) else node.op
 
 
 def multiplies(point: Variable, outputs: Sequence[Variable]) -> bool:
-    """Return whether a graph holds a product of matrices that both depend on the point."""
+    """Return whether a graph contains a product of matrices that both depend on the point."""
     moving = {point}
     for node in io_toposort([], list(outputs)):
         depends = [v in moving for v in node.inputs]
@@ -339,7 +339,7 @@ def named_tensor(name: str | None, dtype: str, shape: Sequence[int | None]) -> V
 
 
 def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, list[Variable]]:
-    """Return a vector, and the pieces of it that stand for ``variables`` of the given shapes."""
+    """Return a vector, and pieces of it for ``variables`` of the given shapes."""
     shapes = list(shapes)
     sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
     ends = np.cumsum(sizes)
@@ -352,7 +352,7 @@ def _cut(variables: Sequence[Variable], shapes, name: str) -> tuple[Variable, li
 
 
 def _data_inputs(data: DataValues, static: bool) -> tuple[list[Variable], dict[Variable, Variable]]:
-    """Return inputs for the shared variables and what replaces each; integer scalars may become constants."""
+    """Return inputs for the shared variables and their replacements; integer scalars may become constants."""
     inputs, replace = [], {}
     for shared, value in data.items():
         stand_in = named_tensor(shared.name, shared.dtype, value.shape if static else shared.type.shape)

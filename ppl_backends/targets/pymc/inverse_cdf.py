@@ -1,9 +1,9 @@
-"""From points of the unit cube to draws of a PyMC model's prior: the inverse Rosenblatt transform, in graph order.
+"""Draws of a PyMC model's prior from points of the unit cube: the inverse Rosenblatt transform, in graph order.
 
-Every elementary random variable of the generative graph is replaced by its inverse distribution function at uniforms of
-its own, given the draws above it. Composite distributions (``GaussianRandomWalk``, ``LKJCholeskyCov``, ``Truncated``, …) that
-have no inverse of their own are expanded into the elementary ones inside them. Points of a scrambled net so become
-points of the prior that keep its low discrepancy (Buchholz & Chopin 2019, section 3.4: θ = Γ(u)).
+Every elementary random variable of the generative graph is replaced by its inverse distribution function at separate
+uniforms, given the draws above it. Composite distributions (``GaussianRandomWalk``, ``LKJCholeskyCov``, ``Truncated``,
+…) without an inverse are expanded into the elementary ones inside them. Points of a scrambled net thus become points
+of the prior that keep its low discrepancy (Buchholz & Chopin 2019, section 3.4: θ = Γ(u)).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PriorFromUniform:
     Raises
     ------
     PriorSamplingError
-        If a variable has no inverse distribution function; names it.
+        If a variable has no inverse distribution function; the message names it.
     """
 
     def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
@@ -91,7 +91,7 @@ class PriorFromUniform:
         self._one = pytensor.function([point], output, mode=PYTHON_MODE) if self._many is None else None
 
     def _batched(self, point: Variable, output: Variable) -> Callable[[Array], Array] | None:
-        """Return the function of many points, if every operation can be given a batch axis and rows do not see each other."""
+        """Return the function of many points, if every operation can have a batch axis and rows are independent."""
         u = np.random.default_rng(0).random((3, self.n_uniforms))
         try:
             points = pt.matrix("us", dtype="float64")
@@ -99,7 +99,7 @@ class PriorFromUniform:
             function = pytensor.function([points], many, mode=PYTHON_MODE)
             one_by_one = [function(u[i : i + 1])[0] for i in range(3)]
             same = np.allclose(function(u), one_by_one, rtol=1e-9, atol=1e-12, equal_nan=True)
-        except Exception:  # an operation that cannot be given a batch axis: one point after the other
+        except Exception:  # an operation without a batch axis: one point after the other
             return None
         return function if same else None
 
@@ -113,10 +113,10 @@ class PriorFromUniform:
 
 
 def _refuse_restricted(model: pm.Model, rv: Variable) -> None:
-    """Refuse a transform that may cut the support: draws outside would have to be drawn again."""
+    """Raise an error for a transform that may cut the support, because draws outside would have to be drawn again."""
     if model.rvs_to_transforms[rv] is None or has_default_transform(model, rv) or exchangeable_and_ordered(model, rv):
         return
-    raise PriorSamplingError(f"'{rv.name}' has a transform of its own, which may cut its support")
+    raise PriorSamplingError(f"'{rv.name}' has a custom transform, which may cut its support")
 
 
 def _inverted(graphs: list[Variable], names: list[str], point: Variable) -> tuple[list[Variable], int]:
@@ -125,7 +125,7 @@ def _inverted(graphs: list[Variable], names: list[str], point: Variable) -> tupl
     nodes = [node for node in io_toposort([], graphs) if _is_random(node)]
     for node in nodes:
         if not isinstance(node.op, RandomVariable) and _inverse(node) is None:
-            raise PriorSamplingError(f"{_owner(node, graphs, names)} is drawn inside of a loop")
+            raise PriorSamplingError(f"{_owner(node, graphs, names)} is drawn inside a loop")
     shapes: list[tuple[int, ...]] = [
         tuple(map(int, shape)) for shape in evaluate_graphs([_draw(node).shape for node in nodes], {})
     ]
@@ -146,7 +146,7 @@ def _inverted(graphs: list[Variable], names: list[str], point: Variable) -> tupl
 
 
 def _expanded(graphs: list[Variable], names: list[str]) -> list[Variable]:
-    """Expand composites, but those that have an inverse themselves."""
+    """Expand composites, except those that have an inverse."""
     graphs = merged(graphs)
     while True:
         composites = [
@@ -170,7 +170,7 @@ def _draw(node: Apply) -> Variable:
 
 
 def _owner(node: Apply, graphs: Sequence[Variable], names: Sequence[str]) -> str:
-    """Return the name of the first variable that a node is drawn for."""
+    """Return the name of the first variable for which a node is drawn."""
     for graph, name in zip(graphs, names, strict=True):
         if set(node.outputs) & set(ancestors([graph])):
             return f"'{name}'"
@@ -216,7 +216,7 @@ def _mv_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ..
 
 
 def _dirichlet(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    """Break a stick: the k-th share of the remainder is Beta(aₖ, Σ_{j>k} aⱼ)."""
+    """Return a Dirichlet draw by stick-breaking: the k-th share of the remainder is Beta(aₖ, Σ_{j>k} aⱼ)."""
     [a] = parameters
     after = pt.cumsum(a[..., ::-1], axis=-1)[..., ::-1]
     share = pt.betaincinv(a[..., :-1], after[..., 1:], u)
@@ -229,14 +229,14 @@ def _stick_breaking(u: Variable, parameters: Sequence[Variable], shape: tuple[in
 
 
 def _sticks(share: Variable) -> Variable:
-    """Return the pieces of a stick from the shares that are broken off what is left."""
+    """Return the pieces of a stick from the shares that are broken off the remainder."""
     left = pt.cumprod(1 - share, axis=-1)
     before = pt.concatenate([pt.ones_like(left[..., :1]), left[..., :-1]], axis=-1)
     return pt.concatenate([share * before, left[..., -1:]], axis=-1)
 
 
 def _truncated_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    """Return the quantile between both ends, taken in the left tail, where the distribution function has all its digits."""
+    """Return the quantile between both ends, computed in the left tail, where the distribution function loses no digits."""
     mean, sd, lower, upper = parameters
     a, b = (lower - mean) / sd, (upper - mean) / sd
     flip = a + b > 0

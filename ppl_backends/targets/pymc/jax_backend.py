@@ -1,12 +1,12 @@
 """Batched functions by JAX: ``jit`` of ``vmap`` over the PyTensor graph translated to JAX, in float64.
 
-Functions refuse to run in a process that was forked from one where JAX has run (:mod:`~ppl_backends.targets.jax_process`).
+Functions raise an error in a process that was forked from one that used JAX (:mod:`~ppl_backends.targets.jax_process`).
 
-PyTensor's translations are a table for the whole process, which other code relies on. A graph of ours is therefore rewritten
-just before it is translated, and the operations put into it are entered in the table; those of PyTensor stay as they are.
+PyTensor's translations are a table for the whole process, which other code uses. A graph of ours is therefore
+rewritten just before it is translated, and our operations are added to the table; PyTensor's entries are not changed.
 
-Programs with linear algebra are rewritten before they are compiled; :mod:`~ppl_backends.targets.pymc.jax_programs` says
-why. One function runs at a time; XLA shares its work among threads.
+Programs with linear algebra are rewritten before they are compiled; :mod:`~ppl_backends.targets.pymc.jax_programs`
+gives the reasons. One function runs at a time; XLA distributes its work over threads.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _execution = threading.Lock()
 
 
 def _jax() -> Any:
-    """Return JAX, refused in a forked child."""
+    """Return JAX; raise an error in a forked child."""
     jax = jax_module()
-    jax_translation()  # imports PyTensor's, which turns float64 on where floatX is float64
+    jax_translation()  # imports PyTensor's, which turns float64 on if floatX is float64
     return jax
 
 
 def as_argument(value: np.ndarray) -> Any:
-    """Return ``value`` as JAX keeps it, so that calls do not copy it again."""
+    """Return ``value`` in JAX's form, so that calls do not copy it again."""
     with double_precision():
         return _jax().numpy.asarray(value)
 
 
 def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
-    """Return the JAX function of a graph; NotImplementedError where an operation has no translation."""
+    """Return the JAX function of a graph; raise NotImplementedError if an operation has no translation."""
     translation = jax_translation()
     graph = FunctionGraph(list(inputs), list(outputs), clone=True)
     with warnings.catch_warnings(), no_c_compiler():
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
-        # XLA fuses elementwise operations by itself, and ours must not be hidden in composites.
+        # XLA fuses elementwise operations by itself, and our operations must not be hidden in composites.
         get_mode("JAX").excluding("fusion").optimizer.rewrite(graph)
         use_own_operations(graph)
         return translation(graph)
@@ -81,7 +81,7 @@ def _batch(function: Callable, n_data: int, delicate: bool) -> Callable:
 
 
 def _is_delicate(point: Variable, outputs: Sequence[Variable]) -> bool:
-    """Return whether XLA may hang on a graph, or contradict itself in it."""
+    """Return whether XLA may hang or contradict itself on a graph."""
     return factorises(outputs) or multiplies(point, outputs)
 
 
@@ -112,9 +112,9 @@ def compile_hessian(point: Variable, data: Sequence[Variable], output: Variable)
 
 
 class VectorSideDot(Dot):
-    """A product, that of a matrix and a vector written from the vector's side.
+    """A product in which that of a matrix and a vector is written from the vector's side.
 
-    With a batch of vectors as rows that is one product of matrices without transposes, up to twice as fast.
+    With a batch of vectors as rows this is one product of matrices without transposes, up to twice as fast.
     """
 
 
@@ -128,7 +128,7 @@ class OwnErfcinv(Erfcinv):
 
 @node_rewriter([Dot, Blockwise, Elemwise])
 def _own_operation(fgraph: Any, node: Any) -> Any:
-    """Replace an operation of PyTensor's by our own."""
+    """Replace an operation of PyTensor by our version."""
     op: Any = node.op
     if type(op) is Dot:
         return [VectorSideDot()(*node.inputs)]
@@ -150,9 +150,9 @@ _DIFFERENCED: list[type[Op]] = []
 
 
 def declare_operation(register: Callable[[Any], None], differenced: type[Op]) -> None:
-    """Add an operation from a higher floor: ``register`` enters it in PyTensor's table.
+    """Add an operation from a higher-level module: ``register`` adds it to PyTensor's table.
 
-    Hessians of graphs with a ``differenced`` operation are differences of gradients: it has no second derivatives.
+    Hessians of graphs with a ``differenced`` operation are differences of gradients, because it has no second derivatives.
     """
     _DECLARED.append(register)
     _DIFFERENCED.append(differenced)
@@ -162,7 +162,7 @@ def declare_operation(register: Callable[[Any], None], differenced: type[Op]) ->
 
 @cache
 def jax_translation() -> Any:
-    """Return PyTensor's translation to JAX, which knows our operations from the first call on."""
+    """Return PyTensor's translation to JAX, with our operations registered from the first call on."""
     import jax
     import jax.numpy as jnp
     from pytensor.link.jax.dispatch import jax_funcify

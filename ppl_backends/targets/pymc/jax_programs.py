@@ -1,22 +1,23 @@
 """JAX programs with linear algebra, rewritten so that they can neither hang nor contradict themselves.
 
-XLA runs independent operations of one program on a pool of as many threads as there are cores. Two of its properties are
-in the way of Gaussian processes.
+XLA runs independent operations of one program on a pool of as many threads as there are cores. Two of its properties
+cause problems for Gaussian processes.
 
-*Factorisations of a batch.* In jaxlib 0.10.0 to 0.11.0 a LAPACK call on a batch of matrices cuts the batch into chunks,
-hands them to the pool and blocks its own thread until they are done (``ParallelBatchMap`` in
-``jaxlib/cpu/lapack_kernels.cc``). As many such calls at once as there are threads wait for chunks that no thread is left
-to run. A call runs in its own thread, and waits for nothing, if its batch holds one matrix or less than 200,000 floating
-point operations altogether (``GetLapackBatchChunkSize``). Larger batches are therefore mapped in turn here, one matrix a
-call, so that no thread of the pool ever waits for another. Points are mapped in groups small enough for the matrices of a
-group to stay in the processor's cache, which is faster than one pass over all points.
+*Factorisations of a batch.* In jaxlib 0.10.0 to 0.11.0 a LAPACK call on a batch of matrices cuts the batch into
+chunks, passes them to the pool and blocks its own thread until they are done (``ParallelBatchMap`` in
+``jaxlib/cpu/lapack_kernels.cc``). As many such calls at once as there are threads wait for chunks that no free thread
+can run. A call runs in its own thread, without waiting, if its batch has one matrix or fewer than 200,000 floating
+point operations in total (``GetLapackBatchChunkSize``). Larger batches are therefore mapped sequentially here, one
+matrix per call, so that no thread of the pool waits for another. Points are mapped in groups small enough for the
+matrices of a group to fit in the processor's cache, which is faster than one pass over all points.
 
-*Comparisons of a value with its own rounding error.* The compiler copies cheap operations into every loop that needs their
-result, and contracts products and sums there to fused multiply-adds, each copy in its own way. A squared distance of a
-point from itself comes out as 0 in one loop and 1e-16 in another, and where a derivative passes through
-``clip(distance, 0, inf)`` on one path and not on the other, terms that cancel exactly do not: gradients and Hessians are
-then wrong by orders of magnitude. Whatever a comparison looks at is therefore computed once, behind an optimisation
-barrier. (The CPU compiler of jaxlib 0.10 drops barriers before it copies operations, unless that pass is switched off.)
+*Comparisons of a value with its own rounding error.* The compiler copies cheap operations into every loop that needs
+their result, and contracts products and sums there to fused multiply-adds, each copy in its own way. A squared
+distance of a point from itself is 0 in one loop and 1e-16 in another. If a derivative passes through
+``clip(distance, 0, inf)`` on one path but not on the other, terms that should cancel exactly do not, and gradients and
+Hessians are wrong by orders of magnitude. Therefore every operand of a comparison is computed once, behind an
+optimisation barrier. (The CPU compiler of jaxlib 0.10 drops barriers before it copies operations, unless that pass is
+switched off.)
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}  # barriers hold until the end
+COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}  # keeps barriers until the end
 
 CACHE_BYTES = 2**17  # of the largest value of a group of points
-INLINE_WORK = 200_000  # floating point operations of a batch that LAPACK calls never share out among threads
+INLINE_WORK = 200_000  # floating point operations of a batch that LAPACK calls do not distribute over threads
 
 # Factorisations and solves, with the dimensions of their first operand and operations per element and dimension.
 FACTORISATIONS = {
@@ -41,7 +42,7 @@ FACTORISATIONS = {
 }
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne", "max", "min", "clamp", "sign", "abs", "reduce_max", "reduce_min"}
 
-# Programs called by name, whose derivatives have been taken by now: their equations take the call's place.
+# Programs called by name, whose derivatives have been taken already: their equations replace the call.
 CALLS = {
     **dict.fromkeys(("pjit", "jit", "checkpoint", "remat", "remat2"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
@@ -66,7 +67,7 @@ def map_points(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence
 
 
 def rewrite(function: Callable[..., Sequence[Any]]) -> Callable[..., list]:
-    """Return the JAX function of arrays that computes the same: batches factorised in turn, comparisons behind barriers."""
+    """Return an equivalent JAX function of arrays: batches factorised sequentially, comparisons behind barriers."""
     import jax
 
     def rewritten(*arguments: Any) -> list:
@@ -148,7 +149,7 @@ def _rewritten(value: Any) -> Any:
 
 
 def _closed(program: Any) -> Any:
-    """Return a jaxpr with its constants; one that has none may stand alone."""
+    """Return a jaxpr with its constants; one without constants may be used directly."""
     from jax.extend.core import ClosedJaxpr
 
     return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())

@@ -1,12 +1,12 @@
 r"""Integrals of the density of a free variable on the unconstrained space, given its parents, in closed form.
 
-PyMC normalises its densities in model space, with two exceptions: of ``LKJCholeskyCov`` and ``LKJCorr`` (before PyMC 6) and
-of ``CAR`` it leaves out constants. A transform can map the line to a part of the support only, as ``log`` does on a Normal:
-the integral is then the probability of that part, a difference of the distribution function. ``ordered`` keeps one of the K!
-orders of exchangeable elements.
+PyMC normalises its densities in model space, with two exceptions: for ``LKJCholeskyCov`` and ``LKJCorr`` (before PyMC
+6), and for ``CAR``, it leaves out constants. A transform can map the line to only a part of the support, as ``log``
+does on a Normal: the integral is then the probability of that part, a difference of the distribution function.
+``ordered`` keeps one of the K! orders of exchangeable elements.
 
-Distributions in :data:`NORMALISED` with their default transform integrate to one; a test integrates each of them. What is
-neither there nor has a closed form has to be measured.
+Distributions in :data:`NORMALISED` with their default transform integrate to one; a test integrates each of them. For
+any other without a closed form, the integral must be estimated.
 """
 
 from __future__ import annotations
@@ -40,15 +40,19 @@ NORMALISED = (
 # fmt: on
 """Names in ``pymc`` of distributions whose density integrates to one under their default transform.
 
-Others are special cases of these (``ChiSquared``, ``LogitNormal``, ``GaussianRandomWalk``, …). That of ``VonMises`` does so
+Others are special cases of these (``ChiSquared``, ``LogitNormal``, ``GaussianRandomWalk``, …). ``VonMises`` is normalised
 over a period: its transform repeats the circle along the line.
 """
-_SINGULAR = ("Dirichlet", "StickBreakingWeights", "ZeroSumNormal")  # a density on a surface: none without a transform
+_SINGULAR = (
+    "Dirichlet",
+    "StickBreakingWeights",
+    "ZeroSumNormal",
+)  # densities on a surface, improper without a transform
 _ELEMENTWISE = (LogTransform, LogOddsTransform, LogExpM1, Interval, IntervalTransform)
 
 
 def _op_types(names: Sequence[str]) -> frozenset[type]:
-    """Return types of the ops of distributions of these names, as far as this PyMC has them."""
+    """Return types of the ops of distributions of these names, if this PyMC has them."""
     found = [getattr(getattr(pm, name, None), "rv_type", None) for name in names]
     return frozenset(kind for kind in found if kind is not None)
 
@@ -74,12 +78,12 @@ def log_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable 
 
 
 def is_truncated_vector(rv: Variable) -> bool:
-    """Return whether ``rv`` is a ``pb.TruncatedMvNormal``, normalised, with a transform that keeps its bounds."""
+    """Return whether ``rv`` is a normalised ``pb.TruncatedMvNormal`` with a transform that keeps its bounds."""
     return bool(getattr(getattr(type(rv.owner.op), "_random_fn", None), "integrates_to_one", False))
 
 
 def has_default_transform(model: pm.Model, rv: Variable) -> bool:
-    """Return whether the transform is the one that PyMC chooses for the distribution."""
+    """Return whether the transform is PyMC's default for the distribution."""
     transform, default = model.rvs_to_transforms[rv], _default_transform(rv.owner.op, rv)
     if type(transform) is not type(default):
         return False
@@ -92,7 +96,7 @@ def has_default_transform(model: pm.Model, rv: Variable) -> bool:
 
 
 def counted_mass(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable:
-    """Return a draw whose mean is the integral, as a log; its weight is zero where no unconstrained value maps to it."""
+    """Return a draw whose mean is the integral, as a log; its weight is zero if no unconstrained value maps to it."""
     value = model.rvs_to_transforms[rv].forward(rv, *rv.owner.inputs)
     log_orders = _log_orders(shape) if exchangeable_and_ordered(model, rv) else 0.0  # such draws are sorted
     return pt.switch(pt.any(pt.isnan(value)), -np.inf, -log_orders)
@@ -114,7 +118,7 @@ def has_independent_parts(model: pm.Model, rv: Variable) -> bool:
 
 
 def exchangeable_and_ordered(model: pm.Model, rv: Variable) -> bool:
-    """Return whether the transform orders elements of which no parameter varies along the last axis."""
+    """Return whether the transform orders elements whose parameters are constant along the last axis."""
     op, transforms = rv.owner.op, chained(model.rvs_to_transforms[rv])
     if not is_ordered(model, rv) or not has_independent_parts(model, rv):
         return False
@@ -142,7 +146,7 @@ def _is_normalised(model: pm.Model, rv: Variable) -> bool:
 
 
 def _missing_constant(rv: Variable, shape: tuple[int, ...]) -> Variable | None:
-    """Return log integral of the densities that PyMC does not normalise: theirs less the true one, at one point."""
+    """Return the log integral of densities that PyMC does not normalise: theirs minus the true one, at one point."""
     name = type(rv.owner.op).__name__
     if name == "_LKJCholeskyCovRV":
         n, eta, sd_dist = rv.owner.inputs[-3:]
@@ -154,7 +158,7 @@ def _missing_constant(rv: Variable, shape: tuple[int, ...]) -> Variable | None:
 
 
 def _lkj_cholesky(n: int, eta: Variable, sd_dist: Variable, shape: tuple[int, ...]) -> Variable | None:
-    """Return that of ``LKJCholeskyCov``, at the identity under half-normals for its standard deviations."""
+    """Return the constant of ``LKJCholeskyCov``, at the identity under half-normals for its standard deviations."""
     op = sd_dist.owner.op
     positive = type(_default_transform(op, sd_dist)) is LogTransform
     if type(op) not in _NORMALISED_OPS or not positive:
@@ -167,7 +171,7 @@ def _lkj_cholesky(n: int, eta: Variable, sd_dist: Variable, shape: tuple[int, ..
 
 
 def _lkj_corr(n: int, eta: Variable, shape: tuple[int, ...]) -> Variable:
-    """Return that of ``LKJCorr``, at the identity, as a vector (PyMC 5) or as a Cholesky factor (PyMC 6)."""
+    """Return the constant of ``LKJCorr``, at the identity, as a vector (PyMC 5) or as a Cholesky factor (PyMC 6)."""
     stand_in = pm.LKJCorr.dist(n=n, eta=eta)
     core = stand_in.type.ndim
     identity = np.zeros(n * (n - 1) // 2) if core == 1 else np.eye(n)
@@ -182,7 +186,7 @@ def _log_lkj_volume(n: int, eta: Variable) -> Variable:
 
 
 def _car(rv: Variable, shape: tuple[int, ...]) -> Variable:
-    """Return that of ``CAR``, at its mean."""
+    """Return the constant of ``CAR``, at its mean."""
     _, W, alpha, tau = rv.owner.inputs[2:6]
     zero = np.zeros(shape[-1])
     compiled = pt.sum(_logp(pm.CAR.dist(zero, W=W, alpha=alpha, tau=tau), zero))
@@ -202,7 +206,7 @@ def _value(variable: Variable) -> Any:
 
 
 def _logp(rv: Variable, value: Any) -> Variable:
-    """Return log density, −∞ where PyMC would raise."""
+    """Return the log density, −∞ if PyMC would raise an error."""
     return replace_checks([pm.logp(rv, pt.as_tensor_variable(value), warn_rvs=False)])[0]
 
 
@@ -210,7 +214,7 @@ def _logp(rv: Variable, value: Any) -> Variable:
 
 
 def _mass_inside(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Variable | None:
-    """Return the probability that independent elements are where the transforms map to, None where there is no formula."""
+    """Return the probability that independent elements are in the range of the transforms, None without a formula."""
     if rv.owner.op.ndim_supp:
         return None
     transforms, log_orders = chained(model.rvs_to_transforms[rv]), 0.0
@@ -233,7 +237,7 @@ def _mass_inside(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Varia
 
 
 def _log_orders(shape: tuple[int, ...]) -> float:
-    """Return log of the number of orders of the elements along the last axis, for all vectors together."""
+    """Return the log of the number of orders of the elements along the last axis, for all vectors together."""
     return float(np.prod(shape[:-1]) * gammaln(shape[-1] + 1))
 
 
@@ -251,5 +255,5 @@ def chained(transform: Any) -> list[Any]:
 
 
 def _is_decreasing(transform: Any, rv: Variable) -> bool:
-    """Return whether this is an interval with an upper end only."""
+    """Return whether this is an interval with only an upper end."""
     return isinstance(transform, IntervalTransform) and transform.args_fn(*rv.owner.inputs)[0] is None

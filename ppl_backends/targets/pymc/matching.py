@@ -28,7 +28,7 @@ __all__ = ["ancestors", "arguments", "constant", "io_toposort", "sums_of_exponen
 
 
 def sums_of_exponentials(value: Variable) -> Iterator[tuple[Variable, int]]:
-    """Yield what is summed over one axis after exp and before log in a graph, and the axis."""
+    """Yield the summands over one axis after exp and before log in a graph, and the axis."""
     for node in io_toposort([], [value]):
         if isinstance(node.op, _LOG_SUM_EXP):
             exponents, axes = list(node.inputs), node.op.axis
@@ -45,7 +45,7 @@ def sums_of_exponentials(value: Variable) -> Iterator[tuple[Variable, int]]:
 
 
 def arguments(variable: Variable, scalar_op: type) -> list[Variable]:
-    """Return the arguments of an elementwise operation; none where the variable is another's result."""
+    """Return the arguments of an elementwise operation; empty if the variable is the result of another one."""
     node = variable.owner
     applies = node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
     return list(node.inputs) if applies else []

@@ -1,13 +1,14 @@
 r"""The integral of a model's prior as written.
 
-The free variables whose density does not integrate to one given its parents fall into groups that share no free variable
-above them, and the integral is the product over the groups.
+The free variables whose density does not integrate to one given its parents fall into groups that share no free
+variable above them, and the integral is the product over the groups.
 
-* Where the integral m of each given its parents is known, that of a group is the mean of ∏ m over draws of the parents:
-  exact where these are fixed. A variable that another's m depends on is drawn without its restriction, and counted.
-* Elsewhere bridge sampling measures the density of the group and of what it depends on, between draws of it and a Student t
-  fitted to others. Where draws follow the density, any bridge function gives the same integral (Meng & Wong 1996): the
-  geometric one is compared, and where the two differ the prior is not sampled.
+* If the integral m of each given its parents is known, that of a group is the mean of ∏ m over draws of the parents;
+  it is exact if these are fixed. A variable on which another's m depends is drawn without its restriction, and
+  counted.
+* Otherwise bridge sampling estimates the integral of the density of the group and of the variables it depends on,
+  between draws of it and a Student t fitted to other draws. If draws follow the density, any bridge function gives the
+  same integral (Meng & Wong 1996). The geometric one is compared, and if the two differ the prior is not sampled.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from ppl_backends.targets.pymc.priors import PriorDraws, PriorSampler, coordinat
 
 _BATCH, _MOST_DRAWS, _DRAWS_ONE_BY_ONE = 20_000, 500_000, 4_000
 _PRECISE = 0.003  # standard error at which drawing ends
-_BRIDGE_DRAWS = 10_000  # to fit to, to bridge from, and of what is fitted
+_BRIDGE_DRAWS = 10_000  # to fit the t, for the bridge, and of the t
 _DISAGREEMENT = 4.0
-_LARGEST_ERROR = 0.25  # of a bridge; beyond, the error is not known either
+_LARGEST_ERROR = 0.25  # of a bridge; above it, the error is unreliable too
 
 
 class Masses(NamedTuple):
-    """The free variables of a model by what is known of the integral of their density, given their parents."""
+    """The free variables of a model by what is known about the integral of their density, given their parents."""
 
     known: dict[Variable, Variable]
-    unknown: list[Variable]  # variables whose integral has to be measured
+    unknown: list[Variable]  # variables whose integral must be estimated
 
 
 def prior_masses(model: pm.Model, shapes: ModelShapes) -> Masses:
@@ -65,7 +66,7 @@ def integrate_prior(
     sampler: Callable[[], PriorSampler],
     free_terms: Callable[[Array], Mapping[str, Array]],
 ) -> PriorIntegral:
-    """Return the log integral of the prior; the same at every call."""
+    """Return the log integral of the prior; the same in every call."""
     free = set(free_variables(model))
     if any(isinstance(rv.owner.op, FlatRV | HalfFlatRV) for rv in free):
         return PriorIntegral(float("nan"))
@@ -85,7 +86,7 @@ def integrate_prior(
 
 
 def _by_draws(log_weight: Variable, fixed: Mapping[Variable, Variable]) -> PriorIntegral:
-    """Return log of the mean of a random weight, to a standard error of 0.003 where half a million draws give that."""
+    """Return log of the mean of a random weight, to a standard error of 0.003 if half a million draws suffice."""
     draw, rng = PriorDraws(clone_replace([log_weight], dict(fixed), rebuild_strict=False)), np.random.default_rng(0)
     batch, most = (_BATCH, _MOST_DRAWS) if draw.at_once else (_DRAWS_ONE_BY_ONE, _DRAWS_ONE_BY_ONE)
     log_weights = np.empty(0)
@@ -114,13 +115,13 @@ def _by_bridge(
     sampler: PriorSampler,
     free_terms: Callable[[Array], Mapping[str, Array]],
 ) -> PriorIntegral:
-    """Return the integral of variables that hold all their parents, by a bridge from draws of their density."""
+    """Return the integral of variables that include all their parents, by a bridge from draws of their density."""
     names = [rv.name for rv in variables]
     columns = np.concatenate([coordinates(shapes)[name].ravel() for name in names])
     said = f"the integral of the density of {', '.join(map(repr, names))}"
     n = _BRIDGE_DRAWS if sampler.at_once else _DRAWS_ONE_BY_ONE // 2
     if len(columns) ** 2 > 8 * n:
-        raise PriorSamplingError(f"{said} has too many dimensions to be measured: use initial='laplace'")
+        raise PriorSamplingError(f"{said} has too many dimensions to be estimated: use initial='laplace'")
 
     def log_density(x: Array) -> Array:
         terms = free_terms(x)
@@ -133,7 +134,7 @@ def _by_bridge(
         fitted = Student.fit(x[:n, columns])
     except np.linalg.LinAlgError:
         raise PriorSamplingError(
-            f"{said} cannot be measured, its draws lie on a surface: use initial='laplace'"
+            f"{said} cannot be estimated, because its draws lie on a surface: use initial='laplace'"
         ) from None
     proposed = x[:n].copy()
     proposed[:, columns] = fitted.sample(n, rng)

@@ -1,10 +1,10 @@
 """The rows of a PyMC model's data: log likelihoods of subsets at a cost that grows with the subset, without recompiling.
 
-The elementwise log density of an observed variable is rebuilt on an index input: whatever does not depend on the
-parameters and runs over the rows (the observed values, the covariates, group labels, ``pm.Data`` or constants alike, and
-anything computed from them) is replaced by its rows at the index; shapes that were the number of rows become the length of
-the index. The result is then *proved*: at random points, random subsets must equal slices of the full pointwise log
-likelihood. A model whose rows do not stand alone given the parameters (a random walk, a Gaussian process) fails the proof
+The elementwise log density of an observed variable is rebuilt on an index input. Everything that does not depend on
+the parameters and runs over the rows (the observed values, the covariates, group labels, ``pm.Data`` or constants, and
+anything computed from them) is replaced by its rows at the index; shapes equal to the number of rows become the length
+of the index. The result is then checked: at random points, random subsets must equal slices of the full pointwise log
+likelihood. A model whose rows are dependent given the parameters (a random walk, a Gaussian process) fails the check
 and is refused with the reason.
 """
 
@@ -124,7 +124,7 @@ class PyMCObservations(Observations):
         self.terms()
 
     def _split(self, index: Index) -> list[tuple[RowTerm, Any, Index]]:
-        """Return every variable with its places in ``index`` and its own element numbers."""
+        """Return every variable with its positions in ``index`` and its element numbers."""
         terms = self.terms()
         if len(terms) == 1:
             return [(terms[0], slice(None), index)]
@@ -160,7 +160,7 @@ class RowTerm:
         if any(value.dtype == bool and len(value) != self.n == value.sum() for value in values if value.ndim == 1):
             raise ModelError(
                 f"the observations of '{name}' cannot be taken in subsets: some of its values are missing; drop their rows, "
-                "which say nothing of the parameters"
+                "which contain no information about the parameters"
             )
         self._index = pt.lvector("index")
         self._point = graph.point
@@ -171,7 +171,7 @@ class RowTerm:
         self._functions: dict[str, Callable[..., list[Array]]] = {}
 
     def slice_of_full(self, x: Array, rows: Index) -> Array:
-        """Return the full pointwise log likelihood at ``rows``: what a subset must equal."""
+        """Return the full pointwise log likelihood at ``rows``, to compare with a subset."""
         return np.array([np.reshape(self._full(point, *self._values), (self.n, -1))[rows].ravel() for point in x])
 
     def evaluate(self, kind: str, x: Array, rows: Index, weights: Array | None = None) -> list[Array]:
@@ -209,7 +209,7 @@ def fixed_parts(
 ) -> tuple[list[Variable], list[np.ndarray]]:
     """Return the largest parts of graphs that do not depend on the inputs, as their leaves, with their values.
 
-    Parts that are small constants stay where they are.
+    Parts that are small constants are not replaced.
     """
     moving = set(inputs)
     frontier: dict[Variable, None] = {}

@@ -1,4 +1,4 @@
-"""Data drawn from a PyMC model, and the model on data drawn: its observed values are exchanged, nothing is compiled again."""
+"""Data drawn from a PyMC model, and the model on drawn data: its observed values are replaced without compilation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUFFIX = "__observed"
 
 
 class PyMCPredictive:
-    """Draws of the observed variables given the parameters, and the target whose observed values they are."""
+    """Draws of the observed variables given the parameters, and the target with these as observed values."""
 
     def __init__(self, target: Any) -> None:
         self.names = tuple(rv.name for rv in observed_variables(target.model))
@@ -39,7 +39,7 @@ class PyMCPredictive:
         self._target = target.of_model(self._model)
         if self._target.names != target.names:
             raise ModelError(
-                f"{target.label}: a copy of it has other coordinates, so data drawn cannot be put in their place"
+                f"{target.label}: a copy of it has other coordinates, so drawn data cannot replace the observed ones"
             )
 
     def _function(self) -> Any:
@@ -72,7 +72,7 @@ def with_shared_observations(model: pm.Model, data: Mapping[Any, Array]) -> tupl
     """Return a copy of a model whose observed values are shared variables, and these by name of the observed variable."""
     values = observed_values(model, dict(data))
     copy = clone_model(model)
-    for kind in ("free_RVs", "observed_RVs", "potentials", "deterministics"):  # which a copy has in an order of its own
+    for kind in ("free_RVs", "observed_RVs", "potentials", "deterministics"):  # a copy has them in another order
         places = {variable.name: place for place, variable in enumerate(getattr(model, kind))}
         getattr(copy, kind).sort(key=lambda variable, places=places: places[variable.name])
     shared = {}

@@ -1,4 +1,4 @@
-"""The prior of a PyMC model variable by variable, in model space: its log densities without Jacobians."""
+"""The prior of a PyMC model by variable, in model space: its log densities without Jacobians."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PyMCPriorTerms(PriorTerms):
             function = make(self._point, inputs, outputs)
             weights = [] if kind == "values" else [np.ones(len(self.names))]
             start = np.zeros((1, self._point.type.shape[0]))
-            function(start, *DataArguments([*weights, *self._values]).of(backend))  # some fail only when they run
+            function(start, *DataArguments([*weights, *self._values]).of(backend))  # some only fail when they run
             return function
 
         return first_backend(self._backends, compiled, "the prior by variable")[:2]

@@ -2,8 +2,8 @@
 
 The generative graph of the free variables, followed by their forward transforms, is rebuilt so that every elementary
 random variable in it draws ``n`` times in one call. Distributions made of several others (``LKJCholeskyCov``,
-``GaussianRandomWalk``, ``Truncated``, …) are expanded into them first. Where that is not possible, one compiled draw is
-called ``n`` times. Potentials play no part.
+``GaussianRandomWalk``, ``Truncated``, …) are expanded into them first. If that is not possible, one compiled draw is
+called ``n`` times. Potentials are ignored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LARGEST_BATCH = 65_536
 
 
 class PriorDraws:
-    """Draws of graphs of random variables, all at once where every operation can be given a batch axis."""
+    """Draws of graphs of random variables, all at once if every operation can have a batch axis."""
 
     def __init__(self, graphs: Sequence[Variable]) -> None:
         graphs = _expand_composites(list(graphs))
@@ -68,7 +68,7 @@ class PriorDraws:
         size = pt.lscalar("n")
         try:
             self._batched: Callable | None = random_function(_draw_many(graphs, size), size)
-        except Exception:  # an operation that cannot be given a batch axis: draw one by one
+        except Exception:  # an operation without a batch axis: draw one by one
             self._batched = None
 
     @property
@@ -90,18 +90,18 @@ class PriorDraws:
             rng.bit_generator.state = state
         try:
             rows = [self._loop(rng) for _ in range(n)]
-        except Exception as error:  # a distribution without draws, as ICAR
+        except Exception as error:  # a distribution without draws, such as ICAR
             reason = str(error).partition("\n")[0] or type(error).__name__
-            raise PriorSamplingError(f"the prior cannot be drawn from ({reason}): use initial='laplace'") from None
+            raise PriorSamplingError(f"the prior cannot be sampled ({reason}): use initial='laplace'") from None
         return [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
 
 
 class PriorSampler:
     """Prior draws of the ravelled value variables.
 
-    A transform may restrict a variable to part of its support, as ``ordered`` does. Where the elements are exchangeable
-    their draws are sorted; otherwise draws outside are drawn again, each together with all that depends on it or that it
-    depends on, which is rejection sampling from the density that the model states.
+    A transform may restrict a variable to part of its support, as ``ordered`` does. If the elements are exchangeable,
+    their draws are sorted; otherwise draws outside are drawn again, each together with all variables that depend on it
+    or on which it depends. This is rejection sampling from the density that the model states.
     """
 
     def __init__(self, model: pm.Model, data: DataValues, shapes: ModelShapes) -> None:
@@ -147,12 +147,12 @@ class PriorSampler:
         return x
 
     def _draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return points ``(n, dim)``, NaN where a transform does not allow a draw; transforms have to undo themselves."""
+        """Return points ``(n, dim)``, NaN if a transform does not allow a draw; transforms must be invertible."""
         draws, k = self._draws(n, rng), len(self._free)
         for rv, error in zip(self._transformed, draws[k:], strict=True):
             if np.nanmax(error, initial=0.0) > 1e-6:
                 raise PriorSamplingError(
-                    f"draws of '{rv.name}' do not survive its transform and back, so that its prior cannot be sampled: "
+                    f"draws of '{rv.name}' change by its transform and back, so that its prior cannot be sampled: "
                     "use initial='laplace'"
                 )
         return np.concatenate([draw.reshape(n, -1) for draw in draws[:k]], axis=1)
@@ -181,7 +181,7 @@ def coordinates(shapes: ModelShapes) -> dict[str, NDArray[np.intp]]:
 
 
 def joined_groups(reach: Mapping[Variable, set[Variable]]) -> list[list[Variable]]:
-    """Return the variables in groups that reach no variable in common."""
+    """Return the variables in groups without common reachable variables."""
     groups: list[tuple[list[Variable], set[Variable]]] = []
     for rv, reached in reach.items():
         apart = [group for group in groups if not group[1] & reached]
@@ -192,7 +192,7 @@ def joined_groups(reach: Mapping[Variable, set[Variable]]) -> list[list[Variable
 
 
 def _redrawn_together(model: pm.Model, restricted: Sequence[Variable], shapes: ModelShapes) -> list[NDArray[np.intp]]:
-    """Return the coordinates in independent groups: those that are drawn anew where one of them is outside."""
+    """Return the coordinates in independent groups, each of which is drawn again if one of its coordinates is outside."""
     where, free = coordinates(shapes), free_variables(model)
     groups, rest = [], []
     for members in map(set, joined_groups({rv: {rv, *(v for v in ancestors([rv]) if v in free)} for rv in free})):
@@ -213,13 +213,13 @@ def _are_draws(draws: list[Array], ndims: list[int], n: int) -> bool:
 
 
 def _sorted_copy(rv: Variable, transform: Any) -> Variable:
-    """Return the same draw, with its elements in the order that the transform asks for."""
+    """Return the same draw, with its elements in the order that the transform requires."""
     ascending = pt.sort(rv.owner.clone().outputs[1], axis=-1)
     return ascending if chained(transform)[-1].ascending else ascending[..., ::-1]
 
 
 def _car_draw(rv: Variable) -> Variable:
-    """Return a draw of the density of ``CAR``; PyMC's own has the square of its covariance matrix."""
+    """Return a draw from the density of ``CAR``; PyMC's own draws have the square of its covariance matrix."""
     factor = pt.linalg.cholesky(car_precision(rv))
     noise = pt.random.normal(size=rv.shape)
     return rv.owner.inputs[2] + pt.linalg.solve_triangular(factor.mT, noise, lower=False)
@@ -232,13 +232,13 @@ def _error_of_return(model: pm.Model, rv: Variable, value: Variable) -> Variable
 
 
 def refuse_improper(rv: Variable) -> None:
-    """Refuse a variable whose prior cannot be drawn from."""
+    """Raise an error for a variable whose prior cannot be sampled."""
     op = rv.owner.op
     if isinstance(op, FlatRV | HalfFlatRV):
         raise PriorSamplingError(f"the prior of '{rv.name}' is flat and cannot be sampled: use initial='laplace'")
     if isinstance(op, PartialObservedRV):
         raise PriorSamplingError(
-            f"'{rv.name}' stands for missing entries of a multivariate observation, whose density is counted with the "
+            f"'{rv.name}' represents missing entries of a multivariate observation, whose density is counted with the "
             "observed entries, not with the prior: use initial='laplace'"
         )
 
@@ -258,13 +258,13 @@ def _expand_composites(graphs: list[Variable]) -> list[Variable]:
 
 
 def inline_composite(graphs: list[Variable], node: Apply) -> list[Variable]:
-    """Return the graphs with the graph inside of one composite in its place."""
+    """Return the graphs with one composite replaced by the graph inside it."""
     inner = dict(zip(node.outputs, inline_ofg_node(node), strict=True))
     return merged(clone_replace(graphs, inner, rebuild_strict=False))
 
 
 def merged(graphs: list[Variable]) -> list[Variable]:
-    """Return every random variable once: replacing clones what is above, and two clones must not be drawn apart."""
+    """Return every random variable once: replacing clones what is above, and two clones must not be drawn separately."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
     MergeOptimizer().rewrite(fgraph)
     return list(fgraph.outputs)
@@ -281,12 +281,12 @@ def _draw_many(graphs: list[Variable], n: Variable) -> list[Variable]:
         parameters = []
         for parameter, core_ndim in zip(node.op.dist_params(node), node.op.ndims_params, strict=True):
             [many] = vectorize_graph([parameter], batched) if batched else [parameter]
-            if many.type.ndim > parameter.type.ndim:  # line the draws up in front of all batch axes
+            if many.type.ndim > parameter.type.ndim:  # put the axis of draws before all batch axes
                 missing = batch_ndim - (parameter.type.ndim - core_ndim)
                 many = pt.expand_dims(many, tuple(range(1, 1 + missing))) if missing else many
             parameters.append(many)
         size = pt.stack([n, *[draw.shape[axis] for axis in range(batch_ndim)]])
-        generator = pytensor.shared(np.random.default_rng(0))  # a stream of its own; replaced by an input
+        generator = pytensor.shared(np.random.default_rng(0))  # a separate stream; replaced by an input
         batched[draw] = node.op.make_node(generator, size, *parameters).outputs[1]
     return vectorize_graph(graphs, batched)
 

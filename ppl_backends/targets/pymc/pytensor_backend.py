@@ -73,7 +73,7 @@ NUMBA, C = PyTensorBackend("NUMBA"), PyTensorBackend("C")
 
 
 def _one_at_a_time(function: Callable) -> Callable:
-    """Return the function with a lock: it holds its storage, so that threads take turns."""
+    """Return the function with a lock, because threads would share its storage."""
     lock = Lock()
 
     def run(*arguments: Array) -> list[Array]:

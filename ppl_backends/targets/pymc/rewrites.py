@@ -24,7 +24,7 @@ from ppl_backends.targets.pymc.stable_functions import NORMAL_TAIL_REWRITES, shi
 
 @node_rewriter([CheckParameterValue])
 def check_to_switch(fgraph, node):
-    """Give invalid parameters -inf (or NaN, where PyMC would raise), so that one bad point cannot end a batch."""
+    """Give invalid parameters -inf (or NaN, where PyMC would raise), so that one bad point does not end a batch."""
     expression, *conditions = node.inputs
     if not expression.dtype.startswith("float"):
         return [expression]
@@ -76,16 +76,15 @@ def log1p_minus_sigmoid(fgraph, node):
 def switch_inside(fgraph, node):
     """Write ``switch(c, f(a), f(b))`` as ``f(switch(c, a, b))`` for an elementwise ``f`` of one argument.
 
-    Both branches of a switch are computed; the Bernoulli log density evaluates ``softplus`` at both signs without this.
+    Both branches of a switch are computed; without this rewrite the Bernoulli log density evaluates ``softplus`` at
+    both signs.
     """
     if not isinstance(node.op.scalar_op, Switch):
         return None
     condition, one, other = node.inputs
     if one.owner is None or other.owner is None or one.owner.op != other.owner.op or one is other:
         return None
-    if arguments(
-        one, Exp
-    ):  # the guard of a stabilised log-sum-exp, which PyTensor would stabilise once more without it
+    if arguments(one, Exp):  # the guard of a stabilised log-sum-exp, which PyTensor would stabilise again without it
         return None
     if not isinstance(one.owner.op, Elemwise) or len(one.owner.inputs) != 1:
         return None
@@ -96,7 +95,7 @@ def switch_inside(fgraph, node):
 
 
 def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
-    """Return graphs whose checks of parameters give -inf where they would raise; the graphs given are used up."""
+    """Return graphs whose checks of parameters give -inf instead of errors; the given graphs are consumed."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
     for rewrite in (check_to_switch, positive_definite_by_cholesky):
         in2out(rewrite).rewrite(fgraph)
@@ -118,6 +117,6 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
 
 
 def _in_double(graphs: list[Variable]) -> list[Variable]:
-    """Return float32 constants in float64: JAX takes weakly typed float64 values down with them."""
+    """Return float32 constants in float64: JAX converts weakly typed float64 values to the precision of float32 constants."""
     short = [v for v in ancestors(graphs) if isinstance(v, TensorConstant) and v.dtype == "float32"]
     return clone_replace(graphs, {v: pt.constant(v.data.astype("float64")) for v in short}, rebuild_strict=False)

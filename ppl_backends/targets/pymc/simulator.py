@@ -57,11 +57,11 @@ class SimulatorVariable:
     kind : {"gaussian", "laplace", "function"}
     epsilon : float or ndarray
     epsilon_given : bool
-        Whether it is not PyMC's default.
+        Whether it differs from PyMC's default.
     summary : str or callable
-        One of PyMC's names, or a function of one data set.
+        A summary name of PyMC, or a function of one data set.
     log_kernel : callable or None
-        ``(epsilon, observed summary, simulated summary) -> float`` where ``kind`` is ``"function"``.
+        ``(epsilon, observed summary, simulated summary) -> float`` if ``kind`` is ``"function"``.
     """
 
     name: str
@@ -81,7 +81,7 @@ def simulators_of(model: pm.Model) -> list[Variable]:
 
 
 def without_simulators(model: pm.Model) -> pm.Model:
-    """Return a model of the same variables but these; nothing is cloned."""
+    """Return a model of the same variables except these; nothing is cloned."""
     gone = simulators_of(model)
     names, values = {rv.name for rv in gone}, {model.rvs_to_values[rv] for rv in gone}
     reduced = object.__new__(type(model))
@@ -128,7 +128,7 @@ def _parts(model: pm.Model, rv: Variable, data: DataValues) -> SimulatorVariable
 
 
 def _draw_one(fn: Function, size: tuple[int, ...] | None, values: Values, rng: np.random.Generator) -> Any:
-    """Call the function as PyTensor does."""
+    """Call the function in the same way as PyTensor."""
     return fn(rng, *values.values(), size)
 
 
@@ -140,7 +140,7 @@ def _draw_many(
     values: Values,
     rng: np.random.Generator,
 ) -> Any:
-    """Call it for a batch: the new axis comes first, in front of all batch axes of the parameters."""
+    """Call it for a batch: the new axis comes first, before all batch axes of the parameters."""
     n = len(next(iter(values.values())))
     rows = []
     for value, core, ndim in zip(values.values(), cores, ndims, strict=True):
@@ -163,7 +163,7 @@ def _summary(given: Any) -> str | Function:
 
 
 def _distance(given: Any) -> tuple[str, Function | None]:
-    """Return the kind of a distance, and the function that it is."""
+    """Return the kind of a distance, and its function."""
     if given is pymc_simulator.gaussian:
         return "gaussian", None
     if given is pymc_simulator.laplace:
@@ -173,7 +173,7 @@ def _distance(given: Any) -> tuple[str, Function | None]:
 
 
 def _wrapped(op: Op) -> Function | None:
-    """Return the NumPy function that PyMC made an operation of."""
+    """Return the NumPy function from which PyMC made an operation."""
     if type(op).__module__ != pymc_simulator.__name__:
         return None
     code, cells = type(op).perform.__code__, type(op).perform.__closure__ or ()
@@ -227,7 +227,7 @@ def batched_values(
         try:
             several = vectorize_graph(graphs, {point: points})
             many = pytensor.function([points], several, mode=PYTHON_MODE, on_unused_input="ignore")
-        except Exception:  # an operation that cannot be given a batch axis
+        except Exception:  # an operation without a batch axis
             many, one = None, pytensor.function([point], graphs, mode=PYTHON_MODE, on_unused_input="ignore")
 
     def values_of(x: Array) -> list[NDArray]:

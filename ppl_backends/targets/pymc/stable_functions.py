@@ -1,16 +1,17 @@
-"""Functions at the heart of common likelihoods, as operations of our own: stable where PyTensor's are not, and faster.
+"""Functions in common likelihoods, as operations of this package: stable where PyTensor's are not, and faster.
 
-*Logs of normal distribution functions.* A probit likelihood written as ``log(p)`` or ``log1p(-p)`` of ``p = invprobit(eta)``
-is lost where ``p`` rounds to 0 or 1: its value becomes -inf and, already from eta = 8.3 on, its derivative NaN, since both
-branches of the Bernoulli density are differentiated. On well-separated data that is at the mode itself. Such expressions
-become ``log_ndtr``.
+*Logs of normal distribution functions.* A probit likelihood written as ``log(p)`` or ``log1p(-p)`` of
+``p = invprobit(eta)`` loses accuracy where ``p`` rounds to 0 or 1: its value becomes -inf and, already from eta = 8.3 on,
+its derivative is NaN, because both branches of the Bernoulli density are differentiated. For well-separated data this
+happens at the mode itself. Such expressions become ``log_ndtr``.
 
-*softplus(x) = log(1 + exp(x)).* PyTensor's becomes three exponentials under JAX, with a derivative that overflows to NaN
-beyond x = 709, and spends most of its time in ``log1p`` under Numba. Here it is max(x, 0) + log1p(e) with e = exp(-|x|) in
-(0, 1]; under Numba log1p(e) is log(1 + e), or where e < 0.001, and the sum would lose digits, its series.
+*softplus(x) = log(1 + exp(x)).* PyTensor's becomes three exponentials under JAX, with a derivative that overflows to
+NaN beyond x = 709, and spends most of its time in ``log1p`` under Numba. Here it is max(x, 0) + log1p(e) with e =
+exp(-|x|) in (0, 1]; under Numba log1p(e) is log(1 + e), or its series for e < 0.001, where the sum would lose digits.
 
-*log Σ exp(x).* PyTensor stabilises it as m + log Σ exp(x − m) with m = max x. The value does not depend on m, so neither does
-the derivative; taken through m, as JAX and PyTensor do, it costs as much as all else. Here m is a constant to derivatives.
+*log Σ exp(x).* PyTensor stabilises it as m + log Σ exp(x − m) with m = max x. The value does not depend on m, and
+neither does the derivative; computed through m, as JAX and PyTensor do, it takes as long as everything else. Here m is
+a constant in derivatives.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LogNdtr(UnaryScalarOp):
         return (gz * exp(-0.5 * x * x - 0.5 * math.log(2 * math.pi) - log_ndtr_scalar(x)),)
 
     def L_op(self, inputs: Any, outputs: Any, grads: Any) -> Any:
-        """Return the same; PyTensor 3 asks for it by this name."""
+        """Return the same; PyTensor 3 uses this name."""
         return self.grad(inputs, grads)
 
 
@@ -106,7 +107,7 @@ NORMAL_TAIL_REWRITES = (half_one_plus_erf, log_of_scaled_erfc, log_of_complement
 
 
 def _scaled_erfc(variable: Variable) -> tuple[float, Variable | None]:
-    """Return ``(c, x)`` where the variable is c erfc(x)."""
+    """Return ``(c, x)`` if the variable is c erfc(x)."""
     scale = 1.0
     if negated := arguments(variable, Neg):
         scale, variable = -1.0, negated[0]
@@ -132,7 +133,7 @@ class FastSoftplus(UnaryScalarOp):
         return (gz * sigmoid(x),)
 
     def L_op(self, inputs: Any, outputs: Any, grads: Any) -> Any:
-        """Return the same; PyTensor 3 asks for it by this name."""
+        """Return the same; PyTensor 3 uses this name."""
         return self.grad(inputs, grads)
 
     def c_code(self, *arguments: Any) -> str:
@@ -140,7 +141,7 @@ class FastSoftplus(UnaryScalarOp):
         return pytensor_softplus.c_code(*arguments)
 
     def c_code_cache_version(self) -> tuple:
-        """Return that of the C code."""
+        """Return the version of the C code."""
         return pytensor_softplus.c_code_cache_version()
 
 
@@ -156,20 +157,20 @@ def softplus_to_fast(fgraph, node):
 
 
 class Shift(Max):
-    """The maximum, as a constant to derivatives."""
+    """The maximum, as a constant in derivatives."""
 
     def grad(self, inputs: Any, grads: Any) -> Any:
         """Return zero."""
         return [pt.zeros_like(inputs[0])]
 
     def L_op(self, inputs: Any, outputs: Any, grads: Any) -> Any:
-        """Return the same; PyTensor 3 asks for it by this name."""
+        """Return the same; PyTensor 3 uses this name."""
         return self.grad(inputs, grads)
 
 
 @node_rewriter([Elemwise])
 def shift_without_gradient(fgraph, node):
-    """Write ``m + log Σ exp(x − m)``, as PyTensor stabilises it, with ``m`` constant to derivatives."""
+    """Write ``m + log Σ exp(x − m)``, as PyTensor stabilises it, with ``m`` constant in derivatives."""
     if not isinstance(node.op.scalar_op, Add):
         return None
     for logarithm in node.inputs:
@@ -271,8 +272,8 @@ def register_numba() -> None:
 def _register_numba_scalar(operation: type, function: Callable) -> None:
     """Translate a scalar operation to a Numba function.
 
-    Without this PyTensor calls the operation's Python method for every element. PyTensor caches machine code on
-    disk under the key, which holds the function's name and module: a function that changes needs a new name.
+    Without this PyTensor calls the operation's Python method for every element. PyTensor caches machine code on disk
+    under the key, which contains the function's name and module, so a function that changes needs a new name.
     """
     from pytensor.link.numba import dispatch
 

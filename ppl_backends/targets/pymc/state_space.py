@@ -28,7 +28,7 @@ from ppl_backends.targets.state_space.target import StateSpaceData, StateSpaceTa
 
 
 class StateSpaceVariable:
-    """Description of a state-space variable, in the place of the function of draws of ``pm.CustomDist``.
+    """Description of a state-space variable, which replaces the function of draws of ``pm.CustomDist``.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class StateSpaceVariable:
         return {key: value for key, value in vars(self).items() if key != "step"}
 
     def __call__(self, *parameters: Any, rng: np.random.Generator, size: Any = None) -> NDArray:
-        """Refuse draws: the model states the density of a row and not how to draw one."""
+        """Raise an error: the model has the density of a row, but no function that draws one."""
         raise ModelError(
             f"state-space variable '{self.name}' cannot be drawn: its model has the density of a row only; name the other "
             "variables in var_names="
@@ -70,9 +70,9 @@ class StateSpaceVariable:
 
 
 class _Intractable(Op):
-    """The log density as PyMC sees it: refused, but zero where a step of ours moves the parameters.
+    """The log density in PyMC's graph: it raises an error, but is zero if a step of this package moves the parameters.
 
-    PyMC evaluates it at starting points, and steps of the other variables do; neither depends on its value.
+    PyMC evaluates it at starting points, and so do steps of the other variables; neither depends on its value.
     """
 
     __props__ = ("variable",)
@@ -115,7 +115,7 @@ def state_space_variable(
     letters = (f"d{i}" for i in range(1000))
     cores = [",".join(next(letters) for _ in range(v.type.ndim)) for v in inputs]
     shape = ",".join(next(letters) for _ in y.shape)
-    # PyMC would impute NaN; the data's own shape enters as a last parameter, from which it infers that of draws.
+    # PyMC would impute NaN; the data's shape is passed as a last parameter, from which PyMC infers that of draws.
     signature = f"{','.join(f'({core})' for core in [*cores, shape])}->({shape})"
     density = _Intractable(variable)
     return pm.CustomDist(
@@ -136,8 +136,7 @@ def _as_input(name: str, key: str, value: Any) -> Any:
         return pt.as_tensor_variable(value).astype("float64")
     except (TypeError, ValueError, NotImplementedError):
         raise ModelError(
-            f"'{name}': {key}={type(value).__name__} is no variable or number, as parameters are; data go in observed= and "
-            "covariates="
+            f"'{name}': {key}={type(value).__name__} is not a variable or number; data go in observed= and covariates="
         ) from None
 
 
@@ -173,7 +172,7 @@ class PyMCStateSpaceTarget(StateSpaceTarget):
 
 
 def _register(kind: Any) -> None:
-    """Give PyMC the log density of a variable whose type came from another process, where PyMC had it by that type."""
+    """Register with PyMC the log density of a variable whose type was created in another process."""
     if _logprob.dispatch(kind) is not _logprob.dispatch(RandomVariable):
         return
 

@@ -42,27 +42,28 @@ from ppl_backends.targets.pymc.prior_terms import PyMCPriorTerms
 from ppl_backends.targets.pymc.priors import PriorSampler
 
 JITTER_ROUNDS = 12
-ONE_SHAPE = 64  # rows of the only block of a target in one shape
+ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
 
 
 class PyMCTarget(BaseTarget):
     """The log density of a PyMC model on its unconstrained space.
 
-    Values of ``pm.Data`` are taken when the target is made. Functions are compiled at their first use.
+    Values of ``pm.Data`` are read when the target is made. Functions are compiled at their first use.
 
     Parameters
     ----------
     model : pm.Model
     backend : {"auto", "jax", "numba", "c"}
-        What compiles the log density. ``"auto"`` takes JAX, and for a function with an operation that JAX lacks Numba,
-        then C, with a warning that names the operation.
+        Compiler of the log density. ``"auto"`` is JAX; a function with an operation that JAX lacks uses Numba, then C,
+        with a warning that names the operation.
     cores : int, optional
-        Threads that evaluate blocks of points; all available cores by default. JAX keeps threads of its own.
+        Threads that evaluate blocks of points; all available cores by default. JAX uses its own threads.
 
     Raises
     ------
     ModelError
-        For discrete free variables, minibatches, simulators, and models without free variables; names the variable.
+        For discrete free variables, minibatches, simulators, and models without free variables; the message names the
+        variable.
 
     Examples
     --------
@@ -98,7 +99,7 @@ class PyMCTarget(BaseTarget):
         self.parameter_names = tuple(self._shapes.model)
         self.dim = len(self.names)
         if not self.dim:
-            raise ModelError("the free variables of the model have no elements: there is nothing to infer")
+            raise ModelError("the free variables of the model have no elements, so there is nothing to infer")
         self._compiled = CompiledGraph(model, self._data, self._shapes, backend)
         self._arguments = DataArguments(self._data.values())
         self._prior: PriorSampler | None = None
@@ -116,13 +117,13 @@ class PyMCTarget(BaseTarget):
     def _call(self, kind: str, x: Array, largest: int | None = None) -> list[Array]:
         """Return the compiled function ``kind`` at the rows of ``x``."""
         function = self._compiled.function(kind)
-        jax = function.backend == "jax"  # keeps its own threads, and compiles for every size of block
+        jax = function.backend == "jax"  # uses its own threads, and compiles for every size of block
         cap = min(function.cap, largest or function.cap)
         n = len(x)
         many = jax and self._compiled.factorises and n > 1
         if many:
-            x = pad_rows(x, -(-n // cap) * cap)  # full blocks and single points are all that is compiled
-        # A factorisation a point: threads that wait for each other at every one cost more than all their work.
+            x = pad_rows(x, -(-n // cap) * cap)  # only full blocks and single points are compiled
+            # One factorisation per point: threads that synchronise at each take longer than one thread for all of them.
         with threads_worth_having(0) if many else nullcontext():
             outputs = evaluate_in_blocks(
                 lambda block: function(block, self._arguments), x, cap, 1 if jax else self.cores, pad=jax
@@ -130,10 +131,10 @@ class PyMCTarget(BaseTarget):
         return [output[:n] for output in outputs]
 
     def with_fixed_batch_size(self) -> PyMCTarget:
-        """Return the same density by one compiled program, where evaluations take less time than compiling.
+        """Return the same density by one compiled program, if evaluations take less time than compiling.
 
         Blocks have 64 rows, values come with gradients, and Hessians are differences of these. It is the target itself
-        where the backend does not compile for every size of block, or 64 rows are beyond the byte budget of one.
+        if the backend does not compile for every size of block, or 64 rows exceed the byte budget of a block.
         """
         function = self._compiled.function("gradient")
         if function.backend != "jax" or function.cap < ONE_SHAPE:
@@ -160,7 +161,7 @@ class PyMCTarget(BaseTarget):
         return undefined(*self._call("gradient", as_points(x, self.dim))[:2])
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None, at no cost that grows with the data."""
+        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None; the run time does not depend on the data."""
         value, slope = sanitize(*self._call("prior", as_points(x, self.dim)))
         return value, slope if gradient else None
 
@@ -177,8 +178,8 @@ class PyMCTarget(BaseTarget):
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Return the Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
 
-        Compiled, and held against differences of gradients at its first use; by such differences where the two disagree,
-        and where the model factorises matrices.
+        It is compiled, and compared with differences of gradients at its first use; such differences replace it if the
+        two disagree, or if the model factorises matrices.
         """
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
@@ -196,7 +197,7 @@ class PyMCTarget(BaseTarget):
 
     @property
     def factors(self) -> PyMCFactors:
-        """Return a Gaussian times sites that each see one linear predictor, found at the first request."""
+        """Return a Gaussian times sites that each depend on one linear predictor, found at the first request."""
         with self._lock:
             if self._factors is None:
                 try:
@@ -244,9 +245,9 @@ class PyMCTarget(BaseTarget):
     # -- starting points -------------------------------------------------------------------------------------------
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws of the prior ``(n, dim)``; Potentials play no part."""
+        """Return ``n`` draws of the prior ``(n, dim)``; Potentials are ignored."""
         if self._masses.unknown:
-            self._integrated()  # an error where draws do not follow the density
+            self._integrated()  # raises an error if draws do not follow the density
         return self._prior_sampler()(n, rng)
 
     def _prior_sampler(self) -> PriorSampler:
@@ -265,7 +266,7 @@ class PyMCTarget(BaseTarget):
 
     @property
     def n_uniforms(self) -> int | None:  # type: ignore[override]
-        """Return the dimension of the cube that :meth:`prior_from_uniform` maps to the prior; None where it cannot."""
+        """Return the dimension of the cube that :meth:`prior_from_uniform` maps to the prior; None if there is no map."""
         return None if isinstance(self._inverse_cdf, PriorSamplingError) else self._inverse_cdf.n_uniforms
 
     def prior_from_uniform(self, u: Array) -> Array:
@@ -302,9 +303,9 @@ class PyMCTarget(BaseTarget):
     def prior_integral(self) -> PriorIntegral:
         """Return the log integral of the prior as written, its standard error and degrees of freedom.
 
-        0 without an error for distributions that are known to be normalised; exact for those with a closed form; elsewhere
-        it is estimated from draws of the prior, the same ones at every call. NaN for an improper prior, and for one that
-        cannot be drawn from.
+        It is 0 without an error for distributions that are known to be normalised, and exact for those with a closed
+        form; otherwise it is estimated from draws of the prior, the same in every call. NaN for an improper prior, and
+        for one that cannot be sampled.
         """
         try:
             return self._integrated()
@@ -318,7 +319,7 @@ class PyMCTarget(BaseTarget):
 
     @property
     def log_prior_normalizer_se(self) -> float:
-        """Return the standard error of ``log_prior_normalizer``; 0 where it is exact."""
+        """Return the standard error of ``log_prior_normalizer``; 0 if it is exact."""
         return self.prior_integral.standard_error
 
     @property
@@ -329,7 +330,7 @@ class PyMCTarget(BaseTarget):
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).
 
-        Rows of zero density are jittered anew, over a range that is halved every other round.
+        Rows of zero density are jittered again, over a range that is halved every other round.
         """
         start = self._start()
         x = np.tile(start, (n, 1))
@@ -368,7 +369,7 @@ class PyMCTarget(BaseTarget):
     # -- data ------------------------------------------------------------------------------------------------------
 
     def append(self, new: Mapping[str, Any]) -> PyMCTarget:
-        """Return the same target with new rows behind those of its ``pm.Data`` containers."""
+        """Return the same target with new rows appended to those of its ``pm.Data`` containers."""
         held = {shared.name: value for shared, value in self._data.items() if shared in self.model.data_vars}
         unknown = sorted(set(new) - set(held))
         if unknown:
@@ -379,7 +380,7 @@ class PyMCTarget(BaseTarget):
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
         """Return the same target with other values of its ``pm.Data`` containers.
 
-        Nothing is recompiled where shapes stay the same, and with Numba or C not even where they change.
+        Nothing is recompiled if shapes stay the same; with Numba or C nothing is recompiled even if they change.
         """
         data = dict(self._data)
         named = {shared.name: shared for shared in data}
@@ -394,7 +395,7 @@ class PyMCTarget(BaseTarget):
 
     @cached_property
     def predictive(self) -> PyMCPredictive:
-        """Return what draws data from the model and makes the target of data drawn."""
+        """Return the object that draws data from the model and makes the target of drawn data."""
         return PyMCPredictive(self)
 
     def of_model(self, model: pm.Model) -> PyMCTarget:
@@ -404,7 +405,7 @@ class PyMCTarget(BaseTarget):
         return other
 
     def with_observations(self, values: DataValues, named: Mapping[str, Any]) -> PyMCTarget:
-        """Return the same target with other values of shared variables, of the same shapes; factors are not sought anew."""
+        """Return the same target with other values, of the same shapes, of shared variables; keep its factors."""
         other = object.__new__(type(self))
         kept = {
             name: value for name, value in self.__dict__.items() if name not in ("likelihood_factors", "predictive")
@@ -422,7 +423,7 @@ class PyMCTarget(BaseTarget):
         return other
 
     def digests(self) -> dict[str, str]:
-        """Return digests of the model's graph and of its data; of values too, where the graph holds code of the user's."""
+        """Return digests of the model's graph and of its data; of values too, if the graph contains user code."""
         graph, complete = self._compiled.digest()
         named = [(str(shared.name), value) for shared, value in self._data.items()] + list(self.observed_data.items())
         named.sort(key=lambda item: item[0])
@@ -438,18 +439,18 @@ class PyMCTarget(BaseTarget):
         return other
 
     def _constant_data(self) -> dict[str, Array]:
-        """Return the containers but those that hold observed values."""
+        """Return the containers except those with observed values."""
         observed = set(ancestors([self.model.rvs_to_values[rv] for rv in observed_variables(self.model)]))
         return {v.name: value for v, value in self._data.items() if v in self.model.data_vars and v not in observed}
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def __reduce__(self):
-        """Return a recipe: the model, the data and the options; functions are compiled anew."""
+        """Return the model, the data and the options; functions are compiled again."""
         return _rebuild, (type(self), cloudpickle.dumps((self.model, self._data)), self.backend, self._cores_asked)
 
     def __deepcopy__(self, memo: dict) -> PyMCTarget:
-        """Return the target itself, which does not change."""
+        """Return the target itself, which is immutable."""
         return self
 
 
@@ -468,7 +469,7 @@ def _checked(name: str, shared: Variable, value: Any) -> np.ndarray:
 
 
 def _resize_dims(model: pm.Model, data: dict[Variable, np.ndarray]) -> None:
-    """Give the lengths of dims that are shared variables the lengths of the data that have those dims."""
+    """Set the lengths of dims that are shared variables to the lengths of the data with those dims."""
     for container in model.data_vars:
         for axis, dim in enumerate(model.named_vars_to_dims.get(container.name, ())):
             length = model.dim_lengths.get(dim)
@@ -477,7 +478,7 @@ def _resize_dims(model: pm.Model, data: dict[Variable, np.ndarray]) -> None:
 
 
 def _coords_and_dims(model: pm.Model, data: DataValues) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the coordinates and dims as ArviZ takes them; a dim without values, or resized by data, counts from 0."""
+    """Return the coordinates and dims in ArviZ's form; a dim without values, or resized by data, counts from 0."""
     dims = {
         name: [f"{name}_dim_{axis}" if dim is None else dim for axis, dim in enumerate(names)]
         for name, names in model.named_vars_to_dims.items()

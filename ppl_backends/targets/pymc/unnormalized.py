@@ -1,4 +1,4 @@
-"""Unnormalised observed variables of PyMC models: a ``pm.CustomDist`` that we know again, and its target."""
+"""Unnormalised observed variables of PyMC models: a marked ``pm.CustomDist``, and its target."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from ppl_backends.targets.unnormalized import UnnormalizedLikelihood, Unnormaliz
 
 
 class _RefusedGradient(TypeCastingOp):
-    """The identity, whose gradient names the variable: PyMC's own gradient-based steps do not know Z.
+    """The identity, whose gradient raises an error with the variable's name, because PyMC's gradient-based steps ignore Z.
 
-    Not a ``ViewOp``: PyMC simplifies the log density before it differentiates, and that removes views.
+    It is not a ``ViewOp``: PyMC simplifies the log density before it differentiates, and that removes views.
     """
 
     __props__ = ("name",)
@@ -58,7 +58,7 @@ class _RefusedGradient(TypeCastingOp):
 
 
 class UnnormalizedModel:
-    """The ``random`` function of the CustomDist, with all else that is to be known about it."""
+    """The ``random`` function of the CustomDist, with all other information about it."""
 
     unnormalized = True
 
@@ -66,7 +66,7 @@ class UnnormalizedModel:
         self.name, self.logp, self.random, self.exact, self.shape = name, logp, random, bool(exact), shape
 
     def __call__(self, *parameters: Any, rng: np.random.Generator, size: Any = None) -> NDArray:
-        """Draw as ``pm.CustomDist`` asks; the last parameter only states the shape of the data."""
+        """Draw in the form of ``pm.CustomDist``; the last parameter only gives the shape of the data."""
         if size is None or not len(tuple(size)):
             return self.draw(parameters[:-1], 1, rng)[0]
         n = int(np.prod(size))
@@ -90,7 +90,7 @@ class _FamilyDensity:
 
 
 class _FamilyDraws:
-    """Statistics of data sets drawn by a ready simulator."""
+    """Statistics of data sets drawn by a ready-made simulator."""
 
     def __init__(self, simulator: Any) -> None:
         self.simulator = simulator
@@ -115,7 +115,7 @@ def unnormalized_variable(
         if logp is not None or random is not None:
             raise ModelError(f"pb.Unnormalized('{name}'): give either simulator= or logp= and random=")
         if len(parameters) != 1 or pt.as_tensor_variable(parameters[0]).type.ndim != 1:
-            raise ModelError(f"pb.Unnormalized('{name}'): a ready simulator takes one vector of parameters")
+            raise ModelError(f"pb.Unnormalized('{name}'): a ready-made simulator takes one vector of parameters")
         observed = simulator.statistics(observed)
         logp, random, exact = _FamilyDensity(), _FamilyDraws(simulator), simulator.exact
     if logp is None:
@@ -126,13 +126,13 @@ def unnormalized_variable(
         )
     data = np.asarray(observed)
     if data.dtype.kind not in "iufb" or (data.dtype.kind == "f" and not np.isfinite(data).all()):
-        raise ModelError(f"pb.Unnormalized('{name}'): the observed data hold missing values or are not numbers")
+        raise ModelError(f"pb.Unnormalized('{name}'): the observed data have missing values or are not numbers")
     model = UnnormalizedModel(name, logp, random, exact, data.shape)
     inputs = [pt.as_tensor_variable(parameter) for parameter in parameters]
     letters = (f"d{i}" for i in itertools.count())
     cores = [",".join(next(letters) for _ in range(v.type.ndim)) for v in inputs]
     shape = ",".join(next(letters) for _ in data.shape)
-    # The data's own shape enters as a last parameter, from which PyMC infers that of draws.
+    # The data's shape is passed as a last parameter, from which PyMC infers that of draws.
     signature = f"{','.join(f'({core})' for core in [*cores, shape])}->({shape})"
     refused = _RefusedGradient(name)
 
@@ -256,7 +256,7 @@ class PyMCLikelihood(UnnormalizedLikelihood):
         return self._function("gradient")(np.asarray(x, dtype=np.float64), data)[0]
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
-        """Draw by the variable's ``random``, at the parameters that the point gives."""
+        """Draw by the variable's ``random``, at the parameters of the point."""
         parameters = self._function("parameters")(np.asarray(x, dtype=np.float64))
         return self._model.draw(parameters, n, rng).astype(self.observed.dtype)
 

@@ -1,14 +1,14 @@
-"""Builds a shared library from a Stan program: stanc, the C++ compiler, and a cache keyed by content.
+"""Build a shared library from a Stan program: stanc, the C++ compiler, and a cache with keys from the content.
 
 The key is a hash of everything that the library depends on, in two parts. The first is of the program: the C++ that
-stanc writes (with the program's includes), Stan's version, the compiler's flags, and the C++ of our own interface
-(``shim.cpp``, compiled once and linked to every program). The second is of the machine: the compiler and the folders of
-Stan's headers. Where there is no compiler, a library of the program from whichever compiler is used. Concurrent builds of
-one program wait for each other on a lock file, and a finished library appears under its name by an atomic rename.
+stanc writes (with the program's includes), Stan's version, the compiler's flags, and the C++ of our interface
+(``shim.cpp``, compiled once and linked to every program). The second is of the machine: the compiler and the folders
+of Stan's headers. Without a compiler, a library of the program from any compiler is used. Concurrent builds of one
+program wait for each other on a lock file, and a finished library gets its name by an atomic rename.
 
-Compiling a small program takes some 20 s, of which 10 s go to reading Stan's headers. With the environment variable
-``PPL_BACKENDS_STAN_PRECOMPILE=1`` those are compiled once (30 s, 0.8 GB in the cache; g++ only) and every build after
-that takes half the time.
+Compiling a small program takes about 20 s, of which 10 s are for reading Stan's headers. With the environment variable
+``PPL_BACKENDS_STAN_PRECOMPILE=1`` the headers are compiled once (30 s, 0.8 GB in the cache; g++ only), and every later
+build takes half the time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.toolchain import Compiler, Toolchain, find_compiler, find_toolchain
 
 SHIM = Path(__file__).with_name("shim.cpp")
-# -O1 of stanc is worth a quarter of the evaluation time; -O2 and -O3 of the compiler gain little over -O1 and cost
-# compile time; without optimisation the library is 25 times slower.
+# -O1 of stanc saves a quarter of the evaluation time; -O2 and -O3 of the compiler gain little over -O1 and take compile
+# time; without optimisation the library is 25 times slower.
 STANC_FLAGS = ("--O1",)
-# What an optimised program throws at every point where stanc made of `theta ~ normal(W * lambda, 1)`, with parameters
-# theta and an integer for the scale, a call of normal_id_glm that Stan's mathematical library does not take.
+# Error that an optimised program throws at every point if stanc made of `theta ~ normal(W * lambda, 1)`, with parameters
+# theta and an integer for the scale, a call of normal_id_glm that Stan's mathematical library does not support.
 STANC_FAULT = "Wrong type assumed!"
 COMPILER_FLAGS = (
     "-std=c++17",
     "-O1",
     "-fPIC",
     "-w",
-    "-fvisibility=hidden",  # two Stan versions may live in one process
+    "-fvisibility=hidden",  # two Stan versions may be loaded in one process
     "-DSTAN_THREADS",
     "-D_REENTRANT",
     "-DBOOST_DISABLE_ASSERTS",
@@ -54,7 +54,7 @@ PRECOMPILE_VARIABLE = "PPL_BACKENDS_STAN_PRECOMPILE"
 
 
 def cache_folder() -> Path:
-    """Return where libraries are kept: ``stan`` in the user's cache directory for ppl-backends."""
+    """Return the folder of libraries: ``stan`` in the user's cache directory for ppl-backends."""
     return Path(platformdirs.user_cache_dir("ppl-backends")) / "stan"
 
 
@@ -81,12 +81,12 @@ def build_library(program: StanProgram, toolchain: Toolchain | None = None, cach
 
 
 def program_key(library: Path) -> str:
-    """Return the part of a built library's name that tells its program, flags and Stan's version, not the compiler."""
+    """Return the part of a built library's name that identifies program, flags and Stan's version, not the compiler."""
     return library.stem.rpartition("-")[0]
 
 
 def open_program(program: StanProgram, data: Mapping[str, Any]) -> tuple[StanProgram, Path, CompiledModel]:
-    """Return program, library and its model on data; without stanc's optimisation where that broke it."""
+    """Return program, library and its model on data; without stanc's optimisation if that broke it."""
     library = build_library(program)
     model = open_model(library, data, program.label)
     if program.optimize and model.dim:
@@ -98,7 +98,7 @@ def open_program(program: StanProgram, data: Mapping[str, Any]) -> tuple[StanPro
 
 
 def _build(code: str, library: Path, toolchain: Toolchain, compiler: Compiler) -> None:
-    """Compile the program, and our interface where that is not cached, and link both into ``library``."""
+    """Compile the program, and our interface if it is not cached, and link both into ``library``."""
     cache, command = library.parent, _compile_command(toolchain, compiler)
     header = _precompiled_header(cache, toolchain, compiler)
     with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder, ThreadPoolExecutor(1) as pool:
@@ -121,7 +121,7 @@ def _shim_object(cache: Path, toolchain: Toolchain, compiler: Compiler) -> Path:
 
 
 def _precompiled_header(cache: Path, toolchain: Toolchain, compiler: Compiler) -> Path | None:
-    """Return Stan's model header, precompiled: where it was asked for, or made earlier."""
+    """Return Stan's model header, precompiled, if it was asked for or made earlier."""
     if "Free Software Foundation" not in _banner(compiler):
         return None
     command = _compile_command(toolchain, compiler)
@@ -138,7 +138,7 @@ def _precompiled_header(cache: Path, toolchain: Toolchain, compiler: Compiler) -
 
 
 def _compile_once(target: Path, command: list[str]) -> Path:
-    """Run a compiler command that makes ``target``, unless it is there."""
+    """Run a compiler command that makes ``target``, unless the target exists."""
     if not target.exists():
         with _lock(target):
             if not target.exists():
@@ -173,7 +173,7 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def _usable(cache: Path) -> Iterator[None]:
-    """Raise if nothing can be built in the cache, with the reason and what to do."""
+    """Raise an error if nothing can be built in the cache, with the reason and the remedy."""
     try:
         yield
     except OSError as error:
@@ -185,7 +185,7 @@ def _usable(cache: Path) -> Iterator[None]:
 
 @contextmanager
 def _lock(target: Path) -> Iterator[None]:
-    """Hold the lock file of ``target`` among all threads and processes; it is released if the process dies."""
+    """Hold the lock file of ``target`` among all threads and processes; it is released if the process ends."""
     import fcntl
 
     target.parent.mkdir(parents=True, exist_ok=True)

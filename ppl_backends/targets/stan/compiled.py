@@ -1,4 +1,4 @@
-"""A Stan program with data as it is compiled: what the split and the search for factors see of a target."""
+"""A compiled Stan program with data, in the form that the split and the search for factors use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompiledProgram:
         self.dim, self.names = self.model.dim, unconstrained_names(self.model.names)
 
     def __reduce__(self) -> Any:
-        """Return a recipe: the library comes from the cache of the other process."""
+        """Return a recipe: another process takes the library from its cache."""
         return CompiledProgram, (self.source, self.data, self.cores, self.rows_option, self.likelihood_data)
 
     def with_data(self, data: Mapping[str, Any]) -> CompiledProgram:
@@ -57,7 +57,7 @@ class CompiledProgram:
 
     @property
     def program(self) -> StanProgram | None:
-        """Return the program's text, where it was given."""
+        """Return the program's text, if it was given."""
         return self.source if isinstance(self.source, StanProgram) else None
 
     def log_density(self, x: Array) -> Array:

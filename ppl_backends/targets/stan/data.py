@@ -44,8 +44,8 @@ def read_data(data: Any) -> dict[str, Any]:
 def to_arrays(data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Return every data variable as an array of float64 or int32.
 
-    A tuple becomes one entry for each element, named as Stan does in its own files (``t.1``, ``t.2``); complex numbers
-    get a last axis of real and imaginary part.
+    A tuple becomes one entry for each element, named as in Stan's files (``t.1``, ``t.2``); complex numbers get a last
+    axis of real and imaginary part.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for name, value in data.items():
@@ -58,7 +58,7 @@ def to_arrays(data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def _tuple_elements(value: Any) -> list[Any] | None:
-    """Return the elements of a tuple, or of an array of tuples (each then with the array's axes first); else None."""
+    """Return the elements of a tuple, or of an array of tuples (each with the array's axes first); else None."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):  # tuples in JSON
@@ -136,7 +136,7 @@ def nest_tuples(values: Mapping[str, NDArray[Any]], declared: Mapping[str, Any])
 
 
 def to_json(data: Mapping[str, Any]) -> str:
-    """Return the data as the JSON text that Stan reads."""
+    """Return the data as JSON text in Stan's format."""
     return json.dumps({name: _plain(value) for name, value in data.items()})
 
 
@@ -157,7 +157,7 @@ def _plain(value: Any) -> Any:
 
 
 class PackedData(NamedTuple):
-    """Data variables end to end, as ``pb_data_construct`` of ``shim.cpp`` takes them: reals first, then integers."""
+    """Data variables end to end, in the format of ``pb_data_construct`` of ``shim.cpp``: reals first, then integers."""
 
     n_reals: int
     n_integers: int
@@ -170,7 +170,7 @@ class PackedData(NamedTuple):
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], row_axes: Mapping[str, int] | None = None) -> PackedData:
-    """Pack arrays; ``row_axes`` says which axis of a variable runs over the observations."""
+    """Pack arrays; ``row_axes`` maps variables to their axis over the observations."""
     reals = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
     integers = {name: array for name, array in arrays.items() if array.dtype.kind == "i"}
     both = {**reals, **integers}

@@ -1,4 +1,4 @@
-"""Groups of a result: which variables of a Stan program, and which of its data, belong to which, as ArviZ has them."""
+"""Groups of a result: the variables and data of a Stan program in each group, as in ArviZ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATED = ("posterior_predictive", "predictions", "log_likelihood")
 
 @dataclass(frozen=True)
 class Groups:
-    """What ``arviz.from_cmdstanpy`` is told of a program: dims, coords, and groups other than ``posterior``.
+    """Options of ``arviz.from_cmdstanpy`` for a program: dims, coords, and groups other than ``posterior``.
 
     Parameters
     ----------
@@ -29,11 +29,10 @@ class Groups:
         Generated quantities that are draws of the observed data, or of data not observed. A mapping renames:
         ``{"y": "y_rep"}``.
     log_likelihood : str, sequence of str, mapping or False, optional
-        Pointwise log likelihoods. By default ``log_lik`` where the program has it, under the name of the observed variable
-        of its shape. False leaves it in ``posterior``.
+        Pointwise log likelihoods. By default ``log_lik`` if the program has it, under the name of the observed
+        variable of its shape. False leaves it in ``posterior``.
     observed_data, constant_data : str, sequence of str or mapping, optional
-        Names of data variables, or values by name. By default the data of the likelihood, where they are known, and all
-        others.
+        Names of data variables, or values by name. By default the data of the likelihood, if they are known, and all others.
     """
 
     coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class Groups:
 
     @property
     def generated(self) -> dict[str, dict[str, str]]:
-        """Return group → name in the program → name in the result, of what was named."""
+        """Return group → name in the program → name in the result, for the named variables."""
         named = {group: _renamed(group, getattr(self, group)) for group in GENERATED}
         return {group: names for group, names in named.items() if names}
 
@@ -56,7 +55,7 @@ class Groups:
         return self.log_likelihood is None or self.log_likelihood is True
 
     def check(self, variables: Collection[str], parameters: Collection[str], data: Collection[str], label: str) -> None:
-        """Refuse names that the program does not have.
+        """Raise ModelError for names that the program does not have.
 
         Raises
         ------
@@ -68,7 +67,7 @@ class Groups:
         for group, names in self.generated.items():
             for name in names:
                 if name not in known:
-                    what = "is a parameter" if name in parameters else "is no variable of the program"
+                    what = "is a parameter" if name in parameters else "is not a variable of the program"
                     raise ModelError(f"{label}: {group}={name!r} {what}; others are {', '.join(known) or 'none'}")
                 if name in seen:
                     raise ModelError(f"{label}: {name!r} is in {seen[name]} and in {group}; name it once")
@@ -81,7 +80,7 @@ class Groups:
     def data_of(
         self, group: str, arrays: Mapping[str, NDArray[Any]], default: Collection[str]
     ) -> dict[str, NDArray[Any]]:
-        """Return the data of a group: those named, or ``default``."""
+        """Return the data of a group: the named ones, or ``default``."""
         given = getattr(self, group)
         if isinstance(given, Mapping):
             return {name: np.asarray(values) for name, values in given.items()}
@@ -103,7 +102,7 @@ def _renamed(group: str, given: Any) -> dict[str, str]:
 
 
 def _data_names(given: Any) -> list[str]:
-    """Return names of data variables that were given as names."""
+    """Return the names of data variables, if names were given."""
     if given is None or isinstance(given, Mapping):
         return []
     return [given] if isinstance(given, str) else list(given)

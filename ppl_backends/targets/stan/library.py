@@ -1,4 +1,4 @@
-"""Python's side of a compiled Stan program: opens the library and evaluates many points in one call.
+"""Python's interface to a compiled Stan program: it opens the library and evaluates many points in one call.
 
 Two kinds of library are opened. Those built by :mod:`ppl_backends.targets.stan.build` have entry points for batches
 (``pb_*`` in ``shim.cpp``), which run on several threads without the interpreter's lock. Any other library with
@@ -77,7 +77,7 @@ def open_library(path: str) -> ctypes.CDLL:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (AttributeError, ValueError) as error:
-        raise ModelError(f"{path}: no library with BridgeStan's interface ({error})") from None
+        raise ModelError(f"{path}: not a library with BridgeStan's interface ({error})") from None
     if version != 2:
         raise ModelError(f"{path}: built for BridgeStan {version}; version 2 is needed, so rebuild it")
     if hasattr(library, "pb_evaluate"):
@@ -88,7 +88,7 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def open_model(path: str | os.PathLike[str], data: Mapping[str, Any], label: str) -> CompiledModel:
-    """Return the model of a library on some data, batched where the library allows it."""
+    """Return the model of a library on some data, batched if the library allows it."""
     library = open_library(str(Path(path).resolve()))
     if hasattr(library, "pb_evaluate"):
         return RowData(library, to_arrays(data), label).model()
@@ -110,7 +110,7 @@ class CompiledModel:
 
     @classmethod
     def from_json(cls, library: ctypes.CDLL, data: Mapping[str, Any], label: str) -> CompiledModel:
-        """Return the model on data handed over as JSON."""
+        """Return the model on data passed as JSON."""
         error = c_void_p()
         handle = library.bs_model_construct(to_json(data).encode(), SEED, byref(error))
         return cls(library, _constructed(library, handle, error, label), label)
@@ -123,7 +123,7 @@ class CompiledModel:
         return parse_names(_words(self.library.bs_param_names(self._handle, everything, everything)))
 
     def _each(self, function: str, flags: tuple, *arrays: Array, seeds: NDArray[np.uint32] | None = None) -> int:
-        """Run a function of one point on every row of the arrays; how many were refused."""
+        """Run a function of one point on every row of the arrays; return how many were refused."""
         call, refused = getattr(self.library, function), 0
         for i in range(len(arrays[0])):
             error = c_void_p()
@@ -138,7 +138,7 @@ class CompiledModel:
         return refused
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
-        """Return log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros where the program throws."""
+        """Return log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros if the program throws."""
         x, value, slope = np.ascontiguousarray(x), np.full(len(x), -np.inf), np.zeros_like(x, order="C")
         if not gradient:
             self._each("bs_log_density", (False, True), x, value)
@@ -158,7 +158,7 @@ class CompiledModel:
         return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0) if gradient else None
 
     def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
-        """Return flat values ``(n, columns)``, NaN where the program throws, and how often it does."""
+        """Return flat values ``(n, columns)``, NaN if the program throws, and the number of such points."""
         x, values = np.ascontiguousarray(x), np.full((len(x), self._widths[everything]), np.nan)
         return values, self._constrain(x, values, seeds, everything, threads)
 
@@ -177,7 +177,7 @@ class CompiledModel:
         return self._each("bs_param_unconstrain", (), values, x)
 
     def hessian(self, x: Array, threads: int) -> Array:
-        """Return the Hessian of the log density ``(n, dim, dim)``; NaN where the program throws."""
+        """Return the Hessian of the log density ``(n, dim, dim)``; NaN if the program throws."""
         x, hessian = np.ascontiguousarray(x), np.full((len(x), self.dim, self.dim), np.nan)
         self._hessian(x, hessian, threads)
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
@@ -207,7 +207,7 @@ class BatchedModel(CompiledModel):
         return value, slope
 
     def _evaluate_one(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
-        """Return one point by way of buffers whose addresses are known: this is where a call's overhead counts."""
+        """Return one point by buffers with known addresses, because the overhead of a call matters here."""
         own = self._scratch
         own.x[:] = x
         point = own.point
@@ -236,7 +236,7 @@ class BatchedModel(CompiledModel):
         return int(refused)
 
     def _note(self, error: int | None, printed: int | None) -> None:
-        """Keep why a point was refused, and log what the program printed."""
+        """Store why a point was refused, and log what the program printed."""
         if error:
             self.messages.append(_take(self.library, error))
         if printed:
@@ -263,7 +263,7 @@ class _Scratch(threading.local):
 
 
 class RowData:
-    """Data held by a library, from which it builds the model on all rows or on a selection of them."""
+    """Data held by a library, from which it builds the model on all rows or on a selection."""
 
     def __init__(
         self,
@@ -288,11 +288,11 @@ class RowData:
             self._library.pb_data_destruct(self._handle)
 
     def model(self, rows: NDArray[np.integer] | None = None) -> BatchedModel:
-        """Return the model on the rows given, in that order; on all of them by default."""
+        """Return the model on the given rows, in that order; on all of them by default."""
         error, printed = c_void_p(), c_void_p()
         chosen = None if rows is None else np.ascontiguousarray(rows, dtype=np.int32)
         n_rows = 0 if chosen is None else len(chosen)
-        # A null pointer means all rows, so that no rows at all need the address of something.
+        # A null pointer means all rows, so that an empty selection needs a valid address.
         address = None if chosen is None else _address(chosen if n_rows else np.zeros(1, dtype=np.int32))
         handle = self._library.pb_model_construct(self._handle, address, n_rows, SEED, byref(error), byref(printed))
         if printed.value:
@@ -347,7 +347,7 @@ def _words(text: bytes) -> list[str]:
 
 
 def _take(library: ctypes.CDLL, address: int) -> str:
-    """Return a message that the library allocated, as one line where it is short; the C string is freed."""
+    """Return a message that the library allocated, as one line if it is short; free the C string."""
     message = ctypes.string_at(address).decode(errors="replace")
     library.bs_free_error_msg(address)
     return " ".join(message.split()) if len(message) < 2000 else message
@@ -359,7 +359,7 @@ def _log_prints(library: ctypes.CDLL, printed: int, label: str) -> None:
 
 
 def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str) -> int:
-    """Return the handle of a new object, or the error that Stan raised over its data."""
+    """Return the handle of a new object; raise Stan's error about its data otherwise."""
     if handle:
         return handle
     message = _take(library, error.value) if error.value else "the model could not be constructed"

@@ -1,7 +1,7 @@
 """The observations of a Stan program: its likelihood on subsets of the rows of its data, without recompiling.
 
-The likelihood of a set of rows is the log density of the model on those rows alone minus the log prior, constants and
-all. Constructing the model on a subset takes some 20 µs and is done in C++ on several threads.
+The likelihood of a set of rows is the log density of the model on only those rows minus the log prior, including all
+constants. Constructing the model on a subset takes about 20 µs and is done in C++ on several threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, RowDa
 
 Index = NDArray[np.integer]
 CHECK_TOLERANCE = 1e-5  # relative; solvers of differential equations choose other steps for other rows
-POINTWISE_EVALUATIONS = 1 << 16  # of one-row models in one call, which bounds the memory of gradients
+POINTWISE_EVALUATIONS = 1 << 16  # of one-row models in one call, which limits the memory of gradients
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Rows:
     axes: dict[str, int]
 
     def select(self, data: Mapping[str, Any], index: Index) -> dict[str, Any]:
-        """Return data of the rows ``index`` alone."""
+        """Return data of only the rows ``index``."""
         arrays = to_arrays(data)
         chosen = {name: np.take(arrays[name], index, axis=axis) for name, axis in self.axes.items()}
         return {**data, **chosen, self.count: len(index)}
 
     def append(self, data: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """Return data with the rows of ``new`` behind their own."""
+        """Return data with the rows of ``new`` appended."""
         arrays, more = to_arrays(data), to_arrays(new)
         joined = {name: np.concatenate([arrays[name], more[name]], axis=axis) for name, axis in self.axes.items()}
         lengths = {joined[name].shape[axis] for name, axis in self.axes.items()}
@@ -94,7 +94,7 @@ class RowObservations(Observations):
         return model
 
     def _check(self, x: Array) -> None:
-        """Prove that the density is prior plus a sum over rows: two random halves against the whole."""
+        """Check that the density is the prior plus a sum over rows: compare two random halves with the whole."""
         halves = [np.sort(half) for half in np.array_split(np.random.default_rng(0).permutation(self.n), 2)]
         prior, whole = self._prior.evaluate(x, False, 1)[0], self._model.evaluate(x, False, 1)[0]
         sum_of_halves = sum(self._subset(half).evaluate(x, False, 1)[0] - prior for half in halves)
@@ -176,17 +176,17 @@ def _groups_of_equal_weight(index: Index, weights: Array) -> tuple[Index, Index,
 
 
 def _likelihood(joint: Array, prior: Array) -> Array:
-    """Return the joint minus prior; -inf where either is."""
+    """Return the joint minus prior; -inf if either is."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(prior), joint - prior, -np.inf)
 
 
 class PointwiseObservations(Observations):
-    """Observations known by the generated quantity ``log_lik`` alone: values without gradients, at the cost of all."""
+    """Observations given only by the generated quantity ``log_lik``: values without gradients, at the cost of all rows."""
 
     def __init__(self, log_lik: Callable[[Array], Array], dim: int, label: str) -> None:
         self._log_lik, self._dim, self._label = log_lik, dim, label
-        self.no_gradient = f"{label}: log_lik has no gradient; say which data are rows, rows={{'N': ['x', 'y']}}"
+        self.no_gradient = f"{label}: log_lik has no gradient; name the data that are rows, rows={{'N': ['x', 'y']}}"
         self.n = int(np.prod(log_lik(np.zeros((1, dim))).shape[1:]))
 
     def log_likelihood(self, x: Array, index: Index | None = None) -> Array:

@@ -18,17 +18,17 @@ from ppl_backends.targets.stan.toolchain import Toolchain, find_toolchain
 
 @dataclass(frozen=True)
 class StanProgram:
-    """The text of a Stan program with where its ``#include`` files are."""
+    """The text of a Stan program with the folders of its ``#include`` files."""
 
-    name: str  # what messages call the program; a file's name without its suffix
-    code: str  # the program text. Where it came from a file it is a snapshot: later edits of the file do not change it
+    name: str  # name of the program in messages; a file's name without its suffix
+    code: str  # the program text. If it came from a file it is a snapshot: later edits of the file do not change it
     path: Path | None = None  # the file it came from
     include_paths: tuple[str, ...] = ()  # folders searched for ``#include`` files
     optimize: bool = True
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], include_paths: tuple[str, ...] = ()) -> StanProgram:
-        """Return the program in a ``.stan`` file; the file's own folder is searched for includes as well."""
+        """Return the program in a ``.stan`` file; its folder is searched for includes as well."""
         path = Path(path).expanduser()
         if not path.is_file():
             raise ModelError(f"{path}: no such Stan program")
@@ -36,7 +36,7 @@ class StanProgram:
 
     @property
     def label(self) -> str:
-        """Return the name by which messages of stanc and of the model call the file."""
+        """Return the name of the file in messages of stanc and of the model."""
         return f"{self.name}.stan"
 
     @property

@@ -56,22 +56,22 @@ def stan_target(
     data : mapping, path or str, optional
         Data as a dict, a path to JSON, or JSON text.
     cores : int, optional
-        Threads that a batch of points is spread over; all available by default.
+        Threads over which a batch of points is distributed; all available by default.
     rows : mapping of str to sequence of str, optional
-        Which integer holds the number of observations and which data variables have one row for each of them, such as
+        The integer that holds the number of observations, and the data variables with one row per observation, such as
         ``{"N": ["x", "y"]}``. The target can then be evaluated on subsets of its observations.
     likelihood_data : sequence of str, optional
-        The observed data variables, where the program alone does not tell prior from likelihood.
+        The observed data variables, if the program alone does not separate prior and likelihood.
     prior : {"auto"} or None
-        None does not look for the prior part of the density.
+        None skips the search for the prior part of the density.
     predictor : str, optional
-        The transformed parameter or generated quantity that is the linear predictor of the observations, for EP; guessed
-        where only one can be.
+        The transformed parameter or generated quantity that is the linear predictor of the observations, for EP;
+        guessed if only one qualifies.
     include_paths : sequence of str
-        Folders of ``#include`` files, besides the program's own.
+        Folders of ``#include`` files, in addition to the program's folder.
     **groups
         ``coords``, ``dims``, ``posterior_predictive``, ``predictions``, ``log_likelihood``, ``observed_data`` and
-        ``constant_data``, as ``arviz.from_cmdstanpy`` takes them: see :class:`~ppl_backends.targets.stan.groups.Groups`.
+        ``constant_data``, as in ``arviz.from_cmdstanpy``: see :class:`~ppl_backends.targets.stan.groups.Groups`.
 
     Returns
     -------
@@ -117,10 +117,10 @@ _NOT_FINITE = "the log density is not finite"  # in the message of a point that 
 
 
 class StanTarget(BaseTarget):
-    """The log density of a Stan program, constants kept and Jacobians included; see :func:`stan_target`.
+    """The log density of a Stan program, including constants and Jacobians; see :func:`stan_target`.
 
     A point at which the program throws (``reject``, a domain error, a failed ODE solver), or where density or gradient
-    is not finite, has log density -inf; :meth:`explain` tells why.
+    is not finite, has log density -inf; :meth:`explain` gives the reason.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class StanTarget(BaseTarget):
         predictor: str | None = None,
     ) -> None:
         if not compiled.dim:
-            raise ModelError(f"{compiled.label}: the program has no parameters: there is nothing to infer")
+            raise ModelError(f"{compiled.label}: the program has no parameters, so there is nothing to infer")
         self.compiled, self._find_prior, self._predictor = compiled, find_prior, predictor
         self.label, self.data, self.dim, self.names = compiled.label, compiled.data, compiled.dim, compiled.names
         self.program, self.library, self.cores = compiled.program, compiled.library, compiled.cores
@@ -159,7 +159,7 @@ class StanTarget(BaseTarget):
         return StanTarget(compiled, self.groups, self._find_prior, self._predictor)
 
     def digests(self) -> dict[str, str]:
-        """Return digests of the program as compiled, of its data, and of how prior and likelihood are told apart."""
+        """Return digests of the compiled program, of its data, and of the split into prior and likelihood."""
         arrays = to_arrays(self.data)
         told_apart = {
             "rows": self.compiled.rows_option,
@@ -217,12 +217,12 @@ class StanTarget(BaseTarget):
         return found
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
-        """Return the Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN where the program throws."""
+        """Return the Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN if the program throws."""
         x = as_points(x, self.dim)
         if part == "joint":
             return self._model.hessian(x, self.cores)
         if part != "likelihood" or self.program_split.prior is None:
-            raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' where prior and likelihood are apart")
+            raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' if prior and likelihood are separate")
         return self._model.hessian(x, self.cores) - self.program_split.prior.model.hessian(x, self.cores)
 
     def explain(self, x: Array) -> str:
@@ -239,12 +239,12 @@ class StanTarget(BaseTarget):
 
     @property
     def has_split(self) -> bool:  # type: ignore[override]
-        """Return whether prior and likelihood are known apart; looked into on first use, which may compile a program."""
+        """Return whether prior and likelihood can be separated; the first call may compile a program."""
         return self.program_split.prior is not None
 
     @property
     def split(self) -> Split | None:
-        """Return how prior and likelihood are told apart (``split.description``), or None where they are not."""
+        """Return the split into prior and likelihood (``split.description``), or None if there is none."""
         return self.program_split.prior.split if self.program_split.prior else None
 
     @property
@@ -258,7 +258,7 @@ class StanTarget(BaseTarget):
 
     @property
     def stated_propriety(self) -> Propriety | None:
-        """Return whether the prior is proper, where the program's statements say so; they cost no compilation."""
+        """Return whether the prior is proper, if the program's statements determine it, without compilation."""
         return self.program_split.stated_propriety
 
     @cached_property
@@ -268,7 +268,7 @@ class StanTarget(BaseTarget):
 
     @cached_property
     def likelihood_factors(self) -> Factors | None:
-        """Return the sites of ``log_lik`` as functions of all coordinates; None where some have no single predictor."""
+        """Return the sites of ``log_lik`` as functions of all coordinates; None if some have no single predictor."""
         try:
             found = self.factors
         except ModelError:
@@ -285,7 +285,7 @@ class StanTarget(BaseTarget):
         return StanTarget(CompiledProgram(part.source, part.data, self.cores), find_prior=False)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
-        """Refuse: Stan cannot draw from a prior; a sampler takes :meth:`prior_target` instead."""
+        """Raise an error, because Stan cannot draw from a prior; samplers use :meth:`prior_target` instead."""
         raise PriorSamplingError(f"{self.label}: Stan gives no independent prior draws; sample target.prior_target()")
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
@@ -304,8 +304,8 @@ class StanTarget(BaseTarget):
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, NDArray[Any]]:
         """Return parameters, transformed parameters and generated quantities: name → ``(n, *shape)``.
 
-        ``rng`` seeds the program's generator once for each point; without it the seeds are 0, 1, 2, … . Where
-        generated quantities throw, they are NaN from there on and a warning gives the count.
+        ``rng`` seeds the program's generator once for each point; without it the seeds are 0, 1, 2, … . If generated
+        quantities throw, they are NaN from there on and a warning gives the count.
         """
         x = as_points(x, self.dim)
         seeds = np.arange(len(x)) if rng is None else rng.integers(0, 2**32, size=len(x))
@@ -333,7 +333,7 @@ class StanTarget(BaseTarget):
         return tuple(variable.name for variable in self._model.parameters)
 
     def parameters(self, x: Array) -> dict[str, NDArray[Any]]:
-        """Return the variables of the parameters block alone: name → ``(n, *shape)``."""
+        """Return only the variables of the parameters block: name → ``(n, *shape)``."""
         x = as_points(x, self.dim)
         values, _ = self._model.constrain(x, np.zeros(len(x), dtype=np.uint32), False, self.cores)
         return collect(values, self._model.parameters)
@@ -343,13 +343,13 @@ class StanTarget(BaseTarget):
 
     @property
     def generated_groups(self) -> dict[str, dict[str, str]]:  # type: ignore[override]
-        """Return what was named, and ``log_lik`` as log likelihood unless that was named too."""
+        """Return the named groups, and ``log_lik`` as log likelihood unless that was named too."""
         found = self.groups.generated
         pointwise = self._found_log_lik() if self.groups.finds_log_likelihood else {}
         return {**found, "log_likelihood": pointwise} if pointwise else found
 
     def _found_log_lik(self) -> dict[str, str]:
-        """Return ``{"log_lik": name}`` where the program has it: the observed variable of its shape, else ``log_lik``."""
+        """Return ``{"log_lik": name}`` if the program has it: the observed variable of its shape, else ``log_lik``."""
         shapes = [variable.columns.shape for variable in self._model.variables if variable.name == LOG_LIK]
         if not shapes:
             return {}
@@ -357,7 +357,7 @@ class StanTarget(BaseTarget):
         return {LOG_LIK: matching[0] if len(matching) == 1 else LOG_LIK}
 
     def pointwise_log_likelihood(self, x: Array) -> dict[str, Array]:
-        """Return the quantities that are log likelihoods, or that of every row where ``rows=`` was given."""
+        """Return the quantities that are log likelihoods, or that of every row if ``rows=`` was given."""
         x = as_points(x, self.dim)
         named = self.generated_groups.get("log_likelihood")
         if named:
@@ -369,7 +369,7 @@ class StanTarget(BaseTarget):
 
     @cached_property
     def observations(self) -> RowObservations | PointwiseObservations | None:  # type: ignore[override]
-        """Return subsets of rows where ``rows=`` was given; else columns of ``log_lik``; else None."""
+        """Return subsets of rows if ``rows=`` was given; else columns of ``log_lik``; else None."""
         if self._rows is not None:
             if not isinstance(self._model, BatchedModel):
                 raise ModelError(f"{self.label}: rows= needs a library built by ppl_backends; pass the .stan file")
@@ -382,7 +382,7 @@ class StanTarget(BaseTarget):
     # ------------------------------------------------------------------------------ data
 
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
-        """Return the same program with new rows behind those of the variables that ``rows=`` names."""
+        """Return the same program with new rows appended to those of the variables in ``rows=``."""
         if self._rows is None:
             return super().append(new)
         missing = sorted(set(self._rows.axes) - set(new))
@@ -392,7 +392,7 @@ class StanTarget(BaseTarget):
 
     @property
     def observed_data(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        """Return the data that were named, else those of the likelihood, where that is known."""
+        """Return the data that were named, else those of the likelihood, if they are known."""
         given = self.groups.observed_data
         default = self.program_split.likelihood_data if given is None else ()
         return self.groups.data_of("observed_data", to_arrays(self.data), default)

@@ -1,11 +1,11 @@
-"""Finds what turns a Stan program into a library: stanc, Stan's headers and libraries, and a C++ compiler.
+"""Find the tools that turn a Stan program into a library: stanc, Stan's headers and libraries, and a C++ compiler.
 
-Sources are tried in this order, and :func:`report` says what each one holds:
+Sources are tried in this order, and :func:`report` lists their content:
 
-1. an explicit folder, in the environment variable ``PPL_BACKENDS_STAN``: an installed CmdStan, a BridgeStan source
-   folder, or the folder of the ``httpstan`` package;
-2. CmdStan, where ``cmdstanpy.cmdstan_path()`` finds one;
-3. the ``httpstan`` wheel, which carries stanc and every header and library that Stan needs
+1. an explicit folder, in the environment variable ``PPL_BACKENDS_STAN``: an installed CmdStan, a BridgeStan source folder,
+   or the folder of the ``httpstan`` package;
+2. CmdStan, if ``cmdstanpy.cmdstan_path()`` finds one;
+3. the ``httpstan`` wheel, which contains stanc and every header and library that Stan needs
    (``pip install ppl-backends[stan]``).
 """
 
@@ -68,7 +68,7 @@ def find_toolchain(path: str | os.PathLike[str] | None = None) -> Toolchain:
 
 @cache
 def _discover(explicit: str | None, cmdstan: str | None) -> Toolchain:
-    """Search, once for each setting of the environment variables that steer it."""
+    """Search, once for each setting of the environment variables that affect it."""
     if explicit:
         return _open_folder(Path(explicit), ENVIRONMENT_VARIABLE)
     for _, locate in _SOURCES:
@@ -101,7 +101,7 @@ def _probe_compiler(setting: str | None) -> Compiler:
 
 
 def _cmdstan() -> Toolchain:
-    """Return CmdStan as cmdstanpy finds it."""
+    """Return CmdStan as found by cmdstanpy."""
     try:
         import cmdstanpy
 
@@ -114,7 +114,7 @@ def _cmdstan() -> Toolchain:
 
 
 def _httpstan() -> Toolchain:
-    """Return the httpstan wheel, whose package itself is not imported."""
+    """Return the httpstan wheel; the package itself is not imported."""
     spec = importlib.util.find_spec("httpstan")
     if spec is None or spec.origin is None:
         raise CompilationError(f"the httpstan package is not installed; {HOW_TO_INSTALL}")
@@ -125,7 +125,7 @@ _SOURCES: tuple[tuple[str, Callable[[], Toolchain]], ...] = (("CmdStan", _cmdsta
 
 
 def _open_folder(root: Path, source: str) -> Toolchain:
-    """Return a toolchain from a folder laid out as httpstan's, or as CmdStan's and BridgeStan's."""
+    """Return a toolchain from a folder with the layout of httpstan, or of CmdStan and BridgeStan."""
     root = root.expanduser().resolve()
     if (root / "include" / "stan").is_dir():
         stanc, includes = root / "stanc", [root / "include"]
@@ -154,7 +154,7 @@ def _executable(name: str) -> str:
 
 
 def _header_version(includes: list[Path]) -> str | None:
-    """Return Stan's version as its header states it."""
+    """Return Stan's version from its header."""
     for folder in includes:
         header = folder / "stan" / "version.hpp"
         if header.is_file():

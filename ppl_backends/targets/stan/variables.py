@@ -1,4 +1,4 @@
-"""Stan's flat column names and the arrays they stand for."""
+"""Stan's flat column names and the arrays that they represent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_backends.targets.protocol import Array
 
 
 class Variable(NamedTuple):
-    """One variable of a program and where its elements are among the flat columns."""
+    """One variable of a program and the positions of its elements among the flat columns."""
 
     name: str  # an element of a tuple is named as Stan writes it, ``t.1``
     columns: NDArray[np.intp]
@@ -54,7 +54,7 @@ def _parse(name: str) -> tuple[str, tuple[int, ...], str]:
 
 
 def _grid(entries: list[tuple[tuple[int, ...], int]]) -> NDArray[np.intp]:
-    """Return the columns at their index, whatever order they came in."""
+    """Return the columns at their index, in any order of the entries."""
     indices = np.array([index for index, _ in entries], dtype=np.intp).reshape(len(entries), -1)
     columns = np.array([column for _, column in entries], dtype=np.intp)
     if not indices.shape[1]:
@@ -98,7 +98,7 @@ def _shaped(variable: Variable, value: Any) -> NDArray[Any]:
     """Return the value as ``(n, *shape)``; a single value without the leading axis is one point."""
     array, shape = np.asarray(value), variable.columns.shape
     if variable.imaginary is not None and array.dtype.kind != "c" and array.shape[-1:] == (2,):
-        array = array[..., 0] + 1j * array[..., 1]  # as results are stored
+        array = array[..., 0] + 1j * array[..., 1]  # the form in which results are stored
     if array.shape == shape:
         array = array[None]
     if array.shape[1:] != shape:
@@ -107,7 +107,7 @@ def _shaped(variable: Variable, value: Any) -> NDArray[Any]:
 
 
 def unconstrained_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return Stan's unconstrained names with indices as everywhere in this package: ``beta.2`` becomes ``beta[1]``."""
+    """Return Stan's unconstrained names with this package's indices: ``beta.2`` becomes ``beta[1]``."""
     renamed = []
     for name in names:
         base, index, part = _parse(name)

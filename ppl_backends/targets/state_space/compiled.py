@@ -1,8 +1,8 @@
-"""Particle filters as one compiled loop over rows and particles: for few particles, and where processes are forked.
+"""Particle filters as one compiled loop over rows and particles, for few particles and for forked processes.
 
-The same filter as :mod:`~ppl_backends.targets.state_space.filter`, of the same normals, without JAX: a row costs no more than
-its particles do, whereas a row in JAX costs tens of microseconds however few they are. A filter draws its normals in one
-stream from its seed.
+It is the same filter as :mod:`~ppl_backends.targets.state_space.filter`, with the same normals, without JAX. The run
+time of a row is that of its particles, whereas a row in JAX takes tens of microseconds for any number of particles. A
+filter draws its normals in one stream from its seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppl_backends.targets.state_space.scalar import Input, TranslationError, tra
 
 jit = numba.njit(error_model="numpy", nogil=True)
 
-MOST_TOGETHER = 32  # values that are inserted one by one
+MOST_TOGETHER = 32  # values that are sorted by insertion
 
 
 def normals_from(seeds: Seeds, n_normals: int) -> Array:
@@ -37,19 +37,19 @@ def _normals(seed: Any, n: int) -> Array:
 
 
 class CompiledFilter:
-    """A filter whose functions have been translated for Numba.
+    """A filter whose functions have been translated to Numba.
 
     Parameters
     ----------
     particle_filter : Filter
-        By the bootstrap or the guided method.
+        A bootstrap or guided filter.
     parameters : mapping of str to ndarray (n_theta, *shape)
-        Whose names and shapes it is made for.
+        Parameters whose names and shapes the filter is made for.
 
     Raises
     ------
     TranslationError
-        If the method or an operation of a function has no form for Numba.
+        If the method or an operation of a function cannot be translated to Numba.
     """
 
     def __init__(self, particle_filter: Filter, parameters: Values) -> None:
@@ -84,7 +84,7 @@ class CompiledFilter:
         return type(self), (self.filter, self._example)
 
     def n_normals(self, n_x: int) -> int:
-        """Return the number of standard normals that a filter takes."""
+        """Return the number of standard normals that a filter uses."""
         return self.filter.n_normals(n_x)
 
     def run(self, parameters: Values, n_x: int, seeds: Seeds) -> Array:
@@ -140,7 +140,7 @@ def _moves(model: StateSpaceModel, dim: int, scalar: bool, shapes: Any, row_shap
 
 
 def _from(name: str, start: int, shape: tuple[int, ...]) -> Any:
-    """Return entries of an array from a place on."""
+    """Return entries of an array from a position on."""
     return Input(f"{name}[{start} + {{}}]", shape)
 
 
@@ -218,10 +218,10 @@ def normalise(log_weights, log_g, weights):
 
 @jit
 def resample(x, weights, offset, smooth, parents):
-    """Fill ``parents`` by systematic resampling, of particles in their order where it is to be smooth.
+    """Fill ``parents`` by systematic resampling; particles are sorted first if it must be smooth.
 
-    Points before the end of every stretch of cumulated weight are counted, and the counts cumulated: no branch depends on a
-    weight.
+    Points before the end of every interval of cumulated weight are counted, and the counts cumulated: no branch
+    depends on a weight.
     """
     n, total, last = len(x), 0.0, 0
     order = sorted_places(x[:, 0]) if smooth else np.arange(n)
@@ -241,10 +241,10 @@ def resample(x, weights, offset, smooth, parents):
 
 @jit
 def sorted_places(values):
-    """Return the places of values in their order.
+    """Return the positions of values in sorted order.
 
-    They are counted into as many equal stretches as there are values, and the few of a stretch inserted one by one. Where
-    one stretch has many, as beside an outlier, or a value is not finite, a general sort takes over.
+    Values are counted into as many equal intervals as there are values, and the few of an interval are sorted by
+    insertion. If one interval has many, as with an outlier, or a value is not finite, a general sort is used.
     """
     n, low, high, finite = len(values), values[0], values[0], True
     for i in range(n):

@@ -1,7 +1,7 @@
 """Particle filters of many parameter values at once, compiled by JAX in float64.
 
-A filter starts before the first row and advances over any stretch of rows; what it did is a function of its seed alone. Rows
-are counted by a loop inside of the compiled program, so that one program serves every stretch; the number of filters is
+A filter starts before the first row and advances over any stretch of rows; its result is a function of its seed. A
+loop inside the compiled program counts rows, so that one program works for every stretch; the number of filters is
 padded to few sizes.
 """
 
@@ -23,7 +23,7 @@ from ppl_backends.targets.jax_process import check_process, double_precision, ja
 from ppl_backends.targets.state_space.model import StateSpaceModel
 
 METHODS = ("bootstrap", "guided", "auxiliary", "sqmc")
-BLOCK_PARTICLES = 2**17  # of all filters that are computed together: their arrays stay in the cache
+BLOCK_PARTICLES = 2**17  # of all filters in one computation, so that their arrays fit in the cache
 LEAST_ROWS = 32
 RESERVED = ("y", "missing", "y_previous")
 
@@ -52,14 +52,14 @@ class FilterState(Population):
 
 
 class History(NamedTuple):
-    """All that filters did, row by row.
+    """Figures of filters row by row.
 
     Attributes
     ----------
     x : ndarray (n_rows, n_theta, n_x[, d])
     log_weights : ndarray (n_rows, n_theta, n_x)
     ancestors : ndarray (n_rows, n_theta, n_x)
-        Place in the row before.
+        Index in the previous row.
     increments : ndarray (n_rows, n_theta)
     resampled : ndarray of bool (n_rows, n_theta)
     """
@@ -87,7 +87,7 @@ class Filter:
     covariates : mapping of str to ndarray (n_rows, …), optional
     method : {"bootstrap", "guided", "auxiliary", "sqmc"}
     resample_below : float
-        Share of the particles below which the effective sample size makes a filter resample; 0 never, 1 always.
+        Filters resample if the effective sample size, as a share of the particles, is below this value; 0 never, 1 always.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Filter:
         self.covariates = {name: np.asarray(value, dtype=np.float64) for name, value in (covariates or {}).items()}
         if np.isinf(self.y).any():
             raise ModelError(
-                f"observed is infinite in row {np.argwhere(np.isinf(self.y))[0, 0]}; NaN marks what is missing"
+                f"observed is infinite in row {np.argwhere(np.isinf(self.y))[0, 0]}; use NaN for missing entries"
             )
         for name, value in self.covariates.items():
             if name in RESERVED:
@@ -117,7 +117,7 @@ class Filter:
             if not np.isfinite(value).all():
                 row = np.argwhere(~np.isfinite(value))[0, 0] if value.ndim else 0
                 raise ModelError(
-                    f"covariate {name!r} is not finite in row {row}; fill it in, also where data are missing"
+                    f"covariate {name!r} is not finite in row {row}; give it a value, even if the row's data are missing"
                 )
             if len(value) != len(self.y):
                 raise ModelError(f"covariate {name!r} has {len(value)} rows and the data have {len(self.y)}")
@@ -148,7 +148,7 @@ class Filter:
             After row ``t − 1``.
         t, n_steps : int
         seeds : ndarray (n_theta,), optional
-            Of the randomness from here on; by default those of ``state``. Copies of a filter need seeds of their own.
+            Seeds of the randomness from here on; by default those of ``state``. Copies of a filter need separate seeds.
 
         Returns
         -------
@@ -175,14 +175,14 @@ class Filter:
         return self.advance(parameters, state, 0, self.n_rows if upto is None else upto)[0].log_likelihood
 
     def n_normals(self, n_x: int) -> int:
-        """Return the number of standard normals that :meth:`run_with_normals` takes."""
+        """Return the number of standard normals that :meth:`run_with_normals` uses."""
         return self.n_rows * (n_x * self.model.n_normals + 1)
 
     def run_with_normals(self, parameters: Values, n_x: int, normals: Array, smooth: bool = True) -> Array:
         """Return log likelihoods ``(n_theta,)`` as functions of given standard normals ``(n_theta, n_normals(n_x))``.
 
-        Where it is ``smooth``, particles are sorted and resampled for every row, so that nearby parameters and normals have
-        nearby likelihoods.
+        If it is ``smooth``, particles are sorted and resampled in every row, so that nearby parameters and normals
+        have nearby likelihoods.
         """
         own = self.state_shape(parameters)
         n_theta = len(normals)
@@ -197,7 +197,7 @@ class Filter:
         return self._blocks(run, {"p": dict(parameters), "normals": np.asarray(normals), "carry": carry})[2]
 
     def history(self, parameters: Values, n_x: int, seeds: Seeds, normals: Array | None = None) -> History:
-        """Return all that filters with these seeds, or of given normals, do row by row; memory grows with the rows."""
+        """Return figures of filters with these seeds, or given normals, row by row; memory grows with the rows."""
         self.state_shape(parameters)
         with double_precision():
             program = _compiled("history", self.rule("seeds" if normals is None else "normals"), n_x)
@@ -214,7 +214,7 @@ class Filter:
         return padded
 
     def state_shape(self, parameters: Values) -> tuple[int, ...]:
-        """Return ``()`` or ``(d,)``, the shape of one state, once the model's functions are known to fit the parameters."""
+        """Return ``()`` or ``(d,)``, the shape of one state, after a check that the model's functions fit the parameters."""
         shapes = tuple(sorted((name, np.shape(value)[1:]) for name, value in parameters.items()))
         reserved = {"y_previous", *self.covariates} & {name for name, _ in shapes}
         if reserved:
@@ -230,7 +230,7 @@ class Filter:
         return Rule(self.model, self.method, self.resample_below, stream, bool(self.missing.any()), smooth)
 
     def _padded_rows(self) -> dict[str, Array]:
-        """Return rows padded by missing ones to a power of two, so that appended rows seldom need a new program."""
+        """Return rows padded with missing ones to a power of two, so that appended rows rarely need a new program."""
         length = max(LEAST_ROWS, 1 << (self.n_rows - 1).bit_length())
 
         def padded(rows: Any, fill: float) -> Any:

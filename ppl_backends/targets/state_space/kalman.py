@@ -68,7 +68,7 @@ def _program(model: StateSpaceModel) -> Any:
 
 
 def _update(mean: Any, cov: Any, h: Any, d: Any, r: Any, y: Any) -> tuple[Any, Any, Any]:
-    """Return mean and covariance given a row, and its log density; entries that are NaN tell nothing."""
+    """Return mean and covariance given a row, and its log density; NaN entries are ignored."""
     seen = ~jnp.isnan(y)
     h = jnp.where(seen[:, None], h, 0.0)
     r = jnp.where(seen[:, None] & seen[None, :], r, jnp.eye(len(y)))

@@ -1,10 +1,10 @@
-r"""Normals of a filter from a shifted lattice: a few numbers a row in place of as many as there are particles.
+r"""Normals of a filter from a shifted lattice: a few numbers per row instead of one per particle.
 
 The children of a row are counted in the order of their sorted parents. Child i chooses its parent at (i + U)/N, as in
-systematic resampling, and takes the normals Φ⁻¹({iα_k + V_k}), k = 1 … d, with uniform shifts U and V. The points (i/N, {iα})
-fill the unit cube evenly for any N: α is the golden ratio's for d = 1, and that of its generalisations for more. A child by
-itself has independent uniform numbers, so the likelihood estimate is as free of bias as with independent normals. It varies
-less, because the points fill the space of parent and normal evenly (Gerber & Chopin 2015).
+systematic resampling, and uses the normals Φ⁻¹({iα_k + V_k}), k = 1 … d, with uniform shifts U and V. The points (i/N,
+{iα}) fill the unit cube evenly for any N: α is the golden ratio's for d = 1, and that of its generalisations for more.
+A single child has independent uniform numbers, so the likelihood estimate is unbiased, as with independent normals. It
+varies less, because the points fill the space of parent and normal evenly (Gerber & Chopin 2015).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State-space models as functions of standard normals.
 
 A state x_t follows x_0 = initial(p, z), x_t = transition(p, t, x_{t−1}, z) with z standard normal, and every row of
-data y_t is observed through log_observation(p, t, x_t, y_t). Normals as an argument, in place of a generator, are what makes
-quasi-Monte Carlo, replay from a seed and correlated estimates possible with the same functions.
+data y_t is observed through log_observation(p, t, x_t, y_t). Because normals are an argument instead of a generator,
+quasi-Monte Carlo, replay from a seed and correlated estimates are possible with the same functions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ppl_backends.options import checked, function, integer, none
 
 
 class Parameters:
-    """Argument ``p`` of a model's functions: parameters, covariates of the row, and ``y_previous``, the row before.
+    """Argument ``p`` of a model's functions: parameters, covariates of the row, and ``y_previous``, the previous row.
 
     Parameters
     ----------
     values : mapping of str to array
         Parameters ``(n_theta, 1, *shape)``.
     row : mapping of str to array
-        What belongs to the row of data.
+        Values that belong to the row of data.
     asked : set of str, optional
-        Gets the names that functions ask for.
+        Collects the names that functions use.
     """
 
     __slots__ = ("_asked", "_row", "_values")
@@ -44,7 +44,7 @@ class Parameters:
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join([*self._values, *self._row])
-        raise ModelError(f"the state-space model asks for p.{name}, which is not there; known are {known}")
+        raise ModelError(f"the state-space model uses p.{name}, which does not exist; known are {known}")
 
     def each(self, function: Callable[[Any], Any]) -> Any:
         """Return ``function`` of the parameters of every point, without an axis for particles, stacked ``(n_theta, …)``."""
@@ -57,14 +57,14 @@ class Parameters:
 
 @dataclass(frozen=True)
 class LinearGaussian:
-    """The matrices of a linear Gaussian model, from which its likelihood is exact.
+    """The matrices of a linear Gaussian model, which give its exact likelihood.
 
     x_0 ~ N(m_0, P_0), x_t = A x_{t−1} + c + N(0, Q), y_t = H x_t + d + N(0, R).
 
     Attributes
     ----------
     matrices : callable
-        ``p -> (m0, P0, A, c, Q, H, d, R)`` of one parameter value; numbers stand for vectors and matrices of one entry.
+        ``p -> (m0, P0, A, c, Q, H, d, R)`` of one parameter value; numbers represent vectors and matrices of one entry.
     """
 
     matrices: Callable[[Any], tuple[Any, ...]]
@@ -76,9 +76,9 @@ class StateSpaceModel:
 
     ``p`` has the parameters as attributes ``(n_theta, 1)``, or ``(n_theta, 1, k)`` for vectors; states are
     ``(n_theta, n_x)``, or ``(n_theta, n_x, d)`` for vectors; ``z`` are standard normals ``(n_theta, n_x)``, or
-    ``(n_theta, n_x, n_normals)`` where ``n_normals`` is above one. Components stand on the last axis, ``x[..., 0]``.
+    ``(n_theta, n_x, n_normals)`` if ``n_normals`` is above one. Components are on the last axis, ``x[..., 0]``.
     ``t`` is the number of the row, from 0; ``y`` the row, a scalar or ``(k,)``. Covariates of the row and
-    ``p.y_previous``, the row before (NaN in the first), are attributes of ``p`` too.
+    ``p.y_previous``, the previous row (NaN in the first), are attributes of ``p`` too.
 
     Parameters
     ----------
@@ -87,17 +87,17 @@ class StateSpaceModel:
     transition : callable
         ``(p, t, x, z) -> x`` of row ``t`` from the state of row ``t − 1``.
     log_observation : callable
-        ``(p, t, x, y) -> (n_theta, n_x)``, log density of the row. Rows that are missing (all NaN) are skipped.
+        ``(p, t, x, y) -> (n_theta, n_x)``, log density of the row. Missing rows (all NaN) are skipped.
     n_normals : int
-        Standard normals that a state takes.
+        Number of standard normals per state.
     log_transition : callable, optional
-        ``(p, t, x, new) -> (n_theta, n_x)``, log density of the state ``new`` of row ``t`` given ``x`` of the row before.
-        Backward sampling, guided filters and the step from states to parameters need it.
+        ``(p, t, x, new) -> (n_theta, n_x)``, log density of the state ``new`` of row ``t`` given ``x`` of the previous
+        row. Backward sampling, guided filters and the step from states to parameters need it.
     log_initial : callable, optional
         ``(p, x) -> (n_theta, n_x)``, log density of the first state.
     proposal : callable, optional
-        ``(p, t, x, y, z) -> (new, log_q)``, a state drawn with the row in view and its log density; ``x`` is None in
-        the first row, where it is only asked if there is ``log_initial``. It needs ``log_transition``.
+        ``(p, t, x, y, z) -> (new, log_q)``, a state drawn given the row, and its log density; ``x`` is None in the
+        first row, where it is only called if there is ``log_initial``. It needs ``log_transition``.
     linear_gaussian : LinearGaussian, optional
         Matrices that give the exact likelihood.
 
@@ -147,11 +147,11 @@ class StateSpaceModel:
             raise ModelError("proposal= needs log_transition=: weights divide the density of a state by the proposal's")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the functions by value, so that workers elsewhere can be sent lambdas."""
+        """Pickle the functions by value, so that lambdas can be sent to other processes."""
         return _unpickled, (cloudpickle.dumps({field.name: getattr(self, field.name) for field in fields(self)}),)
 
 
-@lru_cache(maxsize=16)  # all chains of a worker share one model, and what is compiled for it
+@lru_cache(maxsize=16)  # all chains of a worker share one model, and its compiled programs
 def _unpickled(recipe: bytes) -> StateSpaceModel:
     return StateSpaceModel(**cloudpickle.loads(recipe))
 

@@ -1,4 +1,4 @@
-"""State-space models that are ready for use."""
+"""Ready-made state-space models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 
 def _numpy() -> Any:
-    """Return jax.numpy, imported where a model's functions are first called."""
+    """Return jax.numpy, imported when a model's functions are first called."""
     import jax.numpy as jnp
 
     return jnp
@@ -45,12 +45,12 @@ def linear_gaussian(matrices: Callable[[Any], tuple[Any, ...]] | None = None, *,
         ``p -> (m0, P0, A, c, Q, H, d, R)`` in ``jax.numpy``, of one parameter value: ``p.rho`` is a scalar here. By default
         a stationary autoregression observed with noise, with parameters ``rho``, ``sigma_x`` and ``sigma_y``.
     dim : int
-        Dimension of the state, where ``matrices`` is given.
+        Dimension of the state, if ``matrices`` is given.
 
     Returns
     -------
     StateSpaceModel
-        With the exact conditional law of a state as its proposal.
+        Its proposal is the exact conditional distribution of a state.
 
     Raises
     ------
@@ -172,15 +172,15 @@ def stochastic_volatility(*, leverage: bool = False) -> StateSpaceModel:
     Parameters
     ----------
     leverage : bool
-        Whether ε\ :sub:`t−1` and η\ :sub:`t` have a correlation, a fourth parameter ``phi``. A loss that raises tomorrow's
-        volatility is a ``phi`` below zero.
+        Whether ε\ :sub:`t−1` and η\ :sub:`t` are correlated, with a fourth parameter ``phi``. A negative ``phi`` means
+        that a loss raises the next volatility.
 
     Returns
     -------
     StateSpaceModel
         Parameters ``mu``, ``rho`` and ``sigma``. The proposal is the normal around the mode of the state
-        given the row, with the scale of the transition. Log weights are then tangents' distances from a concave function at
-        its mode (Pitt & Shephard 1999), and bounded.
+        given the row, with the scale of the transition. Log weights are then distances of a concave function from its tangent
+        at its mode (Pitt & Shephard 1999), and bounded.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def stochastic_volatility(*, leverage: bool = False) -> StateSpaceModel:
 def _mode_of_log_variance(mean: Any, sd: Any, y: Any) -> Any:
     """Return the mode of −½((x − mean)/sd)² − ½(x + y²e^{−x}): c + W(½ sd² y² e^{−c}) with c = mean − ½ sd².
 
-    Lambert's W by Winitzki's approximation, which is good to two per cent; any point near to the mode does for a proposal.
+    Lambert's W is Winitzki's approximation, accurate to two per cent; any point near the mode suffices for a proposal.
     """
     jnp = _numpy()
     centre = mean - 0.5 * sd**2
@@ -240,8 +240,8 @@ def theta_logistic() -> StateSpaceModel:
     Returns
     -------
     StateSpaceModel
-        Parameters ``tau0``, ``tau1``, ``tau2``, ``sigma_x`` and ``sigma_y``, with the exact conditional law of a state as
-        its proposal.
+        Parameters ``tau0``, ``tau1``, ``tau2``, ``sigma_x`` and ``sigma_y``. Its proposal is the exact conditional
+        distribution of a state.
 
     Examples
     --------
@@ -274,21 +274,21 @@ def lotka_volterra(*, interval: float = 1.0, steps: int = 10) -> StateSpaceModel
 
     .. math:: d\log u = (\alpha - \beta v)\,dt + \sigma\,dW_1,\quad d\log v = (\delta u - \gamma)\,dt + \sigma\,dW_2,
 
-    by Euler steps between the rows. Rows ``(log u, log v)`` have errors of standard deviation ``sigma_y``; an entry that is
-    NaN is skipped.
+    by Euler steps between the rows. Rows ``(log u, log v)`` have errors of standard deviation ``sigma_y``; NaN entries are
+    skipped.
 
     Parameters
     ----------
     interval : float
         Time between two rows.
     steps : int
-        Euler steps between two rows. With one the density of a transition is known, and states can be smoothed.
+        Euler steps between two rows. With one step the density of a transition is known, and states can be smoothed.
 
     Returns
     -------
     StateSpaceModel
-        Parameters ``alpha``, ``beta``, ``gamma``, ``delta``, ``sigma``, ``sigma_y``, and the logs of both populations in
-        the first row, ``prey`` and ``predators``, which it starts from with standard deviation ``sigma``.
+        Parameters ``alpha``, ``beta``, ``gamma``, ``delta``, ``sigma``, ``sigma_y``, and the logs of both populations
+        in the first row, ``prey`` and ``predators``, around which it starts with standard deviation ``sigma``.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Resampling of many filters at once, and the order of particles that quasi-Monte Carlo and correlated estimates need.
+"""Resampling of many filters at once, and the order of particles for quasi-Monte Carlo and correlated estimates.
 
-Everything here is made of JAX arrays ``(n_theta, n_x, …)``: one row per filter.
+Arrays are JAX arrays ``(n_theta, n_x, …)``, with one row per filter.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-HILBERT_BITS = 16  # of a coordinate, fewer in many dimensions
+HILBERT_BITS = 16  # per coordinate, fewer in many dimensions
 
 
 def systematic(weights: Any, offset: Any) -> Any:
     """Return ancestors ``(n_theta, n_x)`` by systematic resampling, in increasing order.
 
-    The point (k + offset)/n_x goes to the particle whose stretch of cumulated weight holds it. Points before the end of every
-    stretch are counted and the counts cumulated, which has no search and is several times faster than one.
+    The point (k + offset)/n_x goes to the particle whose interval of cumulated weight contains it. Points before the
+    end of every interval are counted and the counts cumulated, which needs no search and is several times faster.
 
     Parameters
     ----------
@@ -36,8 +36,9 @@ def systematic(weights: Any, offset: Any) -> Any:
 def keeping_the_first(weights: Any, offset: Any, uniform: Any) -> Any:
     """Return ancestors ``(n_theta, n_x)`` by systematic resampling given that particle 0 is the ancestor of the first.
 
-    Chopin & Singh (2015, Algorithm 4): the offset is drawn in proportion to how many points it gives particle 0, and the
-    points are turned by an even draw so that one of these comes first. On a circle they are those of :func:`systematic`.
+    Chopin & Singh (2015, Algorithm 4): the offset is drawn in proportion to the number of points that it gives
+    particle 0, and the points are rotated by a uniform draw so that one of these comes first. On a circle they are
+    those of :func:`systematic`.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def keeping_the_first(weights: Any, offset: Any, uniform: Any) -> Any:
 
 
 def _heaviest_at_most(ancestors: Any, weights: Any) -> Any:
-    """Send points that rounding of the sum left behind the last particle to the last that has weight."""
+    """Move points that rounding of the sum puts after the last particle to the last one with positive weight."""
     n = weights.shape[1]
     last = n - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=1)
     return jnp.minimum(ancestors, last[:, None].astype(ancestors.dtype))
@@ -82,7 +83,7 @@ def _in_unit_cube(x: Any) -> Any:
 
 
 def hilbert_index(u: Any, bits: int = HILBERT_BITS) -> Any:
-    """Return the place on a Hilbert curve ``(n_theta, n_x)`` of points of the unit cube ``(n_theta, n_x, d)``.
+    """Return the position on a Hilbert curve ``(n_theta, n_x)`` of points of the unit cube ``(n_theta, n_x, d)``.
 
     Skilling (2004), "Programming the Hilbert curve": coordinates to their transposed index, then one integer.
     """

@@ -1,8 +1,9 @@
-"""Functions of arrays in ``jax.numpy`` as loops over particles for Numba, translated from what JAX traces of them.
+"""Functions of arrays in ``jax.numpy`` as loops over particles for Numba, translated from JAX's trace.
 
-JAX traces a function for one parameter value and one particle. Every entry of every array in the trace becomes a variable of
-the program that is written here, so that slices, stacks and sums over components cost nothing. What does not depend on the
-particle is computed in front of the loop. Nothing is compiled or run by JAX, and the result runs in forked processes.
+JAX traces a function for one parameter value and one particle. Every entry of every array in the trace becomes a
+variable of the generated program, so that slices, stacks and sums over components take no time. Expressions that do
+not depend on the particle are computed before the loop. JAX compiles and runs nothing, and the result runs in forked
+processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_LINES = 4000  # of a program; matrices of hundreds of entries are not for loops
+MOST_LINES = 4000  # of a program; matrices of hundreds of entries are not suited to loops
 
 ELEMENTWISE = {
     **{"add": "{} + {}", "add_any": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "pow": "{} ** {}", "neg": "-{}"},
@@ -44,7 +45,7 @@ REDUCTIONS |= {"reduce_and": "and", "reduce_or": "or"}
 
 
 class TranslationError(Exception):
-    """An operation that has no counterpart here."""
+    """Raised for an operation without a translation."""
 
 
 class Term(NamedTuple):
@@ -72,13 +73,13 @@ class Input(NamedTuple):
 
 
 def translated(name: str, function: Callable[..., Any], inputs: Any, outputs: Sequence[str]) -> Any:
-    """Return a compiled loop ``(par, row, t, x, z, new, log_weight)`` that fills what ``outputs`` name for every particle.
+    """Return a compiled loop ``(par, row, t, x, z, new, log_weight)`` that fills the ``outputs`` for every particle.
 
     Parameters
     ----------
     name : str
     function : callable
-        Of ``inputs``, to a tuple of arrays, one for each of the outputs; it is traced in float64.
+        Function of ``inputs`` that returns a tuple of arrays, one for each of the outputs; it is traced in float64.
     inputs : pytree of Input
     outputs : sequence of str
         Texts of their entries, such as ``"new[i, {}]"``.
@@ -86,7 +87,7 @@ def translated(name: str, function: Callable[..., Any], inputs: Any, outputs: Se
     Raises
     ------
     TranslationError
-        If the trace has an operation that is not known here.
+        If the trace has an unknown operation.
     """
     import jax
 
@@ -127,7 +128,7 @@ def _terms(value: Any) -> NDArray[Any]:
 
 
 class _Writer:
-    """Lines of a program in front of the loop over particles and inside of it; no line is written twice."""
+    """Lines of a program before the loop over particles and inside it; no line is written twice."""
 
     def __init__(self) -> None:
         self.before: list[str] = []

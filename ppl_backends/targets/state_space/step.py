@@ -1,8 +1,8 @@
 """One row of data in many filters at once: resample, propose, weight. Pure functions of JAX arrays.
 
-With normalised weights W and states x of the row before, a filter resamples where the effective sample size is low, draws new
-states, and multiplies weights by g f/q. The increment of the log likelihood is the log of the sum of the new weights: the
-weights of the row before enter it where there was no resampling.
+With normalised weights W and states x of the previous row, a filter resamples if the effective sample size is low,
+draws new states, and multiplies weights by g f/q. The increment of the log likelihood is the log of the sum of the new
+weights; without resampling it includes the weights of the previous row.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
 from ppl_backends.targets.state_space.resampling import keeping_the_first, order_of, systematic
 from ppl_backends.targets.state_space.streams import given, pseudo_random, sobol
 
-_LOOKAHEAD_RANGE = 20.0  # a look ahead never rules a particle out
+_LOOKAHEAD_RANGE = 20.0  # so that a look ahead never excludes a particle
 
 Rows = Mapping[str, Any]
-"""What belongs to each row, by name: ``y``, ``missing``, covariates; leading axis over rows."""
+"""Data of each row, by name: ``y``, ``missing``, covariates; leading axis over rows."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Rule:
     model : StateSpaceModel
     method : {"bootstrap", "guided", "auxiliary", "sqmc"}
     resample_below : float
-        Share of the particles that the effective sample size falls below where a filter resamples.
+        Filters resample if the effective sample size, as a share of the particles, is below this value.
     stream : {"seeds", "normals"}
     some_missing : bool
     smooth : bool
-        Whether nearby normals are to have nearby likelihoods.
+        Whether nearby normals must have nearby likelihoods.
     """
 
     model: StateSpaceModel
@@ -78,7 +78,7 @@ class Carry(NamedTuple):
 class Step(NamedTuple):
     """Result of a step: the filters, increments ``(n_theta,)``, ancestors ``(n_theta, n_x)``, and flags of resampling.
 
-    ``log_g`` ``(n_theta, n_x)`` are the logs of what the weights were multiplied by.
+    ``log_g`` ``(n_theta, n_x)`` are the logs of the factors of the weights.
     """
 
     carry: Carry
@@ -89,15 +89,15 @@ class Step(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """One row of paths that filters are drawn around, as particle 0 of each.
+    """One row of paths around which filters are drawn, as particle 0 of each.
 
     Attributes
     ----------
     x : array (n_theta[, d])
     log_g : array (n_theta,)
-        Log of what the weight of the path was multiplied by; read where states are drawn from a proposal.
+        Log of the factor of the path's weight; used if states are drawn from a proposal.
     uniform : array (n_theta, 2)
-        For resampling beside it.
+        For resampling given it.
     """
 
     x: Any
@@ -106,7 +106,7 @@ class Kept(NamedTuple):
 
 
 def parameters_of(values: Mapping[str, Any], rows: Rows, t: Any, asked: set[str] | None = None) -> Parameters:
-    """Return ``p`` of row ``t``: parameters with an axis for particles, covariates, the row before."""
+    """Return ``p`` of row ``t``: parameters with an axis for particles, covariates, the previous row."""
     with_axis = {name: value[:, None] for name, value in values.items()}
     row = {name: value[t][None, None] for name, value in rows.items() if name not in ("y", "missing")}
     before = jnp.where(t > 0, rows["y"][jnp.maximum(t - 1, 0)], jnp.nan)
@@ -114,13 +114,13 @@ def parameters_of(values: Mapping[str, Any], rows: Rows, t: Any, asked: set[str]
 
 
 def observation(model: StateSpaceModel, p: Parameters, t: Any, x: Any, rows: Rows) -> Any:
-    """Return the log density of row ``t`` ``(n_theta, n_x)``, zero where it is missing; NaN and +inf as they come."""
+    """Return the log density of row ``t`` ``(n_theta, n_x)``, zero if it is missing; NaN and +inf are not replaced."""
     value = model.log_observation(p, t, x, rows["y"][t])
     return jnp.where(rows["missing"][t], 0.0, jnp.broadcast_to(value, x.shape[:2]))
 
 
 def normalise(log_weights: Any) -> tuple[Any, Any]:
-    """Return normalised log weights and the log of their sum ``(n_theta,)``; −inf and equal weights where all are zero."""
+    """Return normalised log weights and the log of their sum ``(n_theta,)``; −inf and equal weights if all are zero."""
     log_weights = jnp.where(log_weights < jnp.inf, log_weights, -jnp.inf)  # a NaN is no density
     largest = jnp.max(log_weights, axis=1, keepdims=True)
     largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
@@ -131,13 +131,13 @@ def normalise(log_weights: Any) -> tuple[Any, Any]:
 
 
 def states(value: Any, n_theta: int, n_x: int) -> Any:
-    """Return states of every particle, where a function gave one for all."""
+    """Return states of every particle, also if a function returned one for all."""
     value = jnp.asarray(value, dtype=jnp.float64)
     return jnp.broadcast_to(value, (n_theta, n_x, *value.shape[2:]))
 
 
 def from_model(model: StateSpaceModel, p: Parameters, t: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
-    """Return states of row ``t`` by the model's own law, and log weights; ``x`` is None in row 0."""
+    """Return states of row ``t`` from the model's transition, and log weights; ``x`` is None in row 0."""
     shape = z.shape[:2]
     new = states(model.initial(p, z) if x is None else model.transition(p, t, x, z), *shape)
     return new, jnp.broadcast_to(model.log_observation(p, t, new, y), shape)
@@ -156,7 +156,7 @@ def from_proposal(model: StateSpaceModel, p: Parameters, t: Any, x: Any, y: Any,
 def first_step(
     rule: Rule, values: Mapping[str, Any], source: Any, rows: Rows, shape: tuple[int, int], kept: Kept | None = None
 ) -> Step:
-    """Draw the states of row 0 and weight them; where one is ``kept``, the others beside it."""
+    """Draw the states of row 0 and weight them; if one is ``kept``, draw the others given it."""
     n_theta, n_x = shape
     z, _ = rule.draw(source, 0, n_x)
     p = parameters_of(values, rows, 0)
@@ -184,7 +184,7 @@ def later_step(
 
 
 def _with_kept(rule: Rule, p: Parameters, t: Any, rows: Rows, x: Any, log_g: Any, kept: Kept | None) -> tuple[Any, Any]:
-    """Put a kept state in the place of particle 0."""
+    """Put a kept state in place of particle 0."""
     if kept is None:
         return x, log_g
     own = kept.log_g if rule.proposes else observation(rule.model, p, t, kept.x[:, None], rows)[:, 0]
@@ -192,7 +192,7 @@ def _with_kept(rule: Rule, p: Parameters, t: Any, rows: Rows, x: Any, log_g: Any
 
 
 def _moved(rule: Rule, p: Parameters, t: Any, x: Any, rows: Rows, z: Any, guided: bool) -> tuple[Any, Any]:
-    """Draw from the proposal, or from the model, as also where the row that a proposal looks at is missing."""
+    """Draw from the proposal, or from the model if the row of the proposal is missing."""
 
     def by_model(z: Any) -> tuple[Any, Any]:
         new, log_g = from_model(rule.model, p, t, x, rows["y"][t], z)
@@ -239,7 +239,7 @@ def _resample(
 def _look_ahead(model: StateSpaceModel, p: Parameters, t: Any, x: Any, rows: Rows) -> Any:
     """Return log g of row ``t`` at the state that each particle reaches with z = 0 ``(n_theta, n_x)``.
 
-    It stays within a range below its maximum over particles: one that it ruled out might have had weight.
+    It is within a range of its maximum over particles, because an excluded particle might have had weight.
     """
     n_theta, n_x = x.shape[:2]
     z = jnp.zeros((n_theta, n_x) if model.n_normals == 1 else (n_theta, n_x, model.n_normals))
@@ -251,12 +251,12 @@ def _look_ahead(model: StateSpaceModel, p: Parameters, t: Any, x: Any, rows: Row
 
 
 def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int, ...]:
-    """Return the shape of one state, once every function of the model is known to return what it must.
+    """Return the shape of one state; check that every function of the model returns the right shape.
 
     Raises
     ------
     ModelError
-        Naming the function and the shape.
+        If a function returns a wrong shape; the message names both.
     """
     n_theta, n_x, asked = 3, 5, set[str]()
     model, abstract_rows = rule.model, {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in rows.items()}
@@ -295,7 +295,7 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
     scalar, vector = (n_theta, n_x), (n_theta, n_x, *own)
     expect("transition", shape("transition", lambda p, x, z: model.transition(p, 1, x, z), x, z), vector)
     observed = shape("log_observation", lambda p, x, y: model.log_observation(p, 1, x, y), x, y)
-    expect("log_observation", observed, scalar, exactly=True)  # one number for all particles is a sum too many
+    expect("log_observation", observed, scalar, exactly=True)  # one number for all particles would be one sum too many
     if model.log_transition is not None:
         density = model.log_transition
         expect("log_transition", shape("log_transition", lambda p, x: density(p, 1, x, x), x), scalar)
@@ -311,6 +311,6 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
     idle = [name for name in values if name not in asked] if rule.proposes or model.proposal is None else []
     if idle:
         raise ModelError(
-            f"no function of the state-space model asks for p.{idle[0]}: leave this parameter out, or rename it"
+            f"no function of the state-space model uses p.{idle[0]}: leave this parameter out, or rename it"
         )
     return own

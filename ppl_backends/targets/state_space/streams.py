@@ -1,7 +1,7 @@
 """Sources of a filter's normals: a seed per filter, a Sobol net, or given normals.
 
-Every stream says what one row of data takes: standard normals for the states, and a uniform offset for resampling. A seed
-together with the number of a row determines both, so that any stretch of a filter can be computed again.
+Every stream gives the random numbers for one row of data: standard normals for the states, and a uniform offset for
+resampling. A seed and the number of a row determine both, so that any stretch of a filter can be computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BITS = 32
 
 
 def _shaped(z: Any, n_normals: int) -> Any:
-    """Drop the last axis ``(n_theta, n_x, n_normals)`` where there is one normal a state."""
+    """Drop the last axis ``(n_theta, n_x, n_normals)`` if there is one normal per state."""
     return z[..., 0] if n_normals == 1 else z
 
 
@@ -43,16 +43,16 @@ def pseudo_random(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, An
 
 
 def beside_a_path(seeds: Any, t: Any) -> Any:
-    """Return the uniforms ``(n_theta, 2)`` that resampling beside a kept state takes more in row ``t``."""
+    """Return the additional uniforms ``(n_theta, 2)`` for resampling given a kept state in row ``t``."""
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 2), (2,)))(keys_of(seeds, t))
 
 
 def sobol(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
-    """Return the same from one Sobol net under a digital shift that is drawn afresh for every filter and row.
+    """Return the same from one Sobol net under a digital shift that is drawn anew for every filter and row.
 
-    Gerber & Chopin (2015). The first coordinate of a point chooses its ancestor among the sorted particles, the others are
-    its normals. The first coordinates of a net of 2^k points are the multiples of 2^−k, which a shift permutes and moves by
-    less than 2^−k: in their order they are the points of systematic resampling, and no sort is needed.
+    Gerber & Chopin (2015). The first coordinate of a point chooses its ancestor among the sorted particles, the others
+    are its normals. The first coordinates of a net of 2^k points are the multiples of 2^−k, which a shift permutes and
+    moves by less than 2^−k: in sorted order they are the points of systematic resampling, and no sort is needed.
     """
     net, place = _net(n_x, 1 + n_normals)
     shift = jax.vmap(lambda key: jax.random.bits(key, (1 + n_normals,), jnp.uint32))(keys_of(seeds, t))
@@ -75,12 +75,12 @@ def given(normals: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=8)
 def _net(n_x: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the words ``(n_x, dim − 1)`` of a Sobol net but its first coordinate, and the point of every first word."""
+    """Return the words ``(n_x, dim − 1)`` of a Sobol net without its first coordinate, and the point of every first word."""
     if n_x & (n_x - 1):
         power = 2 ** round(np.log2(n_x))
-        raise ModelError(f"method='sqmc' takes a power of two, not {n_x} particles: write n_particles={power}")
+        raise ModelError(f"method='sqmc' needs a power of two, not {n_x} particles: write n_particles={power}")
     if dim > qmc.Sobol.MAXDIM:
-        raise ModelError(f"method='sqmc': {dim} normals a state are more than Sobol's sequence has dimensions")
+        raise ModelError(f"method='sqmc': {dim} normals per state are more than Sobol's sequence has dimensions")
     points = qmc.Sobol(dim, scramble=False, bits=_BITS).random(n_x)
     words = np.floor(points * 2.0**_BITS).astype(np.uint32)
     first = np.floor(points[:, 0] * n_x).astype(int)

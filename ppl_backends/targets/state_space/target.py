@@ -1,7 +1,7 @@
 """Targets whose likelihood is that of a state-space model: an integral over states, estimated or exact.
 
-The prior, and other observed variables, are those of a PyMC model, a Stan program or functions. The state-space model sees
-parameters in model space, by name.
+The prior, and other observed variables, are those of a PyMC model, a Stan program or functions. The state-space model
+uses parameters in model space, by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ N_DIGESTED, DIGEST_PARTICLES = 8, 4
 
 
 def refusal(name: str) -> str:
-    """Return why a method cannot evaluate the likelihood of a state-space model, and what can."""
+    """Return why a method cannot evaluate the likelihood of a state-space model, and which methods can."""
     return (
         f"state-space variable '{name}': its likelihood is an integral over states and can only be estimated; use "
         "pb.sample_smc2, pb.sample_pmmh, pb.sample_particle_gibbs or pb.particle_filter"
@@ -42,7 +42,7 @@ class StateSpaceData:
     Attributes
     ----------
     name : str
-        Of the observed variable.
+        Name of the observed variable.
     model : StateSpaceModel
     y : ndarray (n_rows,) or (n_rows, k)
     parameters_at : callable
@@ -60,18 +60,18 @@ class StateSpaceData:
     dims: tuple[str, ...] = ()
 
     def filter(self, method: str = "auto", resample_below: float = 0.5) -> Filter:
-        """Return the filter; ``"auto"`` is guided where the model has a proposal, else bootstrap."""
+        """Return the filter; ``"auto"`` is guided if the model has a proposal, else bootstrap."""
         if method == "auto":
             method = "bootstrap" if self.model.proposal is None else "guided"
         return Filter(self.model, self.y, self.covariates, method, resample_below)
 
     def changed(self, new: Mapping[str, Any], append: bool) -> StateSpaceData:
-        """Return the model on other rows, or with rows behind its own; ``new`` names the variable and the covariates."""
+        """Return the model on other rows, or with rows appended; ``new`` names the variable and the covariates."""
         held = {self.name: self.y, **self.covariates}
         unknown = sorted(set(new) - set(held))
         if unknown:
             raise ModelError(
-                f"{unknown[0]!r} is none of the data of state-space variable '{self.name}': {', '.join(held)}"
+                f"{unknown[0]!r} is not among the data of state-space variable '{self.name}': {', '.join(held)}"
             )
         rows = {name: np.asarray(value, dtype=np.float64) for name, value in new.items()}
         if append:
@@ -86,7 +86,7 @@ class StateSpaceData:
 
 
 class StateSpaceTarget(WrappedTarget):
-    """A target with the likelihood of a state-space model beside its own terms.
+    """A target with the likelihood of a state-space model and other terms.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class StateSpaceTarget(WrappedTarget):
         All other terms.
     state_space : StateSpaceData
     n_particles : int
-        Of :meth:`log_likelihood_estimate`.
+        Number of particles of :meth:`log_likelihood_estimate`.
     """
 
     has_split, is_prior, has_gradient, split_problem = True, False, False, None
@@ -121,7 +121,7 @@ class StateSpaceTarget(WrappedTarget):
 
     @property
     def rest(self) -> BaseTarget:
-        """Return all terms but the likelihood of the state-space model."""
+        """Return all terms except the likelihood of the state-space model."""
         return self.target
 
     @property
@@ -165,12 +165,12 @@ class StateSpaceTarget(WrappedTarget):
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Return the log prior ``(n,)`` and its gradient ``(n, dim)``, or None."""
         own = self.target.evaluate(x, gradient) if not self.target.has_split else None
-        if own is not None:  # a density with no likelihood of its own
+        if own is not None:  # a density without a likelihood
             return own.log_density, own.gradient
         return self.target.evaluate_prior(x, gradient)
 
     def prior_target(self) -> BaseTarget | None:
-        """Return the prior alone as a target: all other terms, where they have no likelihood of their own."""
+        """Return the prior as a target: all other terms, if they have no likelihood."""
         rest = self.target
         return rest if rest.is_prior or not rest.has_split else rest.prior_target()
 
@@ -194,11 +194,11 @@ class StateSpaceTarget(WrappedTarget):
         return self.own_log_likelihood(x) + estimate
 
     def with_particles(self, n_particles: int) -> Self:
-        """Return the same target whose estimates take other numbers of particles."""
+        """Return the same target with another number of particles in its estimates."""
         return type(self)(self.target, self.state_space, n_particles)
 
     def explain(self, x: Array) -> str:
-        """Return why the density is not finite at one point ``(dim,)``, and in which row where it is a row's."""
+        """Return why the density is not finite at one point ``(dim,)``, and in which row if it is a row's."""
         x = as_points(x, self.dim)
         if not np.isfinite(self.target.log_density(x)).all():
             return self.target.explain(x[0])
@@ -222,7 +222,7 @@ class StateSpaceTarget(WrappedTarget):
         return {**self.target.digests(), **found}
 
     def around(self, target: BaseTarget) -> Self:
-        """Return the same likelihood beside other terms."""
+        """Return the same likelihood with other terms."""
         return type(self)(target, self.state_space, self.n_particles)
 
     def with_data(self, new: Mapping[str, Any]) -> StateSpaceTarget:
@@ -230,7 +230,7 @@ class StateSpaceTarget(WrappedTarget):
         return type(self)(self.target, self.state_space.changed(new, append=False), self.n_particles)
 
     def append(self, new: Mapping[str, Any]) -> StateSpaceTarget:
-        """Return the target with new rows of the observed variable, and of every covariate, behind its own."""
+        """Return the target with new rows of the observed variable, and of every covariate, appended."""
         return type(self)(self.target, self.state_space.changed(new, append=True), self.n_particles)
 
 
@@ -259,6 +259,6 @@ class ParametersByName:
         lacking = [name for name in self.names.values() if name not in values]
         if lacking:
             raise ModelError(
-                f"parameters= names {lacking[0]!r}, which is no variable of the model: {', '.join(values)}"
+                f"parameters= names {lacking[0]!r}, which is not a variable of the model: {', '.join(values)}"
             )
         return {parameter: np.asarray(values[name], dtype=np.float64) for parameter, name in self.names.items()}

@@ -1,11 +1,11 @@
-"""Factors of PyMC models: a Gaussian part, and sites that each see one linear predictor.
+"""Factors of PyMC models: a Gaussian part, and sites that each depend on one linear predictor.
 
 ==============  =======================================================================================
 ``graph``       the log density as written, as elementwise terms over batches of points
-``structure``   what is affine, quadratic, or a site of one scalar, and which variables have to be given
+``structure``   affine and quadratic parts, sites of one scalar, and the variables that must be given
 ``terms``       the sites of a term: directions, offsets, values
 ``compiled``    the functions of sites of no known family
-``find``        all of it, proved, as the ``factors`` of a target
+``find``        all of it, checked, as the ``factors`` of a target
 ==============  =======================================================================================
 """
 

@@ -1,4 +1,4 @@
-"""Site functions that belong to no known family, compiled: scalars nodes × sites to log t."""
+"""Compiled site functions without a known family: scalars nodes × sites to log t."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import ancestors, no_c_compiler
 from ppl_backends.targets.pymc.rewrites import simplify
 
-LARGE = 16  # constants with more elements become arguments: compilers try to fold them
+LARGE = 16  # constants with more elements become arguments, because compilers try to fold constants
 
 
 class SiteGraph:
-    """The function of a term's sites as a graph of their scalars, whatever the hyper-parameters.
+    """The function of a term's sites as a graph of their scalars, for any hyper-parameters.
 
-    Compiled at its first use by the first backend that can; a copy in another process compiles anew.
+    It is compiled at its first use by the first backend that can; a copy in another process compiles again.
     """
 
     def __init__(self, term: SiteTerm, backend: str = "auto") -> None:
@@ -54,7 +54,7 @@ class SiteGraph:
 
     @property
     def constants(self) -> list[Array]:
-        """Return the values of large constants, and the present ones of late data."""
+        """Return the values of large constants, and the current ones of late data."""
         return [np.asarray(v.get_value() if isinstance(v, SharedVariable) else v.data) for v in self._large]
 
     def function(self) -> tuple[str, Any]:
@@ -69,7 +69,7 @@ class SiteGraph:
             outputs = simplify([self.log_site])
         function = library.compile_batched(self.scalars, self.arguments, outputs)
         arguments = [library.as_argument(np.ones(v.type.shape, dtype=v.dtype)) for v in self.arguments]
-        function(np.zeros((self.rows, *self.scalars.type.shape)), *arguments)  # some fail only when they run
+        function(np.zeros((self.rows, *self.scalars.type.shape)), *arguments)  # some only fail when they run
         return function
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class CompiledSites:
         )
 
     def __call__(self, s: Array) -> Array:
-        """Return log t ``(k, n)``, in blocks of one size, for which alone the function is compiled."""
+        """Return log t ``(k, n)``, in blocks of the one size for which the function is compiled."""
         backend, function = self.graph.function()
         arguments = self._arguments.of(backend)
         padded = pad_rows(s, -(-len(s) // self.graph.rows) * self.graph.rows)

@@ -1,4 +1,4 @@
-"""The factors of a PyMC model: found on its graph, proved on numbers, evaluated at any hyper-parameters."""
+"""The factors of a PyMC model: found on its graph, checked on numbers, evaluated at any hyper-parameters."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ppl_backends.targets.pymc.factors.structure import MAX_HYPER, Structure, fi
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
 from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, io_toposort, no_c_compiler
 
-PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few where there are many sites to see a fault
+PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few if there are many sites to show a fault
 MANY_SITES = 10_000
 PROOF_SCALES = (0.3, 3.0, 30.0)
-SWAP_POINTS, SWAP_TOLERANCE = 3, 1e-6  # of factors on other data, which are compared with the density as a whole
+SWAP_POINTS, SWAP_TOLERANCE = 3, 1e-6  # for factors on other data, which are compared with the whole density
 
 
 class PyMCFactors(ConditionalFactors):
@@ -52,7 +52,7 @@ class PyMCFactors(ConditionalFactors):
         self._graph, self._data = TermGraph(model, data, shapes, likelihood_only, late), data
         self._rectangles = take_rectangles(self._graph)
         if self._rectangles and likelihood_only:
-            raise ModelError("rectangles are no sites of one predictor each")
+            raise ModelError("rectangles are not sites of one predictor each")
         self._structure = find_structure(self._graph, rng, 0 if likelihood_only else MAX_HYPER)
         held = self._structure.held
         hyper = self._graph.coordinates(held)
@@ -64,7 +64,7 @@ class PyMCFactors(ConditionalFactors):
         self._prove(rng)
 
     def on(self, data: DataValues, log_density: Callable[[Array], Array]) -> PyMCFactors:
-        """Return the same factors on other late data, once compared with the log density at random points."""
+        """Return the same factors on other late data; compare them with the log density at random points."""
         other = copy.copy(self)
         other._data, other._latest, other._families = data, None, {}
         other._gaussian = self._gaussian.unknown()
@@ -121,7 +121,7 @@ class PyMCFactors(ConditionalFactors):
         return self._sum(self._hyper_priors, self._point(phi))
 
     def _sum(self, function: PointFunction | None, x: Array) -> float:
-        """Return the sum of constant terms, ``-inf`` where it is not a number."""
+        """Return the sum of constant terms, ``-inf`` if it is not a number."""
         if function is None:
             return 0.0
         total = sum(float(value.sum()) for value in function(x[None]))
@@ -139,7 +139,7 @@ class PyMCFactors(ConditionalFactors):
         return SiteGroup(geometry.design, geometry.offset, FunctionSites(function, term.n_sites), observed)
 
     def _recognised(self, term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
-        """Return the known family of a term; that of the latest φ where nothing that its sites read has changed."""
+        """Return the known family of a term; that of the latest φ if nothing that its sites use has changed."""
         reads = [geometry.slope, geometry.intercept, x[self._graph.coordinates(set(term.read))]]
         latest = self._families.get(id(term))
         if latest is None or not all(map(np.array_equal, latest[0], reads)):
@@ -167,7 +167,7 @@ class PyMCFactors(ConditionalFactors):
             _refuse_if(error, ", ".join(term.name for term in self._structure.gaussian))
             for term in self._structure.sites:
                 error = term_error(term.sample or term, points, rng)
-                if term.sample is not None:  # the rows of a long term need no more than to be like those of the sample
+                if term.sample is not None:  # rows of a long term only need to be like those of the sample
                     two, geometry = points[[0, -1]], term.geometry(x)
                     error = max(
                         error,
@@ -201,7 +201,7 @@ def take_rectangles(graph: TermGraph) -> list[PointFunction]:
 
 
 def _is_itself(graph: TermGraph, value: Variable, log_p: Variable) -> bool:
-    """Return whether a term is a quantity, and nothing else, at two points."""
+    """Return whether a term consists of a single quantity, checked at two points."""
     other, inputs, rng = log_p.type(), list(graph.values.values()), np.random.default_rng(0)
     with no_c_compiler():
         replaced = clone_replace([value], replace={log_p: other}, rebuild_strict=False)
@@ -226,7 +226,7 @@ def term_error(term: SiteTerm, points: Array, rng: np.random.Generator, shuffles
 
 
 def _recognise(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
-    """Return the known family of a term; where a sample of its rows was taken all have to be as those are."""
+    """Return the known family of a term; if a sample of its rows was used, all must be like those."""
     mixture = normal_mixture(term, x, geometry)
     if mixture is not None:
         return mixture

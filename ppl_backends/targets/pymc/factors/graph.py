@@ -1,8 +1,7 @@
-"""The log density of a model as its author wrote it: elementwise terms in the value variables, not yet rewritten.
+"""The log density of a model as its author wrote it: elementwise terms in the value variables, before rewrites.
 
-In the graph as written every intermediate quantity is still there to be looked at, a linear predictor among them; the
-rewrites of a compiler would have merged it into its neighbours. Everything here is interpreted by Python, over batches
-of points.
+In the graph as written every intermediate quantity is accessible, including linear predictors; the rewrites of a
+compiler would have merged it into its neighbours. Everything here is interpreted by Python, over batches of points.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ class Term(NamedTuple):
 
 
 class TermGraph:
-    """Terms of the log density of a model as graphs of its value variables, data being constants.
+    """Terms of the log density of a model as graphs of its value variables, with data as constants.
 
-    ``late`` data are variables of their own, whose values :meth:`load` exchanges for one caller at a time, who holds the
-    ``lock``.
+    ``late`` data are separate variables, whose values :meth:`load` replaces for one caller at a time, who holds the ``lock``.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class TermGraph:
         ]
 
     def load(self, data: DataValues) -> bool:
-        """Give the late data these values; return whether they differ from the ones before."""
+        """Set the values of the late data; return whether they differ from the previous ones."""
         changed = [v for v in self.late if data[v] is not self._loaded[v]]
         for v in changed:
             self.late[v].set_value(np.array(data[v], dtype=v.dtype))
@@ -117,9 +115,9 @@ class TermGraph:
         return not set(self.late.values()).isdisjoint(ancestors(variables))
 
     def sampled(self, rng: np.random.Generator) -> tuple[TermGraph, dict[Variable, Variable]]:
-        """Return the same with a sample of the rows of long terms, and the quantities that those of the sample stand for.
+        """Return the same graph with a sample of the rows of long terms, and the quantities that the sample's represent.
 
-        A term whose rows do not stand alone stays as it is: the sample's values have to be rows of its own.
+        A term with dependent rows is not sampled: the sample's values must be rows of the term.
         """
         terms, whole = list(self.terms), {}
         point = (self.start + 0.5 * rng.normal(size=self.dim))[None]
@@ -134,7 +132,7 @@ class TermGraph:
                 value = new.get(term.value, term.value)
                 [few], [all_rows] = (PointFunction(self, set(), [v])(point) for v in (value, term.value))
                 alike = np.allclose(few, all_rows[:, rows], rtol=1e-8, atol=1e-8, equal_nan=True)
-            except Exception:  # an operation that knows the number of rows
+            except Exception:  # an operation that depends on the number of rows
                 continue
             if alike:
                 terms[k] = term._replace(value=value)
@@ -175,7 +173,7 @@ class TermGraph:
 
 
 class BatchedGraph:
-    """Values of graphs at many settings of their inputs, ``batched`` ones varying and ``single`` ones shared."""
+    """Values of graphs at many settings of their inputs; ``batched`` ones vary and ``single`` ones are shared."""
 
     def __init__(self, batched: Sequence[Variable], single: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         stacked = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in batched]
@@ -221,13 +219,13 @@ class PointFunction:
         self._evaluate = BatchedGraph(free, fixed, outputs)
 
     def __call__(self, x: Array) -> list[Array]:
-        """Return outputs ``(k, ...)``; the held coordinates are those of the first point."""
+        """Return outputs ``(k, ...)``; the fixed coordinates are those of the first point."""
         single = [value[0] for value in split_point(self._graph, x[:1], self._held)]
         return self._evaluate(split_point(self._graph, x, self._free), single)
 
 
 def _folded(graphs: Sequence[Variable], inputs: Sequence[Variable]) -> list[Variable]:
-    """Return graphs in which whatever does not depend on the inputs has been computed."""
+    """Return graphs in which everything that does not depend on the inputs has been computed."""
     parts, values = fixed_parts(graphs, inputs, {})
     known = zip(parts, values, strict=True)
     computed = {part: pt.constant(value, dtype=part.dtype) for part, value in known if not isinstance(part, Constant)}
@@ -252,7 +250,7 @@ def _summands(value: Variable) -> list[Variable]:
 def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequence[Array]) -> list[Variable]:
     """Return graphs whose shapes are constants and whose checks of parameters are switches of single elements.
 
-    A check raises for its whole array: it would end a batch, and tie every element to every other.
+    A check raises an error for its whole array: it would end a batch, and connect every element to every other.
     """
     nodes = list(io_toposort(list(inputs), graphs))
     checks = {n: list(_comparisons(n.inputs[1:])) for n in nodes if isinstance(n.op, CheckParameterValue)}
@@ -288,7 +286,7 @@ def _is_many(node: Any) -> bool:
 
 
 def _comparisons(conditions: Sequence[Variable]) -> Iterator[Variable]:
-    """Return the elementwise comparisons that conditions are conjunctions of; sums to one and the like are left out."""
+    """Return the elementwise comparisons whose conjunctions are conditions; others, such as sums to one, are left out."""
     for condition in conditions:
         node = condition.owner
         if node is None:

@@ -1,7 +1,7 @@
-"""Sites that are mixtures of normals: a log-sum-exp in the graph nominates them, and their values prove it.
+"""Sites that are mixtures of normals: a log-sum-exp in the graph nominates them, and their values confirm it.
 
-Values of a site alone would not do: a spike of width 10⁻⁶ lies between all points at which one could look. In the graph the
-logs of the components are there one by one, and each that is a parabola of the predictor says where it is and how wide.
+Values of a site alone are not sufficient: a spike of width 10⁻⁶ lies between all points that could be evaluated. The
+graph contains the logs of the components one by one, and each parabola in the predictor gives a location and a width.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import BatchedGraph
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm, row_products
 
-_FAR_OUT = 1e8  # where the curvature of a component is first looked at
+_FAR_OUT = 1e8  # where the curvature of a component is first computed
 _MOST = 20  # components
-_STANDARD = np.array([-3.0, -1.0, -0.3, 0.0, 0.5, 1.5])  # where values are compared, around each component
+_STANDARD = np.array([-3.0, -1.0, -0.3, 0.0, 0.5, 1.5])  # points around each component at which values are compared
 
 
 def normal_mixture(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
-    """Return the mixture of normals that each site of a term is, None where they are not; predictors of unit length."""
+    """Return the mixture of normals that each site of a term is, or None; predictors have unit length."""
     alone = term.grouping is not None and np.array_equal(term.grouping.site_of_term, np.arange(term.n_sites))
     if not alone or not term.log_sums:
         return None
@@ -56,7 +56,7 @@ def normal_mixture(term: SiteTerm, x: Array, geometry: Geometry) -> Recognised |
 
 @np.errstate(all="ignore")
 def _components(parts: Callable[[Array], Array], n: int) -> tuple[Array, Array, Array] | None:
-    """Return log weights, means and standard deviations ``(n, k)`` of exponents that are parabolas; None of others."""
+    """Return log weights, means and standard deviations ``(n, k)`` of exponents that are parabolas, else None."""
     far = parts(np.array([[-_FAR_OUT], [0.0], [_FAR_OUT]]) * np.ones(n))
     k = far.shape[2]
     if far.shape[1] != n or not 2 <= k <= _MOST or not np.isfinite(far).all():
@@ -67,7 +67,7 @@ def _components(parts: Callable[[Array], Array], n: int) -> tuple[Array, Array, 
         return None
     log_weights = np.empty((n, k))
     for j in range(k):
-        for _ in range(2):  # again at one standard deviation to either side of the component, where nothing cancels
+        for _ in range(2):  # again one standard deviation to either side of the component, where nothing cancels
             centre, step = means[:, j], sds[:, j]
             left, middle, right = parts(np.stack([centre - step, centre, centre + step]))[:, :, j]
             precision, slope = 2 * middle - left - right, 0.5 * (right - left)

@@ -1,8 +1,8 @@
-"""Structure of terms: variables that have to be given, and the kind of every term then: constant, Gaussian, or sites.
+"""Structure of terms: variables that must be given, and the resulting kind of every term: constant, Gaussian, or sites.
 
-Which quantities are affine and which terms quadratic is found by differences, at distances from .3 to 3e4 from the origin: an
-operation counts for what it does, not for what it is called. A term is cut from the parameters at affine quantities through
-which alone it depends on them.
+Differences at distances from .3 to 3e4 from the origin find which quantities are affine and which terms are quadratic.
+They use the effect of an operation, not its name. A term is cut from the parameters at affine quantities through which
+it exclusively depends on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppl_backends.targets.pymc.factors.terms import SiteTerm
 from ppl_backends.targets.pymc.matching import sums_of_exponentials
 
 MAX_HYPER = 6
-MAX_CUTS = 6  # of one term that are tried
+MAX_CUTS = 6  # largest number of cuts of one term that are tried
 
 
 class Structure(NamedTuple):
@@ -37,7 +37,7 @@ class Structure(NamedTuple):
 
 
 def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = MAX_HYPER) -> Structure:
-    """Return the factorisation with the fewest variables given, found on a sample of the rows where there are many."""
+    """Return the factorisation with the fewest given variables, found on a sample of the rows if there are many."""
     sample, whole = graph.sampled(rng)
     found = _fewest_held(sample, rng, max_hyper)
     if sample is graph:
@@ -57,10 +57,11 @@ def find_structure(graph: TermGraph, rng: np.random.Generator, max_hyper: int = 
 
 
 def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> Structure:
-    """Return the factorisation with the fewest variables given.
+    """Return the factorisation with the fewest given variables.
 
-    If none need be given, that is it. Otherwise those of few coordinates are, and are let go again one after another,
-    the largest first and those with a transform (scales, mostly) last, as long as the terms allow it.
+    If none need be given, that is the result. Otherwise variables with few coordinates are given first, and released
+    again one after another, the largest first and those with a transform (mostly scales) last, as long as the terms
+    allow it.
     """
     small = [name for name in graph.values if 0 < graph.size({name}) <= max_hyper]
     transformed = [name for name in small if name not in {term.name for term in graph.terms}]
@@ -95,14 +96,14 @@ def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> 
 
 
 def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -> Structure | None:
-    """Return the structure of every term given the variables ``held``; None where these are all variables."""
+    """Return the structure of every term given the variables ``held``; None if these are all variables."""
     if held == frozenset(graph.values):
         return None
     labels, moving = label(graph, held, rng), graph.moving(held)
     labels = labels._replace(quadratic=_without_mixtures(graph, labels.quadratic))
     structure = Structure(held, [], [], [], [])
     quadratic = [term for term, yes in zip(graph.terms, labels.quadratic, strict=True) if yes]
-    # The likelihood first: that is where most models are refused.
+    # The likelihood first, because most models without factors fail there.
     for k in sorted(range(len(graph.terms)), key=lambda k: graph.terms[k].prior_of is not None):
         term = graph.terms[k]
         if term.value not in moving:
@@ -120,18 +121,18 @@ def _analyse(graph: TermGraph, held: frozenset[str], rng: np.random.Generator) -
 
 
 def _without_mixtures(graph: TermGraph, quadratic: list[bool]) -> list[bool]:
-    """Return which terms are quadratic, those with sums of exponentials left out.
+    """Return which terms are quadratic, without those that contain sums of exponentials.
 
-    Of a mixture of normals whose spikes are narrow the points that were looked at show the slab alone.
+    For a mixture of normals with narrow spikes, the evaluated points show only the slab.
     """
     sums = [any(True for _ in sums_of_exponentials(term.value)) for term in graph.terms]
     return [yes and not sums_up for yes, sums_up in zip(quadratic, sums, strict=True)]
 
 
 def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> Structure:
-    """Make quadratic terms of the likelihood sites where all sites are: EP is exact, and leaves each out.
+    """Make quadratic terms of the likelihood sites if all sites are quadratic: EP is then exact, and can leave each out.
 
-    Beside other sites they join the Gaussian part: a site of negative precision could make their cavities improper.
+    With other sites they join the Gaussian part, because a site of negative precision could make their cavities improper.
     """
     normal = [sites for sites in structure.sites if any(sites.term.value is term.value for term in quadratic)]
     if len(normal) == len(structure.sites):
@@ -142,7 +143,7 @@ def _with_gaussian_likelihood(structure: Structure, quadratic: list[Term]) -> St
 
 
 def _sites(graph: TermGraph, term: Term, held: Set[str], labels: Labels, rng: np.random.Generator) -> SiteTerm:
-    """Return the sites of a term by the first of its cuts whose groups see one scalar each."""
+    """Return the sites of a term by the first of its cuts whose groups depend on one scalar each."""
     moving = graph.moving(held)
     leaves = {v for name, v in graph.values.items() if name not in held}
     hyper = graph.coordinates(held)
@@ -167,8 +168,8 @@ def cuts(
 ) -> Iterator[list[Variable]]:
     """Return cuts of one term, those of a single quantity first, nearest to the term first.
 
-    The last one is the set of all affine quantities that a nonlinear operation reads. It is only tried when no single
-    quantity will do, since a branch of a switch that was not taken can hide what it depends on.
+    The last one is the set of all affine quantities that a nonlinear operation reads. It is only tried if no single
+    quantity works, because a branch of a switch that was not taken can hide its dependence.
     """
     order, _ = _walk(term, moving, lambda v: False)
     for candidate in order:
@@ -184,9 +185,9 @@ def cuts(
 def _walk(
     term: Variable, moving: Set[Variable], stop: Callable[[Variable], bool]
 ) -> tuple[list[Variable], list[Variable]]:
-    """Return the moving quantities from the term downwards, breadth first, and those of them at which the walk stopped."""
+    """Return the moving quantities from the term downwards, breadth first, and those at which the walk stopped."""
     seen, stopped, queue = {term: None}, [], [term]
-    for variable in queue:  # grows while it is walked
+    for variable in queue:  # grows during the loop
         if stop(variable):
             stopped.append(variable)
         elif variable.owner is not None:
@@ -197,7 +198,7 @@ def _walk(
     return queue, stopped
 
 
-SCALES = (0.3, 3.0, 30.0, 3e4)  # far out a normal density of any scale is no straight line
+SCALES = (0.3, 3.0, 30.0, 3e4)  # far out a normal density of any scale is clearly not a straight line
 TOLERANCE = 1e-9
 
 

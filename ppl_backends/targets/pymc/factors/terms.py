@@ -1,7 +1,8 @@
 """A term that depends on the parameters through one scalar at a time: its sites, their directions, their functions.
 
-Which elements of a cut each element of a term reads, and so which of them go together in a site, is found by perturbing them.
-Values alone do not tell: in a log-sum-exp a component of weight e⁻¹⁸⁰⁰ changes nothing. A NaN goes through.
+Perturbations find which elements of a cut each element of a term reads, and therefore which of them form one site.
+Finite values are not sufficient: in a log-sum-exp a component of weight e⁻¹⁸⁰⁰ changes nothing. A NaN always
+propagates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Geometry(NamedTuple):
     slope: Array  # (m,)
     intercept: Array  # (m,)
     reference: NDArray[np.intp]  # (n_sites,) The element of the cut that sᵢ is
-    rank: int  # largest rank of a site's rows; 1 where it is a site
+    rank: int  # largest rank of a site's rows; 1 for a valid site
 
 
 class SiteTerm:
@@ -82,7 +83,7 @@ class SiteTerm:
         return value.reshape(len(value), -1)
 
     def _valid_point(self, rng: np.random.Generator) -> Array:
-        """Return a point ``(1, dim)`` at which the term is finite, where one is found."""
+        """Return a point ``(1, dim)`` at which the term is finite, if one is found."""
         for scale in 0.5 ** np.arange(TRIES):
             x = (self.graph.start + scale * rng.normal(size=self.graph.dim))[None]
             value = self._elements(self._cut_of(x), self.hyper(x[0]))
@@ -91,7 +92,7 @@ class SiteTerm:
         return x
 
     def renew(self) -> None:
-        """Let go of a geometry that rests on late data which have changed."""
+        """Drop a geometry that depends on late data which have changed."""
         if self.graph.reads_late(self.cut):
             self._fixed_geometry = None
 
@@ -103,7 +104,7 @@ class SiteTerm:
 
     @property
     def one_to_one(self) -> bool:
-        """Return whether a site is an element of the term, and reads the element of the cut in its place."""
+        """Return whether each site is one element of the term and reads the element of the cut at the same position."""
         return self.grouping is not None and self.grouping.one_to_one
 
     @cached_property
@@ -168,7 +169,7 @@ class SiteTerm:
         return Geometry(design, offsets[first], slope, intercept, first, max(rank, 2) if len(bad) else 1)
 
     def settings(self, s: Array, geometry: Geometry) -> list[Array]:
-        """Return the quantities of the cut where the scalars of the sites are ``s`` ``(k, n_sites)``."""
+        """Return the quantities of the cut for scalars ``s`` ``(k, n_sites)`` of the sites."""
         assert self.grouping is not None
         site, u = self.grouping.site_of_cut, s
         if not self.one_to_one:
@@ -177,7 +178,7 @@ class SiteTerm:
         return [piece.reshape(len(s), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def element_log_site(self, s: Array, x: Array, geometry: Geometry) -> Array:
-        """Return the term's elements ``(k, n)``, as written, where the scalars of the sites are ``s`` ``(k, n_sites)``."""
+        """Return the term's elements ``(k, n)``, as written, for scalars ``s`` ``(k, n_sites)`` of the sites."""
         return self._elements(self.settings(s, geometry), self.hyper(x))
 
     def by_site(self, elements: Array) -> tuple[Array, Array]:
@@ -196,7 +197,7 @@ class SiteTerm:
         return self.by_site(self.element_log_site(s, x, geometry))[0]
 
     def constant(self, x: Array, geometry: Geometry) -> float:
-        """Return the sum of the elements that read no site."""
+        """Return the sum of the elements that belong to no site."""
         assert self.grouping is not None
         if np.all(self.grouping.site_of_term >= 0):
             return 0.0
@@ -217,7 +218,7 @@ def _row_distances(left: Any, right: Any, slope: Array) -> Array:
 
 
 PERTURBATIONS = (np.nan, 0.7, -3.0, 11.0)
-MAX_ONE_BY_ONE = 3000  # cut elements that are followed one at a time
+MAX_ONE_BY_ONE = 3000  # cut elements that are perturbed one at a time
 
 Indices = NDArray[np.intp]
 
@@ -231,7 +232,7 @@ class Grouping(NamedTuple):
 
     @property
     def one_to_one(self) -> bool:
-        """Return whether every element of the cut is read by one element of the term, the one in its place."""
+        """Return whether every element of the cut is read by one element of the term, the one at the same position."""
         order = np.arange(self.n_sites)
         return np.array_equal(self.site_of_cut, order) and np.array_equal(self.site_of_term, order)
 
@@ -257,10 +258,10 @@ def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: n
 def _reads(
     evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], which: int, rng: np.random.Generator
 ) -> tuple[Indices, Indices] | None:
-    """Return pairs (element of the term, element of cut quantity ``which``) so that the one reads the other."""
+    """Return pairs (element of the term, element of cut quantity ``which``) such that the first reads the second."""
     size, shape = cut[which].size, cut[which].shape
     elements = np.arange(size)
-    codings = [elements]  # a number for every element; those of one number are perturbed together
+    codings = [elements]  # a number for every element; elements of one number are perturbed together
     if len(shape) > 1:
         codings.append(np.repeat(np.arange(shape[0]), size // shape[0]))
     for code in codings:

@@ -1,9 +1,9 @@
-"""Factors of Stan programs: a Gaussian part, and sites that each see one linear predictor.
+"""Factors of Stan programs: a Gaussian part, and sites that each depend on one linear predictor.
 
 ==============  =======================================================================================
-``quantities``  what the program computes at many points, and which quantity is the linear predictor
+``quantities``  quantities of the program at many points, and the choice of the linear predictor
 ``sites``       ``log_lik`` as a function of it, of a known family or tabulated
-``find``        all of it with the prior, proved, as the ``factors`` of a target
+``find``        all of it with the prior, checked, as the ``factors`` of a target
 ==============  =======================================================================================
 """
 

@@ -1,12 +1,12 @@
-"""The factors of a Stan program, nominated by name and put together as :mod:`ppl_backends.targets.factors.finder` says.
+"""The factors of a Stan program, nominated by name and assembled as in :mod:`ppl_backends.targets.factors.finder`.
 
-The program has to name two of its quantities. A *predictor*, a transformed parameter or generated quantity with one
-element for each observation, is affine in the unconstrained parameters. ``log_lik`` holds the log likelihood of each
-observation: at points moved along θ it gives every site's function at any value of its own predictor.
+The program must name two of its quantities. A *predictor*, a transformed parameter or generated quantity with one
+element for each observation, is affine in the unconstrained parameters. ``log_lik`` is the log likelihood of each
+observation: points moved along θ give every site's function at any value of its predictor.
 
-What the density has beside ``log_lik`` is the prior. Coordinates in which it is quadratic form the Gaussian part, read
-off second differences. Any other coordinate has to be independent of all others, and becomes a site along itself. A
-coordinate that is in the way of all this, such as the log of a scale, is held. At most six are.
+The density minus ``log_lik`` is the prior. Coordinates in which it is quadratic form the Gaussian part, which comes
+from second differences. Any other coordinate must be independent of all others, and becomes a site along itself. A
+coordinate that violates this, such as the log of a scale, is held as a hyper-parameter. At most six are held.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROUNDING = 1e-11  # of differences, relative to the values
 
 
 def find_factors(target: CompiledProgram, split: ProgramSplit, predictor: str | None = None) -> Factors | StanFactors:
-    """Return the factors of a Stan program with data, as a function of hyper-parameters where it has any."""
+    """Return the factors of a Stan program with data, as a function of hyper-parameters if it has any."""
     refusals: list[ModelError] = []
 
     def analyse(held: frozenset[int]) -> tuple[StanFactors, Factors]:
@@ -68,7 +68,7 @@ def find_factors(target: CompiledProgram, split: ProgramSplit, predictor: str | 
 
 
 class StanFactors(ConditionalFactors):
-    """The factors of a Stan program given the coordinates ``held``; their constant holds the prior density of those."""
+    """The factors of a Stan program given the coordinates ``held``; their constant includes the prior density of those."""
 
     def __init__(self, target: CompiledProgram, split: ProgramSplit, predictor: str | None, held: Any) -> None:
         super().__init__(target.names, np.sort(held), np.zeros(len(held)))
@@ -85,7 +85,7 @@ class StanFactors(ConditionalFactors):
         return _proved(program, assemble(gaussian, [likelihood, *prior_sites], names=program.names))
 
     def _sites_at(self, program: Quantities, found: Predictor) -> SiteGroup:
-        """Return the sites of the likelihood: those of another φ where they still hold."""
+        """Return the sites of the likelihood; those of another φ if they are still valid."""
         if self._likelihood is not None:
             known, offset = self._likelihood
             sites = SiteGroup.of_known(known, found.design, found.offset - offset, True)
@@ -144,7 +144,7 @@ def read_prior(program: Quantities) -> tuple[GaussianPart, list[SiteGroup]]:
 
 
 def _step(program: Quantities, j: int, origin: float) -> float:
-    """Return a step along a coordinate over which the log prior changes by about one, or 1 where it is flat."""
+    """Return a step along a coordinate over which the log prior changes by about one, or 1 if it is flat."""
     sizes = 10.0 ** np.arange(-4, 5)
     change = np.abs(
         program.log_prior(np.concatenate([sizes, -sizes])[:, None] * np.eye(program.dim)[j]) - origin
@@ -155,7 +155,7 @@ def _step(program: Quantities, j: int, origin: float) -> float:
 
 
 def _couple(program: Quantities, precision: Array, steps: Array, origin: float, alone: set[int]) -> None:
-    """Fill in the precision off the diagonal; a coordinate with a site of its own must have nothing there."""
+    """Fill in the precision off the diagonal; entries of a coordinate with its own site must be zero."""
     mixed = (
         _mixed_by_gradients(program, steps) if program.has_prior_gradient else _mixed_by_values(program, steps, origin)
     )
@@ -170,7 +170,7 @@ def _couple(program: Quantities, precision: Array, steps: Array, origin: float, 
 
 
 def _mixed_by_gradients(program: Quantities, steps: Array) -> Array:
-    """Return mixed second derivatives ``(dim, dim)`` from one gradient a coordinate; zero within rounding."""
+    """Return mixed second derivatives ``(dim, dim)`` from one gradient per coordinate; zero within rounding."""
     at_zero, moved = np.split(program.prior_gradient(np.concatenate([np.zeros((1, program.dim)), np.diag(steps)])), [1])
     mixed = (moved - at_zero) / steps[:, None]
     size = ROUNDING * (1 + np.abs(moved).max(axis=1) + np.abs(at_zero).max()) / steps

@@ -19,7 +19,7 @@ from ppl_backends.targets.stan.split import ProgramSplit
 from ppl_backends.targets.stan.variables import collect
 
 TOLERANCE = 1e-8
-SCALES, POINTS = (0.1, 0.5, 2.0), 8  # of the random points that prove the factors
+SCALES, POINTS = (0.1, 0.5, 2.0), 8  # of the random points that check the factors
 BLOCK_BYTES = 2**26
 
 
@@ -69,7 +69,7 @@ class Quantities:
         return self.values(theta, "log_lik")[0]
 
     def log_prior(self, theta: Array) -> Array:
-        """Return the log density less ``log_lik`` ``(k,)``, from the prior alone where that needs no compilation."""
+        """Return the log density minus ``log_lik`` ``(k,)``; from the prior if that needs no compilation."""
         part = self.split.free_prior
         if part is not None:
             return part.model.evaluate(self.point(theta), False, self.target.cores)[0]
@@ -77,11 +77,11 @@ class Quantities:
 
     @property
     def has_prior_gradient(self) -> bool:
-        """Return whether :meth:`prior_gradient` is there: the prior alone needs no compilation."""
+        """Return whether :meth:`prior_gradient` is available: the prior needs no compilation."""
         return self.split.free_prior is not None
 
     def prior_gradient(self, theta: Array) -> Array:
-        """Return the gradient of the log prior ``(k, dim)``; zero where it is not finite."""
+        """Return the gradient of the log prior ``(k, dim)``; zero if it is not finite."""
         part = self.split.free_prior
         assert part is not None
         slope = part.model.evaluate(self.point(theta), True, self.target.cores)[1]
@@ -89,7 +89,7 @@ class Quantities:
         return slope[:, self.free]
 
     def refuse(self, said: str, j: int) -> Refusal:
-        """Return the error for a free coordinate that is in the way."""
+        """Return the error for a free coordinate that prevents the factors."""
         way_out = "so EP does not apply to this program; use fit_laplace or sample_smc"
         return Refusal(f"{self.label}: {said}, {way_out}", int(self.free[j]))
 
@@ -103,13 +103,13 @@ class Predictor(NamedTuple):
 
 
 def find_predictor(program: Quantities, name: str | None) -> Predictor:
-    """Return the predictor named, or the only quantity that can be it; parameters where there is no other."""
+    """Return the named predictor, or the only quantity that qualifies; parameters if there is no other."""
     sized = [v for v in program.variables if v != "log_lik" and program.variables[v].columns.size == program.n]
     if name is not None:
         if name not in sized:
             raise ModelError(
-                f"{program.label}: predictor={name!r} is no quantity with {program.n} elements, as log_lik has; those "
-                f"that have: {', '.join(sized) or 'none'}"
+                f"{program.label}: predictor={name!r} is not a quantity with {program.n} elements, as log_lik has; those "
+                f"that are: {', '.join(sized) or 'none'}"
             )
         return _affine(program, name)
     parameters = {variable.name for variable in program.target.model.parameters}
@@ -154,7 +154,7 @@ def _affine(program: Quantities, name: str) -> Predictor:
 
 
 def _not_affine(program: Quantities, name: str, values: Callable[[Array], Array], error: Array) -> ModelError:
-    """Return the refusal of a quantity, with the coordinate along which it bends where one does."""
+    """Return the refusal of a quantity, with the coordinate along which it is not affine, if there is one."""
     eye, base = np.eye(program.dim), 0.5 * np.random.default_rng(3).standard_normal((1, program.dim))
     found = values(np.concatenate([base, base + eye, base + 2 * eye]))
     once, twice = np.split(found[1:] - found[0], 2)

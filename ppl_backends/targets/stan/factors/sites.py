@@ -17,11 +17,11 @@ from ppl_backends.targets.factors.recognise import Recognised, recognise
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.stan.factors.quantities import BLOCK_BYTES, TOLERANCE, Predictor, Quantities, random_points
 
-MOST_EVALUATIONS = 200_000  # of the program, where each site needs its own
+MOST_EVALUATIONS = 200_000  # of the program, if each site needs its own
 TABLE_BYTES = 2**30
-NARROWEST = 8.0  # how far a table has to reach either way
-NEGLIGIBLE = 300.0  # log density below the highest at which the error of a table no longer matters
-FEWEST, DOUBLINGS = 501, 3  # nodes of a table, which is made finer until it interpolates well enough
+NARROWEST = 8.0  # least half width of a table
+NEGLIGIBLE = 300.0  # log density below the highest at which the error of a table is negligible
+FEWEST, DOUBLINGS = 501, 3  # nodes of a table, which is refined until it interpolates accurately
 TABLE = np.sinh(np.linspace(-6.0, 6.0, FEWEST)) * 0.25  # from −50 to 50, finest around zero
 
 
@@ -60,7 +60,7 @@ def likelihood_sites(program: Quantities, found: Predictor) -> Recognised:
 
 
 def _tabulated(program: Quantities, found: Predictor, evaluate: Callable[[Array], Array]) -> TabulatedSites:
-    """Return sites of no known family, interpolated with a checked error."""
+    """Return sites without a known family, interpolated with a checked error."""
     if 64 * 2**DOUBLINGS * FEWEST * program.n > TABLE_BYTES:
         raise ModelError(f"{program.label}: {program.n} sites of no known family are too many to tabulate")
     nodes, table = TABLE, evaluate(np.repeat(TABLE[:, None], program.n, axis=1))
@@ -104,7 +104,7 @@ def _diagonal(program: Quantities, points: Array) -> Array:
 
 
 class TabulatedSites(SiteFamily):
-    """Sites known at nodes: quintic splines between them, straight lines beyond."""
+    """Sites given at nodes: quintic splines between them, straight lines beyond."""
 
     def __init__(self, nodes: Array, values: Array) -> None:
         if not np.isfinite(values).all():
@@ -142,7 +142,7 @@ class TabulatedSites(SiteFamily):
 
 
 def prove_sites(program: Quantities, found: Predictor, sites: SiteGroup) -> None:
-    """Compare the sites with ``log_lik`` at random points; names the variable that they see beside the predictor."""
+    """Compare the sites with ``log_lik`` at random points; an error names another variable on which they depend."""
     x = random_points(program.dim, 1)
 
     def error(x: Array) -> float:

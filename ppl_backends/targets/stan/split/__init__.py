@@ -1,11 +1,11 @@
-"""Prior and likelihood of a Stan program apart: :func:`split_program`.
+"""Separation of prior and likelihood of a Stan program: :func:`split_program`.
 
 ===============  ====================================================================================
-``prior``        the answer: the prior part, opened and checked against the joint density
-``routes``       how the prior can be evaluated alone, in order of preference
+``prior``        the result: the prior part, opened and checked against the joint density
+``routes``       ways to evaluate the prior, in order of preference
 ``derivation``   which statements are likelihood
 ``propriety``    whether the statements make the prior proper
-``dataflow``     what flows into each increment, from stanc's MIR (``mir``)
+``dataflow``     the variables that flow into each increment, from stanc's MIR (``mir``)
 ``statements``   the program's text, statement by statement
 ===============  ====================================================================================
 """

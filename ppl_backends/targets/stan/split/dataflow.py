@@ -1,12 +1,12 @@
 """Flow of variables into each increment of a Stan program's log density.
 
-This follows the data and the parameters of a program through transformed data, transformed parameters, local variables,
-loops, conditions and user functions: an abstract interpretation of stanc's MIR (:mod:`ppl_backends.targets.stan.split.mir`)
-whose values are sets of names (:class:`Flow`). The result is, for each statement, the :class:`Term` s it adds to the
-target.
+It follows the data and the parameters of a program through transformed data, transformed parameters, local variables,
+loops, conditions and user functions. It is an abstract interpretation of stanc's MIR
+(:mod:`ppl_backends.targets.stan.split.mir`) whose values are sets of names (:class:`Flow`). The result is, for each
+statement, the :class:`Term` s that it adds to the target.
 
-Statements are known by the number in a marker, ``print("split:7");``, that the caller put in front of each, since the
-MIR carries no positions; see :mod:`ppl_backends.targets.stan.split.statements`.
+Statements are identified by the number in a marker, ``print("split:7");``, that the caller put before each, because
+the MIR has no positions; see :mod:`ppl_backends.targets.stan.split.statements`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Density:
     """A density or distribution function evaluated on the way to the target."""
 
     cumulative: bool  # whether it is a distribution function (``_lcdf``, ``_lccdf``), as in censoring and truncation
-    variate_data: frozenset[str]  # what flows by value into the outcome, the argument in front of the bar
-    variate_parameters: frozenset[str]  # what flows by value into the outcome, the argument in front of the bar
-    data: frozenset[str]  # what flows by value into the arguments behind it
-    parameters: frozenset[str]  # what flows by value into the arguments behind it
+    variate_data: frozenset[str]  # data that flow by value into the outcome, the argument before the bar
+    variate_parameters: frozenset[str]  # parameters that flow by value into the outcome, the argument before the bar
+    data: frozenset[str]  # data that flow by value into the arguments after the bar
+    parameters: frozenset[str]  # parameters that flow by value into the arguments after the bar
 
 
 class Flow(NamedTuple):
     """The names that a value depends on."""
 
     data: frozenset[str] = _NONE  # by value
-    position: frozenset[str] = _NONE  # data that only choose: by an index, a size, or a condition
+    position: frozenset[str] = _NONE  # data that only select: by an index, a size, or a condition
     parameters: frozenset[str] = _NONE  # by value
     densities: frozenset[Density] = frozenset()  # densities evaluated on the way
 
@@ -52,7 +52,7 @@ class Flow(NamedTuple):
         return Flow(*map(or_, self, other))
 
     def chosen_by(self, other: Flow) -> Flow:
-        """Return the same value, picked out by the other (an index or a condition)."""
+        """Return the same value, selected by the other (an index or a condition)."""
         return (self | other)._replace(data=self.data, position=self.position | other.data | other.position)
 
     @property
@@ -73,8 +73,8 @@ def join(flows: Iterable[Flow]) -> Flow:
 class Term:
     """One summand that a statement adds to the target."""
 
-    flow: Flow  # conditions and loop bounds around the statement included, as positions
-    direct: bool = False  # whether the summand is a density call and nothing else
+    flow: Flow  # including conditions and loop bounds around the statement, as positions
+    direct: bool = False  # whether the summand consists of a density call
     vectorised: bool = False
     loops: frozenset[str] = _NONE  # data integers that are the upper bound of a loop around the statement
     called: bool = False  # whether it is added inside a user function, so that only the call as a whole can be removed
@@ -83,17 +83,17 @@ class Term:
 
 @dataclass
 class Program:
-    """The parts of a program that the split into prior and likelihood asks about."""
+    """The parts of a program that the split into prior and likelihood uses."""
 
     sizes: dict[str, list[Node]] = field(default_factory=dict)  # data variable → its declared sizes, outermost first
     kinds: dict[str, str] = field(default_factory=dict)
     checks: list[tuple[str, str, Any]] = field(default_factory=list)
-    parameter_flow: dict[str, Flow] = field(default_factory=dict)  # parameter → what its sizes and bounds depend on
+    parameter_flow: dict[str, Flow] = field(default_factory=dict)  # parameter → variables in its sizes and bounds
     parameter_ranges: dict[str, str] = field(default_factory=dict)
-    size_flow: Flow = EMPTY  # what the parameters' sizes depend on
-    terms: dict[int, list[Term]] = field(default_factory=dict)  # statement number → what it adds to the target
-    transformed_data: Flow = EMPTY  # what flows into the transformed data
-    log_lik: Flow | None = None  # what flows into a generated quantity ``log_lik``
+    size_flow: Flow = EMPTY  # variables in the parameters' sizes
+    terms: dict[int, list[Term]] = field(default_factory=dict)  # statement number → terms that it adds to the target
+    transformed_data: Flow = EMPTY  # variables that flow into the transformed data
+    log_lik: Flow | None = None  # variables that flow into a generated quantity ``log_lik``
     accumulators: frozenset[str] = _NONE
     collected: dict[int, str] = field(default_factory=dict)  # statement number → the accumulator that it adds to
     structural: frozenset[str] = _NONE  # data integers used as sizes and loop bounds
@@ -156,7 +156,7 @@ def _structural(sections: dict[str, Any], program: Program) -> frozenset[str]:
 
 
 class _Interpreter:
-    """Walks statements in order and keeps, for every variable, what has flowed into it."""
+    """Follow statements in order and record, for every variable, the names that have flowed into it."""
 
     def __init__(self, sections: dict[str, Any], program: Program) -> None:
         self.program = program
@@ -215,7 +215,7 @@ class _Interpreter:
         return join(flows)
 
     def size_of(self, flow: Flow) -> Flow:
-        """Return the integers that size the data in a value."""
+        """Return the integers that are sizes of the data in a value."""
         sizes = (variables(self.program.sizes.get(name, [])) for name in flow.all_data)
         return Flow(position=frozenset[str]().union(*sizes))
 
@@ -280,7 +280,7 @@ class _Interpreter:
             self.block(node[2])
 
     def procedure(self, node: Node) -> None:
-        """Follow a call that stands alone: a marker, ``print``, or a user function."""
+        """Follow a call statement: a marker, ``print``, or a user function."""
         origin, arguments = node[1][0], node[2]
         if origin == "UserDefined":
             self.call(node[1][1], [self.value(argument) for argument in arguments], node)
@@ -293,7 +293,7 @@ class _Interpreter:
         return flow.chosen_by(join(self.conditions))
 
     def assign(self, node: Node) -> None:
-        """Follow an assignment: a new value of the whole variable, or one more flow into a part of it."""
+        """Follow an assignment: a new value of the whole variable, or an additional flow into a part of it."""
         (target, index), value = node[1], node[3]
         while target[0] != "LVariable":  # a part of a tuple
             index, target = [target], target[1][0] if isinstance(target[1], list) else target[1]
@@ -315,7 +315,7 @@ class _Interpreter:
         for position, part in enumerate(added(node, target)):
             core = part[1] if part[0] == "Promotion" else part
             if core[0] == "Var" and core[1] in self.program.accumulators and not self.calls:
-                flow = EMPTY  # what it holds is recorded where it was added
+                flow = EMPTY  # its content is recorded where it was added
             else:
                 flow = self.under_conditions(self.value(core))
             name = core[1][1] if core[0] == "FunApp" else ""
@@ -339,7 +339,7 @@ class _Interpreter:
         self.conditions.pop()
 
     def loop(self, node: Node) -> None:
-        """Follow a loop's body until nothing new flows; it may also not run at all."""
+        """Follow a loop's body until nothing new flows; the loop may also not run at all."""
         bound = ""
         if node[0] == "For":
             name, lower, upper, body = (part[1] for part in node[1:])
@@ -361,7 +361,7 @@ class _Interpreter:
         self.conditions.pop()
 
     def upper_bound(self, upper: Node) -> str:
-        """Return the data integer that a loop runs to, where it is one (``N``, or ``size(y)``), else ``""``."""
+        """Return the data integer that is a loop's upper bound (``N``, or ``size(y)``), else ``""``."""
         if upper[0] == "Var":
             return str(upper[1]) if upper[1] in self.program.kinds else ""
         if upper[0] == "FunApp" and upper[1][1] in ("size", "num_elements", "rows") and upper[2][0][0] == "Var":
@@ -376,7 +376,7 @@ class _Interpreter:
 
 
 def _density(name: str, flows: list[Flow]) -> Flow:
-    """Return a density's value, with the note of what was its outcome."""
+    """Return a density's value, with a record of its outcome."""
     variate, arguments = flows[0], join(flows[1:])
     evidence = Density(
         _CDF.search(name) is not None, variate.data, variate.parameters, arguments.data, arguments.parameters
@@ -385,7 +385,7 @@ def _density(name: str, flows: list[Flow]) -> Flow:
 
 
 def find_accumulators(log_prob: list[Any]) -> frozenset[str]:
-    """Return real variables that are only added to, and then added to the target or to another of their kind."""
+    """Return real variables that are only added to, and then added to the target or to another such variable."""
     names = {
         dict(n[1:4])["decl_id"] for n in walk(log_prob) if n[0] == "Decl" and n[3] == ["decl_type", ["Sized", "SReal"]]
     }

@@ -1,14 +1,14 @@
 """Likelihood statements of a Stan program, from the flow of data through it.
 
-* *Observed* are the data that are the outcome of some density, the left of ``~`` or in front of the bar, with no
-  parameter mixed in; a generated quantity ``log_lik`` says so too.
-* A density whose outcome holds observed data is likelihood. One whose outcome holds parameters alone is prior, and
-  data behind its bar (``prior_sd``, coordinates of a Gaussian process) are hyper-parameters.
-* A formula without densities is likelihood if observed data flow into it, prior if no data do.
-* Whatever an accumulator called ``lprior`` collects is prior (the convention of priorsense).
+* *Observed* are data that are the outcome of some density, the left of ``~`` or before the bar, without parameters
+  mixed in; a generated quantity ``log_lik`` identifies them too.
+* A density whose outcome contains observed data is likelihood. One whose outcome contains only parameters is prior, and data
+  after its bar (``prior_sd``, coordinates of a Gaussian process) are hyper-parameters.
+* A formula without densities is likelihood if observed data flow into it, and prior if no data do.
+* Everything that an accumulator called ``lprior`` collects is prior (the convention of priorsense).
 
-All else is ambiguous, and refused with the statement and the way out: ``likelihood_data=["y"]`` makes every statement
-into which ``y`` flows likelihood, and every other prior.
+All other statements are ambiguous and raise an error with the statement and the remedy: ``likelihood_data=["y"]``
+makes every statement into which ``y`` flows likelihood, and every other prior.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ REPEATED = "formula without data, once for each observation"
 
 
 def derive(program: StanProgram, likelihood_data: Sequence[str] | None = None) -> Derivation:
-    """Return the derivation of a program, made once: it asks stanc twice."""
+    """Return the derivation of a program, cached because it calls stanc twice."""
     require_data(program, likelihood_data)
     return _derived(program, None if likelihood_data is None else tuple(likelihood_data))
 
 
 def require_data(program: StanProgram, likelihood_data: Sequence[str] | None) -> None:
-    """Refuse names of the observed data that the program does not know."""
+    """Raise ModelError for names of observed data that the program does not have."""
     unknown = sorted(set(likelihood_data or ()) - set(program.info["inputs"]))
     if unknown:
         names = ", ".join(program.info["inputs"])
@@ -77,7 +77,7 @@ class Derivation:
 
     @property
     def likelihood(self) -> list[tuple[Statement, list[str]]]:
-        """Return the statements that hold a likelihood term, and the class of each of their terms."""
+        """Return the statements that contain a likelihood term, and the class of each of their terms."""
         return [(self.statements[n], classes) for n, classes in self.classes.items() if LIKELIHOOD in classes]
 
     def prior_program(self) -> str:
@@ -110,7 +110,7 @@ class Derivation:
         observed = frozenset[str]().union(*(self._proper(d.variate_data) or d.variate_data for d in pure))
         mixed = [self._proper(d.variate_data) for d in densities if d.variate_parameters]
         mixed = [names for names in mixed if names]
-        if not observed and mixed:  # residuals, data filled up with parameters: the only candidates
+        if not observed and mixed:  # residuals, data completed with parameters: the only candidates
             return frozenset.intersection(*mixed)
         return observed
 
@@ -119,11 +119,11 @@ class Derivation:
         return names - self.flow.structural
 
     def _classify(self, number: int) -> list[str]:
-        """Return the class of every term; one for all where the statement cannot be taken apart."""
+        """Return the class of every term; one for all if the statement cannot be separated."""
         statement, terms = self.statements[number], self.flow.terms[number]
         if self.flow.collected.get(number) == "lprior" and not self.told:
             return [PRIOR] * len(terms)
-        if statement.kind == "tilde":  # the terms beside the density are its truncation
+        if statement.kind == "tilde":  # the other terms are its truncation
             kind = self._class_of(terms[0], statement)
             if kind == REPEATED and not self.told:
                 raise self._repeated(statement, terms)
@@ -144,11 +144,11 @@ class Derivation:
         if kinds == {LIKELIHOOD, PRIOR} and len(classes) == len(statement.summands) and not terms[0].called:
             return classes
         raise self._refusal(
-            statement, "it holds prior and likelihood in one", "write them as separate statements of the model block"
+            statement, "it contains prior and likelihood in one", "write them as separate statements of the model block"
         )
 
     def _require_removable(self, statement: Statement) -> None:
-        """Refuse a call that adds to the target unless nothing else comes of it: it is to be left out."""
+        """Raise ModelError unless the only effect of a call is its addition to the target, so that it can be removed."""
         if statement.kind != "call":
             raise self._refusal(
                 statement,
@@ -213,12 +213,12 @@ class Derivation:
         return FORMULA
 
     def _counts(self) -> frozenset[str]:
-        """Return integers that size observed data and no parameters."""
+        """Return integers that are sizes of observed data and not of parameters."""
         sizes = (variables(self.flow.sizes[name]) for name in self.observed)
         return frozenset[str]().union(*sizes) - self.flow.size_flow.all_data
 
     def _say(self, names: Collection[str]) -> str:
-        """Return the ways out of an ambiguity over the data ``names``."""
+        """Return the remedies for an ambiguity over the data ``names``."""
 
         def told(listed: Collection[str]) -> str:
             return "likelihood_data=[" + (", ".join(f'"{name}"' for name in sorted(listed)[:4]) or '"y"') + "]"

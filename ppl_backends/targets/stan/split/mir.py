@@ -1,7 +1,7 @@
-"""Reading ``stanc --debug-mir``: the program after type checking, as one S-expression.
+"""Parser of ``stanc --debug-mir``: the program after type checking, as one S-expression.
 
-In it every ``~`` statement has become an increment of ``target``, truncations are written out, and declarations with a
-value are a declaration and an assignment. The positions of the statements in the text are not there.
+In it every ``~`` statement is an increment of ``target``, truncations are written out, and a declaration with a value
+is a declaration and an assignment. It does not contain the positions of the statements in the text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_expression(text: str) -> list[Any]:
 
 
 def _as_node(tree: list[Any]) -> list[Any]:
-    """Return ``((pattern P) (meta M))`` as a node, anything else as it is."""
+    """Return ``((pattern P) (meta M))`` as a node, anything else unchanged."""
     if len(tree) != 2 or not all(isinstance(part, list) and len(part) == 2 for part in tree):
         return tree
     (key, pattern), (key2, meta) = tree
@@ -61,7 +61,7 @@ def variables(tree: Any) -> frozenset[str]:
 
 
 def summands(expression: Node) -> list[Node]:
-    """Return ``a + b - c`` as ``[a, b, c]``; anything else as itself."""
+    """Return ``a + b - c`` as ``[a, b, c]``; anything else unchanged."""
     if expression[0] == "FunApp" and expression[1][1] in ("Plus__", "Minus__"):
         left, right = expression[2]
         return [*summands(left), right]
@@ -71,7 +71,7 @@ def summands(expression: Node) -> list[Node]:
 
 
 def dimensions(sized_type: Any) -> list[Node]:
-    """Return the sizes in a declared type, outermost first; a tuple's sizes as they come."""
+    """Return the sizes in a declared type, outermost first; a tuple's sizes in their order."""
     if isinstance(sized_type, Node):
         return [sized_type]
     if not isinstance(sized_type, list) or not sized_type:

@@ -1,4 +1,4 @@
-"""The prior part of a Stan program, opened as the split says and checked against the joint density."""
+"""The prior part of a Stan program, opened by the split's route and checked against the joint density."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ppl_backends.targets.stan.split.propriety import Propriety, stated_propriet
 from ppl_backends.targets.stan.split.routes import Split, find_split
 
 CHECK_POINTS = 5
-SECOND_PROGRAM = ("derived", "lprior")  # routes that do not rest on special data, so that nothing is left after them
+SECOND_PROGRAM = ("derived", "lprior")  # routes that compile a second program; there are no further routes after them
 
 
 class PriorPart(NamedTuple):
-    """The prior alone: a model, what it was made from, and the split that it came from."""
+    """The prior as a model, its source, and the split that it came from."""
 
     model: CompiledModel
     source: StanProgram | Path
@@ -35,12 +35,12 @@ class PriorPart(NamedTuple):
 
 
 def split_program(compiled: CompiledProgram, look: bool = True) -> ProgramSplit:
-    """Return how prior and likelihood of a program are told apart; each part is found on first use."""
+    """Return the split of a program into prior and likelihood; each part is computed on first use."""
     return ProgramSplit(compiled, look)
 
 
 class ProgramSplit:
-    """The prior of a program and its likelihood, apart; see :func:`split_program`."""
+    """The prior of a program and its likelihood, separately; see :func:`split_program`."""
 
     def __init__(self, compiled: CompiledProgram, look: bool) -> None:
         self._compiled, self._look, self._lock = compiled, look, threading.RLock()
@@ -50,12 +50,12 @@ class ProgramSplit:
 
     @property
     def prior(self) -> PriorPart | None:
-        """Return the prior part, which may compile a program; None where it is not known."""
+        """Return the prior part, which may compile a program; None if it is not known."""
         return self._prior_or_problem[0]
 
     @property
     def problem(self) -> str:
-        """Return why prior and likelihood are not known apart, and what to do; empty where they are."""
+        """Return why prior and likelihood cannot be separated, and the remedy; empty if they can."""
         return self._prior_or_problem[1]
 
     @property
@@ -68,11 +68,11 @@ class ProgramSplit:
         compiled = self._compiled
         with self._lock:
             if not self._look:
-                return None, "the prior was not looked for (prior=None)"
+                return None, "the prior was not searched for (prior=None)"
             if compiled.program is None and compiled.rows is None:
                 return (
                     None,
-                    f"{compiled.label}: a library has no program text to tell prior from likelihood; give rows=",
+                    f"{compiled.label}: a library has no program text that separates prior and likelihood; give rows=",
                 )
             try:
                 return self._find_prior(), ""
@@ -96,7 +96,7 @@ class ProgramSplit:
 
     @property
     def stated_propriety(self) -> Propriety | None:
-        """Return whether the prior is proper, where the program's statements say so; they cost no compilation."""
+        """Return whether the prior is proper, if the program's statements determine it, without compilation."""
         if self._compiled.program is None or not self._look:
             return None
         try:
@@ -106,7 +106,7 @@ class ProgramSplit:
 
     @cached_property
     def likelihood_data(self) -> tuple[str, ...]:
-        """Return the data of the likelihood, where that is known."""
+        """Return the data of the likelihood, if they are known."""
         compiled = self._compiled
         if compiled.likelihood_data is not None:
             return compiled.likelihood_data
@@ -140,7 +140,7 @@ class ProgramSplit:
 
 
 def _open(compiled: CompiledProgram, split: Split) -> PriorPart:
-    """Return the split's prior, compiled where it is a program of its own, and checked."""
+    """Return the split's prior, compiled if it is a separate program, and checked."""
     source, library = compiled.source, compiled.library
     data = split.prior_data if split.prior_data is not None else compiled.data
     if split.prior_program is not None:
@@ -181,7 +181,7 @@ def _density(model: CompiledModel) -> Callable[[Array], Array]:
 
 
 def _density_on(library: Path, data: dict[str, Any] | None, label: str) -> Callable[[Array], Array] | None:
-    """Return the density on changed data; None where there are none, or the program refuses them."""
+    """Return the density on changed data; None if there are none, or the program refuses them."""
     try:
         return None if data is None else _density(open_model(library, data, label))
     except ModelError:
@@ -192,10 +192,10 @@ LogDensity = Callable[[Array], Array]
 
 
 def changed_data(data: Mapping[str, Any], likelihood_data: Sequence[str]) -> dict[str, Any] | None:
-    """Return data whose observed values differ, for :func:`check_split`; None where nothing can be changed safely.
+    """Return data whose observed values differ, for :func:`check_split`; None if nothing can be changed safely.
 
     The second half of every observed container is replaced by its first half, or if that changes nothing by its first
-    row, so that bounds and types that hold for all rows still hold.
+    row, so that bounds and types that are valid for all rows stay valid.
     """
     changed = dict(data)
     for name in likelihood_data:
@@ -238,9 +238,9 @@ def check_split(
     if evaluate_full_on_changed_data is not None:
         changed = np.asarray(evaluate_full_on_changed_data(points))[usable]
         if (np.abs(changed - full[usable]) <= scale).all():
-            raise ModelError(f"{label}: the joint density does not depend on the data taken for observed")
+            raise ModelError(f"{label}: the joint density does not depend on the data that count as observed")
         if (np.abs(full - prior)[usable] <= scale).all():
-            raise ModelError(f"{label}: the part taken for the prior is the whole density")
+            raise ModelError(f"{label}: the part that counts as the prior is the whole density")
         found.append("the likelihood does")
     if evaluate_log_lik is not None:
         gap = np.asarray(evaluate_log_lik(points))[usable] - (full - prior)[usable]

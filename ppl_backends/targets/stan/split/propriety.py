@@ -1,10 +1,10 @@
 """Check whether the prior of a Stan program is proper, from its statements, without compilation.
 
-A parameter with an unbounded range has a flat prior if no statement of the prior mentions it, or only densities of other
-unbounded parameters given it do, such as those of group effects given their deviation. The other way round, a prior is
-proper where every parameter is bounded, or is once and as a whole the outcome of a density of the Stan library whose
-other arguments are data and parameters known to be proper already. What is neither is left to evaluation of the prior
-alone (:mod:`ppl_backends.targets.propriety`).
+A parameter with an unbounded range has a flat prior if no statement of the prior mentions it, or only densities of
+other unbounded parameters given it do, such as those of group effects given their mean. Conversely, a prior is proper
+if every parameter is bounded, or is once and as a whole the outcome of a density of the Stan library whose other
+arguments are data and parameters already known to be proper. Other cases need an evaluation of the prior
+(:mod:`ppl_backends.targets.propriety`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _UNBOUNDED |= {"Offset", "Multiplier", "OffsetMultiplier"}
 
 
 class Propriety(NamedTuple):
-    """The parameter along which a prior is improper, or None where it is proper."""
+    """The parameter along which a prior is improper, or None if it is proper."""
 
     improper: str | None
 
 
 def stated_propriety(derivation: Derivation) -> Propriety | None:
-    """Return whether a program's prior is proper by its statements; None where they leave it open."""
+    """Return whether a program's prior is proper by its statements; None if they do not determine it."""
     ranges = derivation.flow.parameter_ranges
     kept = _kept(derivation)
     once = {name for name, kind in ranges.items() if kind in _UNBOUNDED and _mentions(kept, name) == 1}
@@ -48,7 +48,7 @@ def stated_propriety(derivation: Derivation) -> Propriety | None:
 
 
 def _kept(derivation: Derivation) -> list[Term]:
-    """Return the terms of the prior, those that only normalise a truncation left out."""
+    """Return the terms of the prior, without those that only normalise a truncation."""
     return [
         term
         for number, classes in derivation.classes.items()
@@ -66,10 +66,10 @@ def _mentions(kept: list[Term], name: str) -> int:
 
 
 def _restricted(term: Term, once: set[str]) -> frozenset[str]:
-    """Return the parameters whose range a term restricts: all it depends on, but those that a density is merely given.
+    """Return the parameters whose range a term restricts: all it depends on, except those on which a density is conditioned.
 
-    The density of a parameter integrates to one (to the mass above a bound) whatever it is given, unless other terms
-    weigh the same parameter.
+    The density of a parameter integrates to one (to the mass above a bound) for any values of these, unless other
+    terms weight the same parameter.
     """
     if term.outcome not in once or len(term.flow.densities) != 1:
         return term.flow.parameters

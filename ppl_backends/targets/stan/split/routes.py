@@ -1,15 +1,15 @@
-"""The log density of a Stan program apart: log prior and log likelihood.
+"""Separate the log density of a Stan program into log prior and log likelihood.
 
 A Stan program is one sum of increments. Tempering from the prior, power posteriors and Gibbs posteriors need the prior
-alone, as a second density over the same parameters; the likelihood is the difference. In order of preference:
+as a second density over the same parameters; the likelihood is the difference. In order of preference:
 
 ``prior_only``
-    the program has an integer data variable of that name (the convention of brms): same library, the flag set.
+    the program has an integer data variable of that name (the convention of brms): same library, with the flag set.
 ``no_observations``
-    the same library on data with no rows: the integers that count the observations are set to 0 and what they size is
-    emptied, where the program allows it.
+    the same library on data without rows: the integers that count the observations are 0, and arrays of these sizes are
+    empty, if the program allows it.
 ``lprior``, ``derived``
-    a second program without the likelihood statements, which :mod:`ppl_backends.targets.stan.split.derivation` tells.
+    a second program without the likelihood statements, which :mod:`ppl_backends.targets.stan.split.derivation` finds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ppl_backends.targets.stan.split.mir import variables
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A way to evaluate the prior of a program alone."""
+    """A way to evaluate the prior of a program."""
 
     route: str  # ``"prior_only"``, ``"no_observations"``, ``"lprior"`` or ``"derived"``; see the module docstring
-    description: str  # one line for the user: what was taken for the prior and what for the likelihood
-    prior_data: dict[str, Any] | None = None  # data for the prior; None where they are the program's own
-    prior_program: str | None = None  # text of the prior-only program; None where the same library serves
+    description: str  # one line for the user: what counts as prior and what as likelihood
+    prior_data: dict[str, Any] | None = None  # data for the prior; None if they are the program's own
+    prior_program: str | None = None  # text of the prior-only program; None if the same library is used
     likelihood_data: tuple[str, ...] = ()  # the observed data variables, sorted
 
 
@@ -66,7 +66,7 @@ def find_split(
 
 
 def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Sequence[str] | None) -> Split:
-    """Return the route of the data flag; which data are observed is a help for the checks only."""
+    """Return the route of the data flag; the observed data are only used in the checks."""
     try:
         observed = derive(program, likelihood_data).observed
     except ModelError:
@@ -79,7 +79,7 @@ def _by_flag(program: StanProgram, data: Mapping[str, Any], likelihood_data: Seq
 
 
 def _removable_counts(derived: Derivation) -> frozenset[str]:
-    """Return data integers that make exactly the likelihood vanish at 0; none where that is not certain."""
+    """Return data integers that remove exactly the likelihood if they are 0; none if that is not certain."""
     flow = derived.flow
     named = {s[1] for name in derived.observed for s in flow.sizes[name] if s[0] == "Var" and s[1] in flow.kinds}
     counts = frozenset(named) - flow.size_flow.all_data - derived.observed
@@ -103,12 +103,12 @@ def _removable_counts(derived: Derivation) -> frozenset[str]:
 
 
 def _not_plain(size: Any, counts: frozenset[str]) -> bool:
-    """Return whether a size is computed from a count, and not the count itself."""
+    """Return whether a size is computed from a count, and is not the count itself."""
     return size[0] != "Var" and bool(variables(size) & counts)
 
 
 def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[str], emptied: frozenset[str]) -> bool:
-    """Return whether a declared constraint on data holds when the counts are 0."""
+    """Return whether a declared constraint on data is satisfied if the counts are 0."""
     name, kind, bound = check
     if name in counts:
         literal = bound is not None and bound[0] == "Lit"
@@ -119,7 +119,7 @@ def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[
 
 
 def _emptied(flow: Program, data: Mapping[str, Any], counts: frozenset[str]) -> dict[str, Any]:
-    """Return the data with the counts set to 0 and what they size emptied along those axes."""
+    """Return the data with the counts set to 0 and arrays of these sizes emptied along those axes."""
     emptied: dict[str, Any] = {}
     for name, value in data.items():
         axes = [axis for axis, size in enumerate(flow.sizes.get(name, ())) if variables(size) & counts]

@@ -1,8 +1,8 @@
 """Statements of a Stan program as text: marked for analysis, and written again without some of them.
 
-The text is stanc's own canonical form (one statement a line, includes inlined, comments gone, braces around every
-body), so that a reader of statements is enough here; what the expressions in them mean is left to
-:mod:`ppl_backends.targets.stan.split.dataflow`.
+The text is stanc's canonical form (one statement per line, includes inlined, no comments, braces around every body),
+so that a simple parser of statements suffices; :mod:`ppl_backends.targets.stan.split.dataflow` interprets the
+expressions in them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIDDLE = {"?", "==", "!=", "<", ">", "<=", ">=", "&&", "||"}
 
 @dataclass
 class Token:
-    """A word of the program and where it stands."""
+    """A word of the program and its position."""
 
     text: str
     start: int
@@ -46,9 +46,9 @@ class Statement:
     header: str  # the text before the body, or the whole of a simple statement
     start: int  # its span in the text
     words: frozenset[str]  # every identifier in the header
-    names: frozenset[str] = frozenset()  # what it declares or assigns to
+    names: frozenset[str] = frozenset()  # names that it declares or assigns to
     summands: list[tuple[str, str]] = field(default_factory=list)
-    prefix: str = ""  # the text in front of the summands, such as ``"target +="``
+    prefix: str = ""  # the text before the summands, such as ``"target +="``
     body: list[Statement] = field(default_factory=list)
     end: int = 0  # its span in the text
     bare: bool = False  # whether it is the body of a loop without braces
@@ -66,7 +66,7 @@ def tokenize(text: str) -> list[Token]:
 
 @dataclass
 class Block:
-    """A program block: its span in the text, braces included, and the statements in it where they were read."""
+    """A program block: its span in the text, including braces, and the statements in it if they were read."""
 
     name: str
     start: int
@@ -136,7 +136,7 @@ class _Reader:
         header = self.tokens[first:opening]
         text = self.text[header[0].start : header[-1].end] if header else ""
         statement = Statement(number, "block" if word == "{" else word, text, self.tokens[first].start, _words(header))
-        if self.tokens[opening].text != "{":  # stanc leaves the body of ``for (v in container)`` as it is
+        if self.tokens[opening].text != "{":  # stanc leaves the body of ``for (v in container)`` without braces
             self.position = opening
             statement.body = [self.statement()]
             statement.body[0].bare = True
@@ -176,7 +176,7 @@ class _Reader:
         return statement
 
     def split_sum(self, tokens: list[Token], names: frozenset[str]) -> list[tuple[str, str]]:
-        """Return the summands of an expression; the variable assigned to, where it comes first, is not one of them."""
+        """Return the summands of an expression, without the variable assigned to if it comes first."""
         flat = list(_outside_brackets(tokens))
         cuts = [0]
         if not any(token.text in _MIDDLE for _, token in flat):
@@ -194,7 +194,7 @@ class _Reader:
 
 
 def _outside_brackets(tokens: list[Token]) -> Iterator[tuple[int, Token]]:
-    """Return the words outside any brackets, with their places."""
+    """Return the words outside any brackets, with their positions."""
     depth = 0
     for index, token in enumerate(tokens):
         depth -= token.text in _CLOSE
@@ -204,7 +204,7 @@ def _outside_brackets(tokens: list[Token]) -> Iterator[tuple[int, Token]]:
 
 
 def _outside_constraints(flat: Iterable[tuple[int, Token]]) -> Iterator[tuple[int, Token]]:
-    """Return the words without the ``<lower=0>`` that may follow a type; no comparison can stand inside one."""
+    """Return the words without the ``<lower=0>`` that may follow a type, which contains no comparison."""
     inside, last = False, ""
     for index, token in flat:
         inside = inside or (token.text == "<" and _TYPES.fullmatch(last) is not None)
@@ -219,7 +219,7 @@ def _words(tokens: Iterable[Token]) -> frozenset[str]:
 
 
 def _declared(flat: list[tuple[int, Token]]) -> frozenset[str]:
-    """Return the names in a declaration: the words in front of ``=``, a comma or the end."""
+    """Return the names in a declaration: the words before ``=``, a comma or the end."""
     names, expecting = set(), True
     for (_, token), following in zip(flat, [*(t.text for _, t in flat[1:]), ";"], strict=True):
         if (
@@ -235,7 +235,7 @@ def _declared(flat: list[tuple[int, Token]]) -> frozenset[str]:
 
 
 def mark(text: str, blocks: Mapping[str, Block]) -> str:
-    """Return the program with ``print("split:7");`` in front of statement 7, and so on."""
+    """Return the program with ``print("split:7");`` before statement 7, and so on."""
     insertions = []
     for block in blocks.values():
         for statement in (s for top in block.statements for s in top if s.kind != "else"):
@@ -252,7 +252,7 @@ def mark(text: str, blocks: Mapping[str, Block]) -> str:
 def without(text: str, blocks: Mapping[str, Block], removed: set[int], replaced: Mapping[int, str]) -> str:
     """Return the program without some statements, and with others replaced.
 
-    What only they needed goes with them, and so do the generated quantities: the result has the same parameters and
+    Statements and generated quantities that only they needed are removed too. The result has the same parameters and
     adds the remaining increments to the target.
     """
     top = [s for name in ("transformed parameters", "model") if name in blocks for s in blocks[name].statements]
@@ -294,7 +294,7 @@ def _alive(top: list[Statement], removed: set[int], replaced: Mapping[int, str])
 def _paths(
     statements: list[Statement], parents: tuple[Statement, ...]
 ) -> Iterator[tuple[Statement, tuple[Statement, ...]]]:
-    """Return every statement with those around it; an ``else`` has the ``if`` before it around it too."""
+    """Return every statement with its enclosing ones; an ``else`` also has the ``if`` before it."""
     condition: tuple[Statement, ...] = ()
     for statement in statements:
         around = parents + (condition if statement.kind == "else" else ())
@@ -304,7 +304,7 @@ def _paths(
 
 
 def _write(statement: Statement, alive: set[int], replaced: Mapping[int, str], indent: str) -> str:
-    """Return the text of a statement, as far as it is alive."""
+    """Return the text of a statement, restricted to its needed parts."""
     if statement.number not in alive:
         return ""
     if statement.kind not in ("for", "while", "if", "else", "profile", "block"):

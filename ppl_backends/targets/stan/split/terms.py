@@ -1,8 +1,8 @@
-"""The prior of a Stan program variable by variable: its prior statements behind switches, which are data.
+"""The prior of a Stan program by variable: its prior statements are switched by data.
 
-Every prior statement becomes ``if (pb_prior_terms[k]) { ... }``, the likelihood is left out, and the program is compiled
-once. With all switches off what remains are the Jacobians of the parameters; with one on, the difference is the term of its
-variable, in model space. The sum of all terms is checked against the prior part of the density.
+Every prior statement becomes ``if (pb_prior_terms[k]) { ... }``, the likelihood is left out, and the program is
+compiled once. With all switches off only the Jacobians of the parameters remain; with one on, the difference is the
+term of its variable, in model space. The sum of all terms is checked against the prior part of the density.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECK_POINTS, TOLERANCE = 5, 1e-8
 
 
 def prior_terms(compiled: CompiledProgram, prior: CompiledModel) -> PriorTerms:
-    """Return the prior by variable, which compiles a program; as one term where its statements cannot be switched."""
+    """Return the prior by variable, which compiles a program; as one term if its statements cannot be switched."""
     whole = WholeStanPrior(prior)
     if compiled.program is None:
         return whole
@@ -92,7 +92,7 @@ class SwitchedPrior(PriorTerms):
 
 
 def switched_program(derivation: Derivation) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the program with its prior statements behind switches, and the variables that these are of."""
+    """Return the text of the program with switched prior statements, and the variables that these belong to."""
     groups: dict[str, int] = {}
     removed, replaced = set(), dict[int, str]()
     for number, classes in derivation.classes.items():
@@ -118,7 +118,7 @@ def switched_program(derivation: Derivation) -> tuple[str, tuple[str, ...]]:
 
 
 def _without_likelihood(statement: Statement, classes: Sequence[str]) -> str:
-    """Return the text of a statement without its likelihood; empty where it is all likelihood."""
+    """Return the text of a statement without its likelihood; empty if it is all likelihood."""
     if LIKELIHOOD not in classes:
         return statement.header
     if len(set(classes)) == 1 or len(classes) != len(statement.summands):
@@ -129,7 +129,7 @@ def _without_likelihood(statement: Statement, classes: Sequence[str]) -> str:
 
 
 def _switched(statement: Statement, text: str, place: int, label: str) -> str:
-    """Return the text of a statement that counts where its switch is on."""
+    """Return the text of a statement that is active if its switch is on."""
     if statement.kind == "declaration":
         value = text.removeprefix(statement.prefix).rstrip("; ")
         return f"{statement.prefix} {SWITCHES}[{place}] * ({value});"
