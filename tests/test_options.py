@@ -215,7 +215,7 @@ def test_starting_values_have_the_names_of_the_model():
     right = {"x": [0.0, 1.0]}
     for initvals, message in [
         ({"y": 1.0}, "initvals: the value of 'x' is missing"),
-        (right | {"y": 1.0}, "initvals: 'y' is no variable of the model; those are x"),
+        (right | {"y": 1.0}, "initvals: 'y' is not a variable of the model; those are x"),
         ({"x": "a"}, "initvals: could not convert"),
         ("here", "initvals='here': expected"),
         ([np.nan, 1.0], "initvals="),
@@ -223,7 +223,7 @@ def test_starting_values_have_the_names_of_the_model():
     ]:
         with pytest.raises(ModelError, match=message):
             pb.sample_mcmc(target, initvals=initvals, draws=5, tune=0, chains=2, progressbar=False)
-    with pytest.raises(ModelError, match="initvals: 'y' is no variable"):
+    with pytest.raises(ModelError, match="initvals: 'y' is not a variable"):
         pb.fit_laplace(target, initvals=right | {"y": 1.0}, progressbar=False)
 
 

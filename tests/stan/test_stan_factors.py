@@ -136,7 +136,7 @@ def test_predictors_that_are_not_there(target, data):
     library = target.program
     with pytest.raises(ModelError, match="which of eta, twice is the linear predictor"):
         _ = stan_target(library, data, prior=None).factors
-    with pytest.raises(ModelError, match=r"'alpha' is no quantity with 40 elements.*eta, twice"):
+    with pytest.raises(ModelError, match=r"'alpha' is not a quantity with 40 elements.*eta, twice"):
         _ = stan_target(library, data, prior=None, predictor="alpha").factors
     scaled = stan_target(library, data, prior=None, predictor="twice").factors
     np.testing.assert_allclose(np.asarray(scaled.design)[:40, :3], 2 * data["X"], atol=1e-12)

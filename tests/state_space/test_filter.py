@@ -85,7 +85,7 @@ def test_one_outlier_makes_a_likelihood_of_zero_and_no_nan():
     ("change", "message"),
     [
         ({"transition": lambda p, t, x, z: x.sum(axis=1)}, "transition returned shape"),
-        ({"log_observation": lambda p, t, x, y: p.sigmay * x}, "p.sigmay, which is not there; known are rho"),
+        ({"log_observation": lambda p, t, x, y: p.sigmay * x}, "p.sigmay, which does not exist; known are rho"),
         ({"initial": lambda p, z: 0.0}, "initial returned"),
         ({"log_observation": lambda p, t, x, y: np.log(x)}, "log_observation of the state-space model failed"),
     ],

@@ -69,7 +69,7 @@ def test_new_rows(target):
     np.testing.assert_array_equal(longer.observed_data["y"], [*Y, 0.3, np.nan])
     np.testing.assert_allclose(longer.with_data({"y": Y}).log_density(x), target.log_density(x), rtol=1e-12)
     assert (longer.log_density(x) != target.log_density(x)).all()
-    with pytest.raises(ModelError, match=r"'z' is none of the data of state-space variable 'y'"):
+    with pytest.raises(ModelError, match=r"'z' is not among the data of state-space variable 'y'"):
         target.append({"z": [0.3]})
 
 
@@ -88,7 +88,7 @@ def test_a_prior_from_functions_agrees_with_the_model(target):
     )
     x = points(target)
     np.testing.assert_allclose(other.log_density(x), target.log_density(x), rtol=1e-12)
-    with pytest.raises(ModelError, match="names 'sigma', which is no variable of the model"):
+    with pytest.raises(ModelError, match="names 'sigma', which is not a variable of the model"):
         pb.with_state_space(target.rest, pb.state_space.linear_gaussian(), parameters={"rho": "sigma"}, observed=Y)
 
 
@@ -141,7 +141,7 @@ def test_a_row_of_zero_density_is_named():
         ({"observed": [0.0, 1.0], "covariates": {"u": [1.0, np.nan]}}, "covariate 'u' is not finite in row 1"),
         ({"observed": [0.0], "covariates": {"y_previous": [1.0]}}, "covariate 'y_previous': the name is taken"),
         ({"observed": [0.0], "phi": 0.1}, r"no function of the state-space model uses p\.phi"),
-        ({"observed": [0.0], "covariate": {"u": [1.0]}}, "'y': covariate=dict is no variable or number"),
+        ({"observed": [0.0], "covariate": {"u": [1.0]}}, "'y': covariate=dict is not a variable or number"),
     ],
 )
 def test_declarations_that_do_not_fit_are_refused(given, message):

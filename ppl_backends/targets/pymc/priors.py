@@ -152,7 +152,7 @@ class PriorSampler:
         for rv, error in zip(self._transformed, draws[k:], strict=True):
             if np.nanmax(error, initial=0.0) > 1e-6:
                 raise PriorSamplingError(
-                    f"draws of '{rv.name}' change by its transform and back, so that its prior cannot be sampled: "
+                    f"draws of '{rv.name}' are changed by its transform and back, so that its prior cannot be sampled: "
                     "use initial='laplace'"
                 )
         return np.concatenate([draw.reshape(n, -1) for draw in draws[:k]], axis=1)

@@ -123,7 +123,7 @@ class PyMCTarget(BaseTarget):
         many = jax and self._compiled.factorises and n > 1
         if many:
             x = pad_rows(x, -(-n // cap) * cap)  # only full blocks and single points are compiled
-            # One factorisation per point: threads that synchronise at each take longer than one thread for all of them.
+        # One factorisation per point: threads that synchronise at each take longer than one thread for all of them.
         with threads_worth_having(0) if many else nullcontext():
             outputs = evaluate_in_blocks(
                 lambda block: function(block, self._arguments), x, cap, 1 if jax else self.cores, pad=jax
@@ -405,7 +405,7 @@ class PyMCTarget(BaseTarget):
         return other
 
     def with_observations(self, values: DataValues, named: Mapping[str, Any]) -> PyMCTarget:
-        """Return the same target with other values, of the same shapes, of shared variables; keep its factors."""
+        """Return the same target with other values of shared variables, of the same shapes; factors are kept."""
         other = object.__new__(type(self))
         kept = {
             name: value for name, value in self.__dict__.items() if name not in ("likelihood_factors", "predictive")
