@@ -1,6 +1,8 @@
-"""One word for one thing in all public signatures."""
+"""One word for one thing in all public signatures, and no archaic words in the prose."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,7 @@ NAMES = {
 }
 # A graph, and an array of graphs, for a Markov chain of a simulator to begin with.
 EXCEPTIONS = {("ERGM", "start")}
+ARCHAIC = r"lest|whose turn|as the case may be|stands? in for|dear|dearer|forgets?|forgotten|thereof|whence|therein"
 SAMPLERS = (pb.sample_smc, pb.sample_tempering, pb.sample_ibis, pb.sample_importance, pb.sample_mcmc, pb.sample_abc)
 FITS = (pb.fit_laplace, pb.fit_ep, pb.fit_inla, pb.fit_vi)
 
@@ -87,3 +90,16 @@ def _accepts(option, value):
     except pb.errors.ModelError:
         return False
     return True
+
+
+def test_prose_has_no_archaic_words():
+    root = Path(__file__).parents[1]
+    files = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("ppl_backends/**/*.py")]
+    assert len(files) > 300
+    found = [
+        f"{file.relative_to(root)}: {match[0]}"
+        for file in files
+        if "_build" not in file.parts
+        for match in re.finditer(rf"\b(?:{ARCHAIC})\b", file.read_text(), re.IGNORECASE)
+    ]
+    assert not found
