@@ -236,7 +236,7 @@ def test_chains_keep_to_their_places(tmp_path):
     shutil.copy(second, path)
     refused(path, line(Y), "not a checkpoint that this version can read .*file of a chain")
     path.unlink()
-    refused(path, line(Y), "run.chain0' is left of another run; remove it")
+    refused(path, line(Y), "run.chain0' belongs to another run; remove it")
 
 
 def test_damage_is_told_before_a_chain_runs(tmp_path):
@@ -253,7 +253,7 @@ def test_damage_is_told_before_a_chain_runs(tmp_path):
     last = tmp_path / "run.chain2"
     last.write_bytes(last.read_bytes()[:-1])
     target = Counting()
-    refused(path, target, "run.chain2' is damaged: its checksum does not match; remove it, its chain then begins anew")
+    refused(path, target, "run.chain2' is damaged: its checksum does not match; remove it, its chain then starts again")
     assert target.calls == 1
     last.unlink()
     resumed, whole = (pb.sample_smc(line(Y), checkpoint=c, **OPTIONS) for c in (path, None))
