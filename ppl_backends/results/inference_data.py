@@ -47,11 +47,14 @@ def group_names(idata: Any) -> list[str]:
     return [name.strip("/") for name in names if name.strip("/")]
 
 
-def with_states(idata: Any, states: Array) -> Any:
-    """Add paths of states ``(chain, draw, time[, state])`` to the variables of ``posterior``."""
+def with_states(idata: Any, states: Array, axis: str, labels: Array) -> Any:
+    """Add paths of states ``(chain, draw, row[, state])`` to the variables of ``posterior``.
+
+    ``axis`` names the rows, and ``labels`` are their coordinates.
+    """
     groups = {name: group(idata, name).drop_vars("states", errors="ignore") for name in group_names(idata)}
-    paths = (("chain", "draw", "time", "state")[: states.ndim], states)
-    groups["posterior"] = groups["posterior"].assign(states=paths).assign_coords(time=np.arange(states.shape[2]))
+    paths = (("chain", "draw", axis, "state")[: states.ndim], states)
+    groups["posterior"] = groups["posterior"].assign(states=paths).assign_coords({axis: labels})
     return as_inference_data(groups)
 
 

@@ -125,6 +125,7 @@ class FilterPath(RowsPath):
         self.rest, self.prior, self.filter, self.growth = target.rest, prior, particle_filter, growth
         self.n, self.parameters_at = particle_filter.n_rows, target.state_space.parameters_at
         self.attributes = {
+            "method": "SMC²",
             "filter": particle_filter.method,
             "filters_grow": int(np.isfinite(growth.above)),
             "filters_regenerate": regenerates,

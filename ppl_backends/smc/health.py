@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from scipy.stats import chi2
 
 from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason, name_of
-from ppl_backends.errors import SamplerWarning
+from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.weights import few_independent
@@ -358,7 +358,7 @@ def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = 
     if reasons:
         said.append((replaced or "do not trust this evidence yet") + ": " + "; ".join(reasons))
     if said:
-        warnings.warn(f"SMC: {'; '.join(said)}", SamplerWarning, stacklevel=4)
+        warnings.warn(f"SMC: {'; '.join(said)}", SamplerWarning, stacklevel=user_level())
 
 
 _LEVEL = 1e-4  # level of the test over all coordinates

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ class RowsPath(TemperingPath):
     """The observations of a target in their order, starting from its prior."""
 
     description = "prior"
-    attributes: Mapping[str, Any] = {}  # of results
+    attributes: Mapping[str, Any] = MappingProxyType({"method": "SMC over rows"})  # of results
     impossible = "has probability zero at every particle; sample_smc would say the same of all observations together"
 
     def __init__(self, target: BaseTarget, prior: PriorPath) -> None:

@@ -22,6 +22,7 @@ from ppl_backends.smc.results import evidence_of, smc_inference_data, with_prior
 from ppl_backends.smc.rows import Prequential, RowsPath
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.state_space.target import axis_of_rows
 
 _CHECKED_POINTS = 8
 _SAME = 1e-6  # relative difference of log densities that should be equal
@@ -82,7 +83,7 @@ def ibis_inference_data(
         log_prior=log_prior,
     )
     idata = _with_state(path, idata, runs, [run.records["rows"] for run in runs])
-    return with_states(idata, path.states_of(runs, rng)) if states else idata
+    return with_states(idata, path.states_of(runs, rng), *axis_of_rows(path.target)) if states else idata
 
 
 def _with_state(path: RowsPath, idata: Any, runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> Any:

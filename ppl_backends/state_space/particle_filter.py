@@ -21,6 +21,7 @@ from ppl_backends.results.inference_data import as_inference_data
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget, named_point
 from ppl_backends.targets.state_space.filter import METHODS, Filter, History, draw_seeds
+from ppl_backends.targets.state_space.target import axis_of_rows
 
 LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size is below both is a collapse
 MOST_VARIANCE = 3.0  # largest variance of log L̂ without a warning
@@ -121,7 +122,7 @@ def particle_filter(
     parameters = {name: np.repeat(value, chains, axis=0) for name, value in series.parameters_at(point).items()}
     filter_rng, path_rng, ahead_rng = spawn_generators(random_seed, 3)
     history = filters.history(parameters, n_particles, draw_seeds(filter_rng, chains))
-    likelihood = _likelihood(history, series.name, n_particles)
+    likelihood = _likelihood(history, series, n_particles)
     alarms = [*likelihood.alarms, *_collapses(history, filters, series.name)]
     paths = _paths(filters, parameters, history, draws, path_rng)
     if filters.model.log_transition is None:
@@ -162,8 +163,9 @@ class _Likelihood(NamedTuple):
     alarms: list[str]
 
 
-def _likelihood(history: History, name: str, n_particles: int) -> _Likelihood:
+def _likelihood(history: History, series: Any, n_particles: int) -> _Likelihood:
     """Combine the filters' likelihoods, which are unbiased, unlike their logs."""
+    name = series.name
     log_likelihood = history.increments.sum(axis=0)
     n = len(log_likelihood)
     alive = np.isfinite(log_likelihood)
@@ -171,9 +173,12 @@ def _likelihood(history: History, name: str, n_particles: int) -> _Likelihood:
     if not alive.all():
         rows = [int(np.flatnonzero(~np.isfinite(history.increments[:, k]))[0]) for k in np.flatnonzero(~alive)]
         if not alive.any():
+            partly = (
+                "it is NaN in part, which log_observation has to know; " if np.isnan(series.y[min(rows)]).any() else ""
+            )
             raise ModelError(
                 f"row {min(rows)} of '{name}' has density zero at every particle of every filter (NaN counts as zero): "
-                "look at this row, and at the functions of the model at these values"
+                f"{partly}look at this row, and at the functions of the model at these values"
             )
         alarms.append(
             f"{n - alive.sum()} of {n} filters have a likelihood of zero, first at row {min(rows)} of '{name}': raise "
@@ -290,12 +295,12 @@ def _stats(history: History, weights: Array) -> xr.Dataset:
 def _inference_data(target: BaseTarget, sets: dict[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
     """Name the time axis as the data do, and add its coordinates."""
     series = target.state_space
-    axis, n_rows = series.dims[0], len(series.y)
-    labels = np.asarray(target.coords[axis])
-    axis = "time" if axis == f"{series.name}_dim_0" else axis
+    (axis, labels), n_rows = axis_of_rows(target), len(series.y)
     groups = {}
     for name, values in sets.items():
-        index = {str(dim): np.arange(length) for dim, length in values.sizes.items() if dim not in values.coords}
+        index: dict[str, Any] = {
+            str(dim): np.arange(length) for dim, length in values.sizes.items() if dim not in values.coords
+        }
         index["time"] = np.arange(n_rows, n_rows + values.sizes["time"]) if name == "forecast" else labels
         groups[name] = values.assign_coords(index).rename({"time": axis} if axis != "time" else {})
     groups["posterior"] = groups["posterior"].assign_attrs(attrs)

@@ -10,6 +10,7 @@ from ppl_backends.options import array, checked, flag, integer, none
 from ppl_backends.results.inference_data import group, with_states
 from ppl_backends.steps.particle import ParticleGibbs
 from ppl_backends.targets.convert import as_target
+from ppl_backends.targets.state_space.target import axis_of_rows
 
 
 @checked(tune=integer(0), n_particles=integer(2), covariance=none | array("a covariance matrix"), states=flag)
@@ -90,8 +91,9 @@ def sample_particle_gibbs(
     Andrieu, C., Doucet, A. and Holenstein, R. (2010). Particle Markov chain Monte Carlo methods. *JRSS B* 72(3), 269–342.
     """
     step = ParticleGibbs.specification(n_particles=n_particles, covariance=covariance, keep_states=states)
+    target = as_target(model, data, **target_options)
     idata = sample_mcmc(
-        as_target(model, data, **target_options),
+        target,
         step=step,
         draws=draws,
         tune=tune,
@@ -101,4 +103,6 @@ def sample_particle_gibbs(
         random_seed=random_seed,
         progressbar=progressbar,
     )
-    return with_states(idata, group(idata, "sample_stats")["states"].values) if states else idata
+    if not states:
+        return idata
+    return with_states(idata, group(idata, "sample_stats")["states"].values, *axis_of_rows(target))

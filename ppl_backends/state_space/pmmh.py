@@ -19,6 +19,7 @@ from ppl_backends.results.inference_data import flat_draws, group, with_states
 from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.state_space.target import axis_of_rows
 
 _FEW = 400  # effective draws, which give means a Monte Carlo error of a twentieth of the sd
 _LONG_STAY = 50  # draws
@@ -148,6 +149,7 @@ def warn_of_stuck_chains(idata: Any) -> None:
     """Warn if chains stay long at overestimated likelihoods, and say how many draws or particles help.
 
     No figure of a chain that stays at one point for a large share of its draws can be trusted; the chain must be longer.
+    The text of the warning is added to attribute ``warnings`` of ``posterior``.
     """
     posterior, stats = group(idata, "posterior"), group(idata, "sample_stats")
     draws, n = posterior.sizes["draw"], int(stats["n_particles"].values[0, -1])
@@ -159,13 +161,14 @@ def warn_of_stuck_chains(idata: Any) -> None:
     if not worth < _FEW:
         return
     more = int(np.ceil(draws * _FEW / worth))
-    warnings.warn(
-        f"particle Metropolis: the effective sample size is {worth:.0f}, because a chain stayed at one estimate for {stay} "
-        f"of {draws} draws (log estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {_FEW} "
-        f"effective draws, or n_particles={grid(2 * n)}",
-        SamplerWarning,
-        stacklevel=user_level(),
+    said = (
+        f"the effective sample size is {worth:.0f}, because a chain stayed at one estimate for {stay} of {draws} draws (log "
+        f"estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {_FEW} effective draws, or "
+        f"n_particles={grid(2 * n)}"
     )
+    attrs = idata["posterior"].attrs
+    attrs["warnings"] = "; ".join(filter(None, (attrs.get("warnings"), said)))
+    warnings.warn(f"particle Metropolis: {said}", SamplerWarning, stacklevel=user_level())
 
 
 def _longest_stay(estimate: Array) -> int:
@@ -184,4 +187,5 @@ def _with_states(target: BaseTarget, idata: Any, method: str) -> Any:
     size = int(stats["n_particles"].values[0, 0])
     by_numba = posterior.attrs["compiled_by"] == "numba"
     paths = replayed_paths(filter_of(target, method), parameters, size, seeds[first], by_numba)[place]
-    return with_states(idata, paths.reshape(posterior.sizes["chain"], posterior.sizes["draw"], *paths.shape[1:]))
+    by_draw = paths.reshape(posterior.sizes["chain"], posterior.sizes["draw"], *paths.shape[1:])
+    return with_states(idata, by_draw, *axis_of_rows(target))

@@ -12,7 +12,7 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.state_space.filter import Filter
 from ppl_backends.targets.state_space.model import StateSpaceModel
-from ppl_backends.targets.state_space.target import ParametersByName, StateSpaceData, StateSpaceTarget
+from ppl_backends.targets.state_space.target import ParametersByName, StateSpaceData, StateSpaceTarget, as_numbers
 
 
 def StateSpace(
@@ -113,6 +113,10 @@ def with_state_space(
     """
     y, held = _rows(name, state_space, observed, covariates)
     prior = as_target(model, data)
+    if not isinstance(parameters, Mapping):
+        raise ModelError(
+            f"parameters is of type {type(parameters).__name__}; expected a dict of variables by parameter"
+        )
     by_name = ParametersByName(prior, parameters)
     Filter(state_space, y, held).state_shape(by_name(np.zeros((1, prior.dim))))  # checks rows, names and functions
     return StateSpaceTarget(prior, StateSpaceData(name, state_space, y, by_name, held))
@@ -130,16 +134,5 @@ def _rows(name: Any, model: Any, observed: Any, covariates: Any) -> tuple[Array,
         raise ModelError(
             f"'{name}': covariates is of type {type(covariates).__name__}; expected a dict of arrays by name"
         )
-    held = {key: _numbers(name, f"covariate {key!r}", value) for key, value in (covariates or {}).items()}
-    return _numbers(name, "observed", observed), held
-
-
-def _numbers(name: str, what: str, values: Any) -> Array:
-    """Return values as an array of floats."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ModelError(f"'{name}': {what} has rows of unequal lengths; expected (n,) or (n, k)") from None
-    if array.dtype.kind not in "iufb":
-        raise ModelError(f"'{name}': {what} is of type {array.dtype}; expected numbers, NaN where missing")
-    return array.astype(np.float64)
+    held = {key: as_numbers(f"'{name}': covariate {key!r}", value) for key, value in (covariates or {}).items()}
+    return as_numbers(f"'{name}': observed", observed), held

@@ -64,10 +64,12 @@ def test_twins_are_found_out(twin):
 
 
 def test_states_are_kept_on_request_and_renewed():
+    made = target()
+    made.state_space.dims = ("week",)
     idata = pb.sample_particle_gibbs(
-        target(), draws=60, tune=60, chains=2, states=True, random_seed=1, progressbar=False, initvals=np.full(1, MEAN)
+        made, draws=60, tune=60, chains=2, states=True, random_seed=1, progressbar=False, initvals=np.full(1, MEAN)
     )
-    assert group(idata, "posterior")["states"].shape == (2, 60, len(Y))
+    assert dict(group(idata, "posterior")["states"].sizes) == {"chain": 2, "draw": 60, "week": len(Y)}
     assert group(idata, "sample_stats")["renewed_first"].mean() > 0.5
     assert "states" not in group(idata, "sample_stats")
 

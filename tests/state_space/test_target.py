@@ -9,6 +9,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.state_space.target import axis_of_rows
 from tests.state_space.models import LG_POINT, VOLATILITY, data, kalman, repeated
 from tests.statistics import t_bound
 
@@ -71,6 +72,29 @@ def test_new_rows(target):
     assert (longer.log_density(x) != target.log_density(x)).all()
     with pytest.raises(ModelError, match=r"'z' is not among the data of state-space variable 'y'"):
         target.append({"z": [0.3]})
+    with pytest.raises(ModelError, match=r"new 'y' has shape \(1, 1\); expected \(n,\)"):
+        target.append({"y": [[0.3]]})
+    with pytest.raises(ModelError, match="new 'y' is of type <U1; expected numbers"):
+        target.append({"y": ["a"]})
+
+
+def test_masked_rows_are_missing():
+    with pm.Model() as model:
+        masked = np.ma.masked_array([0.1, 7.0, 0.3], mask=[False, True, False])
+        pb.StateSpace(
+            "y", pb.state_space.linear_gaussian(), observed=masked, rho=pm.Uniform("rho"), sigma_x=1.0, sigma_y=1.0
+        )
+    np.testing.assert_array_equal(pb.as_target(model).observed_data["y"], [0.1, np.nan, 0.3])
+
+
+def test_the_axis_of_rows_is_that_of_the_data_or_time(target):
+    assert axis_of_rows(target)[0] == "day"
+    prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    level = pb.state_space.linear_gaussian(lambda p: (p.m[0], 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0))
+    made = pb.with_state_space(prior, level, parameters={"m": "x"}, observed=[0.1, 0.2])
+    assert axis_of_rows(made)[0] == "time"
+    made.coords = {**made.coords, "time": np.arange(5)}
+    assert axis_of_rows(made)[0] == "y_dim_0"
 
 
 def test_a_target_pickles_with_its_rows(target):
@@ -142,11 +166,14 @@ def test_a_row_of_zero_density_is_named():
         ({"observed": [0.0], "covariates": {"y_previous": [1.0]}}, "covariate 'y_previous': the name is taken"),
         ({"observed": [0.0], "phi": 0.1}, r"no function of the state-space model uses p\.phi"),
         ({"observed": [0.0], "covariate": {"u": [1.0]}}, "'y': covariate=dict is not a variable or number"),
+        ({"observed": [0.0], "dims": "day"}, "'y': dims name 'day', for which the model has no coordinates"),
+        ({"observed": [0.0], "dims": "week"}, "'y': 'week' has 3 coordinates, and observed 1 rows or columns"),
+        ({"observed": [0.0] * 3, "dims": ("week", "week")}, "'y': dims name 2 axes, and observed has 1"),
     ],
 )
 def test_declarations_that_do_not_fit_are_refused(given, message):
     ssm = given.pop("model", VOLATILITY)
-    with pm.Model(), pytest.raises(ModelError, match=message):
+    with pm.Model(coords={"week": range(3)}), pytest.raises(ModelError, match=message):
         pb.StateSpace("y", ssm, mu=0.0, rho=0.5, sigma=1.0, **given)
 
 

@@ -237,7 +237,7 @@ class PyMCTarget(BaseTarget):
                 raise ModelError(f"values of free variable '{name}' are missing; expected {list(self._shapes.model)}")
             value = np.asarray(values[name], dtype=np.float64)
             if value.shape[1:] != shape:
-                raise ModelError(f"values of '{name}' have shape {value.shape}; expected (n_points, *{shape})")
+                raise ModelError(f"values of '{name}' have shape {value.shape[1:]} at each point; expected {shape}")
             columns.append(value.reshape(len(value), -1))
         [x] = self._call("unconstrain", np.concatenate(columns, axis=1))
         return x

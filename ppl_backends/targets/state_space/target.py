@@ -73,7 +73,7 @@ class StateSpaceData:
             raise ModelError(
                 f"{unknown[0]!r} is not among the data of state-space variable '{self.name}': {', '.join(held)}"
             )
-        rows = {name: np.asarray(value, dtype=np.float64) for name, value in new.items()}
+        rows = {name: _as_rows(name, value, held[name]) for name, value in new.items()}
         if append:
             lacking = sorted(set(held) - set(rows))
             if lacking:
@@ -245,6 +245,34 @@ class _ExactRows(Observations):
     def log_likelihood(self, x: Array, index: NDArray[np.integer] | None = None) -> Array:
         rows, values = self.checked(index, len(x)), self._target.increments(x)
         return values[:, rows] if rows.ndim == 1 else np.take_along_axis(values, rows, axis=1)
+
+
+def as_numbers(what: str, value: Any) -> Array:
+    """Return an array of numbers, with NaN where it is masked; ``what`` it is begins the error."""
+    try:
+        given = np.ma.asarray(value)
+    except ValueError:
+        raise ModelError(f"{what} has rows of unequal lengths; expected (n,) or (n, k)") from None
+    if given.dtype.kind not in "iufb":
+        raise ModelError(f"{what} is of type {given.dtype}; expected numbers, NaN where missing")
+    return np.asarray(np.ma.filled(given.astype(np.float64), np.nan))
+
+
+def _as_rows(name: str, value: Any, held: Array) -> Array:
+    """Return new values of a variable whose rows are to be like those that are ``held``."""
+    rows = as_numbers(f"new {name!r}", value)
+    if rows.ndim != held.ndim or rows.shape[1:] != held.shape[1:]:
+        expected = f"({', '.join(['n', *map(str, held.shape[1:])])}{',' * (held.ndim == 1)})"
+        raise ModelError(f"new {name!r} has shape {rows.shape}; expected {expected}")
+    return rows
+
+
+def axis_of_rows(target: BaseTarget) -> tuple[str, Array]:
+    """Return the name of the axis of a target's rows, ``time`` where the data give none, and its coordinates."""
+    series, coords = target.state_space, target.coords or {}
+    own, n = series.dims[0], len(series.y)
+    default = own == f"{series.name}_dim_0" and "time" not in coords
+    return "time" if default else own, np.asarray(coords.get(own, np.arange(n)))
 
 
 class ParametersByName:
