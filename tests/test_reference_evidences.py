@@ -141,7 +141,9 @@ def test_record():
 
 
 def test_unknown_names_get_the_near_ones():
-    with pytest.raises(ModelError, match=r"no reference evidence of 'pima-logit'; near it are 'pima-") as caught:
+    with pytest.raises(
+        ModelError, match=r"no reference evidence of 'pima-logit'; the nearest names are 'pima-"
+    ) as caught:
         reference_evidence("pima-logit")
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match="choose one of"):

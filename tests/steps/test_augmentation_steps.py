@@ -110,7 +110,7 @@ def logistic_model():
             lambda model: pb.steps.AlbertChib(["beta"], model=model),
             "AlbertChib: no latent .* Logit sites; use steps.Poly",
         ),
-        (lambda model: pb.steps.PolyaGamma(model=model), "no Gaussian law of 'tau_log__' .* in vars, among beta"),
+        (lambda model: pb.steps.PolyaGamma(model=model), "'tau_log__' .* is not Gaussian; .* in vars, among beta"),
         (
             lambda model: pb.steps.AlbertChib().bind(pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))),
             "has no known factors; use steps.HMC",

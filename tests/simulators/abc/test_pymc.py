@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused():
         pm.Normal("x")
     with pytest.raises(ModelError, match=r"the model has no pm\.Simulator"):
         pb.sample_abc(model, **QUIET)
-    with pytest.raises(ModelError, match="summary= goes with simulate="):
+    with pytest.raises(ModelError, match="summary= is an option for simulate="):
         pb.sample_abc(model_of(epsilon=1.0), summary="mean", **QUIET)
     with pytest.raises(ModelError, match="kernel= needs a distance"):
         pb.sample_abc(model_of(distance=halved), kernel="uniform", **QUIET)
