@@ -12,7 +12,8 @@ of the same scale are, a climb begins.
 The draws double in number until they are 128 times as many as the points, or a second has passed on the processor.
 
 The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds the
-weights. It is missed if it has more than twice the mass that weighted points within the ellipsoid stand for.
+weights. It is missed if it has more than twice the mass that weighted points within the ellipsoid stand for, and more than
+their errors explain.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ppl_backends.approximations.newton import modes_above
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
 from ppl_backends.approximations.wide_modes import mass_around
 from ppl_backends.numerics.gaps import modes
+from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 SMALLEST_SHARE = 0.01  # of the evidence
@@ -43,6 +45,8 @@ _LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are wo
 _POINTS = 512  # of importance sampling
 _FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
 _FEWEST_INSIDE = 20  # points, fewer than which do not know the mass around them
+_EXPECTED = 4.0  # times as many, by its share, if they are said not to know it
+_ERRORS = 3.0  # relative standard errors of the mass that points stand for
 _SCALES = 2.0 ** np.arange(1.0, -5.5, -0.5)
 _FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**15  # times the weighted points, and at most, whatever they cost
 _ALL_ROUNDS, _LARGEST_OF_ALL = 128, 2**20
@@ -227,9 +231,10 @@ def _too_few(
         return None
     mass = float(np.exp(min(log_mass + np.log(len(points)) - total, 300.0)))  # in units of the mass elsewhere, as held
     held = float(np.exp(min(logsumexp(log_weights[there]) - total, 300.0))) if there.any() else 0.0
-    unknown = np.count_nonzero(there) < _FEWEST_INSIDE
     share = mass / (1.0 + mass)
-    if share <= SMALLEST_SHARE or (mass <= TIMES * held and not unknown):
+    unknown = np.count_nonzero(there) < _FEWEST_INSIDE and share * len(points) > _EXPECTED * _FEWEST_INSIDE
+    effective = effective_sample_size(log_weights[there]) if held else 1.0
+    if share <= SMALLEST_SHARE or (mass <= TIMES * held * (1.0 + _ERRORS / np.sqrt(effective)) and not unknown):
         return None
     return LostMode(share, mode.mean, farthest(mode.mean, points), 0.0 if unknown else held / (1.0 + held), mode)
 

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.progress import ChainProgress
@@ -54,7 +55,10 @@ class ModeCheck(NamedTuple):
 def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[GaussianApproximation]:
     """Return the Gaussians at the modes that a batch of climbs from ``starts`` ``(n, dim)`` finds; not yet compared."""
     with ChainProgress("Laplace", 1, (), enabled=False) as silent:
-        modes = _newton(target, starts, max_iterations, silent)
+        try:
+            modes = _newton(target, starts, max_iterations, silent)
+        except ModelError:  # a loss without second derivatives has no Gaussian at its mode
+            return []
     at_mode = np.flatnonzero(modes.decrement < DECREMENT_TOLERANCE)
     checks = [check_mode(target, modes, int(row)) for row in at_mode]
     return [check.gaussian for check in checks if not check.trouble]
