@@ -49,7 +49,7 @@ QUIET = {"random_seed": 1, "progressbar": False}
 def test_names_that_the_program_does_not_have_are_refused():
     program = (["a", "eta", "y_rep"], ["a"], ["x", "y"], "model.stan")
     for groups, said in (
-        (Groups(posterior_predictive="yrep"), "posterior_predictive='yrep' is no variable of the program"),
+        (Groups(posterior_predictive="yrep"), "posterior_predictive='yrep' is not a variable of the program"),
         (Groups(predictions=["a"]), "predictions='a' is a parameter"),
         (Groups(log_likelihood="y_rep", predictions="y_rep"), "'y_rep' is in predictions and in log_likelihood"),
         (Groups(observed_data="z"), r"observed_data='z' is not in the data \(x, y\)"),
@@ -117,7 +117,7 @@ def test_samplers_take_the_names(target):
     assert "y_rep" in group(idata, "posterior")
     kept = as_target(PROGRAM, DATA, log_likelihood=False)
     assert "log_likelihood" not in kept.generated_groups
-    with pytest.raises(ModelError, match="log_likelihood='lll' is no variable"):
+    with pytest.raises(ModelError, match="log_likelihood='lll' is not a variable"):
         pb.sample_mcmc(PROGRAM, data=DATA, log_likelihood="lll", **QUIET)
 
 
