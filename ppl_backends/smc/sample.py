@@ -144,8 +144,8 @@ def sample_smc(
         to an acceptance rate; ``"ft"`` lets each particle carry its own (Fearnhead & Taylor); ``"pr"`` makes trial moves at
         every temperature (Buchholz). ``"auto"`` is the first. :class:`~ppl_backends.FirstPairs` sets the first pairs of the
         last two.
-    Scales of proposals: the particles' covariance, or only their standard deviations, which is cheap in many
-        Scales of proposals: the particles' covariance, or their standard deviations alone, which is cheap in many
+    metric : {"dense", "diagonal"}
+        Scales of proposals: the particles' covariance, or only their standard deviations, which is cheap in many
         dimensions but ignores correlations.
     schedule : {"ess", "cess"} or sequence of float
         Choice of the powers β: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), with
@@ -162,8 +162,10 @@ def sample_smc(
         and ``len_chain`` states of every chain are kept, from as many moves, or from a multiple if they still correlate with
         the start. ``"auto"`` is draws / 100 but at most 50. None, and ``"auto"`` below 500 draws, moves every particle until
         it has mixed and keeps only the last state.
-    Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first run chose.
-    The evidence (not its log) is then unbiased. power : float
+    unbiased : bool
+        Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first run chose.
+        The evidence (not its log) is then unbiased.
+    power : float
         α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
     cores : int, optional
         Threads for evaluating the density; all available by default.
