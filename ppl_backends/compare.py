@@ -77,8 +77,8 @@ def compare_evidence(
 
         ``log_evidence``
             Log of the evidence, of its approximation or of its lower bound, under the normalised prior.
-        Its standard error; NaN if the method gives none.
-            Its standard error; NaN where the method gives none.
+        ``se``
+            Its standard error; NaN if the method gives none.
         ``difference``
             Difference from the best model's log evidence.
         ``probability``, ``probability_se``
@@ -126,7 +126,7 @@ def compare_evidence(
     values = np.array([entry.value for entry in entries.values()])
     log_prior = np.log(_prior(list(entries), prior_probabilities))
     probability, error = _probabilities(values + log_prior, list(entries.values()))
-    table = WholeTable(
+    table = pd.DataFrame(
         {
             "log_evidence": values,
             "se": [entry.se for entry in entries.values()],

@@ -96,21 +96,21 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
 
 def has_one_mode(approximation: Any) -> bool:
     """Return whether the posterior is known to be log-concave: Gaussian prior, log-concave factors, no hyper-parameters."""
-    factors = approximation.factors if isinstance(approximation, EPApproximation) else None
-    return factors is not None and factors.log_concave
+    return isinstance(approximation, EPApproximation) and _has_log_concave_factors(approximation)
 
 
 def one_mode_given_few(approximation: Any) -> bool:
     """Return whether the posterior is log-concave given one or two hyper-parameters, which a lattice of EP runs covers."""
-    if not isinstance(approximation, EPMixture) or len(approximation.hyper.names) > GRID_DIM:
-        return False
-    factors = approximation.at_mode.factors
-    return factors is not None and factors.log_concave
+    few = isinstance(approximation, EPMixture) and len(approximation.hyper.names) <= GRID_DIM
+    return few and _has_log_concave_factors(approximation.at_mode)
+
+
+def _has_log_concave_factors(q: EPApproximation) -> bool:
+    return q.factors is not None and q.factors.log_concave
 
 
 def _misses_a_mode(target: BaseTarget, q: Any) -> bool:
     """Return whether a draw of the prior leads to a mode outside EP's Gaussian; log-concave sites have only one mode."""
-    factors = (q.at_mode if isinstance(q, EPMixture) else q).factors
-    if factors is not None and factors.log_concave:
+    if _has_log_concave_factors(q.at_mode if isinstance(q, EPMixture) else q):
         return False
     return find_other_mode(target, GaussianApproximation(q.mean, q.cov)) is not None

@@ -26,6 +26,7 @@ from ppl_backends.marginal_likelihood.draws import Draws
 from ppl_backends.marginal_likelihood.proposals import fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of
+from ppl_backends.smc.health import advice_for_neck
 from ppl_backends.smc.path import BridgePath, PathState
 from ppl_backends.smc.short_steps import SHORTER, energy_error_of, growth_of_a_side, where_energy_errors_are
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -96,8 +97,8 @@ def neck_reason(neck: Neck, names: Sequence[str]) -> str:
     name = name_of(neck.coordinate, names)
     return (
         f"the draws miss a part of the posterior where `{name}` is {'large' if neck.upwards else 'small'}: moves with short "
-        f"steps, which leave the posterior as it is, take them {neck.growth:.1f} standard errors further there: write the "
-        f"variables that scale with {name} non-centred (standardised, then multiplied by their scale), or use sample_smc"
+        f"steps, which leave the posterior as it is, take them {neck.growth:.1f} standard errors further there: "
+        f"{advice_for_neck(name)}, or use sample_smc"
     )
 
 

@@ -36,8 +36,8 @@ def log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uni
     mean, lower, upper : ndarray (n, dim)
     cholesky : ndarray (n, dim, dim)
         Lower triangular, diagonals above zero.
-    The same for all rows, or one set per row.
-        The same for all rows, or those of each.
+    uniforms : ndarray (points, dim) or (n, points, dim)
+        The same for all rows, or one set per row.
 
     Examples
     --------

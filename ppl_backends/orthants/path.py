@@ -145,8 +145,8 @@ class Particles:
     log_p : float
         The log of an unbiased estimate of P.
     lineage : ndarray (n,)
-        Which particle of the start each descends from.
-    Index of the initial particle from which each descends.
+        Index of the initial particle from which each descends.
+    resampled : tuple of int
         Numbers of coordinates after which particles were resampled.
     """
 

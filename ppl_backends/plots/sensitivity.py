@@ -38,8 +38,8 @@ def plot_sensitivity(
     ----------
     result : Sensitivity
         From :func:`~ppl_backends.sensitivity`.
-    Rows of the table of ``result``; the four most sensitive ones by default.
-        Rows of its table; the four most sensitive ones by default.
+    quantities : sequence of str, optional
+        Rows of the table of ``result``; the four most sensitive ones by default.
     components : sequence of str
         ``"prior"``, ``"likelihood"`` or ``"prior[name]"``; each has one row of panels.
     kind : {"ecdf", "moments"}

@@ -225,7 +225,7 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
         return [f"{said}, and the draws may miss the region where they did"] if divergent > _DIVERGENT else []
     name = name_of(short_steps.coordinate, names)
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
-    advice = f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
+    advice = advice_for_neck(name)
     if short_steps.shift > _SHIFTED:
         return [
             f"{said}, and with a quarter of the step particles move by {short_steps.shift:.1f} standard errors to where "
@@ -236,6 +236,11 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
             f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}: {advice}"
         ]
     return []
+
+
+def advice_for_neck(name: str) -> str:
+    """Return what to do about a neck along a coordinate of that name."""
+    return f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
 
 
 def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:

@@ -107,6 +107,10 @@ class TemperingPath:
         """Return both parts at the points."""
         raise NotImplementedError
 
+    def log_density(self, x: Array) -> Array:
+        """Return the log density ``(n,)`` at β = 1."""
+        return self.evaluate(x, 1.0, False).log_density
+
     def next(self, population: Any, weights: Array | None, schedule: Schedule) -> tuple[Any, Array]:
         """Return the next β, and the log weights (β' − β)·increment."""
         beta = schedule.next(population.increment, population.beta, weights)

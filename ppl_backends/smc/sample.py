@@ -36,7 +36,6 @@ from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
 from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
-from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import (
     Figures,
     Verdict,
@@ -326,8 +325,9 @@ class _Call(NamedTuple):
         path = self.path
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
-        bridge, shares = _bridge(path, figures.runs, bridge_rng), None
-        found = None if settings.unbiased else _by_mode(path, figures, bridge_rng)
+        samples, shares = _last_particles(path, figures.runs), None
+        bridge = bridge_evidence(samples, path.log_density, bridge_rng) if samples else None
+        found = None if settings.unbiased else _by_mode(path, samples, figures, bridge_rng)
         if found is not None:
             resampled = [_resampled(run, found.resampled(k, bridge_rng)) for k, run in enumerate(figures.runs)]
             figures, bridge, shares = figures_of(resampled, figures.evidence), found.evidence, found.shares
@@ -404,18 +404,13 @@ class _Call(NamedTuple):
         return call.path, found, verdict, attrs
 
 
-def _bridge(path: TemperingPath, runs: Sequence[SMCResult], rng: np.random.Generator) -> EvidenceEstimate | None:
-    """Return the evidence from the last particles, if they were moved at β = 1 and can be evaluated again."""
-    samples = _last_particles(path, runs)
-    return bridge_evidence(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng) if samples else None
-
-
-def _by_mode(path: TemperingPath, figures: Figures, rng: np.random.Generator) -> ModeEvidences | None:
+def _by_mode(
+    path: TemperingPath, samples: Sequence[Sample], figures: Figures, rng: np.random.Generator
+) -> ModeEvidences | None:
     """Return the evidences of separated modes, if particles are healthy in each and tempering does not contradict."""
-    samples = _last_particles(path, figures.runs)
     if not samples or not draws_are_healthy(figures, separated=True):
         return None
-    found = evidences_by_mode(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
+    found = evidences_by_mode(samples, path.log_density, rng)
     return found if found is not None and agrees(figures.evidence, found.evidence) else None
 
 

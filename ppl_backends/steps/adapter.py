@@ -8,7 +8,7 @@ Workers are forked by default and share the compiled functions and the data with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from types import new_class
 from typing import Any
 
@@ -61,20 +61,20 @@ def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
 
     ``prior_alone`` is for steps that never evaluate all data at once.
     """
-    return _compiled(partial(kept_target, model, PyMCTarget), prior_alone)
+    return kept_target(model, _compiled, kind=PyMCTarget, prior_alone=prior_alone)
 
 
 def forkable_state_space(model: pm.Model) -> BaseTarget:
     """Return the same for a model with a state-space variable."""
-    return _compiled(partial(kept_target, model, state_space_target), True)
+    return kept_target(model, _compiled, kind=state_space_target, prior_alone=True)
 
 
-def _compiled(make: Callable[..., Any], prior_alone: bool) -> Any:
-    target = make(backend="numba", cores=1)
+def _compiled(model: pm.Model, kind: Callable[..., Any], prior_alone: bool) -> Any:
+    target = kept_target(model, kind, backend="numba", cores=1)  # steps with either choice of prior_alone share it
     try:
         (target.evaluate_prior if prior_alone else target.log_density)(np.zeros((1, target.dim)))
     except CompilationError:
-        target = make(backend="c", cores=1)
+        target = kept_target(model, kind, backend="c", cores=1)
     return target
 
 

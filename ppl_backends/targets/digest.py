@@ -20,9 +20,13 @@ _POINTS_PER_SCALE = 8
 def digest(*parts: Any) -> str:
     """Return the SHA-256 of arrays, bytes and text, including types and shapes, as 64 hexadecimal digits."""
     sha = hashlib.sha256()
+    content: bytes | memoryview
     for part in parts:
         if isinstance(part, np.ndarray):
-            kind, content = f"{part.dtype.str}{part.shape}", np.ascontiguousarray(part).tobytes()
+            kind, content = (
+                f"{part.dtype.str}{part.shape}",
+                np.ascontiguousarray(part).ravel().view(np.uint8).data,
+            )
         else:
             kind, content = type(part).__name__, part if isinstance(part, bytes) else str(part).encode()
         sha.update(f"{kind} {len(content)} ".encode())

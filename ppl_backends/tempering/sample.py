@@ -185,7 +185,7 @@ def sample_tempering(
         accuracy="exact" if run.complete and not said else "approximate",
         sampling_time=time.perf_counter() - clock,
         rng=result_rng,
-        attrs=_attrs(path, run, found, said) | _attrs_by_mode(path, run, by_mode) | {"kernel": chosen.name},
+        attrs=_attrs(path, run, found, said, by_mode) | {"kernel": chosen.name},
         sample_stats=_stats(run, found),
         log_likelihood=log_likelihood,
         log_prior=log_prior,
@@ -251,7 +251,7 @@ def _by_mode(path: TemperingPath, run: Run, rng: np.random.Generator) -> ModeEvi
     """Return the evidences of separated modes by bridges from the draws in each; those of a batch of scans count as one."""
     batch = np.arange(run.x.shape[1]) // _BATCH
     samples = [Sample(x, log_density, batch) for x, log_density in zip(run.x, run.log_density, strict=True)]
-    return evidences_by_mode(samples, lambda x: path.evaluate(x, 1.0, False).log_density, rng)
+    return evidences_by_mode(samples, path.log_density, rng)
 
 
 def _with_shares(run: Run, by_mode: ModeEvidences, rng: np.random.Generator) -> Run:
@@ -259,22 +259,6 @@ def _with_shares(run: Run, by_mode: ModeEvidences, rng: np.random.Generator) -> 
     chosen = np.stack([by_mode.resampled(chain, rng) for chain in range(len(run.x))])
     rows = np.arange(len(run.x))[:, None]
     return run._replace(x=run.x[rows, chosen], log_density=run.log_density[rows, chosen])
-
-
-def _attrs_by_mode(path: TemperingPath, run: Run, by_mode: ModeEvidences | None) -> dict[str, Any]:
-    """Return the attributes that change where the evidence is that of bridges in every mode."""
-    if by_mode is None:
-        return {}
-    evidence = with_prior_error(by_mode.evidence, path)
-    attrs: dict[str, Any] = {
-        "log_evidence": evidence.log_evidence,
-        "log_evidence_se": evidence.standard_error,
-        "log_evidence_df": evidence.df,
-        "log_evidence_method": "bridge sampling by mode",
-        "mode_shares": by_mode.shares,
-    }
-    integral = prior_normalizer(path, [run])  # type: ignore[list-item]
-    return attrs if integral is None else attrs | integral.attrs(evidence.log_evidence)
 
 
 def _warn(run: Run, said: list[str]) -> None:
@@ -286,18 +270,21 @@ def _warn(run: Run, said: list[str]) -> None:
         warnings.warn(f"parallel tempering: {'; '.join(texts)}", SamplerWarning, stacklevel=user_level())
 
 
-def _attrs(path: TemperingPath, run: Run, found: Diagnostics, said: list[str]) -> dict[str, Any]:
-    """Return the attributes of the posterior."""
-    evidence, scans = found.evidence, run.x.shape[1]
+def _attrs(
+    path: TemperingPath, run: Run, found: Diagnostics, said: list[str], by_mode: ModeEvidences | None
+) -> dict[str, Any]:
+    """Return the attributes of the posterior, with the evidence of bridges in every mode where there is one."""
+    stones, scans = found.evidence, run.x.shape[1]
+    evidence = stones if by_mode is None else with_prior_error(by_mode.evidence, path)
     attrs: dict[str, Any] = {
         "log_evidence": evidence.log_evidence,
         "log_evidence_se": evidence.standard_error,
         "log_evidence_df": evidence.df,
-        "log_evidence_method": "stepping stones",
-        "log_evidence_stones": evidence.log_evidence,
-        "log_evidence_stones_se": evidence.standard_error,
-        "log_evidence_forward": evidence.log_evidence + found.stones.gap[0],
-        "log_evidence_backward": evidence.log_evidence
+        "log_evidence_method": "stepping stones" if by_mode is None else "bridge sampling by mode",
+        "log_evidence_stones": stones.log_evidence,
+        "log_evidence_stones_se": stones.standard_error,
+        "log_evidence_forward": stones.log_evidence + found.stones.gap[0],
+        "log_evidence_backward": stones.log_evidence
         + float((found.stones.backward - found.stones.log_evidence).mean()),
         "log_evidence_trusted": int(not said and run.complete),
         "log_evidence_note": improper_note(path.target),
@@ -309,6 +296,7 @@ def _attrs(path: TemperingPath, run: Run, found: Diagnostics, said: list[str]) -
         "expected_round_trips": found.barrier.round_trip_rate * scans * len(run.x),
         "max_rhat": float(np.nanmax(found.rhat)) if np.isfinite(found.rhat).any() else None,
         "moves": run.moves,
+        "mode_shares": None if by_mode is None else by_mode.shares,
     }
     integral = prior_normalizer(path, [run])  # type: ignore[list-item]
     return attrs if integral is None else attrs | integral.attrs(evidence.log_evidence)

@@ -52,9 +52,8 @@ ACCEPTANCE = 0.3  # of a random walk in few dimensions
 MOST_NOISE = 8.0  # for which an acceptance rate is derived
 INDEPENDENT, TAILS = 0.5, 5.0  # share of independent proposals, and their degrees of freedom
 CORRELATION = 0.99  # of the automatic choice
-CORRELATED = Precision(
-    variance=0.5, power=1.5, saves=False
-)  # of log ratios, mean over stretches; numbers from a lattice
+# The variance is that of log ratios, mean over stretches; it falls faster with the points of a lattice.
+CORRELATED = Precision(variance=0.5, power=1.5, saves=False)
 CANDIDATES, LEFT = 64, 4.0  # candidate starting points of either kind, and their effective number
 
 

@@ -17,10 +17,7 @@ from ppl_backends.model_search.switched import Compiled, Switched
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.targets.protocol import Array
 
-_NETS, _FEWEST_IN_NETS = (
-    4,
-    64,
-)  # scrambles of the points of an estimate, and least number of points for scrambles
+_NETS, _FEWEST_IN_NETS = 4, 64  # scrambles of an estimate's points, and least number of points for scrambles
 _FEWEST_DRAWN, _DRAWN = 64, 8  # least number of points for resampled coefficients, and points per draw
 
 

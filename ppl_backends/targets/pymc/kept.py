@@ -48,7 +48,7 @@ def state_of(model: pm.Model) -> tuple:
     """Return everything that a target of ``model`` takes from it, arrays as a digest."""
     variables = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.rvs_to_values.values()]
     constants = [v.data for v in ancestors(variables) if isinstance(v, Constant)]
-    arrays = [v if isinstance(v, np.ndarray) else cloudpickle.dumps(v) for v in constants]
+    arrays = [v if isinstance(v, np.ndarray) and not v.dtype.hasobject else cloudpickle.dumps(v) for v in constants]
     data = data_values(model)
     return (
         variables,
