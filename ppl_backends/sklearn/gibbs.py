@@ -16,6 +16,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.certificates import Certificate, certify
 from ppl_backends.gibbs.fit import fit_gibbs_vi
 from ppl_backends.gibbs.learning_rate import choose_learning_rate
+from ppl_backends.gibbs.theory import THEORY
 from ppl_backends.gibbs.losses import PairLoss, Weighted, loss_of
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.targets.factors.sites import Array
@@ -164,11 +165,13 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         if rate is None:
             return posterior
         if isinstance(rate, str):
-            how = {"cv": "cross-validation", "bound": "bound"}.get(rate)
+            how = {"cv": "cross-validation", "bound": "bound", THEORY: THEORY}.get(rate)
             if how is None:
-                raise ModelError(f"learning_rate={rate!r}: expected a number, 'cv', 'bound' or None")
-            if how == "bound":
+                raise ModelError(f"learning_rate={rate!r}: expected a number, 'cv', 'bound', 'theory' or None")
+            if how in ("bound", THEORY):
                 self._refuse_weights()
+            if how == THEORY:
+                return posterior.with_learning_rate(how)
             assert posterior.y is not None
             positive = int((posterior.y > 0).sum())
             folds = min(5, max(2, min(positive, posterior.n - positive)))
@@ -264,9 +267,9 @@ class GibbsClassifier(_LinearGibbs):
     loss : {"hinge", "zero_one", "logistic"} or Loss
     prior_scale : float
         Standard deviation of every coefficient, the intercept included.
-    learning_rate : float, None, "cv" or "bound"
+    learning_rate : float, None, "cv", "bound" or "theory"
         λ; None is λ = n, a weight of one for every observation. ``"cv"`` chooses by cross-validation, ``"bound"`` by
-        the PAC-Bayes bound (bounded losses only).
+        the PAC-Bayes bound, ``"theory"`` is √(nd) with d columns of the design (bounded losses only).
     method : {"vi", "ep", "smc"}
     family : {"dense", "diagonal", "isotropic"}
         Family of covariances, for VI.
@@ -345,8 +348,8 @@ class GibbsRanker(_LinearGibbs):
     loss : {"auc", "auc_hinge"} or PairLoss
     prior_scale : float
         Standard deviation of every coefficient.
-    learning_rate : float, None, "cv" or "bound"
-        λ of the mean over all ordered pairs; None is λ = n.
+    learning_rate : float, None, "cv", "bound" or "theory"
+        λ of the mean over all ordered pairs; None is λ = n, ``"theory"`` is √(d(n − 1)/2).
     method : {"vi", "ep", "smc"}
     family : {"diagonal", "dense", "isotropic"}
         Family of covariances, for VI.

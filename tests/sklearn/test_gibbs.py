@@ -72,6 +72,17 @@ def test_learning_rates_are_chosen_and_certified(data):
         GibbsClassifier().fit(X, y).certificate()
 
 
+def test_learning_rates_of_theory(data):
+    """√(nd) with a column for the intercept, and √(d(n − 1)/2)."""
+    X, y = data
+    n, d = X.shape
+    classifier = GibbsClassifier(loss="zero_one", learning_rate="theory").fit(X, y)
+    assert classifier.learning_rate_ == pytest.approx(np.sqrt(n * (d + 1)))
+    assert GibbsRanker(learning_rate="theory").fit(X, y).learning_rate_ == pytest.approx(np.sqrt(d * (n - 1) / 2))
+    with pytest.raises(ModelError, match="not bounded"):
+        GibbsClassifier(loss="hinge", learning_rate="theory").fit(X, y)
+
+
 def test_works_in_a_pipeline_and_is_reachable(data):
     X, y = data
     pipeline = make_pipeline(StandardScaler(), pb.sklearn.GibbsClassifier(standardize=False))
@@ -84,7 +95,7 @@ def test_works_in_a_pipeline_and_is_reachable(data):
         (GibbsClassifier(loss="auc"), "not a loss of two classes"),
         (GibbsRanker(loss="hinge"), "not a loss of pairs"),
         (GibbsClassifier(method="mcmc"), "expected one of vi, ep, smc"),
-        (GibbsClassifier(learning_rate="best"), "expected a number, 'cv', 'bound' or None"),
+        (GibbsClassifier(learning_rate="best"), "expected a number, 'cv', 'bound', 'theory' or None"),
     ],
 )
 def test_what_does_not_fit_is_refused(data, estimator, message):

@@ -23,7 +23,7 @@ from ppl_backends.random import SeedLike
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import STUDENT, Fraction
+from ppl_backends.targets.factors.sites import STUDENT, Fraction, SiteFamily
 from ppl_backends.targets.protocol import BaseTarget
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
@@ -35,7 +35,7 @@ SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
 @checked(
-    fraction=number(above=0) | choice(STUDENT),
+    fraction=number(above=0) | number(below=0) | choice(STUDENT),
     schedule=choice(*SCHEDULES),
     damping=number(above=0, at_most=1),
     tolerance=number(above=0),
@@ -74,7 +74,8 @@ def fit_ep(
     fraction : float or "student"
         η of power (fractional) EP. Smaller values converge better for sites that are not log-concave, and approach
         variational Bayes as η → 0. ``"student"`` is −2/(ν + 1) for Student sites, which makes their moments
-        polynomials, and 1 for all others. A negative η adds the site to its cavity.
+        polynomials, and 1 for all others; if all of them have the same ν, that number does the same. A negative η adds
+        the site to its cavity.
     schedule : {"parallel", "sequential"}
         ``"parallel"`` updates all sites from the same Gaussian, with one Cholesky per sweep; ``"sequential"`` updates
         one at a time.
@@ -131,6 +132,7 @@ def fit_ep(
     factors, target = _factors_of(model, data, target_options)
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
+        _check_fraction(fraction, factors.sites)
         state = None if start is None else _state_of(start, factors.n_sites)
         with threads_worth_having(factors.n_sites * min(factors.dim, factors.n_sites) ** 2):
             sites, reduction = working_sites(factors, n_shards, executor)
@@ -210,6 +212,19 @@ def fit_ep_sharded(
     result = _assemble(run, sites, options, q, log_constant, names=labels)
     _warn(result)
     return result
+
+
+def _check_fraction(fraction: Fraction, sites: SiteFamily) -> None:
+    """Refuse a negative fraction other than the one that Student sites have."""
+    if isinstance(fraction, str) or fraction > 0:
+        return
+    power = np.asarray(sites.fractions(fraction))
+    if not np.any(power < 0):
+        raise ModelError(f"fraction={fraction:g}: only Student sites have a fraction below 0, and the model has none")
+    if not np.allclose(power[power < 0], fraction):
+        raise ModelError(
+            f"fraction={fraction:g}: below 0 it must be −2/(ν + 1), which is {power.min():g} here; use fraction='student'"
+        )
 
 
 def _check_possible(target: BaseTarget) -> None:

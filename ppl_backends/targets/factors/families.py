@@ -449,7 +449,7 @@ class StudentT(SiteFamily):
 
     def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
         (nu,) = self._at(rows, "nu")
-        return -2.0 / (nu + 1.0) if asked == STUDENT else asked
+        return asked if not isinstance(asked, str) and asked > 0 else -2.0 / (nu + 1.0)
 
     def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
         """Return closed-form moments of Cauchy sites, and of all at the power −2/(ν + 1)."""

@@ -20,7 +20,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
 Rows = NDArray[np.integer] | None
-Fraction = float | str  #: of power EP: one for all sites, or :data:`STUDENT`
+Fraction = float | str  #: of power EP: one for all sites, or :data:`STUDENT`, whose value for one ν is a negative number
 STUDENT = "student"
 Piece = tuple["SiteFamily", Any, Rows]
 
@@ -109,8 +109,8 @@ class SiteFamily:
         return np.where(np.isfinite(first), first, 0.0), np.where(np.isfinite(second), second, 0.0)
 
     def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
-        """Return the power p of power EP that a site uses, a number or ``(n,)``: as asked for, else 1."""
-        return 1.0 if isinstance(asked, str) else asked
+        """Return the power p of power EP that a site uses, a number or ``(n,)``: as asked for if positive, else 1."""
+        return 1.0 if isinstance(asked, str) or asked < 0 else asked
 
     def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
         """Return the moments of t(s)ᵖ·N(s; mean, variance) if they have a closed form, else None.
@@ -318,7 +318,7 @@ class StackedSites(SiteFamily):
         return [(f, c, local[c]) for f, c in zip(self.families, columns, strict=True) if len(c)]
 
     def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
-        if not isinstance(asked, str):
+        if not isinstance(asked, str) and asked > 0:
             return asked
         power = np.empty(self.n if rows is None else len(rows))
         for family, columns, local in self.pieces(rows):
