@@ -1,5 +1,6 @@
 """The comparisons of Buchholz (2018), chapter 5, with the kernels of ``sample_smc``.
 
+``trial``     Steps and lengths of all sizes on the way of ``gaussian``, d = 10, at the temperature 0.008 (Figure 5.1).
 ``gaussian``  N(0, I) to N(2, Ξ), correlation 0.7 and variances from 0.1 to 10; the log normaliser is 0.
 ``student``   Student with 3 degrees of freedom to Student with 10, the same location and shape; the log normaliser is 0.
 ``mixture``   N(1, 5 I) to 0.3 N(4, Ξ₁) + 0.7 N(−4, Ξ₂); the share of positive coordinates is 0.3.
@@ -16,15 +17,20 @@ evidence by its lineages; the mean squared jump of a move at the last temperatur
 draws; the moves at every temperature, mean over repeats; and the log evidence by bridge sampling from the last particles of
 all repeats together.
 
+``--store FILE`` makes every run by itself and appends it to a file as a line of JSON. Runs that the file has are not made
+again, so that long tables can be made in pieces. The table is of all runs of the file.
+
 ``--thesis`` is for its conditions: a diagonal metric; steps that begin uniform up to 0.1 with lengths up to 100 for HMC, and
 up to 1 for MALA and the random walk, which are tuned by ``ft`` as well; it goes with ``--ess 0.5``. ``--ladder`` has evenly
 spaced temperatures.
 
-Run: python examples/benchmarks/buchholz_chapter5.py gaussian student mixture binary cox [--dims 10 50] [--repeats 10]
+Run: python examples/benchmarks/buchholz_chapter5.py trial gaussian student mixture binary cox [--dims 10 50] [--repeats 10]
          [--kernels hmc-pr hmc-ft mala random_walk] [--thesis --ess 0.5] [--ladder 14]
 """
 
 import argparse
+import itertools
+import json
 import sys
 import time
 import warnings
@@ -36,6 +42,10 @@ from scipy.special import gammaln
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.errors import PPLBackendsWarning
+from ppl_backends.kernels.calibrated import Evaluated
+from ppl_backends.kernels.metric import scales_from_points
+from ppl_backends.kernels.table import make_kernel
+from ppl_backends.kernels.tuning import BuchholzPretuning, StepParameters, move_once
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets.factors import Logit, Probit
 
@@ -199,6 +209,47 @@ def binary(name, sites):
     return pb.as_target(factors), None, None
 
 
+def trial(particles, seed, dim=10, temperature=0.008, longest=100):
+    """Print energy errors and jumps of trajectories of all steps and lengths, and the steps that regressions choose."""
+    rng, end = np.random.default_rng(seed), shape_matrix(dim, 0.7, 0.1, 10.0)
+    cov = np.linalg.inv((1 - temperature) * np.eye(dim) + temperature * np.linalg.inv(end))
+    density = Gaussian(cov @ np.linalg.solve(end, np.full(dim, 2.0 * temperature)), cov)
+    x = density.sample(particles, rng)
+    metric, state = scales_from_points(x), Evaluated(x, *density(x))
+
+    def move(scale):
+        tried = StepParameters(scale, rng.integers(1, longest + 1, size=particles))
+        return tried, move_once(kernel, rng, state, lambda y, rng: Evaluated(y, *density(y)), tried, metric)[1]
+
+    kernel = make_kernel("hmc")
+    print("| steps up to | median regression: ε* | accepted there | least squares: ε* | accepted there |")
+    print("| --- " * 5 + "|")
+    for largest in (0.5, 1.0, 1.5, 2.0, 2.5):
+        tried, info = move(rng.uniform(0.0, largest, particles))
+        tuning = BuchholzPretuning(tried, largest, longest, 0.9)
+        median = tuning.prepare(lambda _, found=(tried, info): found[1], particles, rng).largest
+        error, square = np.abs(info.log_ratio), tried.scale**2
+        usable = np.isfinite(error)
+        slope = (error * square)[usable].sum() / (square**2)[usable].sum()
+        squares = np.sqrt(-np.log(0.9) / slope)
+        accepted = [move(np.full(particles, step))[1].acceptance.mean() for step in (median, squares)]
+        print(f"| {largest} | {median:.3f} | {accepted[0]:.2f} | {squares:.3g} | {accepted[1]:.2f} |")
+    edges, lengths = np.linspace(0.0, 2.5, 11), np.linspace(0, longest, 6).astype(int)
+    tried, info = move(rng.uniform(0.0, edges[-1], particles))
+    jump = np.nan_to_num(info.acceptance * info.squared_jump / tried.n_steps, posinf=0.0)
+    cell = [np.digitize(tried.scale, edges[1:-1]), np.digitize(tried.n_steps - 1, lengths[1:-1])]
+    shape = (len(edges) - 1, len(lengths) - 1)
+    size, total = (np.bincount(np.ravel_multi_index(cell, shape), w, np.prod(shape)) for w in (None, jump))
+    means = (total / np.maximum(size, 1)).reshape(shape)
+    ranges = [f"jump, lengths {low + 1} to {high}" for low, high in itertools.pairwise(lengths)]
+    print(f"\n| steps | abs. energy error over ε²: median | 90 % quantile | {' | '.join(ranges)} |\n{'| --- ' * 8}|")
+    for k, row in enumerate(means / means.max()):
+        ratio = (np.abs(info.log_ratio) / tried.scale**2)[cell[0] == k]
+        middle, high = np.quantile(ratio, [0.5, 0.9])
+        cells = " | ".join(f"{value:.2f}" for value in row)
+        print(f"| {edges[k]:.2f} to {edges[k + 1]:.2f} | {middle:.3g} | {high:.3g} | {cells} |", flush=True)
+
+
 def run(target, kernel, repeats, seed, **options):
     """Per repeat: log evidence, mean of the first coordinate, share of positive ones, load."""
     kernel, _, tuning = kernel.partition("-")
@@ -228,15 +279,44 @@ def run(target, kernel, repeats, seed, **options):
     }
 
 
-def report(label, problem, kernels, repeats, seed, **options):
+def stored(path, label, target, kernel, repeats, seed, **options):
+    """Make and append the runs that a file lacks, and return what :func:`run` does, of all runs of the problem there."""
+    name, path = f"{label} {kernel} {options.get('draws', 1024)}", Path(path)
+
+    def known():
+        lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+        return {line["seed"]: line for line in lines if line["name"] == name}
+
+    for one in sorted(set(range(seed, seed + repeats)) - set(known())):
+        clock = time.process_time()
+        found = run(target, kernel, 1, one, **options)
+        line = {key: np.asarray(found[key]).tolist() for key in found if key != "bridge"}
+        with path.open("a") as file:
+            file.write(json.dumps({"name": name, "seed": one, "cpu": time.process_time() - clock, **line}) + "\n")
+    runs = list(known().values())
+    joined = {key: np.concatenate([one[key] for one in runs]) for key in ("log_evidence", "mean", "positive")}
+    for key in ("load", "stages", "jump", "trusted", "cpu"):
+        joined[key] = np.mean([one[key] for one in runs])
+    longest = max(len(one["moves"]) for one in runs)
+    moves = [one["moves"] + [np.nan] * (longest - len(one["moves"])) for one in runs]
+    joined["moves"] = np.round(np.nanmean(moves, axis=0)).astype(int)
+    return joined | {"lineages": np.sqrt(np.mean(np.square([one["lineages"] for one in runs]))), "bridge": (None, None)}
+
+
+def report(label, problem, kernels, repeats, seed, store=None, **options):
     """The rows of one problem."""
     target, log_evidence, truth = problem
     first = None
     for kernel in kernels:
         clock = time.process_time()
-        found = run(target, kernel, repeats, seed, **options)
-        seconds = (time.process_time() - clock) / repeats
+        if store:
+            found = stored(store, label, target, kernel, repeats, seed, **options)
+            seconds = found["cpu"]
+        else:
+            found = run(target, kernel, repeats, seed, **options)
+            seconds = (time.process_time() - clock) / repeats
         adjusted = [found["load"] * np.var(found[name], ddof=1) for name in ("log_evidence", "mean")]
+        adjusted.append(found["load"] * found["lineages"] ** 2)
         first = first or adjusted
         z = found["log_evidence"]
         line = f"| {label} | {kernel} | {found['stages']:.0f} | {found['load']:.3g} | {z.mean():.3f} ± {z.std(ddof=1):.3f} |"
@@ -256,13 +336,13 @@ def report(label, problem, kernels, repeats, seed, **options):
             )
         else:
             line += " |"
-        print(line, "" if found["trusted"] else "(flagged)", flush=True)
+        print(line, "" if found["trusted"] == 1 else "(flagged)", flush=True)
 
 
 def main():
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=["gaussian", "student", "mixture", "binary", "cox"])
+    parser.add_argument("parts", nargs="+", choices=["trial", "gaussian", "student", "mixture", "binary", "cox"])
     parser.add_argument("--dims", nargs="+", type=int, default=[10, 50, 200, 500])
     parser.add_argument("--cells", nargs="+", type=int, default=[10, 20], help="cells along a side for cox")
     parser.add_argument("--single", action="store_true", help="the prior of cox with products in single precision")
@@ -279,20 +359,26 @@ def main():
         "--ess", type=float, help="share of the particles that a step keeps, in runs that are made once"
     )
     parser.add_argument("--thesis", action="store_true", help="diagonal metric and first steps of the thesis")
+    parser.add_argument("--store", help="file of single runs")
     options = parser.parse_args()
     common, chosen = (options.kernels, options.repeats, options.seed), {"len_chain": options.len_chain}
     chosen["draws"] = options.particles
-    chosen["thesis"] = options.thesis
+    chosen |= {"thesis": options.thesis, "store": options.store}
     if options.ess:
         chosen |= {"ess_threshold": options.ess, "max_time": 1e6}  # with a limit no run is made again
     if options.ladder:
         chosen["schedule"] = np.linspace(0, 1, options.ladder + 1)[1:]
+    if "trial" in options.parts:
+        trial(options.particles, options.seed)
+    parts = [part for part in options.parts if part != "trial"]
+    if not parts:
+        return
     columns = ["problem", "kernel", "stages", "load", "log Z, mean ± sd of a run", "by lineages", "adj. var log Z"]
-    columns += ["adj. var mean", "jump", "moves", "CPU s a run"]
+    columns += ["adj. var mean", "by lineages", "jump", "moves", "CPU s a run"]
     columns += ["bridges, all runs", "against truth"]
     print(f"| {' | '.join(columns)} |")
     print("| --- " * len(columns) + "|", flush=True)
-    for part in options.parts:
+    for part in parts:
         if part == "cox":
             for cells in options.cells:
                 initial = options.initial or "prior"

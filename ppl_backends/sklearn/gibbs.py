@@ -16,9 +16,9 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.certificates import Certificate, certify
 from ppl_backends.gibbs.fit import fit_gibbs_vi
 from ppl_backends.gibbs.learning_rate import choose_learning_rate
-from ppl_backends.gibbs.theory import THEORY
 from ppl_backends.gibbs.losses import PairLoss, Weighted, loss_of
 from ppl_backends.gibbs.posterior import GibbsPosterior
+from ppl_backends.gibbs.theory import THEORY
 from ppl_backends.targets.factors.sites import Array
 
 METHODS = ("vi", "ep", "smc")

@@ -497,7 +497,7 @@ def test_student_priors_by_their_own_power_are_close_to_ep():
     assert powered.log_evidence == pytest.approx(plain.log_evidence, abs=0.02)
     assert list(factors.sites.fractions("student")) == [1.0] * 60 + [-0.5] * 3
     np.testing.assert_allclose(fit_ep(factors, fraction=-0.5).mean, powered.mean, rtol=1e-12)
-    with pytest.raises(ModelError, match="fraction=-0.4: .* which is -0.5 here"):
+    with pytest.raises(ModelError, match=r"fraction=-0\.4: .* which is -0\.5 here"):
         fit_ep(factors, fraction=-0.4)
     with pytest.raises(ModelError, match="only Student sites"):
         fit_ep(Factors(X, None, Normal(y, 1.0), 0.0, 1.0), fraction=-0.5)

@@ -18,7 +18,6 @@ from ppl_backends.targets.factors.sites import (
     NORMAL,
     POISSON,
     PROBIT,
-    STUDENT,
     Array,
     CompiledFamily,
     Fraction,

@@ -20,7 +20,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
 Rows = NDArray[np.integer] | None
-Fraction = float | str  #: of power EP: one for all sites, or :data:`STUDENT`, whose value for one ν is a negative number
+Fraction = float | str  #: of power EP: one for all sites, or :data:`STUDENT`; below 0 it is that of Student sites
 STUDENT = "student"
 Piece = tuple["SiteFamily", Any, Rows]
 
