@@ -148,6 +148,11 @@ class Convergence(NamedTuple):
     effective: float
     slowest: str
 
+    @property
+    def chains_disagree(self) -> bool:
+        """Return whether the largest R̂ is above its limit."""
+        return self.rhat > LARGEST_RHAT
+
 
 def convergence_of(draws: Draws, names: tuple[str, ...]) -> Convergence:
     """Return the figures of the slowest coordinates and of the log density."""
@@ -164,7 +169,7 @@ def convergence_of(draws: Draws, names: tuple[str, ...]) -> Convergence:
 def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
     """Return reasons, each with its figure, not to trust estimates from the draws."""
     reasons = []
-    if found.rhat > LARGEST_RHAT:
+    if found.chains_disagree:
         reasons.append(
             f"the chains disagree: R-hat of {found.worst} is {found.rhat:.2f}, above {LARGEST_RHAT}: sample longer chains"
         )

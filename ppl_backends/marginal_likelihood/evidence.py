@@ -119,7 +119,8 @@ def evidence(
     chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
     call = _Call(target, draws, chosen, *spawn_generators(random_seed, 5))
     convergence = convergence_of(draws, target.names)
-    about_draws, neck = distrust_of_draws(draws, convergence), call.neck()
+    about_draws = distrust_of_draws(draws, convergence)
+    neck = None if convergence.chains_disagree else call.neck()
     if neck is not None and neck.is_missed:
         about_draws.append(neck_reason(neck, target.names))
     bridged = call.bridge(mirrored=method == "warp3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,23 @@ def model_form(model: Any, data: Any, select: Mapping[str, Any]) -> Form:
             "model search; give them values"
         )
     return forms.at()
+
+
+def labels(form: Form) -> dict[str, str]:
+    """Return the name of each column with the labels of its coords: ``beta[age]`` for ``beta[0]``.
+
+    A variable keeps its numbers if it has no coords, or if labels could be mistaken for numbers.
+    """
+    found, coords = {name: name for name in form.names}, form.target.coords
+    for variable, index in form.variables.items():
+        dims = form.target.dims.get(variable) or ()
+        if not index.ndim or len(dims) != index.ndim or any(dim not in coords for dim in dims):
+            continue
+        own = [form.names[j] for j in index.ravel()]
+        shown_as = [f"{variable}[{', '.join(map(str, each))}]" for each in product(*(coords[dim] for dim in dims))]
+        if len({*own, *shown_as}) == 2 * len(own):
+            found.update(zip(own, shown_as, strict=True))
+    return found
 
 
 def model_forms(target: BaseTarget, select: Mapping[str, Any]) -> ModelForms:

@@ -16,7 +16,7 @@ from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
 from ppl_backends.model_search.forms import LINKS, Form, design_form
-from ppl_backends.model_search.model_form import model_form
+from ppl_backends.model_search.model_form import labels, model_form
 from ppl_backends.model_search.path import ModelPath
 from ppl_backends.model_search.results import Listed, Searched, search_inference_data
 from ppl_backends.model_search.sampler import SAVED, Runs, run_searches, stage_stats
@@ -102,11 +102,11 @@ def select_variables(
     always : names, integers or mask, optional
         Columns in every model.
     groups : mapping of str to list of str, optional
-        Columns that are switched together, such as the dummies of a factor; in a model also variables, with all their
-        elements.
+        Columns that are switched together, such as the dummies of a factor. An element of a model's variable is
+        ``"beta[0]"``, or ``"beta[age]"`` by the label of its coords, and ``"beta"`` is all its elements.
     heredity : {"strong", "weak"} or mapping, optional
-        Whether a product needs all its parents, or one of them. Products are named ``"a:b"``, or given as
-        ``{"child": ["parent", ...]}``.
+        Whether a product needs all its parents, or one of them. Products are named ``"a:b"`` (``"beta[a:b]"`` in a
+        model), or given as ``{"child": ["parent", ...]}``.
     evidence : {"auto", "exact", "ep", "laplace", "importance_laplace", "importance_ep"}
         Evidence of a model. Exact for the Gaussian family; else by expectation propagation, by Laplace, or by an
         unbiased estimate with ``points`` importance points from either. ``"auto"`` is exact, else EP if it takes at
@@ -163,7 +163,10 @@ def select_variables(
         raise ModelError("write select_variables(X=X, y=y), or select_variables(model, select={'beta': True})")
     else:
         form = design_form(X, y, family, link, prior, always)
-    space = make_space(form.names, form.always, dict(groups or {}) or None, heredity, model_prior)
+    names = labels(form) if select is not None else {name: name for name in form.names}
+    space = make_space(
+        tuple(names.values()), form.always, _renamed(groups, names) or None, _renamed(heredity, names), model_prior
+    )
     one = space.n_candidates == 0
     enumerated = (
         one or method == "enumerate" or (method == "auto" and can_enumerate(evidence, form, space.n_candidates, points))
@@ -207,6 +210,15 @@ def _refuse_design(X: Any, y: Any, prior: Any, always: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ModelError(f"{name} is an option for a design; with select= the model determines it")
+
+
+def _renamed(given: Any, names: Mapping[str, str]) -> Any:
+    """Return groups or heredity with columns by their shown names; None and words are returned as they are."""
+    if isinstance(given, str):
+        return names.get(given, given)
+    if isinstance(given, Mapping):
+        return {_renamed(key, names): _renamed(each, names) for key, each in given.items()}
+    return [_renamed(each, names) for each in given] if isinstance(given, list | tuple) else given
 
 
 def _identity(space: ModelSpace, name: str, asked: str) -> dict[str, Any]:

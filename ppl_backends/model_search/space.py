@@ -193,10 +193,9 @@ def _parents(labels: list[str], heredity: Any) -> tuple[Bits, bool]:
     if heredity is None:
         return parents, True
     if isinstance(heredity, str):
-        given = {label: label.split(":") for label in labels if ":" in label}
+        given = {label: _factors(label, labels) for label in labels if ":" in label}
         if not given:
             raise ModelError(f"heredity={heredity!r}: no candidate is named as a product, like 'age:bmi'")
-        given = {child: [part for part in parts if part in labels] for child, parts in given.items()}
     else:
         given = {child: [each] if isinstance(each, str) else list(each) for child, each in heredity.items()}
     for child, each in given.items():
@@ -204,6 +203,13 @@ def _parents(labels: list[str], heredity: Any) -> tuple[Bits, bool]:
         for parent in each:
             parents[i, place(tuple(labels), parent, f"heredity: {child!r}")] = True
     return parents, heredity != "weak"
+
+
+def _factors(label: str, labels: list[str]) -> list[str]:
+    """Return the factors of a product among the candidates: those of ``a:b``, or ``x[a]`` and ``x[b]`` of ``x[a:b]``."""
+    parts = [part for part in label.split(":") if part in labels]
+    variable, _, inside = label.partition("[")
+    return parts or [part for each in inside[:-1].split(":") if (part := f"{variable}[{each}]") in labels]
 
 
 def _parents_first(labels: list[str], parents: Bits) -> list[int]:

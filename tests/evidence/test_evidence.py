@@ -318,6 +318,7 @@ def test_a_chain_that_never_moved_is_flagged():
         found = pb.evidence({"x": x}, known.target, method="bridge", random_seed=1)
     assert not found.trusted
     assert any("chains disagree" in reason for reason in found.reasons)
+    assert "large_energy_errors" not in found.diagnostics
 
 
 def test_draws_that_miss_a_neck_are_recognised_without_a_record_of_divergences():

@@ -67,6 +67,37 @@ def test_a_variable_is_a_group_of_its_elements():
     np.testing.assert_array_equal(whole.selection["b_inclusion"], listed.selection["b_inclusion"])
 
 
+def test_elements_are_named_by_numbers_or_by_labels():
+    design = np.column_stack([X[:, :3], X[:, 0] * X[:, 1]])
+    with pm.Model(coords={"predictor": ["age", "sex", "pain", "age:sex"]}):
+        level, slopes = pm.Normal("level", 0, 20), pm.Normal("beta", 0, 5, dims="predictor")
+        pm.Bernoulli("y", logit_p=level + design @ slopes, observed=Y)
+        both = [
+            select(select={"beta": True}, groups={"two": two}, heredity={"beta[age:sex]": ["two"]})
+            for two in (["beta[age]", "beta[1]"], ["beta[0]", "beta[sex]"])
+        ]
+        hereditary = select(select={"beta": True}, heredity="strong")
+        with pytest.raises(ModelError, match=r"heredity: 'beta\[old\]' is not among 'beta\[age\]', 'beta\[sex\]'"):
+            select(select={"beta": True}, heredity={"beta[old]": ["beta[age]"]})
+    for each in both:
+        gamma = each.posterior["gamma"].values.reshape(-1, 4).astype(bool)
+        np.testing.assert_array_equal(gamma[:, 0], gamma[:, 1])
+        assert (gamma[:, 0] | ~gamma[:, 3]).all()
+        np.testing.assert_array_equal(each.selection["inclusion"], both[0].selection["inclusion"])
+    gamma = hereditary.posterior["gamma"].values.reshape(-1, 4).astype(bool)
+    assert gamma[:, 3].any()
+    assert (gamma[:, :2].all(axis=1) | ~gamma[:, 3]).all()
+
+
+def test_labels_that_could_be_numbers_are_not_used():
+    with pm.Model(coords={"predictor": [1, 2, 0]}):
+        slopes = pm.Normal("beta", 0, 5, dims="predictor")
+        pm.Bernoulli("y", logit_p=X[:, :3] @ slopes, observed=Y)
+        idata = select(select={"beta": True}, groups={"first": ["beta[0]", "beta[1]"]})
+    inclusion = idata.selection["inclusion"].values
+    assert inclusion[0] == inclusion[1] != inclusion[2]
+
+
 @pytest.mark.parametrize("sd", [2.0, 1e4])
 def test_a_normal_likelihood_of_known_scale_in_closed_form(sd):
     rng = np.random.default_rng(2)
