@@ -108,7 +108,7 @@ shift = max(abs(fit.diagnostics["evidence_shift"]) for fit in (laplace, without)
 print(f"log Bayes factor for the interaction: {log_factor:.2f} (error about {shift:.0e})")
 
 # %%
-# The effect in the shop's words: how many times the odds of a purchase are under the new version.
+# For the shop the effect is an odds ratio: the odds of a purchase with the new version over those with the old one.
 
 logits = laplace.sample(4000, rng)
 odds = {"computers": np.exp(logits[:, 1]), "phones": np.exp(logits[:, 1] + logits[:, 3])}
@@ -125,5 +125,5 @@ plt.show()
 # **The decision.** The new version raises the odds on computers by about a tenth, and the interval on both devices lies
 # above one, so the shop switches. The data do not need a separate effect for phones: the Bayes factor favours the
 # simpler model, although the data were made with a small interaction. A million visitors, of whom a few per cent buy,
-# are too few to see it. Laplace's approximation takes seconds, and both checks say that it is the posterior. It runs
-# every hour; the exact chain runs when ``converged`` is False.
+# are too few to see it. Laplace's approximation takes seconds, and both checks say that it is the posterior. So it runs
+# every hour, and the exact chain runs when ``converged`` is False.

@@ -23,11 +23,9 @@ species = np.repeat([0, 1], [11, 10])
 root = np.array([0] * 5 + [1] * 6 + [0] * 5 + [1] * 5)
 
 # %%
-# The models
-# ----------
-# Four logistic regressions: with and without an interaction, with and without an effect of each plate. The priors are
-# part of the models. A coefficient of one is a large effect on the logit scale, and the standard deviation of plates is
-# below one.
+# The models ---------- There are four logistic regressions: with and without an interaction, and with and without an
+# effect of each plate. The priors are part of the models. A coefficient of one is a large effect on the logit scale,
+# and the standard deviation of plates is below one.
 
 
 def germination(interaction, plates, scale=1.0):
@@ -51,10 +49,9 @@ MODELS = {
 }
 
 # %%
-# The evidences, from the draws of NUTS
-# -------------------------------------
-# ``evidence`` bridges from the draws to a proposal fitted to half of them. Its standard error respects the
-# autocorrelation of the chains, and its verdict says whether the draws are enough.
+# The evidences, from the draws of NUTS ------------------------------------- ``evidence`` bridges from the draws to a
+# proposal fitted to half of them. Its standard error includes the autocorrelation of the chains, and its verdict says
+# whether there are enough draws.
 
 evidences = {}
 for name, model in MODELS.items():
@@ -118,6 +115,6 @@ plt.show()
 # %%
 # **The decision.** Plates differ. The odds for it are 8 to 1 in the additive model and 2.6 to 1 in the model with an
 # interaction. Along the curve they are between 1.4 and 5 to 1, so no prior scale reverses the answer. The next
-# experiment gets more plates rather than more seeds on each. Whether a root suits one species more is still open: where
-# plates differ, the odds for an interaction are only 1.4 to 1. Nothing is decided about the roots until the next
-# experiment is done.
+# experiment gets more plates rather than more seeds on each plate. Whether a root suits one species better is still
+# open: if plates differ, the odds for an interaction are only 1.4 to 1. The decision about the roots waits for the next
+# experiment.

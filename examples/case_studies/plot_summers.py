@@ -76,7 +76,7 @@ def data(trend=1, slope_scale=1.0 / 3):
 # %%
 # The evidence
 # ------------
-# Both models by SMC from the prior. The program is compiled once; data are exchanged in place.
+# SMC from the prior fits both models. The program is compiled once, and the data are exchanged in place.
 
 fits = {
     name: pb.sample_smc(PROGRAM, data=data(trend), random_seed=1, progressbar=False, log_likelihood=True)
@@ -86,7 +86,7 @@ table = pb.compare_evidence(fits)
 table
 
 # %%
-# The posterior of the trend, on the data.
+# The pictures have the data with the fitted trend, and the posterior of the trend.
 
 posterior = fits["a trend"].posterior
 level, slope = (posterior[name].to_numpy().ravel() for name in ("level", "slope"))
@@ -108,7 +108,7 @@ print(f"trend {slope.mean():.2f} °C a decade, probability that it is positive {
 # Does it predict?
 # ----------------
 # Leave-one-out cross-validation asks a different question from the evidence: how well is one year predicted from all
-# others? A trend that is small beside the scatter of single summers improves a prediction little.
+# others? A trend that is small compared with the scatter of single summers improves a prediction only a little.
 
 comparison = az.compare(fits)
 comparison
@@ -131,7 +131,7 @@ plt.show()
 
 # %%
 # The *posterior* of the trend does not depend on its prior. The *Bayes factor* does: a wide prior promises trends of
-# several degrees a decade, which the data exclude, and the evidence falls. So the curve belongs into the report.
+# several degrees a decade, which the data exclude, and the evidence falls. So the report should contain the curve.
 
 scales = np.array([0.05, 0.1, 0.2, 1 / 3, 1.0, 3.0])
 without = fits["no trend"].posterior.attrs
@@ -155,4 +155,4 @@ plt.show()
 # for a trend under posteriordb's prior, and between six to one for and one and a half to one against it under the
 # priors of the curve. Leave-one-out prefers the trend too, by one standard error, which decides nothing: single summers
 # scatter by a degree. The station does not pay for climate control in experiments of a few years, where the trend is
-# far below this scatter. It does so in experiments that are to run for decades.
+# far below this scatter. It pays for it in experiments that will run for decades.

@@ -2,10 +2,10 @@
 Tuberculosis without a likelihood
 =================================
 
-A bacterium divides at rate α, dies at rate γ and mutates at rate 1 − α − γ. What is known of an outbreak in San Francisco are
-the genotypes of 473 patients, by their number and their diversity. No likelihood can be evaluated, but outbreaks are
-easily simulated (Tanaka et al. 2006), and :func:`ppl_backends.sample_abc` finds the rates whose outbreaks look like the one
-observed.
+A bacterium divides at rate α, dies at rate γ and mutates at rate 1 − α − γ. The data are the genotypes of 473 patients
+of an outbreak in San Francisco, summarised by their number and their diversity. The likelihood cannot be evaluated, but
+outbreaks are easy to simulate (Tanaka et al. 2006). :func:`ppl_backends.sample_abc` finds the rates whose outbreaks
+look like the observed one.
 """
 
 import matplotlib.pyplot as plt
@@ -15,14 +15,14 @@ from numba import njit
 import ppl_backends as pb
 from ppl_backends.datasets import load_tuberculosis
 
-size, clusters = load_tuberculosis().T  # patients of a genotype, and how many genotypes have so many
+size, clusters = load_tuberculosis().T  # patients of a genotype, and the number of such genotypes
 SAMPLE, POPULATION = int(size @ clusters), 10_000
 observed = np.array([clusters.sum() / SAMPLE, 1 - clusters @ size**2 / SAMPLE**2])
 
 
 @njit
 def outbreaks(alpha, gamma, rng, out):
-    """Genotypes in a sample over its size, and their diversity; NaN where the outbreak dies out."""
+    """Compute the number of genotypes in a sample over its size, and their diversity; NaN if the outbreak dies out."""
     owner = np.empty(POPULATION + 1, dtype=np.int64)
     for i in range(len(alpha)):
         n, types = 1, 1
@@ -50,7 +50,7 @@ def outbreaks(alpha, gamma, rng, out):
 
 
 def simulate(parameters, rng):
-    """Summaries of one outbreak a row."""
+    """Return the summaries of one outbreak for each row."""
     out = np.empty((len(parameters["alpha"]), 2))
     outbreaks(parameters["alpha"], parameters["gamma"], rng, out)
     return out
@@ -58,7 +58,7 @@ def simulate(parameters, rng):
 
 # %%
 # The prior is uniform where births outnumber deaths. Here γ has the density 4(1 − 2γ) on (0, ½), and α is uniform on
-# (γ, 1 − γ): inverse distribution functions are all that nets of quasi-random points need.
+# (γ, 1 − γ). Nets of quasi-random points need only inverse distribution functions.
 
 import pymc as pm  # noqa: E402
 
@@ -83,15 +83,16 @@ idata = pb.sample_abc(
 idata.posterior.attrs["simulations"]
 
 # %%
-# The tolerance falls while the proposals close in on the rates. The last panel is the density of the observed summaries, as
-# every stage has it. It rises while ε is large beside the spread of outbreaks, and levels off below.
+# The tolerance falls while the proposals concentrate on the rates. The last panel is the density of the observed
+# summaries, as every stage estimates it. It rises while ε is large compared with the spread of outbreaks, and is
+# constant for smaller ε.
 
 pb.plot_abc_run(idata)
 plt.show()
 
 # %%
-# Births are well determined, deaths are not: what the genotypes tell of is the number of mutations for each birth that
-# lasts.
+# The data determine the birth rate well, and the death rate poorly: the genotypes contain information about the number
+# of mutations for each birth that lasts.
 
 draws = idata.posterior
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")

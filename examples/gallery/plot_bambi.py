@@ -37,8 +37,8 @@ table = pb.compare_evidence(fits)
 table
 
 # %%
-# The second formula wins; the interaction is not worth its coefficient. Results are InferenceData, so the posterior of the
-# winner is read as usual.
+# The second formula has the highest evidence, and the interaction does not improve it. Results are InferenceData, so
+# the posterior of this model is read as usual.
 
 posterior = fits["glucose and mass"].posterior
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")

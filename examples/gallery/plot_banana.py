@@ -2,8 +2,8 @@
 What a Gaussian cannot see
 ==========================
 
-A posterior bent like a banana: Laplace's Gaussian sits at the mode, importance sampling from it says with its
-efficiency factor that the Gaussian is poor, and SMC from the prior follows the bend.
+This posterior is bent like a banana. Laplace's Gaussian lies at the mode. The efficiency factor of importance sampling
+shows that this Gaussian is poor. SMC from the prior follows the bend.
 """
 
 import warnings
@@ -18,13 +18,13 @@ PRIOR_SD, NOISE = 2.0, 0.5
 
 
 def log_prior(x):
-    """Both coordinates N(0, 2²)."""
+    """Return the log density of N(0, 2²) in both coordinates, and its gradient."""
     value = -0.5 * (x**2).sum(axis=1) / PRIOR_SD**2 - np.log(2 * np.pi * PRIOR_SD**2)
     return value, -x / PRIOR_SD**2
 
 
 def log_likelihood(x):
-    """An observation 0 of x₂ − x₁² + 1 with noise N(0, 0.5²)."""
+    """Return the log likelihood of the observation 0 of x₂ − x₁² + 1 with noise N(0, 0.5²), and its gradient."""
     residual = x[:, 1] - x[:, 0] ** 2 + 1
     slope = residual / NOISE**2
     value = -0.5 * residual * slope - np.log(NOISE * np.sqrt(2 * np.pi))
@@ -32,7 +32,7 @@ def log_likelihood(x):
 
 
 def sample_prior(n, rng):
-    """Independent draws."""
+    """Draw from the prior."""
     return PRIOR_SD * rng.standard_normal((n, 2))
 
 
@@ -59,7 +59,7 @@ for warning in caught:
     print(f"warning: {warning.message}")
 
 # %%
-# Contours of the density; Laplace's draws to the left, SMC's to the right.
+# The contours are those of the density. Laplace's draws are on the left, SMC's draws on the right.
 
 panels = {
     "Laplace": laplace.sample(1500, np.random.default_rng(1)),

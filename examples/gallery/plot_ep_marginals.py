@@ -2,9 +2,9 @@
 Expectation propagation on a skewed posterior
 =============================================
 
-Whether the erythrocyte sedimentation rate of 32 people was raised, against two plasma proteins: few data, nearly
-separated, so that no Gaussian fits well. ``fit_ep`` finds the factors of the model, and its marginals go beyond the
-Gaussian.
+A logistic regression predicts from two plasma proteins whether the erythrocyte sedimentation rate of 32 people was
+raised. The data are few and nearly separated, so no Gaussian fits well. ``fit_ep`` finds the factors of the model, and
+its marginals are not restricted to Gaussians.
 """
 
 import matplotlib.pyplot as plt
@@ -24,8 +24,8 @@ laplace = pb.fit_laplace(model, progressbar=False)
 exact = pb.sample_importance(model, draws=8000, approximation=ep, random_seed=1, progressbar=False)
 
 # %%
-# The evidence of EP is nearly that of importance sampling from it, and a second-order correction takes most of the rest
-# away. Laplace is further off.
+# The evidence of EP is close to that of importance sampling from EP, and a second-order correction removes most of the
+# difference. Laplace has a larger error.
 
 attrs = exact.posterior.attrs
 print(f"importance sampling  {attrs['log_evidence']:.3f}, standard error {attrs['log_evidence_se']:.4f}")
@@ -33,7 +33,7 @@ print(f"EP                   {ep.log_evidence:.3f}, corrected {ep.log_evidence +
 print(f"Laplace              {laplace.log_evidence:.3f}")
 
 # %%
-# EP predicts every observation from all others as it goes: a leave-one-out score without refitting.
+# EP predicts every observation from all others. This gives a leave-one-out score without refitting.
 
 print(f"expected log predictive density {ep.loo.elpd:.2f}, standard error {ep.loo.se:.2f}")
 print(
@@ -43,7 +43,8 @@ print(
 )
 
 # %%
-# Marginal posteriors: exact draws as histograms, Laplace's and EP's Gaussians, and EP's corrected marginals.
+# The pictures have the marginal posteriors: exact draws as histograms, Laplace's and EP's Gaussians, and EP's corrected
+# marginals.
 
 marginals = ep.marginals()
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")

@@ -2,8 +2,8 @@
 Filtered and smoothed volatility
 ================================
 
-Returns of 300 days whose log variance is an autoregression, with a fortnight in which no data came. The filter knows every
-day what the days before have shown; the smoother knows all days.
+The data are returns of 300 days whose log variance is an autoregression, with two weeks of missing data. The filter
+estimates the volatility of a day from the days up to it, and the smoother from all days.
 """
 
 import matplotlib.pyplot as plt
@@ -43,8 +43,8 @@ print(f"log likelihood {attrs['log_likelihood']:.2f}, standard error {attrs['log
 print(f"variance of one filter's log likelihood {attrs['log_likelihood_variance']:.3f}")
 
 # %%
-# Bands hold nine tenths of the volatility, exp(x/2). The filter's widen where data are missing, and in the forecast; the
-# smoother's are narrower, and widest in the middle of the gap.
+# Bands are 90 % intervals of the volatility, exp(x/2). The filter's bands are wider where data are missing, and in the
+# forecast. The smoother's bands are narrower, and widest in the middle of the gap.
 
 day = np.arange(300)
 states = found.posterior["states"].values.reshape(-1, 300)

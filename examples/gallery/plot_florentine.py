@@ -2,8 +2,9 @@
 A random graph, and a simulator that has not equilibrated
 =========================================================
 
-Business ties of 16 Florentine families as an exponential random graph with edges and two-stars. Its likelihood has a constant
-that nobody can compute; exchange replaces it by networks drawn from the model. What comes out is as good as these draws.
+The business ties of 16 Florentine families are modelled as an exponential random graph with edges and two-stars. Its
+likelihood has a constant that cannot be computed. The exchange algorithm replaces this constant by networks drawn from
+the model, and its posterior is only as good as these draws.
 """
 
 import matplotlib.pyplot as plt
@@ -37,9 +38,10 @@ for label, graphs in simulators.items():
     print(label, checks[label], sep="\n")
 
 # %%
-# Left the two posteriors, and the exact means and standard deviations (from the density of states). Right the largest
-# difference between networks simulated from the empty, the complete and the observed graph, in standard deviations: two
-# while the starts still matter, and at the level of noise when they do not. The dots are the burn-ins in use.
+# On the left are the two posteriors, and the exact means and standard deviations (from the density of states). On the
+# right is the largest difference between networks simulated from the empty, the complete and the observed graph, in
+# standard deviations. It is about two while the starts matter, and at the level of noise when they do not. The dots are
+# the burn-ins in use.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for (label, x), check, colour in zip(draws.items(), checks.values(), ("C0", "C1"), strict=True):

@@ -2,8 +2,8 @@
 A Gaussian process: which kernel?
 =================================
 
-Forty noisy measurements of a curve. A Gaussian process smooths them without a formula for the curve. Its evidence chooses
-between kernels, and its posterior of the length scale says how far one measurement informs another.
+A Gaussian process smooths forty noisy measurements of a curve, without a formula for the curve. Its evidence chooses
+between kernels, and its posterior of the length scale shows over which distance measurements are informative.
 """
 
 import matplotlib.pyplot as plt
@@ -33,7 +33,7 @@ fits = {name: pb.sample_smc(process(name), draws=500, random_seed=1, progressbar
 pb.compare_evidence(fits)
 
 # %%
-# The curve at new points, averaged over the posterior of the three parameters, by the formulas of Gaussian conditioning.
+# Gaussian conditioning gives the curve at new points, averaged over the posterior of the three parameters.
 
 grid = np.linspace(0, 12, 200)
 posterior = fits["smooth"].posterior

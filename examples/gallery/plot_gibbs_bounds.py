@@ -2,9 +2,9 @@
 Bounds on the risk, while they are minimised
 ============================================
 
-A PAC-Bayes bound is what variational inference for Gibbs posteriors maximises, so that the bound along the iterations is a
-certificate at every one of them. Left: ranking by the AUC, where every step looks at ``batch_size`` pairs of rows only. The
-data on the right have the size of Adult, 32,561 rows and 1.9·10⁸ pairs of the two classes, and take seconds all the same.
+Variational inference for Gibbs posteriors minimises a PAC-Bayes bound, so every iteration has a valid certificate. The
+left panel ranks by the AUC, and every step uses only ``batch_size`` pairs of rows. The data on the right have the size
+of Adult, 32,561 rows and 1.9·10⁸ pairs of the two classes, and take seconds too.
 """
 
 import time
@@ -17,12 +17,12 @@ from ppl_backends.datasets import load_binary_regression
 
 
 def standardise(X):
-    """Mean 0 and standard deviation 1."""
+    """Scale columns to mean 0 and standard deviation 1."""
     return (X - X.mean(axis=0)) / X.std(axis=0)
 
 
 def adult_size():
-    """Correlated predictors and noisy labels, as many as Adult has."""
+    """Simulate correlated predictors and noisy labels of the size of Adult."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(32_561, 14)) + 0.5 * rng.normal(size=(32_561, 1))
     score = X @ rng.normal(size=14) + 2.0 * rng.normal(size=len(X))
@@ -52,8 +52,9 @@ axes[0].set_ylabel("95 % bound on the AUC risk")
 plt.show()
 
 # %%
-# What λ does, for the 0–1 loss on Pima: the mean risk falls with λ while the divergence from the prior grows, and the bound
-# is lowest in between. Choosing that λ costs the logarithm of the number of candidates, which is part of the bound here.
+# The next picture shows the effect of λ for the 0–1 loss on Pima. The mean risk falls with λ, the divergence from the
+# prior grows, and the bound is lowest in between. Choosing this λ adds the logarithm of the number of candidates to the
+# bound.
 
 X = pima.X
 grid = np.geomspace(20, 2000, 12)

@@ -2,9 +2,9 @@
 A hierarchical model: batting averages
 ======================================
 
-Eighteen baseball players were at bat 45 times each in the spring of 1970 (Efron and Morris 1975). How well does each of them
-hit? The raw average of 45 attempts is noisy, and a hierarchical model pulls it towards the mean of all players. The averages
-over the rest of the season say which estimate was nearer.
+Eighteen baseball players were at bat 45 times each in the spring of 1970 (Efron and Morris 1975). How well does each of
+them hit? The raw average of 45 attempts is noisy, and a hierarchical model pulls it towards the mean of all players.
+The averages over the rest of the season show which estimate was closer.
 """
 
 import matplotlib.pyplot as plt
@@ -36,14 +36,14 @@ varied = pb.sample_smc(players(True), random_seed=1, progressbar=False)
 alike = pb.sample_smc(players(False), random_seed=1, progressbar=False)
 
 # %%
-# Do the players differ at all? The evidence of "all alike" is higher: 45 attempts are too few to tell. The hierarchical
-# model does not have to decide, because its posterior of the spread reaches down to zero.
+# Do the players differ at all? The evidence of "all alike" is higher, because 45 attempts are too few to show a
+# difference. The hierarchical model does not have to decide, because its posterior of the spread reaches down to zero.
 
 pb.compare_evidence({"players differ": varied, "all alike": alike})
 
 # %%
-# The posterior means (dots) lie between the raw averages (crosses) and the common mean, and they are nearer to the rest of
-# the season (circles).
+# The posterior means (dots) lie between the raw averages (crosses) and the common mean. They are closer to the averages
+# of the rest of the season (circles).
 
 draws = varied.posterior["average"].to_numpy().reshape(-1, 18)
 estimate = draws.mean(0)
@@ -60,7 +60,7 @@ ax.legend()
 plt.show()
 
 # %%
-# The squared errors, summed over players:
+# These are the squared errors, summed over players:
 
 print(f"45 attempts:           {np.sum((hits / 45 - rest) ** 2):.3f}")
 print(f"hierarchical estimate: {np.sum((estimate - rest) ** 2):.3f}")

@@ -2,9 +2,9 @@
 Which predictors of diabetes are needed?
 ========================================
 
-Seven predictors make 128 probit regressions. The evidence of each, times its prior probability, gives the probability that a
-predictor belongs in the model: once from all models with the evidence of expectation propagation, once from SMC over models
-with unbiased estimates from a single importance point each.
+Seven predictors give 128 probit regressions. Their evidences and prior probabilities give the probability that a
+predictor belongs in the model. The left panel enumerates all models, with evidences by expectation propagation. The
+right panel uses SMC over models, with unbiased estimates of the evidence from a single importance point each.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +18,8 @@ every = pb.select_variables(**options)
 search = pb.select_variables(**options, method="smc", evidence="importance_laplace", points=1)
 
 # %%
-# Bars of 95 % are the search's own error; those of the enumeration, whose evidences are computed, have none. Two
-# predictors are hardly ever needed, and a third one mostly not.
+# The 95 % bars are the Monte Carlo error of the search. The enumeration has no such error. Two predictors are hardly
+# ever needed, and a third one is mostly not needed.
 
 fig, both = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
 for axes, idata, title in zip(both, (every, search), ("all models, EP", "SMC, one point a model"), strict=True):

@@ -2,17 +2,18 @@
 Subsets that know the data: AR(2) and probit
 ============================================
 
-A chain that looks at a thousand of a hundred thousand observations has the wrong posterior if they are any thousand, and
-nearly the right one if their summary statistics are those of all (Maire, Friel & Alquier 2019). Two of that paper's
-examples: an autoregression of order two, and a probit regression.
+A chain that uses a thousand of a hundred thousand observations has the wrong posterior if these are chosen at random.
+It has nearly the right posterior if their summary statistics are close to those of all observations (Maire, Friel &
+Alquier 2019). This page has two examples of that paper: an autoregression of order two, and a probit regression.
 """
 
 # %%
-# The autoregression is a regression on two lags, with an unknown scale. Its rows stand alone given the parameters, which
-# is proved before a subset is taken. Metropolis on all data gives the reference; ``spread`` is how far, in posterior
-# standard deviations, a subset may shift the mode, and infinite for uniform subsets. The likelihood is an exponential
-# family in the sums of squares and products of an observation and its two lags: these six statistics choose the subsets,
-# found by the step from the model. A probit has no such statistics, and subsets are chosen by the scores.
+# The autoregression is a regression on two lags, with an unknown scale. Its rows are independent given the parameters,
+# which the step checks before it takes a subset. Metropolis on all data gives the reference. ``spread`` is the standard
+# deviation, in posterior standard deviations, by which a subset may shift the mode. It is infinite for uniform subsets.
+# The likelihood is an exponential family in the sums of squares and products of an observation and its two lags. The
+# step finds these six statistics in the model, and chooses subsets by them. A probit has no such statistics, so its
+# subsets are chosen by the scores.
 
 import warnings
 
@@ -25,7 +26,7 @@ import ppl_backends as pb
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.targets.factors import Factors, FactorsTarget, Probit
 
-warnings.simplefilter("ignore", SamplerWarning)  # they say that the steps are approximate, and by how much
+warnings.simplefilter("ignore", SamplerWarning)  # the warnings say that the steps are approximate, and by how much
 rng = np.random.default_rng(1)
 N, SUBSET = 100_000, 1000
 y = np.zeros(N + 2)
@@ -39,7 +40,7 @@ with pm.Model() as autoregression:
 
 
 def run(model, names, step, draws, tune=500):
-    """Draws ``(draws, parameters)``."""
+    """Return draws ``(draws, parameters)``."""
     idata = pb.sample_mcmc(model, step=step, draws=draws, tune=tune, chains=1, random_seed=2, progressbar=False)
     return np.concatenate([idata.posterior[name].values.reshape(draws, -1) for name in names], axis=1)
 
@@ -54,7 +55,7 @@ draws |= {name: run(autoregression, ["theta", "sigma"], step, 20_000) for name, 
 
 
 def report(draws):
-    """Means and standard deviations against those of the full data."""
+    """Print errors of means and standard deviations, relative to those of the full data."""
     reference = draws["all data"]
     for name, x in draws.items():
         bias = np.abs(x.mean(axis=0) - reference.mean(axis=0)) / reference.std(axis=0)
@@ -75,9 +76,9 @@ probit_draws |= {name: run(probit, ["theta"], step, 20_000) for name, step in st
 report(probit_draws)
 
 # %%
-# Uniform subsets give posteriors several times too wide. Informed ones are wider by the few per cent that the spread of 0.3
-# implies, with the gradient correction they are right to about √(2/1000), four per cent, and with that of the curvature to
-# Monte Carlo error.
+# Uniform subsets give posteriors that are several times too wide. Informed subsets make them wider by the few per cent
+# that the # spread of 0.3 implies. With the gradient correction they are right to about √(2/1000), four per cent, and
+# with the curvature # correction they are right up to Monte Carlo error.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
 for axis, found, column, label in (

@@ -2,9 +2,10 @@
 Marginals without sampling
 ==========================
 
-Whether the erythrocyte sedimentation rate of 32 people was raised, against two plasma proteins. The posterior is skewed, with
-the tails of a Cauchy prior. ``fit_inla`` finds its marginals by a Laplace approximation of all other coefficients at every
-value of one; a long run of NUTS, EP and the plain Laplace approximation are beside it.
+A logistic regression predicts from two plasma proteins whether the erythrocyte sedimentation rate of 32 people was
+raised. The posterior is skewed, with the tails of a Cauchy prior. ``fit_inla`` computes the marginal of a coefficient
+by a Laplace approximation of all other coefficients at each of its values. The page compares it with a long run of
+NUTS, with EP and with the plain Laplace approximation.
 """
 
 import matplotlib.pyplot as plt
@@ -24,7 +25,7 @@ inla = pb.fit_inla(model, progressbar=False)
 ep = pb.fit_ep(model)
 
 # %%
-# Means, standard deviations and the 99 % quantile, which a Gaussian misses most.
+# The table has means, standard deviations and the 99 % quantile, where a Gaussian has its largest error.
 
 draws = long_run.posterior["beta"].values.reshape(-1, 3)
 print(f"{'':18s} {'mean':>24s}   {'sd':>24s}   {'99 %':>24s}")

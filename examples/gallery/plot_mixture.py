@@ -2,8 +2,8 @@
 How many components? Velocities of galaxies
 ===========================================
 
-The velocities of 82 galaxies cluster (Roeder 1990). Each cluster is a component of a mixture of normals. The evidence
-says how many components the data support.
+The velocities of 82 galaxies form clusters (Roeder 1990). Each cluster is a component of a mixture of normals. The
+evidence says how many components the data support.
 """
 
 import matplotlib.pyplot as plt
@@ -50,7 +50,7 @@ table = pb.compare_evidence(fits)
 table
 
 # %%
-# The posterior predictive density of three components, over the data.
+# The picture has the data and the posterior predictive density of three components.
 
 posterior = fits["3 components"].posterior
 means, weights = (posterior[name].to_numpy().reshape(-1, 1, 3) for name in ("means", "weights"))

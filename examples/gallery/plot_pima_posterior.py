@@ -24,7 +24,8 @@ importance = pb.sample_importance(model, approximation=laplace, random_seed=1, p
 smc = pb.sample_smc(model, random_seed=1, progressbar=False)
 
 # %%
-# The evidences of the two exact methods agree within their standard errors; Laplace has none, and is off by its bias.
+# The evidences of the two exact methods agree within their standard errors. Laplace has no standard error, and has a
+# bias.
 
 print(f"Laplace              {laplace.log_evidence:.3f}")
 for name, idata in (("importance sampling", importance), ("tempering SMC", smc)):
@@ -32,13 +33,13 @@ for name, idata in (("importance sampling", importance), ("tempering SMC", smc))
     print(f"{name:20} {attrs['log_evidence']:.3f}, standard error {attrs['log_evidence_se']:.4f}")
 
 # %%
-# The results are what ArviZ works on.
+# ArviZ takes the results.
 
 print(az.summary(smc, kind="stats"))
 
 # %%
-# Marginal posteriors: SMC's draws as histograms, Laplace's Gaussian as curves. The intercept and the coefficients with
-# much data behind them are close to Gaussian.
+# The pictures have the marginal posteriors, with SMC's draws as histograms and Laplace's Gaussian as curves. The
+# intercept and the coefficients that the data determine well are close to Gaussian.
 
 figure, axes = plt.subplots(2, 4, figsize=(11, 5), layout="constrained")
 for j, axis in enumerate(axes.flat):

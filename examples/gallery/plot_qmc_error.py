@@ -2,8 +2,8 @@
 What scrambled nets are worth
 =============================
 
-Importance sampling for the Pima data by independent points and by scrambled Sobol nets: root mean squared error of the
-log evidence over forty repetitions, against the number of points.
+Importance sampling runs on the Pima data with independent points and with scrambled Sobol nets. The picture has the
+root mean squared error of the log evidence over forty repetitions, against the number of points.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ sizes = 2 ** np.arange(6, 13)
 
 
 def log_evidences(points, qmc, seed):
-    """One figure per chain: a chain is an independent set of points."""
+    """Return one log evidence per chain; a chain is an independent set of points."""
     idata = pb.sample_importance(
         target, draws=points, chains=REPETITIONS, approximation=laplace, proposal="defensive", qmc=qmc,
         random_seed=seed, progressbar=False,
@@ -42,7 +42,7 @@ errors = {
 }
 
 # %%
-# Independent points lose their error as the square root of their number, the nets faster.
+# The error of independent points falls with the square root of their number. The error of nets falls faster.
 
 figure, axis = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
 for name, error in errors.items():

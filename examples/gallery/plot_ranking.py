@@ -2,9 +2,9 @@
 Worths of items from rankings
 =============================
 
-Sixty people put four items in order. Thurstone's model gives each item a worth, adds noise of each person, and ranks the
-sums; the probability of an order is that of a rectangle of three Gaussian differences. The rankings are simulated, so that
-the worths are known; items a and b are nearly as good as each other.
+Sixty people rank four items. Thurstone's model gives each item a worth, adds noise for each person, and ranks the sums.
+The probability of a ranking is that of a rectangle of three Gaussian differences. The rankings are simulated, so the
+worths are known. Items a and b are nearly equally good.
 """
 
 import matplotlib.pyplot as plt
@@ -19,8 +19,8 @@ rankings = np.argsort(-(worth + rng.standard_normal((60, 4))), axis=1)
 print("first three:", ["".join(items[i] for i in ranking) for ranking in rankings[:3]])
 
 # %%
-# Only differences of worths matter, so that they sum to zero. The posterior is near a Gaussian, and importance sampling from
-# Laplace's approximation is enough.
+# Only differences of worths matter, so worths sum to zero. The posterior is close to a Gaussian, so importance sampling
+# from Laplace's approximation is enough.
 
 with pm.Model(coords={"item": items}) as model:
     worths = pm.ZeroSumNormal("worth", 1.0, dims="item")

@@ -2,9 +2,9 @@
 ROC curves of rankings
 ======================
 
-A score ranks rows; its ROC curve is the share of positive rows above every threshold against that of the negative ones, and
-the AUC is the area below. Three scores on the half of the rows that they were not fitted to: linear ones by EP of the AUC,
-those of a Gaussian process by the same, and logistic regression by EP (after Ridgway et al. 2014, Figure 2).
+A score ranks rows. Its ROC curve plots the share of positive rows above every threshold against that of negative rows,
+and the AUC is the area below it. This page has three scores on held-out rows: linear scores by EP of the AUC, scores of
+a Gaussian process by the same method, and logistic regression by EP (after Ridgway et al. 2014, Figure 2).
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ from ppl_backends.targets.factors import Logit
 
 
 def halves(name, positive=None, most=400):
-    """Training and test rows, scaled by the former, with labels −1 and +1."""
+    """Return training and test rows, scaled by the training rows, with labels −1 and +1."""
     X, y, *_ = load_binary_regression(name, scaling="raw", positive=positive)
     order = np.random.default_rng(1).permutation(len(y))
     train, test = np.split(order, [min(len(y) // 2, most)])
@@ -26,7 +26,7 @@ def halves(name, positive=None, most=400):
 
 
 def held_out_scores(X, y, new):
-    """Scores of new rows by each method; learning rate and length scale are the middle ones of ``auc_scores.py``."""
+    """Return scores of new rows; learning rate and length scale are the middle values of ``auc_scores.py``."""
     linear = pb.GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=len(y))
     process = pb.gibbs.GaussianProcess(X, length_scale=2 * X.shape[1] ** 0.5)
     of_process = pb.gibbs.fit_pair_ep(process.posterior("auc", y, learning_rate=len(y)), tolerance=1e-3)
@@ -40,7 +40,7 @@ def held_out_scores(X, y, new):
 
 
 def roc(scores, y):
-    """False and true positive rates at every threshold, and the area below them."""
+    """Return false and true positive rates at every threshold, and the area below the curve."""
     positive = y[np.argsort(-scores, kind="stable")] > 0
     false, true = (np.r_[0, np.cumsum(part)] / part.sum() for part in (~positive, positive))
     return false, true, np.trapezoid(true, false)

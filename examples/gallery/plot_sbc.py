@@ -2,8 +2,9 @@
 Is the method calibrated?
 =========================
 
-Ranks of true values among draws of expectation propagation, for a logistic regression with 30 observations, and of a twin
-whose draws lie too near to the mean. Ranks outside the grey bands are not those of a calibrated method.
+The left column has ranks of true values among draws of expectation propagation, for a logistic regression with 30
+observations. The right column is for a broken method, whose draws are too close to the mean. A calibrated method has
+ranks inside the grey bands.
 """
 
 import matplotlib.pyplot as plt

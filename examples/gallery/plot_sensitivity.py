@@ -2,8 +2,8 @@
 Is the conclusion the prior's or the data's?
 ============================================
 
-Five measurements lie around 5; the prior of their mean says that it is near 0. Raised to a power, prior and likelihood both
-move the posterior, in opposite directions: they disagree.
+Five measurements lie around 5, and the prior of their mean is centred at 0. If the prior or the likelihood is raised to
+a power, the posterior moves, and the two move it in opposite directions. So prior and data disagree.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ result = pb.sensitivity(idata, model, random_seed=1)
 print(result.table.T)
 
 # %%
-# The curves of the mean part for the prior and for the likelihood.
+# The curves of the mean differ between powers, for the prior and for the likelihood.
 
 pb.plot_sensitivity(result)
 plt.show()

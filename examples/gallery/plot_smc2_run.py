@@ -2,9 +2,10 @@
 Filters that grow along a series
 ================================
 
-:func:`ppl_backends.sample_smc2` gives every parameter value a particle filter of its own. The more rows a filter has seen,
-the noisier its estimate of the likelihood; where the log of the estimate varies by more than 1.5 between filters, all of them
-get more particles. The acceptance rate of the moves tells little of this: it depends on the proposals as well.
+:func:`ppl_backends.sample_smc2` gives every parameter value a particle filter of its own. The estimate of the
+likelihood becomes noisier with every row. If the log of the estimate varies by more than 1.5 between filters, all
+filters get more particles. The acceptance rate of the moves shows little of this, because it depends on the proposals
+too.
 """
 
 import matplotlib.pyplot as plt
@@ -28,9 +29,9 @@ with pm.Model() as model:
 idata = pb.sample_smc2(model, draws=200, chains=3, filter="bootstrap", random_seed=1, progressbar=False)
 
 # %%
-# Rows are let in as long as the effective sample size stays above a half. Where N_x steps up, nothing else changes: larger
-# filters are drawn around paths out of the old ones, and need no weights. Two hundred particles are few for an evidence, and
-# the last panel says so; four hundred are the default.
+# Rows are added while the effective sample size stays above a half. When N_x increases, nothing else changes, because
+# larger filters are drawn around paths from the old ones and need no weights. Two hundred particles are few for an
+# evidence, as the last panel shows. The default is four hundred.
 
 pb.plot_smc_run(idata)
 plt.show()

@@ -2,10 +2,9 @@
 Evidence as the data come in
 ============================
 
-:func:`ppl_backends.sample_ibis` lets observations in one after the other and predicts each before it
-does. The sums of these log scores are the log evidences of two models at every time, so their difference is the log Bayes
-factor as a reader of the data would have seen it grow. The data are counts whose rate rises slowly; one model knows a trend,
-the other does not.
+:func:`ppl_backends.sample_ibis` adds observations one after the other, and predicts each observation before it is
+added. The sums of these log scores are the log evidences of two models at every time, so their difference is the log
+Bayes factor at every time. The data are counts whose rate rises slowly. One model has a trend, and the other does not.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +19,7 @@ counts = rng.poisson(np.exp(1.0 + 0.9 * time))
 
 
 def model(n, trend):
-    """Poisson counts with or without a trend."""
+    """Return a model of Poisson counts with or without a trend."""
     with pm.Model() as built:
         t, y = pm.Data("t", time[:n]), pm.Data("y", counts[:n])
         level = pm.Normal("level", 0, 2)
@@ -33,7 +32,7 @@ options = {"draws": 1000, "random_seed": 1, "progressbar": False}
 runs = {name: pb.sample_ibis(model(40, trend), **options) for name, trend in (("constant", False), ("trend", True))}
 
 # %%
-# Twenty more counts arrive. They are appended to the data of the model, and only what they change is computed.
+# Twenty more counts arrive. They are appended to the data of the model, and only their part is computed.
 
 new = {"t": time[40:], "y": counts[40:]}
 runs = {
@@ -48,7 +47,7 @@ for name, run in runs.items():
     )
 
 # %%
-# Each chain gives its own curve. The trend shows once the rate has risen.
+# Each chain has its own curve. The evidence for the trend appears when the rate has risen.
 
 scores = {name: run.prequential["log_score"].values.cumsum(axis=1) for name, run in runs.items()}
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")

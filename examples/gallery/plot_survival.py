@@ -2,9 +2,9 @@
 Survival times with censoring
 =============================
 
-Forty-two children with leukaemia got the drug 6-MP or a placebo (Freireich and others 1963). The time to relapse is known for
-30 of them; the others were in remission when they were last seen. Does the drug help, and does the risk of a relapse change
-with time?
+Forty-two children with leukaemia received the drug 6-MP or a placebo (Freireich and others 1963). The time to relapse
+is known for 30 of them; the others were in remission when they were last seen. Does the drug help, and does the risk of
+a relapse change with time?
 """
 
 import matplotlib.pyplot as plt
@@ -20,8 +20,9 @@ relapsed = np.repeat([1.0, 0.0, 1.0, 0.0], [len(drug[0]), len(drug[1]), len(plac
 treated = np.repeat([1.0, 0.0], [21, 21])
 
 # %%
-# A Weibull model has the hazard :math:`h(t) = k t^{k-1} e^{-\eta}` with :math:`\eta = k(a + b\,\mathrm{treated})`. A relapse
-# counts log h(t) minus the cumulative hazard, a censored time the latter alone. With k = 1 the risk is constant.
+# A Weibull model has the hazard :math:`h(t) = k t^{k-1} e^{-\eta}` with :math:`\eta = k(a + b\,\mathrm{treated})`. A
+# relapse contributes log h(t) minus the cumulative hazard, and a censored time contributes minus the cumulative hazard
+# alone. With k = 1 the risk is constant.
 
 
 def weibull(shape=True, effect=True):
@@ -45,8 +46,8 @@ table = pb.compare_evidence(fits)
 table
 
 # %%
-# The data speak clearly for an effect, and not about the shape. The survival curves of the first model show the effect in
-# weeks. Bands are 90 % intervals.
+# The data clearly show an effect, and have little information about the shape. The survival curves of the first model
+# show the effect in weeks. Bands are 90 % intervals.
 
 posterior = fits["drug works, risk changes"].posterior
 a, b, k = (posterior[name].to_numpy().ravel()[:, None] for name in ("log_scale", "effect", "shape"))

@@ -2,8 +2,8 @@
 The tempering ladder against quadrature
 =======================================
 
-From the prior, SMC passes through every posterior whose likelihood is raised to a power λ. One parameter is enough to
-see it, and quadrature gives the truth at each λ: here θ ~ N(0, 3²) and a likelihood with two bumps of unequal weight.
+From the prior, SMC passes through posteriors whose likelihood is raised to a power λ. This page has one parameter, so
+quadrature gives the truth at each λ. The prior is θ ~ N(0, 3²), and the likelihood has two bumps of unequal weight.
 """
 
 import matplotlib.pyplot as plt
@@ -16,12 +16,12 @@ CENTRES, SD, LOG_SHARES = np.array([-3.0, 4.0]), 0.4, np.log([0.3, 0.7])
 
 
 def log_prior(x):
-    """Normal density of standard deviation 3, and its slope."""
+    """Return the log of the normal density with standard deviation 3, and its slope."""
     return -0.5 * (x[:, 0] / 3) ** 2 - np.log(3 * np.sqrt(2 * np.pi)), -x / 9
 
 
 def log_likelihood(x):
-    """Mixture of two bumps, and its slope."""
+    """Return the log of a mixture of two bumps, and its slope."""
     terms = LOG_SHARES - 0.5 * ((x - CENTRES) / SD) ** 2
     value = logsumexp(terms, axis=1)
     share = np.exp(terms - value[:, None])
@@ -34,7 +34,7 @@ target = pb.FunctionTarget(
 idata = pb.sample_smc(target, draws=1000, ess_threshold=0.9, random_seed=2, progressbar=False)
 
 # %%
-# The exact evidence and mean at every λ, on a fine grid of θ.
+# A fine grid of θ gives the exact evidence and mean at every λ.
 
 theta = np.linspace(-15, 15, 20001)[:, None]
 width = theta[1, 0] - theta[0, 0]
@@ -44,8 +44,8 @@ exact_log_evidence = logsumexp(log_joint, axis=1) + np.log(width)
 exact_mean = np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True)) @ theta[:, 0]
 
 # %%
-# Each chain finds its own ladder; all lie on the curve. The default keeps half the effective sample size a stage and
-# needs three stages here; keeping nine tenths makes the ladder finer.
+# Each chain finds its own ladder, and all of them lie on the curve. The default keeps half of the effective sample size
+# at each stage and needs three stages here. This run keeps nine tenths, which makes the ladder finer.
 
 stats = idata.sample_stats
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")

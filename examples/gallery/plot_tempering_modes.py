@@ -49,8 +49,9 @@ def narrow(idata):
 
 
 # %%
-# Eight independent runs of SMC with 40 particles each, each with a ladder of its own, and eight chains of parallel
-# tempering, which evaluate the density far more often. So few particles are for the picture; SMC flags the result.
+# There are eight independent runs of SMC with 40 particles each, each with its own ladder, and eight chains of parallel
+# tempering, which evaluate the density far more often. The small number of particles is for the picture. SMC flags the
+# result.
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -64,9 +65,10 @@ print(f"round trips: {attrs['round_trips']}, expected: {attrs['expected_round_tr
 print(f"log evidence: {attrs['log_evidence']:.3f} ± {attrs['log_evidence_se']:.3f}, exact: 0")
 
 # %%
-# Left: the share of the narrow mode by run; the dashed line is exact. SMC loses the mode in some runs. No chain of tempering
-# does, though their shares still differ, since each changes mode only some dozens of times. Middle: one chain at β = 1; every
-# change of mode came through small β. Right: the local communication barrier, high where the distribution changes most.
+# The left panel has the share of the narrow mode by run, and the dashed line is exact. SMC loses the mode in some runs.
+# No chain of tempering loses it, but their shares differ, because each chain changes mode only some dozens of times.
+# The middle panel has one chain at β = 1; every change of mode goes through small β. The right panel has the local
+# communication barrier, which is high where the distribution changes most.
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
 for place, idata in enumerate((smc, tempering)):

@@ -2,14 +2,14 @@
 Templates of handwritten digits from subsets
 ============================================
 
-Template matching (Maire, Friel & Alquier 2019, section 6): an image of digit c is a template, a sum of Gaussian bumps on a
-grid, plus noise, y = B θ(c) + ε. Metropolis on all images, and on informed subsets of a hundred, run for the same time from
-blank templates.
+In template matching (Maire, Friel & Alquier 2019, section 6) an image of digit c is a template, a sum of Gaussian bumps
+on a grid, plus noise: y = B θ(c) + ε. Metropolis on all images and on informed subsets of a hundred images runs for the
+same time from blank templates.
 """
 
 # %%
-# The images are scikit-learn's 8 × 8 digits; each is also shifted by one pixel in eight directions. A row of the likelihood
-# is one image, and the model is a target with ``observations``: all that a sub-sampling step needs.
+# The images are scikit-learn's 8 × 8 digits. Each image is also shifted by one pixel in eight directions. A row of the
+# likelihood is one image. The model is a target with ``observations``, which is all that a sub-sampling step needs.
 
 import time
 import warnings
@@ -35,18 +35,18 @@ DIM = DIGITS * bumps.shape[1]
 
 
 class Images(Observations):
-    """Log likelihoods of images, and what the log density holds beside them."""
+    """Log likelihoods of images, and the other parts of the log density."""
 
     n = len(images)
 
     def log_likelihood(self, x, index=None):
-        """``(points, images)``."""
+        """Return log likelihoods ``(points, images)``."""
         index = slice(None) if index is None else index
         templates = x.reshape(len(x), DIGITS, -1) @ bumps.T
         return -0.5 * ((images[index] - templates[:, labels[index]]) ** 2).sum(axis=2) / NOISE**2
 
     def sum(self, x, index=None, weights=None, gradient=False):
-        """Weighted sums ``(points,)``, and their gradients ``(points, dim)``."""
+        """Return weighted sums ``(points,)``, and their gradients ``(points, dim)``."""
         index = np.arange(self.n) if index is None else index
         weights = np.ones(len(index)) if weights is None else weights
         total = self.log_likelihood(x, index) @ weights
@@ -60,13 +60,13 @@ class Images(Observations):
         return total, slopes.reshape(len(x), DIM)
 
     def log_prior_and_potentials(self, x, gradient=False):
-        """The log prior."""
+        """Return the log prior."""
         value = -0.5 * (x**2).sum(axis=1) / PRIOR**2
         return (value, -x / PRIOR**2) if gradient else value
 
 
 class Templates(pb.FunctionTarget):
-    """The templates' posterior."""
+    """The posterior of the templates."""
 
     def __init__(self):
         self._images = Images()
@@ -75,18 +75,18 @@ class Templates(pb.FunctionTarget):
         )
 
     def log_density(self, x):
-        """Without gradients, which a random walk has no use for."""
+        """Return the log density without gradients, which a random walk does not need."""
         return self._images.sum(x) + self._images.log_prior_and_potentials(x)
 
     @property
     def observations(self):
-        """The images."""
+        """Return the images."""
         return self._images
 
 
 # %%
-# Nothing is fitted beforehand: the proposals have the prior's shape, and the summary statistic of an image is its
-# projection on the bumps, at the place of its digit.
+# Nothing is fitted beforehand. Proposals have the shape of the prior, and the summary statistic of an image is its
+# projection on the bumps, in the columns of its digit.
 
 target = Templates()
 rough = pb.GaussianApproximation(np.zeros(DIM), (PRIOR / 300) ** 2 * np.eye(DIM))
@@ -98,7 +98,7 @@ step = pb.steps.InformedSubsampling(
 
 
 def trace(algorithm, seconds, seed=0):
-    """States of a chain from blank templates at times up to ``seconds``."""
+    """Return states of a chain from blank templates at times up to ``seconds``."""
     rng, states = np.random.default_rng(seed), []
     state, clock = algorithm.start(np.zeros(DIM), rng), time.perf_counter()
     while (now := time.perf_counter() - clock) < seconds:
@@ -117,8 +117,8 @@ for name, states in runs.items():
     )
 
 # %%
-# In the same time the chain on subsets takes many more steps: shapes appear while the templates of the chain on all images
-# have hardly left the blank page.
+# In the same time the chain on subsets takes many more steps. Its templates show shapes when those of the chain on all
+# images are still nearly blank.
 
 figure, axes = plt.subplots(2 * 2, DIGITS, figsize=(6.5, 6.2))
 row = 0

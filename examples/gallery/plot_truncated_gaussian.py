@@ -2,8 +2,8 @@
 A Gaussian vector inside a rectangle
 ====================================
 
-Draws of a correlated Gaussian, given that it lies in a rectangle far from its mean. Accepting and rejecting under a
-tilt gives exact, independent draws where plain rejection would need millions of proposals.
+This page draws from a correlated Gaussian, given that it lies in a rectangle far from its mean. Rejection sampling
+under a tilt gives exact, independent draws; plain rejection would need millions of proposals.
 """
 
 import matplotlib.pyplot as plt
@@ -20,8 +20,8 @@ print(
 )
 
 # %%
-# Left the draws on the density's contours. Right the same question for an autoregression of 60 steps that stays above zero:
-# its mean rises away from the bound, and the ends, which have one neighbour, are lower.
+# The left panel has the draws on the contours of the density. The right panel has an autoregression of 60 steps that
+# stays above zero. Its mean is away from the bound, and is lower at the ends, which have only one neighbour.
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 grid = np.linspace(-3, 5, 200)

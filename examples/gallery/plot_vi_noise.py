@@ -2,9 +2,9 @@
 Quasi-random noise for variational inference
 ============================================
 
-Gradients of the evidence lower bound are averages over noise. With scrambled Sobol points in place of random ones their
-variance falls nearly as 1/N² instead of 1/N (Buchholz, Wenzel & Mandt 2018), and stochastic ascent on growing samples
-converges at the square of the rate.
+Gradients of the evidence lower bound are averages over noise. With scrambled Sobol points in place of random points
+their variance falls nearly as 1/N² instead of 1/N (Buchholz, Wenzel & Mandt 2018). Stochastic ascent on growing samples
+then converges at the square of the rate.
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ signed = data.X * (2 * data.y - 1)[:, None]
 
 
 def log_density(theta):
-    """Logistic likelihood and N(0, I) prior, without constants."""
+    """Return the log of a logistic likelihood times an N(0, I) prior, without constants, and its gradient."""
     s = theta @ signed.T
     return -np.logaddexp(0, -s).sum(axis=1) - 0.5 * (theta**2).sum(axis=1), (1 / (1 + np.exp(s))) @ signed - theta
 
@@ -28,8 +28,9 @@ target = pb.FunctionTarget(signed.shape[1], log_density)
 q = pb.fit_vi(target, family="dense", random_seed=1, progressbar=False)
 
 # %%
-# Left: the variance of the gradient in the means at the fit, from 50 draws each. Right: steps of constant length towards
-# N(0, I) in two dimensions, with samples that grow from 1 to 20,000; the gap is what the bound lacks of its maximum.
+# The left panel has the variance of the gradient in the means at the fit, from 50 draws each. The right panel has steps
+# of constant length towards N(0, I) in two dimensions, with samples that grow from 1 to 20,000. The gap is the maximum
+# of the bound minus the bound.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 sizes = 2 ** np.arange(2, 12)
