@@ -583,10 +583,10 @@ def not_a_number():
 
 
 class Funnel:
-    """Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v))."""
+    """Neal's funnel: v ~ N(0, sd²), x_i ~ N(0, exp(v))."""
 
-    def __init__(self, dim):
-        self.dim = dim
+    def __init__(self, dim, sd=3.0):
+        self.dim, self.sd = dim, sd
 
     def __call__(self, points):
         """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
@@ -594,12 +594,14 @@ class Funnel:
         with np.errstate(over="ignore"):
             shrunk = (x**2).sum(axis=1) * np.exp(-v)
             slopes = -x * np.exp(-v)[:, None]
-        value = -0.5 * v**2 / 9 - np.log(3) - 0.5 * LOG_2PI - 0.5 * shrunk - 0.5 * self.dim * (v + LOG_2PI)
-        return value, np.concatenate([(-v / 9 + 0.5 * shrunk - 0.5 * self.dim)[:, None], slopes], axis=1)
+        value = (
+            -0.5 * (v / self.sd) ** 2 - np.log(self.sd) - 0.5 * LOG_2PI - 0.5 * shrunk - 0.5 * self.dim * (v + LOG_2PI)
+        )
+        return value, np.concatenate([(-v / self.sd**2 + 0.5 * shrunk - 0.5 * self.dim)[:, None], slopes], axis=1)
 
     def draw(self, n, rng):
         """Draw ``(n, dim)`` points."""
-        v = 3.0 * rng.standard_normal(n)
+        v = self.sd * rng.standard_normal(n)
         return np.column_stack([v, np.exp(v / 2)[:, None] * rng.standard_normal((n, self.dim))])
 
 
@@ -698,6 +700,157 @@ def easy():
     ]
 
 
+# -- several difficulties at once --------------------------------------------------------------------------------------
+
+
+class SkewNormal:
+    """Independent skew normal coordinates."""
+
+    def __init__(self, slant, dim):
+        self.slant, self.dim = slant, dim
+
+    def __call__(self, x):
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        t = self.slant * x
+        below = stats.norm.logcdf(t)
+        value = (stats.norm.logpdf(x) + np.log(2) + below).sum(axis=1)
+        return value, -x + self.slant * np.exp(stats.norm.logpdf(t) - below)
+
+    def draw(self, n, rng):
+        """Draw ``(n, dim)`` points."""
+        along, across = np.abs(rng.standard_normal((n, self.dim))), rng.standard_normal((n, self.dim))
+        return (self.slant * along + across) / np.hypot(1.0, self.slant)
+
+
+class AsymmetricLaplace:
+    """Independent coordinates with exponential tails of unequal rates."""
+
+    def __init__(self, below, above, dim):
+        self.below, self.above, self.dim = below, above, dim
+
+    def __call__(self, x):
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        constant = np.log(1 / self.below + 1 / self.above)
+        slope = np.where(x > 0, -self.above, self.below)
+        return (slope * x - constant).sum(axis=1), slope
+
+    def draw(self, n, rng):
+        """Draw ``(n, dim)`` points."""
+        size = rng.standard_exponential((n, self.dim))
+        positive = rng.random((n, self.dim)) < self.below / (self.below + self.above)
+        return np.where(positive, size / self.above, -size / self.below)
+
+
+class Shell:
+    """A shell of a radius and a width in three dimensions."""
+
+    def __init__(self, radius, width):
+        self.radius, self.width = radius, width
+        self.log_z = np.log(4 * np.pi * integrate.quad(lambda r: r**2 * np.exp(self._exponent(r)), 0, 3 * radius)[0])
+
+    def _exponent(self, r):
+        return -0.5 * ((r - self.radius) / self.width) ** 2
+
+    def __call__(self, x):
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        r = np.maximum(np.linalg.norm(x, axis=1), 1e-12)
+        return self._exponent(r) - self.log_z, -((r - self.radius) / self.width**2 / r)[:, None] * x
+
+    def draw(self, n, rng):
+        """Draw ``(n, dim)`` points."""
+        grid = np.linspace(0, 3 * self.radius, 100_001)
+        r = _inverse(grid, grid**2 * np.exp(self._exponent(grid)), rng.random(n))
+        z = rng.standard_normal((n, 3))
+        return r[:, None] * z / np.linalg.norm(z, axis=1, keepdims=True)
+
+
+def _inverse(grid, density, u):
+    """Quantiles ``u`` of a density on a grid."""
+    total = integrate.cumulative_trapezoid(density, grid, initial=0.0)
+    return np.interp(u * total[-1], total, grid)
+
+
+class TwoWells:
+    """A coordinate of density exp{−(x² − 4)²/4} and others that are normal around a half of it."""
+
+    def __init__(self, dim):
+        self.dim = dim
+        self.log_z = np.log(integrate.quad(lambda v: np.exp(-((v * v - 4) ** 2) / 4), -6, 6)[0])
+
+    def __call__(self, x):
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        first, rest = x[:, 0], x[:, 1:] - 0.5 * x[:, :1]
+        value = -((first**2 - 4) ** 2) / 4 - self.log_z - 0.5 * (rest**2).sum(axis=1) - 0.5 * (self.dim - 1) * LOG_2PI
+        return value, np.column_stack([-first * (first**2 - 4) + 0.5 * rest.sum(axis=1), -rest])
+
+    def draw(self, n, rng):
+        """Draw ``(n, dim)`` points."""
+        grid = np.linspace(-6, 6, 100_001)
+        first = _inverse(grid, np.exp(-((grid**2 - 4) ** 2) / 4), rng.random(n))
+        return np.column_stack([first, 0.5 * first[:, None] + rng.standard_normal((n, self.dim - 1))])
+
+
+class BeyondCircle(Normal):
+    """N(0, I) in the plane, outside a circle of radius 3; its mass is exp(−4.5)."""
+
+    def __init__(self):
+        super().__init__(np.zeros(2), np.eye(2))
+
+    def __call__(self, x):
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        value, slope = super().__call__(x)
+        return np.where((x**2).sum(axis=1) > 9.0, value, -np.inf), slope
+
+    def draw(self, n, rng):
+        """Draw ``(n, dim)`` points."""
+        angle, r = 2 * np.pi * rng.random(n), np.sqrt(9.0 + 2 * rng.standard_exponential(n))
+        return np.column_stack([r * np.cos(angle), r * np.sin(angle)])
+
+
+def _mixed(name, density, dim, log_evidence=0.0, moments=True, prior_sd=5.0):
+    """A posterior density as a likelihood under a wide normal prior."""
+    prior = Normal(np.zeros(dim), prior_sd**2 * np.eye(dim))
+
+    def likelihood(x):
+        return tuple(a - b for a, b in zip(density(x), prior(x), strict=True))
+
+    def build():
+        return pb.FunctionTarget(dim, likelihood, prior, prior.draw)
+
+    return Case(name, "mixed", build, log_evidence, _as_x(density), moments=moments)
+
+
+def mixed():
+    """Zero density, skewness, modes of unequal widths, tails and curvature, several of them in most targets."""
+    modes = [
+        Normal([4, 0, 0, 0], np.eye(4)),
+        Normal([-4, 0, 0, 0], np.eye(4) / 4),
+        Normal([0, 5, 0, 0], 0.09 * np.eye(4)),
+    ]
+    students = [Student(3, np.full(5, -2.0), np.eye(5)), Student(3, np.full(5, 2.0), np.eye(5) / 4)]
+    oblong = Normal(np.zeros(8), np.diag(np.array([4, 1, 1, 1, 1, 1, 0.5, 0.5]) ** 2))
+    far = [Student(1, [0.0], [[1.0]]), Normal([5.0], [[0.01]])]
+    spike = [Normal(np.zeros(4), np.eye(4)), Student(5, np.full(4, 0.4), 0.0025 * np.eye(4))]
+    return [
+        _mixed("N(0, I) beyond a circle, d = 2", BeyondCircle(), 2, -4.5),
+        _mixed("skew normal of slant 20, d = 2", SkewNormal(20.0, 2), 2),
+        _mixed("asymmetric Laplace, d = 3", AsymmetricLaplace(3.0, 0.5, 3), 3),
+        _mixed("Cauchy and a narrow normal, d = 1", Mixture([0.5, 0.5], far), 1, moments=False),
+        _mixed("three modes of three widths, d = 4", Mixture([0.6, 0.3, 0.1], modes), 4),
+        _mixed("two t3 modes of two widths, d = 5", Mixture([0.4, 0.6], students), 5, moments=False),
+        _mixed(
+            "a narrow mode in an oblong one, d = 8",
+            Mixture([0.8, 0.2], [Normal(np.zeros(8), 0.01 * np.eye(8)), oblong]),
+            8,
+        ),
+        _mixed("shell of radius 4, width 0.2, d = 3", Shell(4.0, 0.2), 3),
+        _mixed("two wells, d = 3", TwoWells(3), 3),
+        _mixed("a t5 spike in a normal, d = 4", Mixture([0.1, 0.9], spike), 4),
+        _mixed("funnel of sd 2, d = 4", Funnel(3, 2.0), 4, moments=False),
+        _holes("NaN below -1 sd, d = 3", 3, lambda x: x[:, 0] < 0.5, np.nan, True),
+    ]
+
+
 def all_cases():
     """Every case, by kind."""
     return [
@@ -710,4 +863,5 @@ def all_cases():
         *long_paths(),
         *not_a_number(),
         *easy(),
+        *mixed(),
     ]

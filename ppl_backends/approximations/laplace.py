@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.modes import find_other_mode
 from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError
@@ -28,7 +27,6 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
 FALLBACK_STARTS = 8
-NEGLIGIBLE_SHARE = 0.01  # largest negligible share of the other mode in the mass of both
 
 
 @checked(
@@ -77,13 +75,14 @@ def fit_laplace(
     -------
     GaussianApproximation
         ``converged`` is True if the Gaussian can be used: there is a mode; by 256 points no posterior mean is off by
-        more than a fifth of a standard deviation, and no standard deviation by more than a fifth; and a search from
-        other draws of the prior finds no other mode with more than 1 % of the mass (a diagonal Gaussian is not
-        compared, and a log-concave density has no other mode). Otherwise ``trouble`` has the reason. ``log_evidence``
+        more than a fifth of a standard deviation, and no standard deviation by more than a fifth; a search from
+        other draws of the prior finds no other mode with more than 1 % of the mass; and no wider region around the
+        Gaussian changes a moment by so much (a diagonal Gaussian is not compared, and a log-concave density has one
+        mode). Otherwise ``trouble`` has the reason. ``log_evidence``
         is NaN if there is no mode. ``diagnostics`` has ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇²
         log p scaled to a unit diagonal), ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points,
         ``mean_shift``, ``sd_ratio``, ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``,
-        ``importance_efficiency`` and ``other_mode_share``.
+        ``importance_efficiency``, ``other_mode_share`` and ``around_share``.
 
     Raises
     ------
@@ -112,7 +111,7 @@ def fit_laplace(
     dense = representation == "dense" or (representation == "auto" and target.dim <= LARGEST_DENSE_DIM)
     q = gaussian_at_mode(target, initvals, dense, max_iterations, random_seed, progressbar)
     if q.converged and dense and not target.log_concave:
-        q = _against_another_mode(target, q)
+        q = _judged(q, *judge_elsewhere(target, q))
     if q.trouble:
         text = f"Laplace approximation of {target.label}: {q.trouble}{_advice(q)}"
         warnings.warn(text, ApproximationWarning, stacklevel=3)
@@ -129,7 +128,7 @@ def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
 
 def _advice(q: GaussianApproximation) -> str:
     """Return advice on methods for a posterior far from the Gaussian at its mode."""
-    if "other_mode_share" in q.diagnostics:
+    if q.diagnostics.get("other_mode_share", 0.0) > NEGLIGIBLE_SHARE:
         return ": use sample_importance or sample_smc(initial='auto'), which start from all modes"
     if np.isfinite(q.log_evidence):
         return ": use fit_vi for a closer Gaussian, or sample_smc for the posterior itself"
@@ -183,19 +182,6 @@ def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproxima
             f"there is a mode, but the Gaussian there is not the posterior: by {POINTS} of its points {verdict.trouble}"
         )
     return _judged(q, trouble, verdict.figures)
-
-
-def _against_another_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
-    """Return the Gaussian with the verdict of climbs to another mode."""
-    share = share_of_another_mode(target, q)
-    trouble = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
-    return _judged(q, trouble if share > NEGLIGIBLE_SHARE else "", {"other_mode_share": share})
-
-
-def share_of_another_mode(target: BaseTarget, q: GaussianApproximation) -> float:
-    """Return the share of another mode, found by climbs, in the mass of both; 0 if there is none."""
-    other = find_other_mode(target, q)
-    return 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
 
 
 def _judged(q: GaussianApproximation, trouble: str, figures: Mapping[str, float]) -> GaussianApproximation:

@@ -106,7 +106,12 @@ def _likeliest_elsewhere(points: Array, height: Array, modes: list[GaussianAppro
 
 def beyond(points: Array, q: GaussianApproximation | Gaussian) -> NDArray[np.bool_]:
     """Return which points ``(n, dim)`` are farther out than draws of a Gaussian."""
-    return (q.whiten(points) ** 2).sum(axis=1) > q.dim + BEYOND * np.sqrt(2 * q.dim)
+    return (q.whiten(points) ** 2).sum(axis=1) > bound_of_ellipsoid(q.dim)
+
+
+def bound_of_ellipsoid(dim: int) -> float:
+    """Return the largest squared distance, in standard deviations, of points that a Gaussian explains."""
+    return float(dim + BEYOND * np.sqrt(2 * dim))
 
 
 def _dispersed(target: BaseTarget, rng: np.random.Generator) -> tuple[Array, Array]:

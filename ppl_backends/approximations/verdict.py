@@ -81,9 +81,9 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     weights, log_mean = normalised_weights(log_weights)
     figures["evidence_shift"] = log_mean - q.log_evidence
     first = _first_order(q, z, np.where(inside[:, None], gradient, 0.0))
-    noise = float(np.sqrt(max(0.0, 1 / figures["importance_efficiency"] - 1) / POINTS))
+    noise = _noise_of_weights(figures["importance_efficiency"], POINTS)
     troubles = _off(first, q.names, 0.0, LARGEST_FIRST_ORDER_RATIO)
-    troubles = troubles or _off(_weighted(q, z, weights), q.names, NOISES * noise, SD_RANGE[1])
+    troubles = troubles or _off(_weighted(q, q.place(z), weights), q.names, NOISES * noise, SD_RANGE[1])
     if not troubles and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + NOISES * noise:
         troubles = [f"the log evidence is off by {abs(figures['evidence_shift']):.2g}"]
     if figures["outside"] > LARGEST_OUTSIDE:
@@ -91,6 +91,18 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     figures["mean_shift"] = float(np.abs(first.shift).max())
     figures["sd_ratio"] = float(first.ratio[np.argmax(np.abs(np.log(first.ratio)))])
     return Verdict(" and ".join(troubles), figures)
+
+
+def judge_weights(q: Any, x: Array, log_weights: Array) -> str:
+    """Return which moment of the posterior differs from the Gaussian's by weights p/q of its points ``(n, dim)``, or ""."""
+    weights, _ = normalised_weights(log_weights)
+    noise = _noise_of_weights(effective_sample_size(log_weights) / len(x), len(x))
+    return " and ".join(_off(_weighted(q, x, weights), q.names, NOISES * noise, SD_RANGE[1]))
+
+
+def _noise_of_weights(efficiency: float, points: int) -> float:
+    """Return the standard error of a weighted mean, in standard deviations, beyond that of the points themselves."""
+    return float(np.sqrt(max(0.0, 1 / efficiency - 1) / points))
 
 
 class _Moments(NamedTuple):
@@ -110,9 +122,9 @@ def _first_order(q: Any, z: Array, gradient: Array) -> _Moments:
     return _Moments(shift, 1 / np.sqrt(np.maximum(1 - looser, 1e-2)))
 
 
-def _weighted(q: Any, z: Array, weights: Array) -> _Moments:
+def _weighted(q: Any, points: Array, weights: Array) -> _Moments:
     """Estimate by importance sampling, against the same points without weights."""
-    x = (q.place(z) - q.mean) / q.sd
+    x = (points - q.mean) / q.sd
     mean = weights @ x
     return _Moments(mean - x.mean(axis=0), np.sqrt(weights @ (x - mean) ** 2) / x.std(axis=0))
 

@@ -14,6 +14,7 @@ References: E. Veach and L. Guibas (1995), Optimally combining sampling techniqu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import LinAlgError
@@ -21,11 +22,13 @@ from scipy.special import logsumexp
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.modes import beyond
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.targets.protocol import Array
 
 _SCALES = 2.0 ** np.arange(0.5, 6.5, 0.5)
 _DRAWS = 2048
+_ENOUGH = 200.0  # effective draws at many scales, from which on no Gaussian is needed
 _FEWEST = 20.0  # effective draws, below which a mass is not known
 _MANY = 10  # effective draws a coordinate, from which on a covariance of its own is taken
 
@@ -38,26 +41,78 @@ def mass_around(
     ``log_density`` is called with ``rows`` points at once. None where the points have no covariance, or where few draws
     decide the mass.
     """
-    dim = points.shape[1]
     try:
         own = GaussianApproximation(points.mean(axis=0), np.atleast_2d(np.cov(points.T)))
     except (LinAlgError, ValueError):
         return None
-    n = -(-_DRAWS // rows) * rows
+    scaled = _at_many_scales(log_density, own, rows, rng)
+    if not np.isfinite(scaled.log_weights).any():
+        return None
+    around = _around(own, scaled)
+    found = _from(around, log_density, own, rows, rng)
+    return (found.log_mass, around, own) if found.effective >= _FEWEST else None
+
+
+def draws_outside(
+    log_density: Callable[[Array], Array], own: GaussianApproximation, rows: int, rng: np.random.Generator
+) -> Outside | None:
+    """Return weighted draws outside of a dense Gaussian's ellipsoid; None where few of them decide the mass there.
+
+    They are those at many scales, which suit heavy tails, or those of a Gaussian that they lead to.
+    """
+    scaled = _at_many_scales(log_density, own, rows, rng)
+    if scaled.effective < _ENOUGH and np.isfinite(scaled.log_weights).any():
+        scaled = max(scaled, _from(_around(own, scaled), log_density, own, rows, rng), key=lambda one: one.effective)
+    return scaled if scaled.effective >= _FEWEST else None
+
+
+class Outside(NamedTuple):
+    """Draws ``(n, dim)`` and their log weights ``(n,)``, whose mean is the mass outside of an ellipsoid."""
+
+    x: Array
+    log_weights: Array
+
+    @property
+    def log_mass(self) -> float:
+        """Return the log of the mass outside."""
+        return float(logsumexp(self.log_weights) - np.log(len(self.x)))
+
+    @property
+    def effective(self) -> float:
+        """Return the effective number of draws."""
+        return effective_sample_size(self.log_weights) if np.isfinite(self.log_weights).any() else 0.0
+
+    @property
+    def weights(self) -> Array:
+        """Return the weights ``(n,)``, whose sum is one."""
+        return np.exp(self.log_weights - logsumexp(self.log_weights))
+
+
+def _at_many_scales(
+    log_density: Callable[[Array], Array], own: GaussianApproximation, rows: int, rng: np.random.Generator
+) -> Outside:
+    """Return draws at scales from √2 to 64 of a Gaussian, weighed by the density of all of them together."""
+    dim, n = own.dim, -(-_DRAWS // rows) * rows
     z = rng.standard_normal((n, dim)) * _SCALES[np.arange(n) % len(_SCALES), None]
     square = (z**2).sum(axis=1)
-    log_q = logsumexp(-0.5 * square / _SCALES[:, None] ** 2 - dim * np.log(_SCALES)[:, None], axis=0)
+    log_q = logsumexp(-0.5 * square / _SCALES[:, None] ** 2 - dim * np.log(_SCALES)[:, None], axis=0) - np.log(
+        len(_SCALES)
+    )
+    constant = 0.5 * dim * LOG_2PI + np.log(np.diagonal(own.cholesky)).sum()
     x = own.mean + z @ own.cholesky.T
-    log_weights = _outside(log_density, x, own, rows) - log_q
-    if not np.isfinite(log_weights).any():
-        return None
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    around = _around(own, x, weights, float(weights @ square) / dim)
-    x = around.sample(n, rng)
-    log_weights = _outside(log_density, x, own, rows) - around.log_density(x)
-    if not np.isfinite(log_weights).any() or effective_sample_size(log_weights) < _FEWEST:
-        return None
-    return float(logsumexp(log_weights) - np.log(n)), around, own
+    return Outside(x, _outside(log_density, x, own, rows) - log_q + constant)
+
+
+def _from(
+    around: GaussianApproximation,
+    log_density: Callable[[Array], Array],
+    own: GaussianApproximation,
+    rows: int,
+    rng: np.random.Generator,
+) -> Outside:
+    """Return draws of a Gaussian, weighed outside of the ellipsoid of another."""
+    x = around.sample(-(-_DRAWS // rows) * rows, rng)
+    return Outside(x, _outside(log_density, x, own, rows) - around.log_density(x))
 
 
 def _outside(log_density: Callable[[Array], Array], x: Array, own: GaussianApproximation, rows: int) -> Array:
@@ -66,10 +121,10 @@ def _outside(log_density: Callable[[Array], Array], x: Array, own: GaussianAppro
     return np.where(beyond(x, own) & (value < np.inf), value, -np.inf)
 
 
-def _around(own: GaussianApproximation, x: Array, weights: Array, scale: float) -> GaussianApproximation:
-    """Return the Gaussian of weighted draws, or one that only differs in ``scale``, squared, from the points' own."""
-    dim = len(own.mean)
+def _around(own: GaussianApproximation, scaled: Outside) -> GaussianApproximation:
+    """Return the Gaussian of weighted draws, or one that only differs in scale from the points' own."""
+    dim, x, weights = len(own.mean), scaled.x, scaled.weights
     if 1.0 / (weights @ weights) > _MANY * dim:
         mean = weights @ x
         return GaussianApproximation(mean, np.atleast_2d(((x - mean).T * weights) @ (x - mean)))
-    return GaussianApproximation(own.mean, scale * own.cov)
+    return GaussianApproximation(own.mean, float(weights @ (own.whiten(x) ** 2).sum(axis=1)) / dim * own.cov)

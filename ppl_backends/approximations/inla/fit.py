@@ -11,12 +11,13 @@ from numpy.linalg import LinAlgError
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, share_of_another_mode
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.inla.conditional import FINE, improved_marginals
 from ppl_backends.approximations.inla.integrated import IntegratedLaplace, SparseLatent, integrate
 from ppl_backends.approximations.inla.named import NamedHyperParameters
 from ppl_backends.approximations.inla.result import INLAApproximation
-from ppl_backends.approximations.laplace import NEGLIGIBLE_SHARE, find_mode, share_of_another_mode
+from ppl_backends.approximations.laplace import find_mode
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError

@@ -66,7 +66,7 @@ class VariationalFit(NamedTuple):
 
 
 class BoundEstimate(NamedTuple):
-    """The bound on fresh points, and diagnostics of their weights p/q (see :func:`figures_of_weights`)."""
+    """The bound on fresh ``points`` ``(n, dim)``, and diagnostics of their weights p/q (see :func:`figures_of_weights`)."""
 
     elbo: float
     standard_error: float
@@ -74,6 +74,8 @@ class BoundEstimate(NamedTuple):
     tail_share: float
     outside: float
     distance: float
+    points: Array
+    log_weights: Array
 
 
 def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Generator, qmc: bool = True) -> BoundEstimate:
@@ -83,9 +85,9 @@ def estimate_bound(target: BaseTarget, q: Any, draws: int, rng: np.random.Genera
     with np.errstate(all="ignore"):
         log_ratio = target.log_density(x) - q.log_density(x)
     if not np.isfinite(log_ratio).any():
-        return BoundEstimate(-np.inf, np.nan, np.inf, 0.0, 1.0, np.inf)
+        return BoundEstimate(-np.inf, np.nan, np.inf, 0.0, 1.0, np.inf, x, log_ratio)
     figures = figures_of_weights(log_ratio, q.dim)
-    about = (figures[name] for name in ("pareto_k", "tail_share", "outside", "distance"))
+    about = [*(figures[name] for name in ("pareto_k", "tail_share", "outside", "distance")), x, log_ratio]
     if figures["outside"] > 0:
         return BoundEstimate(-np.inf, np.nan, *about)
     means = log_ratio.reshape(REPLICATES, each).mean(axis=1)

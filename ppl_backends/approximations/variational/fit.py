@@ -24,12 +24,12 @@ from ppl_backends.approximations.variational.annealing import ladder, prior_gaus
 from ppl_backends.approximations.variational.ascents import RULES
 from ppl_backends.approximations.variational.elbo import BoundEstimate, Search, VariationalFit, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
+from ppl_backends.approximations.variational.faults import faults, faults_elsewhere
 from ppl_backends.approximations.variational.sample_average import fit_fixed_samples
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.numerics.weights import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.options import (
     approximation,
     array,
@@ -159,7 +159,8 @@ def fit_vi(
     VariationalApproximation
         A Gaussian with ``elbo``, ``elbo_se``, ``pareto_k``, ``family``, ``history`` and ``diagnostics``: ``change`` (see
         ``tolerance``), ``optimism`` (by how much the bound on the fit's own sample exceeds the one on fresh points),
-        ``draws`` and ``samples``.
+        ``draws`` and ``samples``; and, if nothing else is wrong, the masses beside it, ``other_mode_share`` and
+        ``around_share``. ``trouble`` says why it has not ``converged``.
 
     Raises
     ------
@@ -169,7 +170,8 @@ def fit_vi(
     Warns
     -----
     ApproximationWarning
-        If the fit did not settle within ``max_draws`` and ``max_iterations``, if Pareto k is above 0.7, or if the posterior
+        If the fit did not settle within ``max_draws`` and ``max_iterations``, if Pareto k is above 0.7, if another mode or a
+        wider region has mass, if weights say that a moment is off (full rank only), or if the posterior
         density is zero at some points of the Gaussian, so that there is no bound.
 
     References
@@ -213,9 +215,13 @@ def fit_vi(
     gaussian = _gaussian(fit)
     bound = estimate_bound(target, gaussian, elbo_draws, bound_rng, qmc)
     q = _result(whole, gaussian, fit, bound, improper_note(target))
-    troubles = "; ".join(_troubles(q, fit, bound, tolerance))
-    if troubles:
-        warnings.warn(f"variational inference, {q.family} family: {troubles}", ApproximationWarning, stacklevel=3)
+    found = faults(q, fit, bound, tolerance)
+    if not found and q.family == "dense" and minibatch is None and target.has_gradient and not target.log_concave:
+        found, figures = faults_elsewhere(target, q)
+        q = q.replaced(diagnostics=q.diagnostics | figures)
+    if found:
+        q = q.replaced(converged=False, trouble="; ".join(found))
+        warnings.warn(f"variational inference, {q.family} family: {q.trouble}", ApproximationWarning, stacklevel=3)
     return q
 
 
@@ -396,7 +402,6 @@ def _result(
         directions=q.directions,
         target=target,
         method="variational inference",
-        converged=fit.converged and bool(np.isfinite(bound.elbo)) and not _contradicted(bound),
         diagnostics={
             "change": float(fit.change),
             "optimism": float(fit.history[-1][1]) - bound.elbo,
@@ -412,38 +417,6 @@ def _result(
         evidence_note=note,
         history=dict(zip(("draws", "elbo", "iterations", "change"), columns, strict=True)),
     )
-
-
-def _contradicted(bound: BoundEstimate) -> str:
-    """Return why the weights of fresh points show that the Gaussian is far from the posterior; empty if they do not."""
-    if heavy_tail(bound.pareto_k, bound.tail_share):
-        return f"Pareto k {bound.pareto_k:.2f} > {LARGEST_PARETO_K}"
-    if bound.distance > 1:
-        return f"the Gaussian is {bound.distance:.2g} standard deviations off (root mean square over the coordinates)"
-    return ""
-
-
-def _troubles(q: VariationalApproximation, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str]:
-    """Return the faults of the fit, with figures."""
-    said = []
-    if bound.outside > 0:
-        said.append(
-            f"the posterior density is zero at {bound.outside:.2%} of the Gaussian's points, so there is no lower bound: use "
-            "sample_smc"
-        )
-    if not fit.converged:
-        said.append(
-            f"not converged: means or log scales still change by {fit.change:.2g} (tolerance {tolerance:g}) and the bound "
-            f"of the sample is off by {abs(q.diagnostics['optimism']):.2g} with {fit.draws} points: increase max_draws or "
-            "max_iterations, or use annealing="
-        )
-    contradicted = _contradicted(bound)
-    if contradicted:
-        said.append(
-            f"{contradicted}, so the Gaussian is far from the posterior and its standard deviations may be too small: use "
-            "sample_smc, which can start from it (initial=)"
-        )
-    return said
 
 
 class VariationalApproximation(GaussianApproximation):

@@ -1,0 +1,131 @@
+"""Mass beside a fitted Gaussian: a wide mode around a narrow one, another mode, heavy tails, and none."""
+
+import numpy as np
+import pytest
+from scipy.special import gammaln, logsumexp
+from scipy.stats import multivariate_normal, t
+
+import ppl_backends as pb
+from ppl_backends.approximations.elsewhere import judge_elsewhere
+from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.wide_modes import draws_outside
+from ppl_backends.errors import ApproximationWarning
+from ppl_backends.targets import FunctionTarget
+from tests.toys import bimodal, conjugate_gaussian
+
+QUIET = {"random_seed": 1, "progressbar": False}
+FITS = {"laplace": pb.fit_laplace, "vi": pb.fit_vi}
+
+
+def mixture(dim, share, centre, sd, wide_sd=1.0):
+    """A narrow normal, of a share, and a wide one around the origin."""
+
+    def density(x):
+        logs, slopes = [], []
+        for part, mean, width in ((share, centre, sd), (1 - share, 0.0, wide_sd)):
+            z = (x - mean) / width
+            logs.append(np.log(part) - 0.5 * (z**2).sum(1) - dim * np.log(width) - 0.5 * dim * np.log(2 * np.pi))
+            slopes.append(-z / width)
+        total = logsumexp(logs, axis=0)
+        return total, (np.exp(np.array(logs) - total)[:, :, None] * np.array(slopes)).sum(axis=0)
+
+    return FunctionTarget(dim, density)
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize(("dim", "share"), [(2, 0.7), (8, 0.8)])
+def test_a_narrow_mode_in_a_wide_one_has_not_converged(fit, dim, share):
+    with pytest.warns(ApproximationWarning, match="a wider region around the Gaussian has|standard deviation of"):
+        q = FITS[fit](mixture(dim, share, 0.1, 0.05), **QUIET)
+    assert not q.converged
+    assert q.trouble
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_gaussian_is_not_doubted(fit):
+    known = conjugate_gaussian()
+    q = FITS[fit](known.target, **QUIET)
+    assert q.converged
+    assert not q.trouble
+    assert q.diagnostics["around_share"] < 0.01
+
+
+def test_variational_inference_sees_tails_and_another_mode():
+    def cauchy(x):
+        square = (x**2).sum(axis=1)
+        return -5.5 * np.log1p(square) + gammaln(5.5) - 5.5 * np.log(np.pi), -11 * x / (1 + square)[:, None]
+
+    tails = FunctionTarget(10, cauchy)
+    for seed in range(1, 4):
+        with pytest.warns(ApproximationWarning):
+            assert not pb.fit_vi(tails, random_seed=seed, progressbar=False).converged
+    with pytest.warns(ApproximationWarning, match="another mode, where a Gaussian has"):
+        q = pb.fit_vi(bimodal().target, **QUIET)
+    assert not q.converged
+
+
+def test_variational_inference_weighs_its_own_moments():
+    def skewed(x):  # exponential tails of rates 1/2 and 3: the best Gaussian is a third of a standard deviation off
+        rate = np.where(x > 0, -0.5, 3.0)
+        return (rate * x).sum(axis=1) - 3 * np.log(2 + 1 / 3), rate
+
+    for seed in range(1, 4):
+        with pytest.warns(ApproximationWarning):
+            assert not pb.fit_vi(FunctionTarget(3, skewed), random_seed=seed, progressbar=False).converged
+
+
+def test_mass_outside_is_that_of_the_tails():
+    """Of a t with 3 degrees of freedom beyond the ellipsoid of a unit normal, at five seeds; and none of half a normal."""
+    own = GaussianApproximation([0.0], [[1.0]])
+    bound = np.sqrt(1 + 4 * np.sqrt(2))
+    exact = 2 * t(3).sf(bound)
+    found = [draws_outside(lambda x: t(3).logpdf(x[:, 0]), own, 256, np.random.default_rng(k)) for k in range(5)]
+    masses = np.exp([one.log_mass for one in found])
+    assert all(one.effective > 200 for one in found)
+    assert abs(masses.mean() / exact - 1) < 5 * np.std(masses / exact, ddof=1) / np.sqrt(5)
+    assert (
+        draws_outside(lambda x: np.where(np.abs(x[:, 0]) < 2, 0.0, -np.inf), own, 256, np.random.default_rng(0)) is None
+    )
+
+
+def test_moments_are_those_of_both_parts():
+    """A narrow normal in a wide one: the ratio of standard deviations in the reason is the exact one within a tenth."""
+    target, q = (
+        mixture(3, 0.5, 0.0, 0.05),
+        GaussianApproximation(np.zeros(3), 0.05**2 * np.eye(3), log_evidence=np.log(0.5)),
+    )
+    verdict = judge_elsewhere(target, q)
+    exact = np.sqrt(0.5 + 0.5 / 0.05**2)
+    said = float(verdict.trouble.split(" is ")[1].split(" times")[0])
+    assert abs(said / exact - 1) < 0.1
+    assert abs(verdict.figures["around_share"] - 0.5) < 0.05
+
+
+def test_the_bound_is_below_the_evidence_and_there_is_no_evidence():
+    """A normal-inverse-gamma model, and one of two likelihoods, both with an evidence in closed form."""
+    pm = pytest.importorskip("pymc")
+    y = np.random.default_rng(0).normal(1, 2, 80)
+    with pm.Model() as first:
+        variance = pm.InverseGamma("variance", 3, 4)
+        mu = pm.Normal("mu", 0, 2 * pm.math.sqrt(variance))
+        pm.Normal("y", mu, pm.math.sqrt(variance), observed=y)
+    k, a = 0.25 + 80, 3 + 40
+    b = 4 + 0.5 * ((y**2).sum() - y.sum() ** 2 / k)
+    exact = gammaln(a) - gammaln(3) + 3 * np.log(4) - a * np.log(b) + 0.5 * np.log(0.25 / k) - 40 * np.log(2 * np.pi)
+    with pm.Model() as second:
+        mu = pm.Normal("mu", 0, 3)
+        pm.Normal("y", mu, 2.0, observed=y[:5])
+        pm.Normal("x", 2 * mu, 1.0, observed=2.5)
+    design = np.array([1.0] * 5 + [2.0])
+    cov = np.diag([4.0] * 5 + [1.0]) + 9 * np.outer(design, design)
+    both = multivariate_normal(np.zeros(6), cov).logpdf([*y[:5], 2.5])
+    for model, evidence, gap in ((first, exact, 0.1), (second, both, 1e-6)):
+        q = pb.fit_vi(model, **QUIET)
+        assert q.converged
+        assert evidence - gap - 4 * q.elbo_se < q.elbo < evidence + 4 * q.elbo_se + 1e-6
+        assert np.isnan(q.log_evidence)
+        assert "elbo=" in repr(q)
+        attrs = q.to_inference_data(draws=10, random_seed=1)["posterior"].attrs
+        assert "log_evidence" not in attrs or attrs["log_evidence"] is None
+        assert attrs["elbo"] == q.elbo
+    assert abs(q.mean[0] - 9 * design @ np.linalg.solve(cov, [*y[:5], 2.5])) < 1e-3
