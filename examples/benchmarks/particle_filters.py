@@ -2,7 +2,7 @@
 
 Linear Gaussian (100 rows) and stochastic volatility (400 rows), the series of the tests. The exact likelihoods are the Kalman
 filter's, and for the volatility that of the trapezoid rule on a fine grid of states.
-``python particle_filters.py [--runs 2000] [--numba]``.
+``python particle_filters.py [--runs 2000] [--numba] [--series volatility] [--methods sqmc guided] [--size 0]``.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import numpy as np
 
 import ppl_backends as pb
 from ppl_backends.targets.state_space.compiled import CompiledFilter
-from ppl_backends.targets.state_space.filter import Filter, draw_seeds
+from ppl_backends.targets.state_space.filter import BLOCK_PARTICLES, Filter, draw_seeds
 
 DATA = Path(__file__).parents[2] / "tests" / "state_space" / "data"
 SIZES = {"bootstrap": (100, 1000), "guided": (100, 1000), "auxiliary": (100, 1000), "sqmc": (128, 1024)}
@@ -37,8 +37,9 @@ def row(name, case, method, n_x, runs, rng, by_numba=False):
     parameters = {key: np.full(runs, value) for key, value in point.items()}
     filters = Filter(model, y, method=method)
     filters = CompiledFilter(filters, parameters) if by_numba else filters
-    filters.run(parameters, n_x, draw_seeds(rng, runs))  # compiles
-    seeds, start = draw_seeds(rng, runs), time.process_time()
+    seeds, few = draw_seeds(rng, runs), min(runs, BLOCK_PARTICLES // n_x)
+    filters.run({key: value[:few] for key, value in parameters.items()}, n_x, seeds[:few])  # compiles
+    start = time.process_time()
     log_ratio = filters.run(parameters, n_x, seeds) - exact
     speed = runs * n_x * len(y) / (time.process_time() - start) / 1e6
     ratio = np.exp(log_ratio)
@@ -51,15 +52,20 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--numba", action="store_true", help="the compiled form beside it")
+    parser.add_argument("--series", choices=("linear Gaussian", "volatility"))
+    parser.add_argument("--methods", nargs="+", choices=SIZES, default=SIZES)
+    parser.add_argument("--size", type=int, choices=(0, 1), help="only the smaller or the larger filters")
     given = parser.parse_args()
     runs = given.runs
     rng = np.random.default_rng(1)
     print("| model | method | particles | mean of L̂ / L | variance of log L̂ | M particle-steps per CPU s |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, make in (("linear Gaussian", linear_gaussian), ("volatility", stochastic_volatility)):
+        if given.series not in (None, name):
+            continue
         case = make()
-        for method, sizes in SIZES.items():
-            for n_x in sizes:
+        for method in given.methods:
+            for n_x in SIZES[method] if given.size is None else SIZES[method][given.size :][:1]:
                 row(name, case, method, n_x, runs, rng)
                 if given.numba and method in ("bootstrap", "guided"):
                     row(name, case, method, n_x, runs, rng, by_numba=True)

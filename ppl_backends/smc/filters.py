@@ -53,6 +53,8 @@ class Growth(NamedTuple):
         τ, the target variance of the log estimate for larger filters.
     above : float
         Multiple of τ: the measured variance above which filters grow; infinite for filters of one size.
+    below : float
+        Multiple of τ: the measured variance below which filters that have grown shrink, if that takes no weights.
     most : int
         Largest N_x.
     """
@@ -60,14 +62,18 @@ class Growth(NamedTuple):
     first: int = 32
     variance: float = 1.0
     above: float = 1.5
+    below: float = 0.25
     most: int = 16384
 
-    def wanted(self, n_particles: int, measured: float) -> int:
-        """Return the next N_x: N_x σ² / τ if σ² is too large."""
-        if not measured > self.above * self.variance:
-            return n_particles
-        factor = min(measured / self.variance, 16.0)  # if no two filters agree, σ² itself is not known
-        return min(self.most, grid(int(np.ceil(n_particles * factor))))
+    def wanted(self, n_particles: int, measured: float, without_weights: bool = False) -> int:
+        """Return the next N_x: N_x σ² / τ if σ² is too large, or too small and a change takes no weights."""
+        noise = measured / self.variance
+        if noise > self.above:
+            factor = min(noise, 16.0)  # if no two filters agree, σ² itself is not known
+            return min(self.most, grid(int(np.ceil(n_particles * factor))))
+        if without_weights and noise < self.below:
+            return min(n_particles, max(self.first, grid(int(np.ceil(n_particles * noise)))))
+        return n_particles
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,8 @@ class FilterPath(RowsPath):
     growth : Growth
     regenerates : {"", "gibbs", "partial", "growth"}
         Whether moves end with new filters around paths from the old filters: after sweeps of particle Gibbs, after
-        steps of particle Metropolis, or only if filters are to grow; with "" filters that are to grow are exchanged.
+        steps of particle Metropolis, or only if filters are to grow or shrink; with "" filters that are to grow are
+        exchanged.
     """
 
     impossible = (
@@ -388,7 +395,7 @@ class FilterPath(RowsPath):
         with np.errstate(invalid="ignore"):
             square = (estimates[:half] - estimates[half : 2 * half]) ** 2
         variance = float(np.median(np.where(np.isnan(square), np.inf, square))) / (2.0 * _MEDIAN_OF_SQUARE)
-        wanted = self.growth.wanted(population.n_particles, variance)
+        wanted = self.growth.wanted(population.n_particles, variance, bool(self.regenerates))
         return replace(population, fresh=draw_seeds(rng, n), wanted=wanted, variance=variance)
 
 

@@ -67,7 +67,8 @@ def sample_smc2(
         Independent runs; their spread is part of the evidence's standard error.
     n_particles : int or "auto"
         Particles of a filter, N_x. ``"auto"`` begins with 32 and takes more where the log of the likelihood estimate varies
-        by more than 1.5 between fresh filters at the same parameters: around paths out of the old ones.
+        by more than 1.5 between fresh filters at the same parameters: around paths out of the old ones. Filters that have
+        grown shrink around paths where this variance falls below a quarter.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
         ``"auto"`` is guided where the model has ``proposal=``.
     moves : {"auto", "mixed", "random_walk", "independent", "exchange", "gibbs", "partial"}

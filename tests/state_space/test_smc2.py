@@ -319,6 +319,20 @@ def test_growth_asks_for_what_gives_the_variance_wanted():
     assert growth.wanted(32, np.nan) == 32
 
 
+def test_filters_shrink_to_what_gives_the_variance_wanted_only_where_that_takes_no_weights():
+    growth = Growth(variance=1.0)
+    assert growth.wanted(1536, 0.146, without_weights=True) == 256
+    assert growth.wanted(1536, 0.146) == 1536
+    assert growth.wanted(256, 0.3, without_weights=True) == 256
+    assert growth.wanted(64, 0.01, without_weights=True) == growth.first
+    assert growth.wanted(32, 0.01, without_weights=True) == 32
+    made, population, _ = particles_of_rows(FilterPath, 3, Y[:5], 512, n=64)
+    made.growth = Growth(first=4)
+    assert made.measured(population, np.random.default_rng(1)).wanted < 512 / 4
+    made.regenerates = ""
+    assert made.measured(population, np.random.default_rng(1)).wanted == 512
+
+
 def from_pymc():
     with pm.Model() as model:
         pb.StateSpace("y", MODEL, mu=pm.Normal("mu"), observed=Y)
