@@ -303,6 +303,11 @@ def stored(path, label, target, kernel, repeats, seed, **options):
     return joined | {"lineages": np.sqrt(np.mean(np.square([one["lineages"] for one in runs]))), "bridge": (None, None)}
 
 
+def spread(values):
+    """Standard deviation over runs, undefined for one."""
+    return np.std(values, ddof=1) if len(values) > 1 else np.nan
+
+
 def report(label, problem, kernels, repeats, seed, store=None, **options):
     """The rows of one problem."""
     target, log_evidence, truth = problem
@@ -315,11 +320,13 @@ def report(label, problem, kernels, repeats, seed, store=None, **options):
         else:
             found = run(target, kernel, repeats, seed, **options)
             seconds = (time.process_time() - clock) / repeats
-        adjusted = [found["load"] * np.var(found[name], ddof=1) for name in ("log_evidence", "mean")]
+        adjusted = [found["load"] * spread(found[name]) ** 2 for name in ("log_evidence", "mean")]
         adjusted.append(found["load"] * found["lineages"] ** 2)
         first = first or adjusted
         z = found["log_evidence"]
-        line = f"| {label} | {kernel} | {found['stages']:.0f} | {found['load']:.3g} | {z.mean():.3f} ± {z.std(ddof=1):.3f} |"
+        line = (
+            f"| {label} | {kernel} | {found['stages']:.0f} | {found['load']:.3g} | {z.mean():.3f} ± {spread(z):.3f} |"
+        )
         line += f" {found['lineages']:.3f} |" + "".join(
             f" {value / one:.3g} |" for value, one in zip(adjusted, first, strict=True)
         )

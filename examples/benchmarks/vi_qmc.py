@@ -9,8 +9,8 @@ same shape are simulated: 32 areas × 3 groups of counts for the multilevel Pois
 predictors for the network of 50 rectified units (d = 653). All families are independent Gaussians on the unconstrained
 space. ``variance`` is of reparameterised gradients, ``score`` of score-function ones. ``adagrad`` is Figure 2.3 of Buchholz
 (2018): the logistic regression of breast_cancer by Adagrad from 0.1 with 30 scrambled points a step (or a net of 32, or
-standardised ones), with 30 and with 900 random ones, plain and with control variates of mean and variance. Figures go to a file
-of JSON lines (``--out``).
+standardised ones), with 30 and with 900 random ones, plain and with control variates of mean and variance. Figures go to a
+file of JSON lines (``--out``).
 """
 
 import argparse
