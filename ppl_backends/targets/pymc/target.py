@@ -158,7 +158,9 @@ class PyMCTarget(BaseTarget):
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
-        return undefined(*self._call("gradient", as_points(x, self.dim))[:2])
+        x, cap = as_points(x, self.dim), self._compiled.function("gradient").cap
+        blocks = pad_rows(x, -(-len(x) // cap) * cap)  # any number of points, once each: no program for each number
+        return undefined(*self._call("gradient", blocks)[:2])[: len(x)]
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None; the run time does not depend on the data."""
