@@ -28,6 +28,7 @@ from ppl_backends.kernels.noncentring.roots import (
     standardised,
     with_curves,
 )
+from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
 _LARGEST_LEFT = 0.5  # of slopes of log s after the change, by a standard deviation of a root
@@ -54,7 +55,7 @@ def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
     if len(x) < _FEWEST_POINTS or not 1 < x.shape[1] <= _MOST_COORDINATES:
         return None
     try:
-        with np.errstate(all="ignore"):  # particles in far tails overflow
+        with np.errstate(all="ignore"), threads_worth_having(0):  # particles in far tails overflow
             change = _find(x, gradient)
             if change is None or not np.isfinite(change.to_z(x)).all():
                 return None
@@ -68,9 +69,8 @@ def _find(x: Array, gradient: Array) -> NonCentring | None:
     step = max(1, len(x) // _POINTS)
     some, slope = x[::step], gradient[::step]  # to choose with
     best, nonlinear = None, _nonlinear(some, slope)
-    for candidate in _candidates(some, slope):
-        if nonlinear.max() < _NONLINEAR:
-            break
+    candidates = _candidates(some, slope)
+    while nonlinear.max() >= _NONLINEAR and (candidate := next(candidates, None)) is not None:
         change = _fit(some, slope, *candidate)
         z = change.to_z(some)
         if np.isfinite(z).all():
