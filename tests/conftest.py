@@ -25,5 +25,5 @@ settings.load_profile("suite")
 
 @pytest.fixture(autouse=True)
 def few_draws_look_for_narrow_modes(monkeypatch):
-    """Where a test is not about them: most calls of importance sampling would take ten times as long."""
+    """Limit the search for narrow modes in tests of other things; importance sampling would take ten times as long."""
     monkeypatch.setattr(missed_modes, "_ALL_ROUNDS", 16)

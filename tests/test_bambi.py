@@ -45,7 +45,7 @@ MODELS = {
 
 
 def moments(idata, names):
-    """Means and standard deviations of the variables named, one after the other."""
+    """Return means and standard deviations of the variables named, one after the other."""
     posterior = group(idata, "posterior")
     draws = [posterior[name].values.reshape(posterior.sizes["chain"] * posterior.sizes["draw"], -1) for name in names]
     draws = np.concatenate(draws, axis=1)

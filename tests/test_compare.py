@@ -32,7 +32,7 @@ def bound(elbo, se):
 
 @pytest.fixture(scope="module")
 def draws():
-    """Two models of the same kind with evidences that are known."""
+    """Return two models of the same kind with evidences that are known."""
     return {
         seed: pb.sample_importance(conjugate_gaussian(3, seed).target, draws=256, chains=4, **QUIET) for seed in (0, 1)
     }

@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page):
-    """Line and code of the Python blocks of a page, in order."""
+    """Return the line and code of the Python blocks of a page, in order."""
     text = page.read_text()
     return [(text.count("\n", 0, found.start()) + 2, found[1]) for found in BLOCK.finditer(text)]
 
@@ -92,7 +92,7 @@ def test_every_warning_is_in_the_guide():
 
 
 def anchors(page):
-    """Anchors of the headings of a page, as MyST and GitHub make them."""
+    """Return anchors of the headings of a page, as MyST and GitHub make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -129,7 +129,7 @@ MODULES_WITH_PAGES = ("approximations.ep", "datasets", "errors", "marginal_likel
 
 
 def resolve(name):
-    """Object of a dotted name."""
+    """Return object of a dotted name."""
     parts = name.split(".")
     for k in range(len(parts), 0, -1):
         try:

@@ -42,7 +42,7 @@ def functions(tree):
 
 
 def n_lines(function):
-    """Lines of a function's body without its docstring."""
+    """Return lines of a function's body without its docstring."""
     first = function.body[0]
     documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     start = first.end_lineno + 1 if documented else first.lineno

@@ -19,7 +19,7 @@ from ppl_backends.targets import FunctionTarget
 
 
 def public_calls():
-    """Every public function and class that has options, by whatever public name it is first met."""
+    """Return every public function and class that has options, by its first public name."""
     found = dict.fromkeys(
         [fit_ep_sharded, fit_gibbs_vi_path, initvals_for_pymc, pb.GaussianApproximation.to_inference_data]
     )

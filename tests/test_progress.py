@@ -23,7 +23,7 @@ def test_bars_are_drawn_on_terminals_in_calls_that_take_longer_than_a_second(ter
 
 
 def drawn(monkeypatch, calls, fields=("draws", "acceptance"), chains=2):
-    """Text of a display whose updates come at given times."""
+    """Return the text of a display whose updates come at given times."""
     text, clock = io.StringIO(), [0.0]
     monkeypatch.setattr(progress, "Console", lambda: Console(file=text, force_terminal=True, width=100))
     monkeypatch.setattr(progress, "perf_counter", lambda: clock[0])

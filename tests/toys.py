@@ -23,7 +23,7 @@ class Known:
 
 
 def conjugate_gaussian(dim: int = 5, seed: int = 0) -> Known:
-    """x ~ N(0, 4 I), twelve observations y = A x + N(0, 0.5²) with a correlated design."""
+    """Return x ~ N(0, 4 I), twelve observations y = A x + N(0, 0.5²) with a correlated design."""
     rng = np.random.default_rng(seed)
     n, prior_sd, noise = 12, 2.0, 0.5
     design = rng.normal(size=(n, dim)) + rng.normal(size=(n, 1))
@@ -100,7 +100,7 @@ def bimodal(dim: int = 2, separation: float = 4.0) -> Known:
 
 
 def funnel(dim):
-    """Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v)); normalised, so its log evidence is 0."""
+    """Return Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v)); normalised, so its log evidence is 0."""
 
     def density(points):
         v, x = points[:, 0], points[:, 1:]
@@ -113,7 +113,7 @@ def funnel(dim):
 
 
 def turned_funnel(dim):
-    """The same in turned coordinates, where none scales the others, and a Gaussian start for it."""
+    """Return the same in turned coordinates, where none scales the others, and a Gaussian start for it."""
     straight, turn = funnel(dim), stats.ortho_group.rvs(dim + 1, random_state=np.random.default_rng(0))
 
     def density(points):
@@ -125,7 +125,7 @@ def turned_funnel(dim):
 
 
 def double_funnel(dim):
-    """A funnel with a neck on either side: v ~ N(0, 3²), x_i ~ N(0, exp(−|v|)); its log evidence is 0."""
+    """Return a funnel with a neck on either side: v ~ N(0, 3²), x_i ~ N(0, exp(−|v|)); its log evidence is 0."""
 
     def density(points):
         v, x = points[:, 0], points[:, 1:]
@@ -138,7 +138,7 @@ def double_funnel(dim):
 
 
 def banana():
-    """A curved ridge: x₁ ~ N(0, 3²), x₂ ~ N(9 − x₁², 1); its log evidence is 0."""
+    """Return a curved ridge: x₁ ~ N(0, 3²), x₂ ~ N(9 − x₁², 1); its log evidence is 0."""
 
     def density(points):
         a, c = points[:, 0], points[:, 1] + points[:, 0] ** 2 - 9

@@ -2,13 +2,13 @@
 
     python examples/benchmarks/abc_models.py [runs of the bimodal model]
 
-The octiles of 257 observations of a g-and-k distribution are seven of them in order, whose joint density needs nothing but
-the inverse of the quantile function: their posterior is known. That of ABC is adjusted by regression. Lotka–Volterra is
-compared at the same ε with rejection of uniform draws from a box of nine posterior sds a side, which involves nothing of the
-sampler but its answer's whereabouts.
-The bimodal model is that of Buchholz (2018, section 3.7.2): θ ~ U[−10, 10]², a hundred observations of
-½ N(θ, I) + ½ N(−θ, I), and the earth mover's distance between the two samples. Lotka–Volterra is that of section 3.5.2:
-prey and predators from (50, 100), seen sixteen times, log rates uniform on [−6, 2].
+The octiles of 257 observations of a g-and-k distribution are seven order statistics. Their joint density needs only the
+inverse of the quantile function, so their posterior is known. The ABC posterior is adjusted by regression.
+Lotka–Volterra is compared at the same ε with rejection of uniform draws from a box with sides of nine posterior sds.
+The box uses only the location and scale of the sampler's result. The bimodal model is that of Buchholz (2018, section
+3.7.2): θ ~ U[−10, 10]², a hundred observations of ½ N(θ, I) + ½ N(−θ, I), and the earth mover's distance between the
+two samples. Lotka–Volterra is that of section 3.5.2: prey and predators from (50, 100), seen sixteen times, log rates
+uniform on [−6, 2].
 """
 
 import sys
@@ -29,7 +29,7 @@ MOST_EVENTS = 200_000
 
 
 def box(low, high, names):
-    """Uniform prior on a box."""
+    """Return uniform prior on a box."""
     low, high = np.asarray(low, dtype=float), np.asarray(high, dtype=float)
     dim = len(low)
 
@@ -54,13 +54,13 @@ OBSERVATIONS = 257  # of which the octiles are the 33rd, the 65th, … in order
 
 
 def quantile(theta, z):
-    """Quantiles of g-and-k ``(n, k)`` at normal ones, of parameters ``(n, 4)``."""
+    """Return quantiles of g-and-k ``(n, k)`` at normal ones, of parameters ``(n, 4)``."""
     a, b, g, k = theta.T[:, :, None]
     return a + b * (1 + 0.8 * np.tanh(0.5 * g * z)) * (1 + z**2) ** k * z
 
 
 def g_and_k(parameters, rng):
-    """Octiles ``(n, 7)``."""
+    """Return octiles ``(n, 7)``."""
     theta = parameters["x"]
     y = quantile(theta, rng.standard_normal((len(theta), OBSERVATIONS)))
     return np.quantile(y, np.arange(1, 8) / 8, axis=1).T
@@ -84,7 +84,7 @@ def log_density_of_octiles(theta, octiles):
 
 
 def exact_of_octiles(octiles, truth, rng):
-    """Posterior means and sds of the octiles, by importance sampling from Student t's that are fitted twice."""
+    """Return posterior means and sds of the octiles, by importance sampling from Student t's that are fitted twice."""
     mean, cov = truth, np.diag([0.1, 0.1, 0.5, 0.1]) ** 2 * 4
     for n in (10_000, 10_000, 40_000):
         proposal = stats.multivariate_t(mean, 1.5 * cov, df=5)
@@ -129,7 +129,7 @@ def check_g_and_k():
 
 @njit(cache=False)
 def _gillespie(rates, rng, out):
-    """Prey and predators at t = 0, 2, …, 30; NaN after too many events."""
+    """Simulate prey and predators at t = 0, 2, …, 30; NaN after too many events."""
     for i in range(len(rates)):
         alpha, beta, gamma = rates[i]
         prey, predators, t, seen, events = 50.0, 100.0, 0.0, 0, 0
@@ -154,7 +154,7 @@ def _gillespie(rates, rng, out):
 
 
 def lotka_volterra(parameters, rng):
-    """Two series of sixteen ``(n, 32)``."""
+    """Return two series of sixteen ``(n, 32)``."""
     out = np.empty((len(parameters["x"]), 32))
     _gillespie(np.exp(parameters["x"]), rng, out)
     return out
@@ -200,14 +200,14 @@ def check_lotka_volterra():
 
 
 def two_signs(parameters, rng):
-    """A hundred observations of two coordinates ``(n, 100, 2)``."""
+    """Return a hundred observations of two coordinates ``(n, 100, 2)``."""
     theta = parameters["x"]
     sign = np.where(rng.random((len(theta), 100, 1)) < 0.5, -1.0, 1.0)
     return sign * theta[:, None] + rng.standard_normal((len(theta), 100, 2))
 
 
 def earth_mover(observed, simulated):
-    """Mean distance of the best matching of two samples."""
+    """Return the mean distance of the best matching of two samples."""
     cost = cdist(observed, simulated)
     return cost[linear_sum_assignment(cost)].mean()
 

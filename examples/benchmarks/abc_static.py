@@ -2,13 +2,13 @@
 
     python examples/benchmarks/abc_static.py exact m toy lotka tuberculosis [--runs 50] [--points 16384] [--store FILE]
 
-``exact``: the mixture toy in one dimension at ε = 0.01 (Figure 3.2a), quantiles of the ABC posterior by either kind of points
-and by quadrature. ``m``: the same at ε = 1, variance of the evidence over runs and as a run reports it, both times M (Figure
-3.2b). ``toy``: in 2, 4 and 8 dimensions (Figures 3.3 and 3.4). ``lotka``: Lotka–Volterra on simulated data (Figure 3.5).
-``tuberculosis``: Figure 3.6b. These three print the variance over runs of the posterior mean of the average parameter by
-random points over that by scrambled nets, with a 90 % interval by the bootstrap over runs, and after the comma the same ratio
-for the posterior variance. There is one data set a point, and that share of the nearest data is kept. ``--store`` appends
-every run to a file as a line of JSON. Runs that the file has are not made again.
+``exact``: the mixture toy in one dimension at ε = 0.01 (Figure 3.2a), quantiles of the ABC posterior by either kind of
+points and by quadrature. ``m``: the same at ε = 1, variance of the evidence over runs and as a run reports it, both
+times M (Figure 3.2b). ``toy``: in 2, 4 and 8 dimensions (Figures 3.3 and 3.4). ``lotka``: Lotka–Volterra on simulated
+data (Figure 3.5). ``tuberculosis``: Figure 3.6b. These three print ratios of variances over runs, random points over
+scrambled nets: first for the posterior mean of the average parameter, with a 90 % interval by the bootstrap over runs,
+and after the comma for the posterior variance. There is one data set per point, and the given share of the nearest data
+is kept. ``--store`` appends every run to a file as a line of JSON. Runs that are in the file are not made again.
 """
 
 import argparse
@@ -33,14 +33,14 @@ SDS = np.sqrt([0.1, 0.001])
 
 
 def nearest(prior, simulate, observed, u, rng, natural=np.asarray):
-    """The average parameter of every point ``u`` of the unit cube, those of the nearest data first."""
+    """Return the average parameter of every point ``u`` of the unit cube, those of the nearest data first."""
     theta = prior.prior_from_uniform(u)
     distance = np.linalg.norm(simulate({"x": theta}, rng) - observed, axis=1)
     return natural(theta).mean(axis=1)[np.argsort(np.nan_to_num(distance, nan=np.inf))]
 
 
 def uniform(kind, points, dim, rng):
-    """Points of the unit cube ``(points, dim)``."""
+    """Return points of the unit cube ``(points, dim)``."""
     return qmc.Sobol(dim, rng=rng).random(points) if kind == "nets" else rng.random((points, dim))
 
 

@@ -2,11 +2,12 @@
 
     python examples/benchmarks/abc_toys.py [runs] [python with pyABC]
 
-First table: the mixture toy of Buchholz (2018, section 3.7.1), d = 3, ε = 1, by adaptive importance sampling, by SMC-ABC (Del
-Moral, Doucet & Jasra 2012) and by population Monte Carlo (Sisson, Fan & Tanaka 2007, with the weights of Beaumont et al.
-2009). The error is the mean square of the average of the three posterior means, times the data sets simulated, as in its
-table 3.2 (20.6 with nets and 72.9 with random points there). Second: θ ~ N(0, 1), y | θ ~ N(θ, 0.2²) observed as 1, Gaussian
-kernel: CPU seconds and squared error of the posterior mean, in posterior variances.
+First table: the mixture toy of Buchholz (2018, section 3.7.1), d = 3, ε = 1, by adaptive importance sampling, by
+SMC-ABC (Del Moral, Doucet & Jasra 2012) and by population Monte Carlo (Sisson, Fan & Tanaka 2007, with the weights of
+Beaumont et al. 2009). The error is the mean square of the average of the three posterior means, times the data sets
+simulated, as in its table 3.2 (20.6 with nets and 72.9 with random points there). The second table has θ ~ N(0, 1), y |
+θ ~ N(θ, 0.2²) with y = 1 observed, and a Gaussian kernel. It has CPU seconds and the squared error of the posterior
+mean, in posterior variances.
 """
 
 import json
@@ -28,7 +29,7 @@ QUIET = {"progressbar": False}
 
 
 def box(dim):
-    """θ ~ U[−10, 10]^dim."""
+    """Return θ ~ U[−10, 10]^dim."""
 
     def log_prior(x):
         inside = (np.abs(x) <= HALF).all(axis=1)
@@ -44,14 +45,14 @@ def box(dim):
 
 
 def mixture(parameters, rng):
-    """Data y | θ ~ ½ N(θ, 0.1 I) + ½ N(θ, 0.001 I)."""
+    """Return data y | θ ~ ½ N(θ, 0.1 I) + ½ N(θ, 0.001 I)."""
     theta = parameters["x"]
     sd = np.where(rng.random(len(theta)) < 0.5, np.sqrt(0.1), np.sqrt(0.001))
     return theta + sd[:, None] * rng.standard_normal(theta.shape)
 
 
 def toy(runs, **options):
-    """Figures of ``sample_abc``: see :func:`figures`."""
+    """Return figures of ``sample_abc``: see :func:`figures`."""
     found = []
     for seed in range(runs):
         idata = pb.sample_abc(
@@ -100,7 +101,7 @@ def sisson(runs, n=1000):
 
 
 def normal_model(epsilon):
-    """A pm.Simulator that draws many data sets at once."""
+    """Return a pm.Simulator that draws many data sets at once."""
     with pm.Model() as model:
         theta = pm.Normal("theta", 0, 1)
         pm.Simulator("y", lambda rng, t, size: rng.normal(t, 0.2, size=size), theta, epsilon=epsilon, observed=[1.0])
@@ -108,7 +109,7 @@ def normal_model(epsilon):
 
 
 def conjugate(runs, epsilon, sample):
-    """CPU seconds of a run times its squared error of the mean."""
+    """Return CPU seconds of a run times its squared error of the mean."""
     noise = 0.04 + epsilon**2
     variance = 1 / (1 + 1 / noise)
     model = normal_model(epsilon)
@@ -119,20 +120,20 @@ def conjugate(runs, epsilon, sample):
 
 
 def ours(model, seed):
-    """Posterior mean by ``sample_abc``."""
+    """Return the posterior mean by ``sample_abc``."""
     idata = pb.sample_abc(model, draws=2**15, data_sets=4, random_seed=seed, **QUIET)
     return float(idata["estimates"]["theta_mean"])
 
 
 def pymc_smc(model, seed):
-    """Posterior mean by ``pm.sample_smc``."""
+    """Return the posterior mean by ``pm.sample_smc``."""
     with model:
         idata = pm.sample_smc(1000, chains=4, cores=1, random_seed=seed, **QUIET)
     return float(idata.posterior["theta"].mean())
 
 
 def pyabc(python, runs, epsilon):
-    """CPU seconds of a run of pyABC, in an environment of its own, and its squared error."""
+    """Return CPU seconds of a run of pyABC, in an environment of its own, and its squared error."""
     worker = Path(__file__).parent / "peers" / "pyabc_worker.py"
     said = subprocess.run([python, worker, str(runs), str(epsilon)], capture_output=True, text=True, check=True).stdout
     return json.loads(said.splitlines()[-1])

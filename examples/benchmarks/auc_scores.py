@@ -3,10 +3,10 @@
     python examples/benchmarks/auc_scores.py table --seeds 10      # Pima, Glass (each class against the rest), DNA
     python examples/benchmarks/auc_scores.py path                  # inclusions on DNA, spikes of 0.3 to 10⁻⁶
 
-A half of the rows is for training, 400 of DNA's, and the rest for testing; predictors are scaled by the training rows. As in
-Ridgway, Alquier, Chopin & Liang (2014), hyper-parameters of the prior (the length scale, of √p times ½, 1, 2, 4) maximise the
-pseudo-evidence, and λ, of n times ¼, 1, 4, is chosen by cross-validation in three folds. A line is printed for every split
-and method, then the table.
+Half of the rows (DNA: 400) are for training, and the rest for testing. Predictors are scaled by the training rows. As
+in Ridgway, Alquier, Chopin & Liang (2014), hyper-parameters of the prior (the length scale, of √p times ½, 1, 2, 4)
+maximise the pseudo-evidence, and λ, of n times ¼, 1, 4, is chosen by cross-validation in three folds. The script prints
+a line for every split and method, and then the table.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SPIKES = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 
 
 def split(name, seed):
-    """Training and test rows without intercept, scaled by the former, with labels −1 and +1."""
+    """Return training and test rows without intercept, scaled by the former, with labels −1 and +1."""
     name, _, positive = name.partition(":")
     X, y, *_ = load_binary_regression(name, scaling="raw", positive=positive or None)
     order = np.random.default_rng(1000 + seed).permutation(len(y))
@@ -43,25 +43,25 @@ def split(name, seed):
 
 
 def auc(scores, y):
-    """Share of the pairs of both classes that are in order, ties counting one half."""
+    """Return the share of the pairs of both classes that are in order, ties counting one half."""
     above, below = scores[y > 0][:, None], scores[y < 0]
     return float((above > below).mean() + 0.5 * (above == below).mean())
 
 
 def fit(posterior):
-    """EP of all pairs, to a thousandth."""
+    """Return EP of all pairs, to a thousandth."""
     return fit_pair_ep(posterior, tolerance=1e-3)
 
 
 def folds(y, seed, k=3):
-    """Random folds with both classes in each."""
+    """Return random folds with both classes in each."""
     order = np.random.default_rng(seed).permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     return [order[i::k] for i in range(k)]
 
 
 def validated(posterior, seed):
-    """Mean AUC of the folds that are left out, at the weight of each row that the posterior has."""
+    """Return the mean AUC of the folds that are left out, at the weight of each row that the posterior has."""
     found = []
     for out in folds(posterior.y, seed):
         kept = np.setdiff1d(np.arange(posterior.n), out)
@@ -70,7 +70,7 @@ def validated(posterior, seed):
 
 
 def linear(train, test, seed):
-    """Linear scores, λ by cross-validation."""
+    """Return linear scores, λ by cross-validation."""
     (X, y), (X_test, y_test) = train, test
     posteriors = [GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=rate * len(y)) for rate in RATES]
     best = max(posteriors, key=lambda posterior: validated(posterior, seed))
@@ -78,7 +78,7 @@ def linear(train, test, seed):
 
 
 def process(train, test, seed):
-    """Scores of a Gaussian process: length scale by pseudo-evidence, λ by cross-validation."""
+    """Return scores of a Gaussian process: length scale by pseudo-evidence, λ by cross-validation."""
     (X, y), (X_test, y_test) = train, test
     n, p = X.shape
     processes, tried = [GaussianProcess(X, length_scale=scale * p**0.5) for scale in SCALES], []
@@ -92,7 +92,7 @@ def process(train, test, seed):
 
 
 def spikes(train, test, at):
-    """Spikes and slabs at the learning rate of the linear scores."""
+    """Return spikes and slabs at the learning rate of the linear scores."""
     X_test, y_test = test
     q = fit(at.with_prior(SpikeSlab(at.dim)))
     included = inclusion_probabilities(q)
@@ -100,7 +100,7 @@ def spikes(train, test, at):
 
 
 def table(names, seeds):
-    """Held-out AUC of all methods on the same splits."""
+    """Print the held-out AUC of all methods on the same splits."""
     rows = {}
     for name in names:
         for seed in range(seeds):
@@ -125,7 +125,7 @@ def table(names, seeds):
 
 
 def path():
-    """Inclusions on DNA along the width of the spikes."""
+    """Print the inclusions on DNA along the width of the spikes."""
     (X, y), (X_test, y_test) = split("dna", 0)
     posterior = GibbsPosterior(SpikeSlab(X.shape[1]), "auc", X, y, learning_rate=float(len(y)))
     clock = time.process_time()

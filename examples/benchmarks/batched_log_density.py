@@ -1,9 +1,9 @@
 """Log density and gradient of a batch of points, against a Python loop over PyMC's own compiled function.
 
-Logistic regression with normal priors. Every figure is a median over fresh processes, since some processes never get
-their second thread; within a process the competitors take turns. Processor time counts all threads, and holds on a busy
-machine too. The loop is PyTensor's single-point function in C mode, its fastest. Compile times are those of the first
-call: cold with an empty compile cache of PyTensor's, warm with the cache that the cold process left.
+Logistic regression with normal priors. Every figure is a median over fresh processes, because some processes never get
+a second thread. Within a process the competitors run in turn. Processor time counts all threads, and is reliable on a
+busy machine too. The loop is PyTensor's single-point function in C mode, its fastest. Compile times are those of the
+first call: cold with an empty compile cache of PyTensor, warm with the cache of the cold process.
 
 Run: python examples/benchmarks/batched_log_density.py [--processes 5] [--cores 2] [--skip-cold]
 """
@@ -25,7 +25,7 @@ BATCHES = (1, 10)
 
 
 def logistic_regression(n: int, d: int):
-    """A model with simulated data."""
+    """Return a model with simulated data."""
     import pymc as pm
 
     rng = np.random.default_rng(1)
@@ -38,7 +38,7 @@ def logistic_regression(n: int, d: int):
 
 
 def loop_function(model):
-    """PyMC's log density and gradient of one point, in C mode, applied to row after row."""
+    """Return PyMC's log density and gradient of one point, in C mode, applied to row after row."""
     from pytensor.compile.mode import Mode
 
     single = model.logp_dlogp_function(ravel_inputs=True, mode=Mode(linker="cvm", optimizer="fast_run"))
@@ -55,14 +55,14 @@ def loop_function(model):
 
 
 def seconds(function, *arguments) -> tuple[float, float]:
-    """Wall time and processor time, of all threads, of one call."""
+    """Return the wall time and processor time, of all threads, of one call."""
     start = time.perf_counter(), time.process_time()
     function(*arguments)
     return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
 def measure(problem: str, repeats: int, cores: int) -> dict[str, float]:
-    """Median milliseconds a call in this process, and seconds of each first call."""
+    """Return the median milliseconds a call in this process, and seconds of each first call."""
     from ppl_backends.targets.pymc import PyMCTarget
 
     n, d, points = PROBLEMS[problem]
@@ -95,7 +95,7 @@ def measure(problem: str, repeats: int, cores: int) -> dict[str, float]:
 
 
 def first_call(problem: str, backend: str) -> dict[str, float]:
-    """Seconds from a model to its first batch of gradients."""
+    """Return seconds from a model to its first batch of gradients."""
     from ppl_backends.targets.pymc import PyMCTarget
 
     n, d, points = PROBLEMS[problem]

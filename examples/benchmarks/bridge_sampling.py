@@ -1,4 +1,4 @@
-"""How honest the errors of the evidence by bridge sampling are, beside those of tempering, on known answers.
+"""Check the errors of the evidence by bridge sampling and by tempering on known answers.
 
 ``gaussian d``  a conjugate linear regression with twelve observations (exact).
 ``gap d``       N(0, I) to N(2, Ξ), correlation 0.7 and variances from 0.1 to 10 (exact).
@@ -9,8 +9,9 @@
 ``modes s``     two modes at ±s in the plane, of sd 0.7 and masses 0.3 and 0.7 (exact).
 ``funnel d``    v ~ N(0, 3²) and d variables N(0, exp v), from a Gaussian (0).
 
-A repeat is one call of ``sample_smc`` with its defaults, from the prior (Student and the funnel from a Gaussian), with four
-chains or one. Coverage is of nominal 95 % intervals; that of what is reported counts all runs, trusted or not.
+A repeat is one call of ``sample_smc`` with its defaults, from the prior (Student and the funnel from a Gaussian), with
+four chains or one. Coverage is that of nominal 95 % intervals. The coverage of the reported evidence counts all runs,
+trusted or not.
 
 Run: python examples/benchmarks/bridge_sampling.py [--problems wide-5 ...] [--repeats 100] [--chains 4]
 """
@@ -39,7 +40,7 @@ PROBLEMS = ("gaussian-2", "gaussian-10", "gap-10", "skewed-2", "skewed-10", "t-5
 
 
 def heavy(dim, df=3.0):
-    """Student's t."""
+    """Return Student's t."""
     constant = gammaln((df + dim) / 2) - gammaln(df / 2) - dim / 2 * np.log(df * np.pi)
 
     def density(x):
@@ -50,7 +51,7 @@ def heavy(dim, df=3.0):
 
 
 def problem(name):
-    """Target, start and exact log evidence."""
+    """Return the target, start and exact log evidence."""
     kind, size = name.split("-")
     size = int(size)
     if kind in ("t", "funnel"):
@@ -66,18 +67,18 @@ def problem(name):
 
 
 def errors(rows, name):
-    """Errors of one evidence, over the runs that have it, and their standard errors."""
+    """Return errors of one evidence, over the runs that have it, and their standard errors."""
     error = np.array([row[name] - row["truth"] for row in rows if name in row])
     return error, np.array([row[f"{name}_se"] for row in rows if name in row])
 
 
 def coverage(error, size):
-    """Of nominal 95 % intervals, in percent."""
+    """Return the coverage of nominal 95 % intervals, in per cent."""
     return 100 * np.mean(np.abs(error) < 1.96 * size)
 
 
 def figures(error, size, digits):
-    """Bias, sd, mean standard error and coverage."""
+    """Return the bias, sd, mean standard error and coverage."""
     summary = (f"{error.mean():+.{digits}f}", f"{error.std():.{digits}f}", f"{size.mean():.{digits}f}")
     return f" {' | '.join(summary)} | {coverage(error, size):.0f} % |"
 

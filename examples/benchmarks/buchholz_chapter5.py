@@ -8,21 +8,21 @@
 ``cox``       Log-Gaussian Cox process of the Finnish pines on a grid, from the prior, in the normalisation of Table 5.3:
               without the factors of the Poisson probabilities that do not depend on the field.
 
-Every repeat is one run of 1,024 particles (``--particles``) that are moved until they are uncorrelated, as in the thesis
-(``--len-chain 10``: waste-free). A kernel is named with its tuning, ``hmc-pr`` (a trial at every temperature), ``hmc-ft``
-(Fearnhead & Taylor), or without, by acceptance rate. Load is the number of evaluations of the density (with its gradient,
-but for the random walk) per run; the adjusted variance is the variance of the log evidence, or of the mean of the first
-coordinate, times the load, here over that of the first kernel. Beside it stand the standard deviation of a run's log
-evidence by its lineages; the mean squared jump of a move at the last temperature, in variances and over that of independent
-draws; the moves at every temperature, mean over repeats; and the log evidence by bridge sampling from the last particles of
-all repeats together.
+Every repeat is one run of 1,024 particles (``--particles``) that are moved until they are uncorrelated, as in the
+thesis (``--len-chain 10``: waste-free). A kernel is named with its tuning, ``hmc-pr`` (a trial at every temperature),
+``hmc-ft`` (Fearnhead & Taylor), or without, by acceptance rate. Load is the number of evaluations of the density per
+run (with its gradient, except for the random walk). The adjusted variance is the variance of the log evidence, or of
+the mean of the first coordinate, times the load, divided by that of the first kernel. The table also has the standard
+deviation of a run's log evidence by its lineages; the mean squared jump of a move at the last temperature, in variances
+and relative to independent draws; the moves at every temperature, as a mean over repeats; and the log evidence by
+bridge sampling from the last particles of all repeats together.
 
-``--store FILE`` makes every run by itself and appends it to a file as a line of JSON. Runs that the file has are not made
-again, so that long tables can be made in pieces. The table is of all runs of the file.
+``--store FILE`` makes every run by itself and appends it to a file as a line of JSON. Runs that are in the file are not
+made again, so long tables can be made in parts. The table has all runs of the file.
 
-``--thesis`` is for its conditions: a diagonal metric; steps that begin uniform up to 0.1 with lengths up to 100 for HMC, and
-up to 1 for MALA and the random walk, which are tuned by ``ft`` as well; it goes with ``--ess 0.5``. ``--ladder`` has evenly
-spaced temperatures.
+``--thesis`` sets the conditions of the thesis: a diagonal metric, and steps that begin uniform up to 0.1 with lengths
+up to 100 for HMC, and up to 1 for MALA and the random walk, which are tuned by ``ft`` too. Use it with ``--ess 0.5``.
+``--ladder`` has evenly spaced temperatures.
 
 Run: python examples/benchmarks/buchholz_chapter5.py trial gaussian student mixture binary cox [--dims 10 50] [--repeats 10]
          [--kernels hmc-pr hmc-ft mala random_walk] [--thesis --ess 0.5] [--ladder 14]
@@ -56,7 +56,7 @@ LOG_2PI = np.log(2 * np.pi)
 
 
 def shape_matrix(dim, correlation, low, high):
-    """Equal correlations and variances spread evenly."""
+    """Return equal correlations and variances spread evenly."""
     sd = np.sqrt(np.linspace(low, high, dim))
     return (correlation + (1 - correlation) * np.eye(dim)) * sd[:, None] * sd
 
@@ -75,7 +75,7 @@ class Gaussian:
         return self.constant + 0.5 * ((x - self.mean) * slope).sum(axis=1, dtype=np.float64), slope
 
     def sample(self, n, rng):
-        """Draws ``(n, dim)``."""
+        """Return draws ``(n, dim)``."""
         return self.mean + rng.standard_normal((n, len(self.mean))) @ self.root.T
 
 
@@ -105,12 +105,12 @@ class Mirrored:
         return sum(values), self._grid(slopes).astype(np.float64, copy=False)
 
     def sample(self, n, rng):
-        """Draws ``(n, dim)``."""
+        """Return draws ``(n, dim)``."""
         return self.mean + self._grid([part.sample(n, rng) for part in self.parts])
 
 
 def unfold(grid, axis):
-    """Even and odd part along an axis, each half as long."""
+    """Return even and odd part along an axis, each half as long."""
     low, high = np.split(grid, 2, axis)
     high, share = np.flip(high, axis), grid.dtype.type(0.5**0.5)
     return (low + high) * share, (low - high) * share
@@ -140,7 +140,7 @@ class Student:
         return value, slope * ((self.df + dim) / (self.df + distance))[:, None]
 
     def sample(self, n, rng):
-        """Draws ``(n, dim)``."""
+        """Return draws ``(n, dim)``."""
         z = self.gaussian.sample(n, rng) - self.gaussian.mean
         return self.gaussian.mean + z / np.sqrt(rng.chisquare(self.df, size=(n, 1)) / self.df)
 
@@ -163,7 +163,7 @@ class Mixture:
 
 
 def bridge(start, end, dim):
-    """From one normalised density to another as prior and likelihood."""
+    """Return the path from one normalised density to another, as prior and likelihood."""
 
     def increment(x):
         (low, low_slope), (high, high_slope) = start(x), end(x)
@@ -173,24 +173,24 @@ def bridge(start, end, dim):
 
 
 def gaussian(dim):
-    """N(0, I) to a shifted and correlated one."""
+    """Return the path from N(0, I) to a shifted and correlated normal."""
     end = Gaussian(np.full(dim, 2.0), shape_matrix(dim, 0.7, 0.1, 10.0))
     return bridge(Gaussian(np.zeros(dim), np.eye(dim)), end, dim), 0.0, 2.0
 
 
 def student(dim):
-    """Three to ten degrees of freedom."""
+    """Return the path from three to ten degrees of freedom."""
     end = Student(10.0, np.full(dim, 2.0), shape_matrix(dim, 0.7, 0.1, 10.0))
     return bridge(Student(3.0, np.zeros(dim), np.eye(dim)), end, dim), 0.0, 2.0
 
 
 def mixture(dim):
-    """Two modes; the mean stands in for the share of positive coordinates."""
+    """Return the path to two modes; the mean is the share of positive coordinates."""
     return bridge(Gaussian(np.ones(dim), 5.0 * np.eye(dim)), Mixture(dim), dim), 0.0, 0.3
 
 
 def cox(cells, single=False):
-    """The field itself (not whitened), whose start is the prior."""
+    """Return the field itself (not whitened), whose start is the prior."""
     counts, mean, factor = cox_data(cells)
     prior = Mirrored(mean, factor @ factor.T, np.float32 if single else np.float64)
     area = 1.0 / len(counts)
@@ -203,7 +203,7 @@ def cox(cells, single=False):
 
 
 def binary(name, sites):
-    """A binary regression with prior N(0, I)."""
+    """Return a binary regression with prior N(0, I)."""
     X, y, *_ = load_binary_regression(name)
     factors = pb.Factors(X, 0.0, sites(np.asarray(y, dtype=int)), prior_mean=0.0, prior_precision=1.0)
     return pb.as_target(factors), None, None
@@ -251,7 +251,7 @@ def trial(particles, seed, dim=10, temperature=0.008, longest=100):
 
 
 def run(target, kernel, repeats, seed, **options):
-    """Per repeat: log evidence, mean of the first coordinate, share of positive ones, load."""
+    """Return per repeat the log evidence, the mean of the first coordinate, the share of positive ones and the load."""
     kernel, _, tuning = kernel.partition("-")
     if options.pop("thesis"):
         first = (0.1, 100) if kernel == "hmc" else (1.0, 1)
@@ -309,7 +309,7 @@ def spread(values):
 
 
 def report(label, problem, kernels, repeats, seed, store=None, **options):
-    """The rows of one problem."""
+    """Print the rows of one problem."""
     target, log_evidence, truth = problem
     first = None
     for kernel in kernels:

@@ -2,16 +2,17 @@
 
     python examples/benchmarks/chopin_ridgway_comparison.py pima german_credit sonar --seconds 0.5 --runs 16
 
-Normal priors of sd 20 (intercept) and 5, predictors scaled as in the paper. Importance sampling, scrambled Sobol points and
-SMC start from EP; random walk and HMC have its covariance and are tuned for a fifth of their draws; Gibbs is Albert & Chib's
-with the scale move; NUTS is nutpie's, compiled beforehand, with 300 draws of adaptation. Every method gets about the CPU
-seconds asked for a run, found by pilots; all that a run does counts, EP and adaptation included. Independent runs are the
-chains of one call.
+Normal priors of sd 20 (intercept) and 5, predictors scaled as in the paper. Importance sampling, scrambled Sobol points
+and SMC start from EP; random walk and HMC have its covariance and are tuned for a fifth of their draws; Gibbs is Albert
+& Chib's with the scale move; NUTS is nutpie's, compiled beforehand, with 300 draws of adaptation. Every method takes
+about the requested CPU seconds per run, which pilots determine. The time includes EP and adaptation. Independent runs
+are the chains of one call.
 
-With the mean squared error of a coefficient's mean over the runs, *ESS per CPU second* is posterior variance / MSE / CPU; the
-inefficiency relative to importance sampling is the ratio of MSE × CPU, for means and for variances. Medians over
-coefficients, and the worst coefficient's ESS. The reference is importance sampling where its points are worth 50,000 draws,
-else long HMC with EP's covariance. DNA has 400 of its rows, as in the paper, drawn at random.
+With the mean squared error of a coefficient's mean over the runs, *ESS per CPU second* is posterior variance / MSE /
+CPU; the inefficiency relative to importance sampling is the ratio of MSE × CPU, for means and for variances. The table
+has medians over coefficients, and the ESS of the worst coefficient. The reference is importance sampling if its points
+are worth 50,000 draws, and long HMC with EP's covariance otherwise. DNA has 400 of its rows, as in the paper, drawn at
+random.
 """
 
 import argparse
@@ -31,12 +32,12 @@ ROWS = {"dna": 400}
 
 
 def prior_sd(p):
-    """The paper's Gaussian priors."""
+    """Return the paper's Gaussian priors."""
     return np.r_[20.0, np.full(p - 1, 5.0)]
 
 
 def weighted(idata):
-    """Means and variances of each chain of importance sampling ``(runs, p)``, and what all points are worth."""
+    """Return means and variances of each chain of importance sampling ``(runs, p)``, and what all points are worth."""
     theta, log_w = idata["proposal"]["theta"].values, idata["proposal"]["log_weight"].values
     w = np.exp(log_w - log_w.max(axis=1, keepdims=True))
     total = np.exp(log_w - log_w.max()).ravel()
@@ -46,7 +47,7 @@ def weighted(idata):
 
 
 def moments(theta):
-    """Means and variances of each run ``(runs, p)``."""
+    """Return means and variances of each run ``(runs, p)``."""
     return theta.mean(axis=1), theta.var(axis=1)
 
 
@@ -76,18 +77,18 @@ class Methods:
         }
 
     def importance(self, runs, draws, seed, qmc):
-        """Importance sampling from EP's Gaussian."""
+        """Return importance sampling from EP's Gaussian."""
         options = {"approximation": "ep", "proposal": "gaussian", "qmc": qmc, "random_seed": seed, "progressbar": False}
         return pb.sample_importance(self.target, draws=draws, chains=runs, **options)
 
     def chains(self, step, runs, draws, seed):
-        """Markov chains, all runs as one batch."""
+        """Return Markov chains, all runs as one batch."""
         options = {"step": step, "draws": draws, "tune": draws // 5, "chains": runs, "cores": 1, "progressbar": False}
         idata = pb.sample_mcmc(self.target, random_seed=seed, **options)
         return moments(idata.posterior["theta"].values)
 
     def smc(self, runs, draws, seed):
-        """Tempering from EP's Gaussian."""
+        """Return tempering from EP's Gaussian."""
         options = {"initial": "ep", "draws": draws, "chains": runs, "cores": 1, "random_seed": seed}
         return moments(pb.sample_smc(self.target, progressbar=False, **options).posterior["theta"].values)
 
@@ -102,7 +103,7 @@ class Methods:
         return nutpie.compile_pymc_model(model, initial_points={"beta": np.zeros(self.p)}, jitter_rvs=set())
 
     def nuts(self, runs, draws, seed):
-        """NUTS with adaptation, one chain a run."""
+        """Return NUTS with adaptation, one chain a run."""
         import nutpie
 
         options = {"draws": draws, "tune": ADAPTATION, "chains": runs, "cores": 1, "seed": seed, "progress_bar": False}
@@ -110,14 +111,14 @@ class Methods:
 
 
 def cpu(call, *arguments):
-    """What a call returns, and its CPU seconds."""
+    """Return what a call returns, and its CPU seconds."""
     clock = time.process_time()
     found = call(*arguments)
     return found, time.process_time() - clock
 
 
 def long_run(methods):
-    """Reference means and variances ``(p,)``, and where they are from."""
+    """Return reference means and variances ``(p,)``, and where they are from."""
     mean, variance, worth = weighted(methods.importance(8, 2**14, 1, qmc=True))
     if worth >= ENOUGH:
         return mean.mean(axis=0), variance.mean(axis=0), f"importance sampling, worth {worth:.0f} draws"

@@ -1,8 +1,9 @@
 """Two versions of the package side by side: error² × CPU time of samplers, and CPU time of fits and single calls.
 
-Each version is a checkout of the repository. Each has a process of its own, and both run seed by seed in turn, so that other
-work on the machine meets both. Time is CPU time of the process on one core. A row's ratio is what the old version spends
-over what the new one does: above one the new version is better. Intervals are 95 % intervals of the bootstrap over seeds.
+Each version is a checkout of the repository and has its own process. Both run seed by seed in turn, so that other work
+on the machine affects both. Time is CPU time of the process on one core. The ratio of a row is the cost of the old
+version divided by that of the new version, so above one the new version is better. Intervals are 95 % intervals of the
+bootstrap over seeds.
 
     python examples/benchmarks/compare_versions.py OLD NEW --seeds 10 --file versions.jsonl [--rows smc-auto/Pima ...]
 """
@@ -32,7 +33,7 @@ ROWS += [f"{kind}/1e6" for kind in ("informed", "metropolis", "hmc", "scalable",
 
 
 def smc(start, name):
-    """Tempering SMC with its defaults."""
+    """Return tempering SMC with its defaults."""
     from models import MODELS
     from peers.samplers import Ours
 
@@ -46,7 +47,7 @@ def smc(start, name):
 
 
 def ep(name):
-    """Twenty fits of expectation propagation."""
+    """Return twenty fits of expectation propagation."""
     from ppl_backends import Factors, fit_ep
     from ppl_backends.datasets import load_binary_regression
     from ppl_backends.targets.factors import Logit
@@ -66,7 +67,7 @@ def ep(name):
 
 
 def subsampling(kind):
-    """CPU seconds an effective draw of a sub-sampling step on a logistic regression of 10⁶ rows."""
+    """Return CPU seconds an effective draw of a sub-sampling step on a logistic regression of 10⁶ rows."""
     import arviz as az
     import pymc as pm
 
@@ -96,7 +97,7 @@ def subsampling(kind):
 
 
 def stan_call(_):
-    """One evaluation of density and gradient of a small Stan program."""
+    """Return one evaluation of density and gradient of a small Stan program."""
     import ppl_backends as pb
 
     folder = HERE.parents[1] / "stan_models"
@@ -116,7 +117,7 @@ def stan_call(_):
 
 
 def hmc_step(_):
-    """``pm.sample`` with the calibrated Hamiltonian step: seconds an effective draw."""
+    """Return ``pm.sample`` with the calibrated Hamiltonian step: seconds an effective draw."""
     import arviz as az
     import pymc as pm
     from models import MODELS
@@ -139,7 +140,7 @@ def hmc_step(_):
 
 
 def make(row):
-    """The function of a row, ready to be called with a seed."""
+    """Return the function of a row, ready to be called with a seed."""
     kind, _, name = row.partition("/")
     if kind.startswith("smc-"):
         return smc(kind.removeprefix("smc-"), name)
@@ -176,7 +177,7 @@ class Version:
         )
 
     def wait(self):
-        """Until it is ready."""
+        """Wait until it is ready."""
         if self._process.stdout.readline().strip() != "ready":
             raise RuntimeError("a version cannot run this row")
 
@@ -212,7 +213,7 @@ def measure(row, checkouts, seeds, file, done):
 
 
 def costs(row, results):
-    """Figure → (old, new) arrays over seeds of what is compared: squared errors × seconds, or seconds."""
+    """Return the figure → (old, new) arrays over seeds of what is compared: squared errors × seconds, or seconds."""
     seconds = np.array([[line[v]["seconds"] for v in ("old", "new")] for line in results])
     figures = {"seconds": (np.ones_like(seconds), seconds)}
     if row.startswith("smc-"):
@@ -225,7 +226,7 @@ def costs(row, results):
 
 
 def ratio(errors, seconds, rng):
-    """Old over new of mean squared error × mean seconds, with its bootstrap interval."""
+    """Return the old over new of mean squared error × mean seconds, with its bootstrap interval."""
 
     def of(index):
         both = errors[index].mean(axis=0) * seconds[index].mean(axis=0)

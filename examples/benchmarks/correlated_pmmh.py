@@ -1,9 +1,9 @@
 """Plain and correlated particle Metropolis on a long stochastic volatility: effective draws a CPU second.
 
 ``python correlated_pmmh.py plain correlated [--rows 2000] [--seeds 1 2 3] [--draws 1000] [--correlation 0.99]
-[--particles 64]`` simulates the series and prints a line for each. The last two options are of the correlated kind; by
-default they are those of the package. The kinds alternate in one process, so that both run beside the same other work. CPU
-seconds are those of the draws that are kept.
+[--particles 64]`` simulates the series and prints a line for each. The last two options are for correlated chains, and
+have the package's defaults. Both kinds alternate in one process, so that other work affects both. CPU seconds are those
+of the draws that are kept.
 """
 
 import argparse

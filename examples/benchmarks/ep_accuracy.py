@@ -2,14 +2,15 @@
 Accuracy of expectation propagation
 ===================================
 
-Binary regressions of Chopin & Ridgway (2017) in their four scenarios, Gaussian or Cauchy prior and probit or logit link,
-beside importance sampling from a mixture of EP's Gaussian and a Student t about it, with scrambled Sobol points.
+Binary regressions of Chopin & Ridgway (2017) in their four scenarios, Gaussian or Cauchy prior and probit or logit
+link, compared with importance sampling from a mixture of EP's Gaussian and a Student t around it, with scrambled Sobol
+points.
 
-``scenarios`` has EP's errors of means (in posterior sds), of sds and of the log evidence, that of Laplace's evidence, and
-the smallest marginal accuracy 1 − ½∫|q − p| over coefficients: of EP's Gaussian, of the Gaussian with the exact mean and
-sd, which is the best that a Gaussian can do, of EP's corrected marginals, and of Laplace; ``short`` is how far EP's
-Gaussian falls behind the exact one at worst. ``efficiency`` has the efficiency factor of importance sampling from EP's
-Gaussian with 5·10⁵ independent draws, several times over, with standard deviations that divide by n or by n − 1.
+``scenarios`` prints EP's errors of means (in posterior sds), of sds and of the log evidence, the error of Laplace's
+evidence, and the smallest marginal accuracy 1 − ½∫|q − p| over coefficients: for EP's Gaussian, for the Gaussian with
+the exact mean and sd (the best Gaussian), for EP's corrected marginals, and for Laplace. ``short`` is the largest
+difference between the exact Gaussian and EP's. ``efficiency`` prints the efficiency factor of importance sampling from
+EP's Gaussian with 5·10⁵ independent draws, several times, with standard deviations that divide by n or by n − 1.
 
     python examples/benchmarks/ep_accuracy.py scenarios | efficiency [data sets]
 """
@@ -30,7 +31,7 @@ EDGES = np.linspace(-6, 6, 97)  # of the bins that accuracies are measured with,
 
 
 def scenarios(name):
-    """The four posteriors of one data set."""
+    """Yield the four posteriors of one data set."""
     X, y, *_ = load_binary_regression(name, scaling="gelman")
     d = X.shape[1]
     scale = np.r_[10.0, np.full(d - 1, 2.5)]
@@ -77,12 +78,12 @@ def bin_masses(z, w):
 
 
 def gaussian_masses(mean, sd):
-    """Mass of every bin under N(mean, sd²), in EP's units."""
+    """Return the mass of every bin under N(mean, sd²), in EP's units."""
     return np.diff(stats.norm.cdf((EDGES - mean[:, None]) / sd[:, None]), axis=1)
 
 
 def corrected_masses(q):
-    """Mass of every bin under EP's corrected marginals."""
+    """Return the mass of every bin under EP's corrected marginals."""
     marginals = q.marginals()
     masses = []
     for grid, density, mean, sd in zip(marginals.grid, marginals.density, q.mean, q.sd, strict=True):

@@ -2,10 +2,10 @@
 Expectation propagation on many kinds of models
 ===============================================
 
-The same call, ``fit_ep(model)``, on models of different kinds, beside exact answers: by NUTS (nutpie), by Hamiltonian Monte
-Carlo where NUTS finds no start, or by adding up all 2^p Gaussians of a spike-and-slab regression. Errors are the largest
-over all unconstrained coordinates, those of means in units of the posterior standard deviation; ``noise`` is what the
-reference's own Monte Carlo error explains.
+The same call, ``fit_ep(model)``, runs on models of different kinds. The reference is NUTS (nutpie), Hamiltonian Monte
+Carlo if NUTS finds no start, or the sum of all 2^p Gaussians of a spike-and-slab regression. Errors are the largest
+over all unconstrained coordinates; those of means are in posterior standard deviations. ``noise`` is the part that the
+Monte Carlo error of the reference explains.
 
     python examples/benchmarks/ep_breadth.py [names]
 """
@@ -29,7 +29,7 @@ SPIKES = {"w": np.array([0.8, 0.2]), "sigma": np.array([0.05, 2.0])}
 
 
 def poisson_random_effects():
-    """Counts with a scale of group effects; the Stan example's data."""
+    """Return counts with a scale of group effects; the Stan example's data."""
     data = json.loads((STAN_MODELS / "poisson_random_effects.data.json").read_text())
     group = np.array(data["group"]) - 1
     with pm.Model() as model:
@@ -41,7 +41,7 @@ def poisson_random_effects():
 
 
 def robust_regression(n=200, d=5):
-    """Student t errors, scale and degrees of freedom unknown."""
+    """Return a model of Student t errors with unknown scale and degrees of freedom."""
     X = RNG.normal(size=(n, d))
     y = X @ np.linspace(1, -1, d) + 0.7 * RNG.standard_t(3, size=n)
     with pm.Model() as model:
@@ -51,7 +51,7 @@ def robust_regression(n=200, d=5):
 
 
 def ordinal_regression(n=300, d=4):
-    """Four ordered categories, cutpoints unknown."""
+    """Return a model of four ordered categories with unknown cutpoints."""
     X = RNG.normal(size=(n, d))
     y = np.digitize(X @ np.linspace(1, -1, d) + RNG.logistic(size=n), [-1.5, 0.2, 1.5])
     with pm.Model() as model:
@@ -64,7 +64,7 @@ def ordinal_regression(n=300, d=4):
 
 
 def dna_cauchy_probit():
-    """Splice junctions of the kind ei against the rest."""
+    """Return a model of splice junctions of the kind ei against the rest."""
     X, y, *_ = load_binary_regression("dna", scaling="gelman")
     with pm.Model() as model:
         beta = pm.Cauchy("beta", 0, np.r_[10.0, np.full(X.shape[1] - 1, 2.5)], shape=X.shape[1])
@@ -74,7 +74,7 @@ def dna_cauchy_probit():
 
 
 def gaussian_process_classification(n=500):
-    """Binary outcomes along a line, amplitude unknown."""
+    """Return a model of binary outcomes along a line with unknown amplitude."""
     x = np.sort(RNG.uniform(0, 10, size=n))
     root = np.linalg.cholesky(np.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * np.eye(n))
     y = RNG.random(n) < 1 / (1 + np.exp(-2 * root @ RNG.normal(size=n)))
@@ -85,7 +85,7 @@ def gaussian_process_classification(n=500):
 
 
 def spike_and_slab(n=60, p=10, correlation=0.0):
-    """A regression with a mixture of two normals for a prior of every coefficient."""
+    """Return a regression with a mixture of two normals for a prior of every coefficient."""
     X = np.sqrt(1 - correlation) * RNG.normal(size=(n, p)) + np.sqrt(correlation) * RNG.normal(size=(n, 1))
     y = X[:, :3] @ [1.0, -0.6, 0.35] + RNG.normal(size=n)
     with pm.Model() as model:
@@ -96,7 +96,7 @@ def spike_and_slab(n=60, p=10, correlation=0.0):
 
 
 def correlated_spike_and_slab():
-    """The same with predictors that can stand in for one another: several modes."""
+    """Return the same with predictors that can replace each other, which gives several modes."""
     return spike_and_slab(n=40, correlation=0.8)
 
 
@@ -115,7 +115,7 @@ MODELS = {
 
 
 def mixture_of_gaussians(X, y):
-    """Means and sds of a spike-and-slab regression with unit noise, over all 2^p choices."""
+    """Return means and sds of a spike-and-slab regression with unit noise, over all 2^p choices."""
     p = X.shape[1]
     gram, shift = X.T @ X, X.T @ y
     choices = (np.arange(2**p)[:, None] >> np.arange(p)) & 1
@@ -135,7 +135,7 @@ def mixture_of_gaussians(X, y):
 
 
 def by_nuts(model, target):
-    """Means and sds in unconstrained space by NUTS, the seconds it took, and its smallest bulk ESS."""
+    """Return means and sds in unconstrained space by NUTS, the seconds it took, and its smallest bulk ESS."""
     import nutpie
 
     compiled = nutpie.compile_pymc_model(model)
@@ -153,7 +153,8 @@ def by_nuts(model, target):
 def by_hmc(factors, q, iterations=700, chains=24, step=0.28, leaps=6):
     """Means and sds by Hamiltonian Monte Carlo in the coordinates in which ``q`` is standard normal, and the seconds it took.
 
-    For a probit with so many predictors: at random coefficients it is 0 or 1 to machine precision, and NUTS finds no start.
+    This is for a probit with many predictors: at random coefficients it is 0 or 1 to machine precision, and NUTS finds
+    no start.
     """
     rng, root, started = np.random.default_rng(0), np.linalg.cholesky(q.cov), time.perf_counter()
 
@@ -184,7 +185,7 @@ def by_hmc(factors, q, iterations=700, chains=24, step=0.28, leaps=6):
 
 
 def compare(name):
-    """One row of the table."""
+    """Print one row of the table."""
     model = MODELS[name]()
     started = time.perf_counter()
     target = pb.as_target(model)

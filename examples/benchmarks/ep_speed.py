@@ -2,13 +2,13 @@
 Speed of expectation propagation
 ================================
 
-Three tables, with one BLAS thread; solving and sampling are timed in seconds of CPU on one core, so that other work on the
-machine matters little, finding and compiling by the clock.
+The script prints three tables, with one BLAS thread. Solving and sampling are timed in CPU seconds on one core, so that
+other work on the machine matters little. Finding factors and compiling are timed in wall time.
 
-``small`` has solver times of EP on hand-written factors beside Newton's method run to convergence on the same factors,
-which is what a Laplace approximation costs. ``models`` takes the whole way from a PyMC model, with the parts apart: finding
-the factors, first use (whatever is compiled), solving; and NUTS (nutpie) run to an ESS of 1,000 in every coordinate, its
-compilation apart. ``growth`` has more and more rows.
+``small`` has solver times of EP on hand-written factors, and of Newton's method run to convergence on the same factors,
+which is the cost of a Laplace approximation. ``models`` starts from a PyMC model and has separate times for finding the
+factors, first use (with compilation) and solving; and for NUTS (nutpie) run to an ESS of 1,000 in every coordinate,
+without compilation. ``growth`` has more and more rows.
 
     python examples/benchmarks/ep_speed.py small | models [data sets] | growth
 """
@@ -30,20 +30,20 @@ ENOUGH = 1000  # effective draws
 
 
 def timed(function, clock=time.process_time):
-    """Seconds, and the result."""
+    """Return seconds, and the result."""
     started = clock()
     result = function()
     return clock() - started, result
 
 
 def best(function, repeats=15):
-    """Shortest of several runs, in milliseconds, and the last result."""
+    """Return the shortest of several runs, in milliseconds, and the last result."""
     runs = [timed(function) for _ in range(repeats)]
     return 1e3 * min(seconds for seconds, _ in runs), runs[-1][1]
 
 
 def scenarios(X, y):
-    """The four of Chopin & Ridgway (2017): Gaussian or Cauchy prior, probit or logit."""
+    """Yield the four scenarios of Chopin & Ridgway (2017): Gaussian or Cauchy prior, probit or logit."""
     d = X.shape[1]
     scale = np.r_[10.0, np.full(d - 1, 2.5)]
     for family in (Probit, Logit):
@@ -54,7 +54,7 @@ def scenarios(X, y):
 
 
 def small_data():
-    """EP and Newton on the data sets of the paper."""
+    """Print the times of EP and Newton on the data sets of the paper."""
     print(
         f"{'data':18s} {'n':>5s} {'d':>4s} {'scenario':16s} {'EP ms':>8s} {'Newton ms':>10s} {'ratio':>6s} {'sweeps':>7s}"
     )
@@ -73,7 +73,7 @@ def small_data():
 
 
 def regression(X, y, link, prior_sd):
-    """A binary regression in PyMC."""
+    """Return a binary regression in PyMC."""
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, prior_sd, shape=X.shape[1])
         eta = X @ beta
@@ -101,7 +101,7 @@ def nuts_seconds(model):
 
 
 def models(*names):
-    """The whole way from a PyMC model, and NUTS."""
+    """Print the times of all steps from a PyMC model, and those of NUTS."""
     print(
         f"\n{'data':14s} {'link':7s} {'find s':>7s} {'first s':>8s} {'EP ms':>7s} {'NUTS s':>7s} {'NUTS/EP':>8s} "
         f"{'compile s':>10s}"
@@ -130,7 +130,7 @@ def _found(model):
 
 
 def growth(d=50):
-    """Logistic regressions in PyMC with more and more rows."""
+    """Print the times of logistic regressions in PyMC with more and more rows."""
     print(f"\n{'n':>7s} {'d':>4s} {'find s':>7s} {'EP s':>7s} {'sweeps':>7s}")
     rng = np.random.default_rng(0)
     beta = 0.2 * rng.normal(size=d)

@@ -12,8 +12,8 @@
 ``hierarchical``   a regression with intercepts and slopes in 1,000 groups, 2,005 coordinates, from 4 × 5,000 exact draws. The
                    evidence given the five hyper-parameters is a Gaussian's; over these it is integrated by nets of points.
 
-Coverage is of nominal 95 % intervals by Student's t. Rows are appended to ``--file`` as lines of JSON, and what is there is
-not run again; ``--print`` prints the table.
+Coverage is that of nominal 95 % intervals by Student's t. Rows are appended to ``--file`` as lines of JSON, and rows
+that are there are not run again. ``--print`` prints the table.
 
 Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/evidence_from_draws.py --file rows.jsonl
          [--kinds posteriordb references subsets toys hierarchical] [--names NAME ...] [--methods bridge auto] [--sets 20]
@@ -72,7 +72,7 @@ GROUPS, REPEATS = 1000, 8
 
 
 def nutpie_draws(target, draws, seed, tune=400):
-    """Draws of nutpie's NUTS on a target: InferenceData with what diverged, and the unconstrained points."""
+    """Return draws of nutpie's NUTS on a target: InferenceData with what diverged, and the unconstrained points."""
     import nutpie
     from nutpie.compiled_pyfunc import from_pyfunc
 
@@ -101,7 +101,7 @@ def nutpie_draws(target, draws, seed, tune=400):
 
 
 def with_divergences(values, diverging):
-    """InferenceData of values by name, by either line of ArviZ."""
+    """Return InferenceData of values by name, by either line of ArviZ."""
     groups = {"posterior": values, "sample_stats": {"diverging": diverging}}
     return az.from_dict(groups) if int(az.__version__.split(".")[0]) >= 1 else az.from_dict(**groups)
 
@@ -123,7 +123,7 @@ def reference(target, x, points):
 
 
 def target_named(name, database):
-    """A posterior of posteriordb, or another one of the table of reference evidences."""
+    """Return a posterior of posteriordb, or another one of the table of reference evidences."""
     others = problems()
     if name not in others:
         return read_target(name, database)
@@ -132,7 +132,7 @@ def target_named(name, database):
 
 
 def posteriordb(names, methods, sets, points, known, database):
-    """Rows of every posterior and set of draws; ``known`` are done."""
+    """Yield the rows of every posterior and set of draws, without those in ``known``."""
     for name in names:
         asked = [(seed, method) for seed in range(sets) for method in methods if (name, seed, method) not in known]
         if not asked:
@@ -151,7 +151,7 @@ def posteriordb(names, methods, sets, points, known, database):
 
 
 def subsets(names, methods, sets, points, known, folder):
-    """Rows of every posterior and subset of its reference draws."""
+    """Yield the rows of every posterior and subset of its reference draws."""
     for name in names or PROPER:
         target, values = read_target(name), reference_draws(folder, name)
         x = target.unconstrain({key: value.reshape(-1, *value.shape[2:]) for key, value in values.items()})
@@ -169,7 +169,7 @@ def subsets(names, methods, sets, points, known, folder):
 
 
 def reference_draws(folder, name):
-    """Reference draws ``(chain, draw, *shape)`` by parameter."""
+    """Return reference draws ``(chain, draw, *shape)`` by parameter."""
     chains = read_zip(folder / f"{name}.draws.json.zip")
     entries = {}
     for key in chains[0]:
@@ -190,7 +190,7 @@ def reference_draws(folder, name):
 
 
 def row(name, seed, method, draws, target, truth):
-    """One evidence."""
+    """Return one evidence."""
     clock = time.process_time()
     found = pb.evidence(draws, target, method=method, random_seed=seed)
     return {
@@ -212,7 +212,7 @@ def row(name, seed, method, draws, target, truth):
 
 
 def toy_draws(name, rng, draws=DRAWS):
-    """Target, its exact log evidence, and draws of one toy."""
+    """Return the target, its exact log evidence, and draws of one toy."""
     shape = (CHAINS, draws)
     if name in ("regression 50, exact draws", "regression 50, slow chains"):
         known = conjugate_gaussian(50)
@@ -248,7 +248,7 @@ TOYS = (
 
 
 def student(dim, df=3.0):
-    """Student's t."""
+    """Return Student's t."""
     constant = gammaln((df + dim) / 2) - gammaln(df / 2) - dim / 2 * np.log(df * np.pi)
 
     def density(x):
@@ -259,7 +259,7 @@ def student(dim, df=3.0):
 
 
 def toys(names, methods, sets, known):
-    """Rows of every toy and set of draws."""
+    """Yield the rows of every toy and set of draws."""
     for name in names or TOYS:
         for seed in range(sets):
             target, truth, x = toy_draws(name, np.random.default_rng([5, seed]))
@@ -269,7 +269,7 @@ def toys(names, methods, sets, known):
 
 
 def hierarchical(methods, sets, known):
-    """Rows of the regression with 2,005 coordinates."""
+    """Yield the rows of the regression with 2,005 coordinates."""
     name = f"hierarchical regression, {2 * GROUPS + 5} coordinates"
     model = HierarchicalRegression()
     truth, error, pool = model.exact()
@@ -281,7 +281,7 @@ def hierarchical(methods, sets, known):
 
 
 def table(rows):
-    """Markdown."""
+    """Print the table as Markdown."""
     print(
         "| draws of | dim | method | sets | taken, proposal | mean error | sd | mean se | coverage | trusted | CPU s |"
     )
@@ -300,7 +300,7 @@ def table(rows):
 
 
 def line(name, method, rows):
-    """One row of the table."""
+    """Return one row of the table."""
     error, size = (np.array([one[key] for one in rows]) for key in ("log_evidence", "se"))
     error = error - [one["truth"] for one in rows]
     taken = ", ".join(dict.fromkeys(f"{one['taken']} ({one['proposal']})" for one in rows))
@@ -374,7 +374,7 @@ class HierarchicalRegression:
         return value + (scales - 0.5 * np.exp(2 * scales) + 0.5 * np.log(2 / np.pi)).sum(axis=1)
 
     def log_density(self, points):
-        """Joint log density."""
+        """Return the joint log density."""
         return np.concatenate([self._block(block) for block in np.array_split(points, -(-len(points) // 1000))])
 
     def _block(self, points):
@@ -388,7 +388,7 @@ class HierarchicalRegression:
         return value + self.log_prior(phi)
 
     def given(self, phi):
-        """Precisions ``(n, groups, 2, 2)`` and means ``(n, groups, 2)`` of effects, and log p(y, φ)."""
+        """Return precisions ``(n, groups, 2, 2)`` and means ``(n, groups, 2)`` of effects, and log p(y, φ)."""
         noise = np.exp(-2 * phi[:, 4])
         precision = noise[:, None, None, None] * self.gram + (np.exp(-2 * phi[:, 2:4])[:, None, :, None] * np.eye(2))
         shift = noise[:, None, None] * self.cross + (phi[:, :2] * np.exp(-2 * phi[:, 2:4]))[:, None, :]
@@ -400,7 +400,7 @@ class HierarchicalRegression:
         return precision, mean, value + self.log_prior(phi)
 
     def marginal(self):
-        """The posterior of the hyper-parameters as a target."""
+        """Return the posterior of the hyper-parameters as a target."""
 
         def density(phi):
             return np.concatenate([self.given(block)[2] for block in np.array_split(phi, -(-len(phi) // 500))])
@@ -420,7 +420,7 @@ class HierarchicalRegression:
         return posterior.attrs["log_evidence"], posterior.attrs["log_evidence_se"], posterior["x"].values.reshape(-1, 5)
 
     def draws(self, pool, n, rng):
-        """Exact draws ``(n, dim)`` of the posterior."""
+        """Return exact draws ``(n, dim)`` of the posterior."""
         phi = pool[rng.integers(0, len(pool), n)]
         found = []
         for block in np.array_split(phi, -(-n // 500)):

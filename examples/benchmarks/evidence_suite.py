@@ -4,10 +4,11 @@
     python evidence_suite.py --file rows.jsonl --samplers dynesty nautilus --seeds 3     # in the peers' environment
     python evidence_suite.py --file rows.jsonl --print
 
-``smc`` and ``smc auto`` are `sample_smc` from the prior and with ``initial="auto"``, all else default. ``dynesty`` is the
-static nested sampler with 500 live points, ``nautilus`` has 1,000 live points and stops at an effective size of 10,000.
-Every sampler gets the same prior and the same likelihood in NumPy. dynesty calls it point by point, nautilus and
-`sample_smc` in batches. `sample_smc` uses gradients, the others do not. A call is one point, with or without gradient.
+``smc`` and ``smc auto`` are `sample_smc` from the prior and with ``initial="auto"``, with the other options at their
+defaults. ``dynesty`` is the static nested sampler with 500 live points, ``nautilus`` has 1,000 live points and stops at
+an effective size of 10,000. Every sampler gets the same prior and the same likelihood in NumPy. dynesty calls it point
+by point, nautilus and `sample_smc` in batches. `sample_smc` uses gradients, the others do not. A call is one point,
+with or without gradient.
 
 CPU seconds are of this process. Rows are appended to ``--file``; rows that are there are not run again. Intervals of
 the ratio are bootstrapped over seeds, and left out below three.

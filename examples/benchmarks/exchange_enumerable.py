@@ -1,10 +1,11 @@
-"""Noisy exchange where everything can be enumerated: the error of its acceptance, and the distance of its law.
+"""Measure the error of the acceptance of noisy exchange, and the distance of its distribution, where both can be enumerated.
 
     python examples/benchmarks/exchange_enumerable.py [--repeats 3000]
 
 A graph on five nodes with independent ties, a grid of twelve parameters, uniform proposals, exact draws. The acceptance
-probabilities of every pair of grid points are averaged over repeats, which gives the transition matrix of the noisy chain and
-hence its stationary law. C is Mitrophanov's constant of the exact chain, the sum over t of the contraction after t steps.
+probabilities of every pair of grid points are averaged over repeats, which gives the transition matrix of the noisy
+chain and its stationary distribution. C is Mitrophanov's constant of the exact chain, the sum over t of the contraction
+after t steps.
 """
 
 import argparse
@@ -19,14 +20,14 @@ DRAWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def kernel_of(accept: np.ndarray) -> np.ndarray:
-    """Transition matrix of uniform proposals."""
+    """Return the transition matrix of uniform proposals."""
     kernel = accept / len(accept)
     np.fill_diagonal(kernel, 0.0)
     return kernel + np.diag(1.0 - kernel.sum(axis=1))
 
 
 def stationary(kernel: np.ndarray) -> np.ndarray:
-    """Left eigenvector of eigenvalue one."""
+    """Return left eigenvector of eigenvalue one."""
     values, vectors = np.linalg.eig(kernel.T)
     vector = np.abs(np.real(vectors[:, np.argmax(np.real(values))]))
     return vector / vector.sum()

@@ -2,11 +2,11 @@
 
     python examples/benchmarks/exchange_florentine.py [row ...]
 
-Prints a Markdown table: posterior means and standard deviations with their Monte Carlo errors, the means' deviations from
-the exact posterior in those errors, and the largest gap between simulations from opposite starts at 20 draws of the
-posterior. Figures of finished rows are kept in ``exchange_florentine.json`` in the folder ``--out``, so that an interrupted
-run goes on where it stopped. The exact posterior comes from the density of states (a multicanonical walk over the numbers of
-ties at 27 values of the two-star parameter, and the complement identity).
+Prints a Markdown table: posterior means and standard deviations with their Monte Carlo errors, the means' deviations
+from the exact posterior in those errors, and the largest gap between simulations from opposite starts at 20 draws of
+the posterior. Figures of finished rows are kept in ``exchange_florentine.json`` in the folder ``--out``, so that an
+interrupted run continues where it stopped. The exact posterior comes from the density of states (a multicanonical walk
+over the numbers of ties at 27 values of the two-star parameter, and the complement identity).
 """
 
 import argparse
@@ -57,7 +57,7 @@ ROWS = {
 
 
 def run(name: str) -> dict:
-    """One row: 30,000 draws."""
+    """Return one row: 30,000 draws."""
     make, simulator, variance = ROWS[name]
     draws = LONGER * DRAWS if "Langevin" in name else DRAWS
     network = load_florentine()
@@ -108,7 +108,7 @@ def error_of_sd(x: np.ndarray) -> np.ndarray:
 
 
 def show(name: str, row: dict) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     exact = EXACT[ROWS[name][2]]
     cells = [
         f"{row['mean'][j]:.3f} ± {row['mcse'][j]:.3f} / {row['sd'][j]:.3f} ± {row['mcse_sd'][j]:.3f}" for j in range(2)

@@ -1,8 +1,8 @@
 """Models with factorisations of matrices, in fresh processes on two cores.
 
-Every model and method runs several times, each time in a process of its own that may use two cores, and is given up after
-``--timeout`` seconds. The table says how many runs came back, the CPU time of the first call and of a second call on the
-same target, and what the method reports. NUTS is PyMC's own, two chains of 1,000 draws after 1,000 of tuning.
+Every model and method runs several times, each time in its own process, which may use two cores and is stopped after
+``--timeout`` seconds. The table has the number of runs that returned, the CPU times of the first call and of a second
+call on the same target, and the results. NUTS is PyMC's own, two chains of 1,000 draws after 1,000 of tuning.
 
     python examples/benchmarks/factorisations.py --repeats 5
     python examples/benchmarks/factorisations.py --models gp_marginal gp_latent --methods fit_laplace --repeats 50
@@ -27,18 +27,18 @@ METHODS = ("fit_laplace", "fit_vi", "fit_ep", "sample_importance", "sample_smc",
 
 
 def _series(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs ``(n, 1)`` and a noisy sine."""
+    """Return inputs ``(n, 1)`` and a noisy sine."""
     inputs = np.linspace(0.0, 10.0, n)[:, None]
     return inputs, np.sin(inputs[:, 0]) + 0.3 * np.random.default_rng(0).normal(size=n)
 
 
 def gp_marginal() -> Any:
-    """A Gaussian process with its function integrated out, 80 observations."""
+    """Return a Gaussian process with its function integrated out, 80 observations."""
     return _marginal(80, "ExpQuad")
 
 
 def gp_matern() -> Any:
-    """The same with a rougher kernel, 50 observations."""
+    """Return the same with a rougher kernel, 50 observations."""
     return _marginal(50, "Matern52")
 
 
@@ -54,7 +54,7 @@ def _marginal(n: int, kernel: str) -> Any:
 
 
 def gp_latent() -> Any:
-    """Counts with a latent Gaussian process, 30 observations."""
+    """Return counts with a latent Gaussian process, 30 observations."""
     import pymc as pm
 
     inputs, y = _series(30)
@@ -67,7 +67,7 @@ def gp_latent() -> Any:
 
 
 def mvnormal() -> Any:
-    """Autoregressive covariance of 20 coordinates, 40 observations."""
+    """Return autoregressive covariance of 20 coordinates, 40 observations."""
     import pymc as pm
 
     lags = np.abs(np.subtract.outer(np.arange(20), np.arange(20)))
@@ -79,7 +79,7 @@ def mvnormal() -> Any:
 
 
 def lkj() -> Any:
-    """Covariance of three outcomes, 60 observations."""
+    """Return the covariance of three outcomes, 60 observations."""
     import pymc as pm
 
     y = np.random.default_rng(3).multivariate_normal([0.0, 1.0, 2.0], [[1, 0.5, 0], [0.5, 2, 0.3], [0, 0.3, 1]], 60)
@@ -91,7 +91,7 @@ def lkj() -> Any:
 
 
 def lkj_groups() -> Any:
-    """Correlated intercepts and slopes of eight groups, 80 observations."""
+    """Return correlated intercepts and slopes of eight groups, 80 observations."""
     import pymc as pm
 
     rng = np.random.default_rng(4)
@@ -108,7 +108,7 @@ def lkj_groups() -> Any:
 
 
 def cholesky() -> Any:
-    """A covariance factorised by hand, its log density as a Potential."""
+    """Return a covariance factorised by hand, its log density as a Potential."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -123,7 +123,7 @@ def cholesky() -> Any:
 
 
 def solve() -> Any:
-    """A spatial autoregression on a ring: (I - rho W) y = a + e."""
+    """Return a spatial autoregression on a ring: (I - rho W) y = a + e."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -142,7 +142,7 @@ def solve() -> Any:
 
 
 def eigh() -> Any:
-    """Observations in the eigenbasis of a covariance that depends on a parameter."""
+    """Return observations in the eigenbasis of a covariance that depends on a parameter."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -158,7 +158,7 @@ def eigh() -> Any:
 
 
 def inverse() -> Any:
-    """A precision matrix inverted, and its determinant, 50 observations."""
+    """Return a model with an inverted precision matrix and its determinant, 50 observations."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -200,7 +200,7 @@ def run(model: Any, target: Any, method: str) -> str:
 
 
 def child(name: str, method: str) -> None:
-    """One run, as JSON on the last line."""
+    """Make one run and print it as JSON on the last line."""
     import ppl_backends as pb
 
     warnings.simplefilter("ignore")
@@ -219,7 +219,7 @@ def child(name: str, method: str) -> None:
 
 
 def repeat(name: str, method: str, repeats: int, timeout: float) -> tuple[int, list[dict]]:
-    """Number of runs that came back, and what they said."""
+    """Return the number of runs that returned, and their results."""
     results = []
     cores = sorted(os.sched_getaffinity(0))[:2]
     for _ in range(repeats):

@@ -2,14 +2,15 @@
 
     python examples/benchmarks/gibbs_certificates.py example | coverage | sets [--runs 500] [--names pima dna] [--out FILE]
 
-``example`` has 500 simulated rows at two learning rates. ``coverage`` counts how often 95 % bounds lie above the true risk in
-simulated data sets of 200 rows: of fits by the 0–1 loss, of hinge fits certified under the 0–1 loss, of rankings, and of a
-narrow Gaussian that is prior and approximation in one, whose bound has nothing to spare but the inequality's own slack.
-``sets``: each data set is halved; one half is scaled by means and deviations of the other, so that the theorem's assumption
-holds, and fitted over a grid of λ; the best bound of each kind is printed (the linear ones pay for the grid) beside the error
-of draws of the same Gaussian on the other half, with means over the splits in ``--runs``. For the hinge loss there is also
-the smallest certificate of the hinge risk itself, with κ the longest row; for the AUC the bound on 1 − AUC given the classes,
-of the same Gaussian, and 1 − AUC on the other half. Lines of JSON go to ``--out`` one by one.
+``example`` has 500 simulated rows at two learning rates. ``coverage`` counts how often 95 % bounds lie above the true
+risk in simulated data sets of 200 rows: for fits by the 0–1 loss, for hinge fits certified under the 0–1 loss, for
+rankings, and for a narrow Gaussian that is both prior and approximation, so that the slack of its bound comes from the
+inequality alone. ``sets``: each data set is halved; one half is scaled by means and deviations of the other, so that
+the theorem's assumption holds, and fitted over a grid of λ; the best bound of each kind is printed (the linear ones
+include the choice from the grid) with the error of draws of the same Gaussian on the other half, as means over the
+splits in ``--runs``. For the hinge loss there is also the smallest certificate of the hinge risk itself, with κ the
+longest row. For the AUC there are the bound on 1 − AUC given the classes, for the same Gaussian, and 1 − AUC on the
+other half. Lines of JSON go to ``--out`` one by one.
 """
 
 import argparse
@@ -32,19 +33,19 @@ COARSE = 2.0 ** np.arange(-3, 3)
 
 
 def simulate(n, rng):
-    """Rows with 10 % of the labels flipped."""
+    """Return rows with 10 % of the labels flipped."""
     X = rng.normal(size=(n, 3))
     return X, np.sign(X @ TRUTH) * np.where(rng.random(n) < FLIP, -1.0, 1.0)
 
 
 def error_rate(theta):
-    """True misclassification of draws: it depends on the angle to the truth."""
+    """Return the true misclassification of draws: it depends on the angle to the truth."""
     cosine = theta @ TRUTH / np.linalg.norm(theta, axis=1) / np.linalg.norm(TRUTH)
     return (FLIP + (1 - 2 * FLIP) * np.arccos(np.clip(cosine, -1, 1)) / np.pi).mean()
 
 
 def bounds(posterior, q, loss=None, candidates=1):
-    """Bounds of every kind; the linear ones pay for a grid."""
+    """Return bounds of every kind; the linear bounds include the choice from a grid."""
     return {
         name: certify(posterior, q, loss=loss, candidates=1 if name == "kl" else candidates, **options).bound
         for name, options in KINDS.items()
@@ -52,7 +53,7 @@ def bounds(posterior, q, loss=None, candidates=1):
 
 
 def example():
-    """500 rows, two learning rates."""
+    """Print the bounds of 500 rows at two learning rates."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(500, 2))
     y = np.sign(X @ [1.0, -1.0] + 0.3 * rng.normal(size=500))
@@ -62,7 +63,7 @@ def example():
 
 
 def smallest(loss, target, X, y, rates, family="dense"):
-    """The smallest bound of every kind over learning rates, and the fit of the smallest by kl."""
+    """Return the smallest bound of every kind over learning rates, and the fit of the smallest by kl."""
     posterior = GibbsPosterior(PRIOR, loss, X, y, learning_rate=1.0)
     fits = fit_gibbs_vi_path(posterior, list(rates), family=family, tolerance=1e-2)
     table = [bounds(q.posterior, q, target, len(rates)) for q in fits]
@@ -71,7 +72,7 @@ def smallest(loss, target, X, y, rates, family="dense"):
 
 
 def coverage(names, runs, record, n=200):
-    """How often bounds hold."""
+    """Print how often bounds hold."""
     rng = np.random.default_rng(0)
     X, y = simulate(4000, rng)
     fresh = GibbsPosterior(PRIOR, "auc", X, y, learning_rate=1.0)
@@ -110,7 +111,7 @@ def coverage(names, runs, record, n=200):
 
 
 def hinge_itself(X, y):
-    """The smallest linear certificate of the hinge risk over eight λ below the largest, which are paid for."""
+    """Return the smallest linear certificate of the hinge risk over eight λ below the largest; it includes this choice."""
     kappa = np.sqrt((X**2).sum(axis=1)).max() * (1 + 1e-9)
     rates = np.sqrt(2 * len(y)) / kappa * np.linspace(0.1, 0.95, 8)
     fits = fit_gibbs_vi_path(GibbsPosterior(PRIOR, "hinge", X, y, learning_rate=1.0), list(rates))
@@ -118,14 +119,14 @@ def hinge_itself(X, y):
 
 
 def between_classes(q, held_out):
-    """The kl-inverse bound on 1 − AUC given the classes, and 1 − AUC on the other half."""
+    """Return the kl-inverse bound on 1 − AUC given the classes, and 1 − AUC on the other half."""
     n, positive = held_out.n, int((held_out.y > 0).sum())
     other = expected_risk(held_out, q) * n * (n - 1) / (2 * positive * (n - positive))
     return round(certify(q.posterior, q, inequality="kl").class_bound, 4), round(other, 4)
 
 
 def halves(name, seed):
-    """One half, scaled by the other, with an intercept; and the other."""
+    """Return one half, scaled by the other, with an intercept; and the other."""
     X, y, *_ = load_binary_regression(name, scaling="raw")
     X, y = X[:, 1:], 2.0 * y - 1
     order = np.random.default_rng(1000 + seed).permutation(len(y))
@@ -136,7 +137,7 @@ def halves(name, seed):
 
 
 def sets(names, runs, record):
-    """Bounds on data sets, a line a split and loss."""
+    """Print bounds on data sets, with a line for each split and loss."""
     for name in names:
         for seed in range(runs):
             X, y, X_rest, y_rest = halves(name, seed)

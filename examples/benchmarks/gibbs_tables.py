@@ -5,9 +5,10 @@
     python examples/benchmarks/gibbs_tables.py coverage | annealing | iterations | means
     python examples/benchmarks/gibbs_tables.py print
 
-Every split is a half for training and a half for testing, predictors are scaled by the training half, and λ is chosen there
-by cross-validation. Figures go to a file of JSON lines (``--out``), from which a run that was cut off goes on. A set that is
-not shipped is read from ``--data FOLDER``: ``name.csv``, the last column the label.
+Every split is a half for training and a half for testing, predictors are scaled by the training half, and λ is chosen
+there by cross-validation. Figures go to a file of JSON lines (``--out``), and an interrupted run continues from it. A
+data set that the package does not contain is read from ``--data FOLDER``: ``name.csv``, with the label in the last
+column.
 """
 
 import argparse
@@ -30,7 +31,7 @@ LARGE = 500  # sets with more training rows × columns / 100 than this get a coa
 
 
 def load(name, folder):
-    """Design without intercept, and labels −1 and +1."""
+    """Return the design without intercept, and labels −1 and +1."""
     if folder is None:
         X, y, *_ = load_binary_regression(name, scaling="raw")
         return X[:, 1:], 2.0 * y - 1
@@ -41,7 +42,7 @@ def load(name, folder):
 
 
 def split(name, seed, folder):
-    """Two halves, scaled by the first, with an intercept."""
+    """Return two halves, scaled by the first, with an intercept."""
     X, y = load(name, folder)
     order = np.random.default_rng(1000 + seed).permutation(len(y))
     train, test = order[: len(y) // 2], order[len(y) // 2 :]
@@ -51,13 +52,13 @@ def split(name, seed, folder):
 
 
 def search(n, d):
-    """Folds and grid of learning rates; coarser for large sets."""
+    """Return folds and grid of learning rates; coarser for large sets."""
     return (2, n * GRID[:6]) if n * d > 100 * LARGE else (3, n * GRID)
 
 
 @cache
 def tuned(loss, family, seed, name, folder):
-    """The posterior of a split at the learning rate that cross-validation chooses, shared by methods."""
+    """Return the posterior of a split at the learning rate that cross-validation chooses, shared by methods."""
     train, _ = split(name, seed, folder)
     posterior = GibbsPosterior(PRIOR, loss, *train, learning_rate=1.0)
     folds, grid = search(*train[0].shape)
@@ -65,7 +66,7 @@ def tuned(loss, family, seed, name, folder):
 
 
 def gibbs(loss, family, smc=False, ep=False, draws=1000):
-    """A method: learning rate by cross-validation with VI, then VI, SMC or EP at that rate."""
+    """Return a method: learning rate by cross-validation with VI, then VI, SMC or EP at that rate."""
 
     def run(name, seed, folder):
         test, posterior = split(name, seed, folder)[1], tuned(loss, family, seed, name, folder)
@@ -83,7 +84,7 @@ def gibbs(loss, family, smc=False, ep=False, draws=1000):
 
 
 def svm(kernel):
-    """A support vector machine, its penalty by cross-validation."""
+    """Return a support vector machine, its penalty by cross-validation."""
 
     def run(name, seed, folder):
         from sklearn.model_selection import GridSearchCV
@@ -97,7 +98,7 @@ def svm(kernel):
 
 
 def logit_auc(name, seed, folder):
-    """Bayesian logistic regression with the same prior, by EP."""
+    """Return Bayesian logistic regression with the same prior, by EP."""
     train, test = split(name, seed, folder)
     q = pb.fit_ep(GibbsPosterior(PRIOR, "logistic", *train, learning_rate=len(train[1])))
     held_out = GibbsPosterior(PRIOR, "auc", *test, learning_rate=1.0)
@@ -130,12 +131,12 @@ def record(out, **figures):
 
 
 def lines(out):
-    """What is recorded."""
+    """Return the recorded figures."""
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def tables(kind, names, seeds, out, folder, methods):
-    """Error or 1 − AUC of every method on every split."""
+    """Record the error or 1 − AUC of every method on every split."""
     done = {(row["table"], row.get("data"), row.get("method"), row.get("seed")) for row in lines(out)}
     for name in names:
         for seed in range(seeds):
@@ -161,7 +162,7 @@ TRUTH, FLIP = np.array([1.0, -0.5, 0.5]), 0.1
 
 
 def coverage(out, losses, replications, n=200):
-    """How often the 95 % bounds lie above the true risk, for both losses; λ from a grid of four, paid for."""
+    """Record how often the 95 % bounds lie above the true risk, for both losses, with λ from a grid of four."""
     rng = np.random.default_rng(0)
     large = rng.normal(size=(4000, 3))
     large_y = np.sign(large @ TRUTH) * np.where(rng.random(4000) < FLIP, -1.0, 1.0)
@@ -202,7 +203,7 @@ def coverage(out, losses, replications, n=200):
 
 
 def annealing(out, starts=20):
-    """The bound that annealing reaches on Pima, and those of random starts, at several λ."""
+    """Record the bound that annealing reaches on Pima, and those of random starts, at several λ."""
     X, y = load("pima", None)
     X = np.column_stack([np.ones(len(X)), (X - X.mean(axis=0)) / X.std(axis=0)])
     for rate in (50.0, 100.0, 250.0, 500.0, 1000.0, 5000.0):
@@ -227,7 +228,7 @@ def annealing(out, starts=20):
 
 
 def adult_size(seed=0):
-    """Data of the size of Adult, 32,561 rows and 1.9·10⁸ pairs, with 14 correlated predictors."""
+    """Return data of the size of Adult, 32,561 rows and 1.9·10⁸ pairs, with 14 correlated predictors."""
     rng = np.random.default_rng(seed)
     n, d = 32_561, 14
     X = rng.normal(size=(n, d)) + 0.5 * rng.normal(size=(n, 1))
@@ -237,7 +238,7 @@ def adult_size(seed=0):
 
 
 def iterations(out):
-    """Time and bound of sampled pairs on Pima and on data of the size of Adult."""
+    """Record time and bound of sampled pairs on Pima and on data of the size of Adult."""
     X, y = load("pima", None)
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     for name, data, rate, sizes in (
@@ -264,7 +265,7 @@ def iterations(out):
 
 
 def random_walk(posterior, q, chains=300, steps=24_000, kept=20_000):
-    """Mean, standard deviation and standard error of the mean from many long random walks, for the 0–1 loss."""
+    """Return mean, standard deviation and standard error of the mean from many long random walks, for the 0–1 loss."""
     rng, factor = np.random.default_rng(1), np.linalg.cholesky(q.cov)
     signed, weight = (posterior.X * posterior.y[:, None]).T.astype(np.float32), posterior.eta
 
@@ -287,7 +288,7 @@ def random_walk(posterior, q, chains=300, steps=24_000, kept=20_000):
 
 
 def means(out):
-    """How far EP's and SMC's means are apart on Pima, and from long random walks, in posterior standard deviations."""
+    """Record how far EP's and SMC's means differ on Pima, and from long random walks, in posterior sds."""
     (X, y), _ = split("pima", 0, None)
     done = {row["method"] for row in lines(out) if row["table"] == "means"}
     for loss in ("auc", "zero_one"):

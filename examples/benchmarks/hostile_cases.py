@@ -1,10 +1,10 @@
 """Hostile targets with known answers: how often every method is wrong, and how often it is wrong and trusted.
 
-A run is *wrong* if its log evidence is more than four of its standard errors off (for Laplace and EP, which have none, by
-more than half; variational inference has a bound alone, and is not judged by it), or the mean or sd of a coordinate by more
-than 20 % of the posterior's sd, or, without a fourth moment, the 5, 50 or 95 % quantile by more than 5 % of the range between
-the outer two, in each case beyond three Monte Carlo standard errors of as many independent draws. A run is *trusted* if
-``log_evidence_trusted`` (for the three approximations ``converged``) says so.
+A run is *wrong* if its log evidence is more than four of its standard errors off (for Laplace and EP, which have none,
+by more than half; variational inference has a bound alone, and is not judged by it), or the mean or sd of a coordinate
+by more than 20 % of the posterior's sd, or, without a fourth moment, the 5, 50 or 95 % quantile by more than 5 % of the
+range between the outer two, in each case beyond three Monte Carlo standard errors of the same number of independent
+draws. A run is *trusted* if ``log_evidence_trusted`` (for the three approximations ``converged``) says so.
 
 ``z`` is the largest error of the evidence in standard errors among trusted runs, ``cover`` the share of trusted runs whose
 95 % interval has the truth, ``error`` the largest error of a mean (or quantile) among trusted runs.
@@ -54,7 +54,7 @@ def _smc(target, initial, seed, **options):
 
 
 def run(case, target, method, seed):
-    """The figures of one run."""
+    """Return the figures of one run."""
     clock = time.process_time()
     with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always")
@@ -83,7 +83,7 @@ def run(case, target, method, seed):
 
 
 def errors(case, draws, n):
-    """Largest error of means, sds or quantiles, and of these beyond three Monte Carlo standard errors."""
+    """Return the largest error of means, sds or quantiles, and of these beyond three Monte Carlo standard errors."""
     shift, excess = 0.0, 0.0
     for name, (mean, sd, quantiles) in case.reference.items():
         x = np.asarray(draws[name]).reshape(len(draws[name]), -1)
@@ -106,7 +106,7 @@ _SPREADS = {}
 
 
 def _quantile_errors(case, name, n):
-    """Standard errors ``(3, k)`` of the quantiles of ``n`` independent draws."""
+    """Return standard errors ``(3, k)`` of the quantiles of ``n`` independent draws."""
     if (case.name, name) not in _SPREADS:
         x = np.asarray(case.draw(400_000, np.random.default_rng(1))[name])
         x = x.reshape(len(x), -1)
@@ -117,7 +117,7 @@ def _quantile_errors(case, name, n):
 
 
 def judge(case, figures):
-    """``wrong``, and the error of the evidence in standard errors."""
+    """Return ``wrong``, and the error of the evidence in standard errors."""
     difference = figures["log_evidence"] - case.log_evidence if figures["log_evidence"] is not None else np.nan
     if figures["log_evidence"] is None:
         return {"z": None, "wrong": int(figures["excess"] > 1)}
@@ -131,7 +131,7 @@ def judge(case, figures):
 
 
 def table(rows):
-    """Markdown: a line for each target and method."""
+    """Print Markdown with a line for each target and method."""
     print("| kind | target | method | runs | wrong | flagged | wrong and trusted | z | cover | error | CPU s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     grouped = defaultdict(list)
@@ -148,7 +148,7 @@ def table(rows):
 
 
 def line(rows):
-    """The figures of several runs as text."""
+    """Return the figures of several runs as text."""
     failed = [one for one in rows if "failed" in one]
     rows = [one for one in rows if "failed" not in one]
     if not rows:

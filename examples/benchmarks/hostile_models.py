@@ -1,9 +1,9 @@
-"""PyMC models that were mistaken for others: curved ones taken for Gaussians, and right answers that were flagged.
+"""PyMC models with wrong verdicts in the past: curved posteriors that were trusted, and right answers that were flagged.
 
 Their posteriors have no closed form. Means and standard deviations come from 4 chains of 10,000 draws of nutpie, log
 evidences from 8 runs of 8,000 particles from the prior. Both are kept in ``hostile_models.json``.
 
-Run: python examples/benchmarks/hostile_models.py [NAME ...]      (makes the references anew)
+Run: python examples/benchmarks/hostile_models.py [NAME ...]      (makes the references again)
 """
 
 import json

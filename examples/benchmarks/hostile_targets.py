@@ -54,7 +54,7 @@ class Case:
 
     @cached_property
     def reference(self):
-        """Return mean, sd and the 5, 50, 95 % quantiles of every coordinate, by variable."""
+        """Return the mean, sd and the 5, 50, 95 % quantiles of every coordinate, by variable."""
         if self.summary is not None:
             return self.summary
         draws = self.draw(EXACT_DRAWS, np.random.default_rng(0))
@@ -160,7 +160,7 @@ def _as_x(density):
 
 
 def _inside(dim, region, log_share, draw, name):
-    """N(0, I) cut to a region by a 0-1 likelihood."""
+    """Return a case of N(0, I) that a 0-1 likelihood restricts to a region."""
     prior = Normal(np.zeros(dim), np.eye(dim))
 
     def likelihood(x):
@@ -180,7 +180,7 @@ def _tail_draw(low, high=np.inf):
 
 
 def _turned(low):
-    """Draws of N(0, I) in the plane with (x₁ + x₂)/√2 > low."""
+    """Return draws of N(0, I) in the plane with (x₁ + x₂)/√2 > low."""
 
     def draw(n, rng):
         along, across = _tail_draw(low)(n, rng)[:, 0], rng.standard_normal(n)
@@ -215,7 +215,7 @@ def _pymc_corner():
 
 
 def zero_density():
-    """Flat likelihoods."""
+    """Return cases of flat likelihoods."""
     box = stats.norm.cdf(0.05) - stats.norm.cdf(-0.05)
     above = stats.norm.sf(0.5)
     step = np.array([stats.norm.cdf(2.0) * np.exp(-10.0), stats.norm.sf(2.0)])
@@ -300,7 +300,7 @@ def _restricted(name, transform, low, high):
 
 
 def _ordered():
-    """Three normals of unequal locations, in order; one observation each, N(x, 0.8²)."""
+    """Return three normals of unequal locations, in order; one observation each, N(x, 0.8²)."""
     location, y = np.array([0.0, 1.0, 0.4]), np.array([0.3, 0.1, 0.9])
     variance = 1.0 / (1.0 + 0.8**-2)
     mean = variance * (location + y / 0.8**2)
@@ -335,7 +335,7 @@ def _ordered():
 
 
 def restricted():
-    """PyMC priors cut by a transform."""
+    """Return cases of PyMC priors that a transform truncates."""
     return [
         _restricted("normal by log", lambda t: t.log, 0.0, np.inf),
         _restricted("normal on (0.5, 2)", lambda t: t.Interval(0.5, 2.0), 0.5, 2.0),
@@ -428,7 +428,7 @@ def heavy_tails():
 
 
 def _modes(name, shares, centres, sds, dim, prior_sd=5.0):
-    """A likelihood that is a mixture of Gaussians, under N(0, prior_sd² I)."""
+    """Return a likelihood that is a mixture of Gaussians, under N(0, prior_sd² I)."""
     prior = Normal(np.zeros(dim), prior_sd**2 * np.eye(dim))
     means = [np.full(dim, c) if np.ndim(c) == 0 else np.asarray(c, float) for c in centres]
     likelihood = Mixture(shares, [Normal(m, s**2 * np.eye(dim)) for m, s in zip(means, sds, strict=True)])
@@ -448,7 +448,7 @@ def _modes(name, shares, centres, sds, dim, prior_sd=5.0):
 
 
 def several_modes():
-    """Separated modes of unequal mass."""
+    """Return cases of separated modes of unequal mass."""
     found = [_modes(f"0.8/0.2, d = {d}", [0.8, 0.2], [3.0, -3.0], [0.7, 0.7], d) for d in (1, 2, 5, 10)]
     found += [
         _modes("0.5/0.5, unequal widths, d = 2", [0.5, 0.5], [4.0, -4.0], [0.3, 1.2], 2),
@@ -478,7 +478,7 @@ def _late(name, dim, rho, shares=(0.3, 0.7), centres=(4.0, -4.0), sd=1.2):
 
 
 def late_modes():
-    """Modes that hold next to none of the particles where they separate."""
+    """Return cases of modes with very few particles where they separate."""
     return [
         _late("0.3/0.7 from N(1, 5 I), d = 5", 5, 0.7),
         _late("0.3/0.7 from N(1, 5 I), d = 10", 10, 0.7),
@@ -497,7 +497,7 @@ def _shape(dim):
 
 
 def _bridged(name, start, end, dim, posterior=None):
-    """From one normalised density to another as prior and likelihood."""
+    """Return the path from one normalised density to another, as prior and likelihood."""
 
     def likelihood(x):
         (low, low_slope), (high, high_slope) = start(x), end(x)
@@ -509,7 +509,7 @@ def _bridged(name, start, end, dim, posterior=None):
 
 
 def _wide_regression(n, p, prior_sd, seed):
-    """Linear regression with known noise under a wide prior."""
+    """Return linear regression with known noise under a wide prior."""
     rng = np.random.default_rng(seed)
     design = rng.standard_normal((n, p)) @ np.linalg.cholesky(_correlated(p, 0.5)).T
     y = design @ rng.standard_normal(p) + rng.standard_normal(n)
@@ -532,7 +532,7 @@ def _wide_regression(n, p, prior_sd, seed):
 
 
 def long_paths():
-    """Posteriors far from their priors."""
+    """Return cases of posteriors far from their priors."""
     found = [
         _bridged(f"N(2, Ξ), d = {d}", Normal(np.zeros(d), np.eye(d)), Normal(np.full(d, 2.0), _shape(d)), d)
         for d in (10, 50)
@@ -568,7 +568,7 @@ def _holes(name, dim, where, value, must_flag, log_evidence=0.0):
 
 
 def not_a_number():
-    """NaN or +inf on a part of the space: harmless far out, and never to be trusted where the posterior is."""
+    """Return cases with NaN or +inf on a part of the space: harmless far from the posterior, not to be trusted near it."""
     return [
         _holes("NaN on half the posterior", 1, lambda x: x[:, 0] > 1.0, np.nan, True),
         _holes("NaN on half the posterior, d = 4", 4, lambda x: x[:, 1] < 1.0, np.nan, True),
@@ -648,7 +648,7 @@ class Banana:
 
 
 def curved():
-    """Flat or curved directions."""
+    """Return cases with flat or curved directions."""
     return [
         Case("ring", "curved", _joint(Ring()), 0.0, _as_x(Ring())),
         Case("banana, b = 0.5", "curved", _joint(Banana(0.5)), 0.0, _as_x(Banana(0.5))),
@@ -687,7 +687,7 @@ class GammaPoisson:
 
 
 def easy():
-    """Targets that any method should be right about, and say so."""
+    """Return cases on which any method should be right and trusted."""
     found = [_wide_regression(40, p, 2.0, 10 + p) for p in (1, 3, 10, 30)]
     found = [Case(c.name, "easy", c.build, c.log_evidence, c.draw) for c in found]
     exact = Normal(np.arange(4.0), _correlated(4, 0.9))
@@ -852,7 +852,7 @@ def mixed():
 
 
 def all_cases():
-    """Every case, by kind."""
+    """Return every case, by kind."""
     return [
         *zero_density(),
         *restricted(),

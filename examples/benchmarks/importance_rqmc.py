@@ -3,8 +3,8 @@
 Probit regressions with the prior N(0, 20²) on the intercept and N(0, 5²) on the other coefficients, predictors scaled
 as in the paper.
 
-``efficiency``  Efficiency factor ESS/N of 5·10⁵ independent draws from EP's Gaussian, over seeds.
-``gains``       Mean squared error of independent draws over that of as many scrambled Sobol points. The error of the points
+``efficiency``  Efficiency factor ESS/N of 5·10⁵ independent draws from EP's Gaussian, over seeds. ``gains``       Mean
+squared error of independent draws over that of the same number of scrambled Sobol points. The error of the points
                 is their spread over replicates, that of independent draws comes from the weights of all replicates. One
                 gain is of the evidence; of those of the posterior means the table has the median over coefficients, as
                 the paper does, and the smallest.
@@ -38,7 +38,7 @@ FITS = {"ep": pb.fit_ep, "laplace": pb.fit_laplace}
 
 
 def probit_regression(name):
-    """The posterior of a data set by its factors."""
+    """Return the posterior of a data set by its factors."""
     X, y, *_ = load_binary_regression(name, scaling="gelman")
     sd = np.r_[20.0, np.full(X.shape[1] - 1, 5.0)]
     return pb.as_target(pb.Factors(X, None, Probit(y), 0.0, 1.0 / sd**2))
@@ -104,7 +104,7 @@ def gains(names, fits, proposals, points, count):
 
 
 def gain(target, approximation, proposal, points, count):
-    """The log evidence less that of the approximation, the gain in it, and the gains ``(dim,)`` of the means."""
+    """Return the log evidence less that of the approximation, the gain in it, and the gains ``(dim,)`` of the means."""
     first, second = np.empty((count, 2)), np.empty((count, 2 * target.dim))
     found = np.empty((count, 1 + target.dim))
     for seed in range(count):

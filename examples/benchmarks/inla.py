@@ -40,7 +40,7 @@ DRAWS = 10_000
 
 
 def regressions(name):
-    """Logistic regressions of one data set, with a Gaussian and with a Cauchy prior."""
+    """Yield logistic regressions of one data set, with a Gaussian and with a Cauchy prior."""
     X, y, *_ = load_binary_regression(name, scaling="gelman")
     d = X.shape[1]
     scale = np.r_[10.0, np.full(d - 1, 2.5)]
@@ -49,7 +49,7 @@ def regressions(name):
 
 
 def milliseconds(call):
-    """CPU time of a call, the median of a few, and what it returned."""
+    """Return the CPU time of a call, the median of a few, and what it returned."""
     times = []
     for _ in range(REPEATS):
         started = time.process_time()
@@ -59,7 +59,7 @@ def milliseconds(call):
 
 
 def exact_bins(factors, q, first):
-    """Posterior mass of every bin and coordinate ``(d, bins)`` and log evidence, averaged over scrambles."""
+    """Return posterior mass of every bin and coordinate ``(d, bins)`` and log evidence, averaged over scrambles."""
     from ep_accuracy import bin_masses, reference
 
     masses, logs = 0.0, []
@@ -139,20 +139,20 @@ def table_of_em(*names):
 
 
 def walk(n):
-    """Structure of a random walk with a little mass at every point."""
+    """Return the structure of a random walk with a little mass at every point."""
     steps = sparse.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(n - 1, n))
     return sparse.csc_array(steps.T @ steps + 0.01 * sparse.eye_array(n))
 
 
 def lattice_graph(m):
-    """Structure of a conditional autoregression on an m × m lattice."""
+    """Return the structure of a conditional autoregression on an m × m lattice."""
     neighbours = sparse.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(m, m))
     adjacent = sparse.kronsum(neighbours, neighbours)
     return sparse.csc_array(sparse.diags_array(np.asarray(adjacent.sum(axis=1)).ravel()) - 0.95 * adjacent)
 
 
 def autoregression(n, rho):
-    """Precision of a stationary autoregression with unit innovations."""
+    """Return the precision of a stationary autoregression with unit innovations."""
     middle = np.full(n, 1 + rho**2)
     middle[[0, -1]] = 1.0
     return sparse.csc_array(sparse.diags_array([-rho, middle, -rho], offsets=[-1, 0, 1], shape=(n, n)))
@@ -170,7 +170,7 @@ class Scaled:
 
 
 def simulated(structure, tau, mean, rng):
-    """One draw of an intercept plus a field with precision tau times the structure."""
+    """Return one draw of an intercept plus a field with precision tau times the structure."""
     root = np.linalg.cholesky(np.linalg.inv(structure.toarray() * tau))
     return mean + root @ rng.standard_normal(len(root))
 
@@ -181,7 +181,7 @@ def normal_prior(mean, sd):
 
 
 def fields():
-    """Models with an intercept, a structure, its precision exp(φ), and counts or successes: name → what they are made of."""
+    """Yield models with an intercept, a structure, its precision exp(φ), and counts or successes: name → its parts."""
     rng = np.random.default_rng(7)
     plates = sparse.csc_array(sparse.eye_array(21))
     trials = rng.integers(10, 60, 21)
@@ -197,7 +197,7 @@ def fields():
 
 
 def described(structure, family, y, trials, prior):
-    """A field as a ``LatentGaussian``."""
+    """Return a field as a ``LatentGaussian``."""
     n = len(y)
     design = sparse.hstack([np.ones((n, 1)), sparse.eye_array(n)], format="csr")
     sites = Poisson(y) if family == "poisson" else Logit(y, trials=trials)
@@ -212,7 +212,7 @@ def described(structure, family, y, trials, prior):
 
 
 def field_for_nuts(structure, family, y, trials, prior):
-    """The same in PyMC, non-centred; the draws of its coordinates are in ``x``."""
+    """Return the same in PyMC, non-centred; the draws of its coordinates are in ``x``."""
     import pymc as pm
 
     root = np.linalg.cholesky(np.linalg.inv(structure.toarray()))
@@ -229,7 +229,7 @@ def field_for_nuts(structure, family, y, trials, prior):
 
 
 def volatility(n=100):
-    """Stochastic volatility: an autoregression with its persistence and its innovations to be found."""
+    """Return stochastic volatility: an autoregression with unknown persistence and innovations."""
     rng = np.random.default_rng(3)
     x = simulated(autoregression(n, 0.95), 1 / 0.3**2, -1.0, rng)
     y = np.exp(0.5 * x) * rng.standard_normal(n)
@@ -260,7 +260,7 @@ def volatility(n=100):
 
 
 def volatility_for_nuts(y, priors):
-    """The same in PyMC, non-centred."""
+    """Return the same in PyMC, non-centred."""
     import pymc as pm
 
     n = len(y)

@@ -12,8 +12,8 @@
 ``hierarchy J``     J group means, non-centred, with mean N(0, 20²) and scale half-N(0, 20²), over which a grid integrates.
 ``modes s``         two modes at ±s in the plane, of masses 0.3 and 0.7.
 
-A repeat is one call of ``sample_smc`` with its defaults (2,000 draws, 4 chains) from the prior; all evidences are exact.
-Seconds are those of the processor.
+A repeat is one call of ``sample_smc`` with its defaults (2,000 draws, 4 chains) from the prior. All evidences are known
+exactly. Seconds are CPU seconds.
 
 Run: python examples/benchmarks/ladder_bias.py [--problems gap-10 ...] [--thresholds auto 0.5 0.9] [--repeats 40]
 """
@@ -60,7 +60,7 @@ LOG_2PI = np.log(2 * np.pi)
 
 
 def normal(mean, sd, dim):
-    """From N(0, I) to N(mean, sd² I)."""
+    """Return the path from N(0, I) to N(mean, sd² I)."""
     end = Gaussian(np.full(dim, mean), sd**2 * np.eye(dim))
     return bridge(Gaussian(np.zeros(dim), np.eye(dim)), end, dim), 0.0
 
@@ -102,7 +102,7 @@ def hierarchy(groups, prior_sd=20.0):
 
 
 def problem(name):
-    """Target and exact log evidence."""
+    """Return the target and exact log evidence."""
     kind, size = name.split("-")
     size = int(size)
     if kind in ("conjugate", "modes"):
@@ -122,7 +122,7 @@ def problem(name):
 
 
 def row(name, threshold, repeats):
-    """One row of the table."""
+    """Return one row of the table."""
     target, truth = problem(name)
     error, size, covered, stages, seconds, positive = ([] for _ in range(6))
     for seed in range(repeats):

@@ -2,9 +2,10 @@
 
     python examples/benchmarks/mean_field_recovery.py matrices | mixtures
 
-Matrices have standard normal factors, noise of standard deviation 0.5, and 20 % of their entries observed; the error is
-that of the mean on the entries not observed, without noise. Alternating least squares has a ridge penalty from a grid,
-chosen by a tenth of the observed entries, held back; its rank is either the largest allowed or the true one.
+Matrices have standard normal factors, noise of standard deviation 0.5, and 20 % of their entries observed. The error is
+that of the mean on the entries that are not observed, without noise. Alternating least squares has a ridge penalty from
+a grid, chosen by a tenth of the observed entries that is held back. Its rank is either the largest allowed or the true
+one.
 """
 
 import argparse
@@ -20,7 +21,7 @@ PENALTIES = (0.3, 1.0, 3.0, 10.0)
 
 
 def simulate(m, rank, seed):
-    """Triplets and the matrix without noise."""
+    """Return triplets and the matrix without noise."""
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=(m, rank)) @ rng.normal(size=(rank, m))
     i, j = np.nonzero(rng.random((m, m)) < SHARE)
@@ -28,7 +29,7 @@ def simulate(m, rank, seed):
 
 
 def least_squares(i, j, y, m, rank, penalty, rng, sweeps=30):
-    """Both factors by alternating ridge regressions."""
+    """Return both factors by alternating ridge regressions."""
     entries = sparse.csr_matrix((y, (i, j)), shape=(m, m))
     pattern = sparse.csr_matrix((np.ones(len(y)), (i, j)), shape=(m, m))
     sides = [rng.normal(size=(m, rank)) / np.sqrt(rank) for _ in range(2)]
@@ -41,7 +42,7 @@ def least_squares(i, j, y, m, rank, penalty, rng, sweeps=30):
 
 
 def tuned_least_squares(i, j, y, m, rank, seed):
-    """With the penalty that predicts a tenth of the entries best."""
+    """Return the fit with the penalty that predicts a tenth of the entries best."""
     rng = np.random.default_rng(seed)
     held = rng.random(len(y)) < 0.1
     scores = []
@@ -52,7 +53,7 @@ def tuned_least_squares(i, j, y, m, rank, seed):
 
 
 def matrices(seeds, sizes):
-    """A row for every size and rank."""
+    """Print a row for every size and rank."""
     print("| m₁ = m₂ | rank | found | error | ALS, rank 20 | ALS, true rank | noise found | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for m in sizes:
@@ -80,7 +81,7 @@ def matrices(seeds, sizes):
 
 
 def gaussian_data(k, rng, n=500, d=3):
-    """Clusters with centres at least four standard deviations apart."""
+    """Return clusters with centres at least four standard deviations apart."""
     while True:
         centres = rng.uniform(-8, 8, size=(k, d))
         apart = np.linalg.norm(centres[:, None] - centres, axis=2)[np.triu_indices(k, 1)]
@@ -92,14 +93,14 @@ def gaussian_data(k, rng, n=500, d=3):
 
 
 def categorical_data(k, rng, n=1000, variables=15, levels=3):
-    """Latent classes with Dirichlet(0.5) distributions of levels."""
+    """Return latent classes with Dirichlet(0.5) distributions of levels."""
     probabilities = rng.dirichlet(np.full(levels, 0.5), size=(k, variables)).cumsum(axis=2)
     label = rng.integers(k, size=n)
     return (rng.random((n, variables, 1)) > probabilities[label]).sum(axis=2).clip(max=levels - 1)
 
 
 def mixtures(seeds):
-    """How often the number of components is found among those that differ from it by at most two."""
+    """Print how often the number of components is found among those that differ from it by at most two."""
     print("| components | Gaussian | categorical |")
     print("| --- | --- | --- |")
     for k in (1, 2, 3, 4, 6):

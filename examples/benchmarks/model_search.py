@@ -4,8 +4,8 @@
     python examples/benchmarks/model_search.py concrete12 --runs 20 --peer
     python examples/benchmarks/model_search.py concrete78 --runs 4 --draws 2000
 
-particles 0.4 does not run on current NumPy as released; ``--peer`` mends what stops it: coefficients of scikit-learn taken as
-arrays, the constants of the g-prior, and no printing at every stage.
+particles 0.4 does not run on current NumPy as released. ``--peer`` corrects it: coefficients of scikit-learn become
+arrays, the constants of the g-prior are right, and stages are not printed.
 """
 
 import argparse

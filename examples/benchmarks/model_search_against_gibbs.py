@@ -3,10 +3,10 @@
     python examples/benchmarks/model_search_against_gibbs.py german_credit --runs 8 --seconds 15
     python examples/benchmarks/model_search_against_gibbs.py musk --runs 6 --seconds 20 --draws 1000
 
-The Gibbs sampler draws (γ, β) given the latent normal z, γ by switching one candidate with β integrated over, and z given β.
-It runs for the CPU seconds asked for, after a tenth of them as burn-in; the search takes what ``--draws`` particles take.
-Variances are those of the inclusion probabilities between independent runs, times CPU seconds; the interval of the ratio of
-their sums is of 10,000 bootstrap samples of the runs of each method.
+The Gibbs sampler draws (γ, β) given the latent normal z, γ by switching one candidate with β integrated over, and z
+given β. It runs for the requested CPU seconds, after a tenth of them as burn-in. The search has ``--draws`` particles.
+Variances are those of the inclusion probabilities between independent runs, times CPU seconds. The interval of the
+ratio of their sums comes from 10,000 bootstrap samples of the runs of each method.
 """
 
 import argparse

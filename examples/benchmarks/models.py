@@ -1,4 +1,4 @@
-"""The models of the benchmarks in PyMC form, with the priors that the tables name."""
+"""The models of the benchmarks in PyMC, with the priors of the tables."""
 
 import numpy as np
 import pymc as pm
@@ -6,7 +6,7 @@ from peers import problems
 
 
 def logistic_regression(name, half_scale=False, prior_sd=None):
-    """Logistic regression; ``prior_sd`` None is N(0, 20²) on the intercept and N(0, 5²) on the rest."""
+    """Return logistic regression; ``prior_sd`` None is N(0, 20²) on the intercept and N(0, 5²) on the rest."""
     design, y = problems.regression_data(name, half_scale)
     sd = problems.wide_prior(design.shape[1]) if prior_sd is None else prior_sd
     with pm.Model() as model:
@@ -16,7 +16,7 @@ def logistic_regression(name, half_scale=False, prior_sd=None):
 
 
 def eight_schools():
-    """Non-centred, as posteriordb's reference has it."""
+    """Return non-centred, as posteriordb's reference has it."""
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
         trans = pm.Normal("trans", 0, 1, shape=8)
@@ -25,7 +25,7 @@ def eight_schools():
 
 
 def hierarchical_regression():
-    """Logistic regression whose intercept and slope vary between 20 groups, non-centred."""
+    """Return logistic regression whose intercept and slope vary between 20 groups, non-centred."""
     X, group, y, groups = problems.hierarchical_data()
     with pm.Model() as model:
         beta, tau = pm.Normal("beta", 0, 2.5, shape=2), pm.HalfNormal("tau", 1, shape=2)
@@ -35,7 +35,7 @@ def hierarchical_regression():
 
 
 def cox_process(cells):
-    """Log-Gaussian Cox process of the Finnish pines on a square grid, whitened."""
+    """Return the log-Gaussian Cox process of the Finnish pines on a square grid, whitened."""
     counts, mean, factor = problems.cox_data(cells)
     with pm.Model() as model:
         z = pm.Normal("z", 0, 1, shape=len(counts))
@@ -45,7 +45,7 @@ def cox_process(cells):
 
 
 def bimodal():
-    """Two separated modes of unequal mass."""
+    """Return two separated modes of unequal mass."""
     with pm.Model() as model:
         x = pm.Normal("x", 0, problems.BIMODAL_PRIOR_SD, shape=problems.BIMODAL_DIM)
         terms = [

@@ -1,8 +1,8 @@
 """Posterior means of ordinary PyMC models: ``sample_smc`` and PyMC's NUTS, both at their defaults on one core.
 
-CPU seconds are those of the process without compilation: each sampler has run once on the same model before. The error is
-that of the means of one run with four chains, in posterior standard deviations, in root mean square over the coordinates of
-all variables; it comes from the spread of chains. Seconds × error² is what the same error costs.
+CPU seconds are those of the process without compilation: each sampler has run once on the same model before. The error
+is that of the means of one run with four chains, in posterior standard deviations, as root mean square over the
+coordinates of all variables. It is estimated from the spread of chains. Seconds × error² is the cost of a given error.
 
 Run: OMP_NUM_THREADS=1 python examples/benchmarks/ordinary_models.py [--runs 2] [NAME ...]      (prints a markdown table)
 """
@@ -74,7 +74,7 @@ def ours(model, runs):
 
 
 def nuts(model, runs):
-    """The same by PyMC's NUTS: four chains of 1,000 draws after 1,000 of tuning."""
+    """Return the same by PyMC's NUTS: four chains of 1,000 draws after 1,000 of tuning."""
     options = {"chains": 4, "cores": 1, "progressbar": False, "compute_convergence_checks": False}
     with model:
         pm.sample(1, tune=1, **options)

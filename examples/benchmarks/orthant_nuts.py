@@ -1,4 +1,4 @@
-"""A trivariate probit by NUTS: is the posterior right, and how many draws a second against latent utilities.
+"""Check the posterior of a trivariate probit by NUTS, and compare its draws per second with latent utilities.
 
     python examples/benchmarks/orthant_nuts.py sbc [--runs 200] [--persons 20] [--broken]
     python examples/benchmarks/orthant_nuts.py ess [--runs 5] [--persons 50]
@@ -12,7 +12,7 @@ size a CPU second, tuning included and compilation not, of
 * ``GHK``: one uniform for each answer but the last, and the bounds of GHK (Goodrich 2017): utilities not centred;
 * ``centred``: the utilities themselves inside their bounds, as in Stan's User's Guide.
 
-All by nutpie in turn, on new data in every round.
+nutpie runs all of them in turn, on new data in every round.
 """
 
 import argparse
@@ -37,25 +37,25 @@ def cholesky(partial):
 
 
 def correlated():
-    """The residuals' factor in a model."""
+    """Return the residuals' factor in a model."""
     partial = pm.Deterministic("partial", pt.tanh(pm.Normal("z", 0, 0.5, shape=3)))
     return pt.stacklists([[pt.as_tensor(entry) for entry in row] for row in cholesky(partial)])
 
 
 def regression(x):
-    """Means of three answers that depend on one predictor."""
+    """Return means of three answers that depend on one predictor."""
     return pm.Normal("level", 0, 1, shape=3) + x[:, None] * pm.Normal("slope", 0, 1, shape=3)
 
 
 def rectangles(x, y):
-    """Utilities integrated out."""
+    """Return utilities integrated out."""
     with pm.Model() as model:
         pb.MultivariateProbit("y", regression(x), correlated(), observed=y)
     return model
 
 
 def ghk(x, y):
-    """Latent uniforms."""
+    """Return latent uniforms."""
     with pm.Model() as model:
         mean, factor = regression(x), correlated()
         u = pm.Uniform("u", 0, 1, shape=(len(y), 2))
@@ -72,7 +72,7 @@ def ghk(x, y):
 
 
 def centred(x, y):
-    """Latent utilities with the signs of the answers."""
+    """Return latent utilities with the signs of the answers."""
     with pm.Model() as model:
         mean, factor = regression(x), correlated()
         size = pm.Flat("size", shape=y.shape)
@@ -83,13 +83,13 @@ def centred(x, y):
 
 
 def simulate(x, level, slope, partial, rng):
-    """Answers of persons."""
+    """Return answers of persons."""
     noise = rng.standard_normal((len(x), 3)) @ np.array(cholesky(partial)).T
     return (level + x[:, None] * slope + noise > 0).astype("int64")
 
 
 def effective_draws(persons, runs):
-    """Smallest effective sample size over CPU seconds, the three models in turn."""
+    """Print the smallest effective sample size over CPU seconds, with the three models in turn."""
     import nutpie
 
     rates = {model.__name__: [] for model in (rectangles, ghk, centred)}
@@ -124,7 +124,7 @@ def effective_draws(persons, runs):
 
 
 def calibration(persons, runs, broken):
-    """Ranks of parameters from the prior among draws given data of theirs; χ² of ten classes each."""
+    """Print χ² of ten classes for the ranks of parameters from the prior among draws given their data."""
     import nutpie
 
     rng = np.random.default_rng(1)

@@ -40,22 +40,22 @@ METHODS = ("auto", "low_rank", "tilting", "tilted_smc", "particle_filter", "ghk"
 
 
 def exchangeable(dim, rho=0.5):
-    """Equal correlations."""
+    """Return equal correlations."""
     return np.full((dim, dim), rho) + (1 - rho) * np.eye(dim)
 
 
 def autoregression(length, rho=0.7):
-    """Stationary, with unit variances."""
+    """Return stationary, with unit variances."""
     return rho ** np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
 
 
 def ranking(items):
-    """Differences of neighbours among independent standard normals."""
+    """Return differences of neighbours among independent standard normals."""
     return 2 * np.eye(items - 1) - np.eye(items - 1, k=1) - np.eye(items - 1, k=-1)
 
 
 def two_factors(dim):
-    """Covariance and lower bounds."""
+    """Return the covariance and lower bounds."""
     g = np.random.default_rng(dim)
     loadings, noise = 0.8 * g.normal(size=(dim, 2)), g.uniform(0.3, 1, dim)
     cov = loadings @ loadings.T + np.diag(noise)
@@ -63,14 +63,14 @@ def two_factors(dim):
 
 
 def cauchy(dim):
-    """Covariance and lower bounds."""
+    """Return the covariance and lower bounds."""
     g = np.random.default_rng(dim + 2)
     x = 0.01 * g.standard_cauchy((dim, dim))
     return x.T @ x, 0.01 * g.standard_cauchy(dim)
 
 
 def instances():
-    """Covariance, lower and upper bounds, and log P, by name."""
+    """Return the covariance, lower and upper bounds, and log P, by name."""
     rows = {f"exchangeable {d}": (exchangeable(d), 0, INF, -np.log(d + 1)) for d in (16, 64, 200, 1000)}
     rows["exchangeable 0.9 1000"] = (exchangeable(1000, 0.9), 1, 3, -6.338041)
     for length, value in [(50, -12.129288), (200, -46.804072), (500, -116.153641), (1000, -231.736256)]:
@@ -94,7 +94,7 @@ def scipy_log_p(cov, lower, upper, seed):
 
 
 def openturns_log_p(cov, lower, upper, seed):
-    """OpenTURNS' probability of an interval."""
+    """Return OpenTURNS' probability of an interval."""
     import openturns as ot
 
     dim = len(cov)
@@ -139,7 +139,7 @@ def by_method(cov, lower, upper, method, **options):
 
 
 def table(rows, runs):
-    """Every method that applies."""
+    """Run every method that applies."""
     for name, (cov, lower, upper, truth) in rows.items():
         for method in METHODS:
             if method == "ridgway" and len(cov) > 256:
@@ -151,7 +151,7 @@ def table(rows, runs):
 
 
 def against_scipy(rows, runs):
-    """The default, tilting with SciPy's number of points, SciPy and OpenTURNS."""
+    """Run the default, tilting with SciPy's number of points, SciPy and OpenTURNS."""
     for name, (cov, lower, upper, truth) in rows.items():
         if not 16 <= len(cov) <= 256:
             continue
@@ -167,7 +167,7 @@ def against_scipy(rows, runs):
 
 
 def against_ridgway(rows, runs):
-    """One run of each SMC a replicate; GHK with points for the same time."""
+    """Make one run of each SMC per replicate, and GHK with points for the same time."""
     for name, (cov, lower, upper, truth) in rows.items():
         for method, moves in [
             ("tilted_smc", "gibbs"),
@@ -181,7 +181,7 @@ def against_ridgway(rows, runs):
 
 
 def draws(rows, runs):
-    """A thousand draws."""
+    """Print figures of a thousand draws."""
     for name, (cov, lower, upper, _) in rows.items():
         for seed in range(runs):
             clock = time.process_time()
@@ -192,7 +192,7 @@ def draws(rows, runs):
 
 
 def one_factor_margins(loadings, noise, lower, upper, df, at):
-    """Distribution functions ``(dim, len(at[0]))`` at points ``at`` of X = λ f + e inside bounds, by quadrature.
+    """Return distribution functions ``(dim, len(at[0]))`` at points ``at`` of X = λ f + e inside bounds, by quadrature.
 
     A Student vector is a Gaussian one over r / √df, r² ~ χ²: at a radius the bounds are multiplied by that scale.
     """
@@ -215,7 +215,7 @@ def one_factor_margins(loadings, noise, lower, upper, df, at):
 
 
 def autoregression_margins(length, rho, upper, points=1500):
-    """The same of an autoregression above zero, by recursions over densities forwards and backwards."""
+    """Return the same of an autoregression above zero, by recursions over densities forwards and backwards."""
     x = np.linspace(0, upper, points)
     weights = np.full(points, x[1])
     weights[[0, -1]] /= 2
@@ -249,7 +249,7 @@ def margin_cases():
 
 
 def margins(rows, runs):
-    """p-values of every variable and seed, and of one variable a seed, which are independent."""
+    """Print p-values of every variable and seed, and of one variable per seed, which are independent."""
     for name, (given, options, at, values) in margin_cases().items():
         cdfs = [interpolate.PchipInterpolator(*pair) for pair in zip(at, values, strict=True)]
         for method in ("exact", "smc"):
@@ -269,7 +269,7 @@ def margins(rows, runs):
 
 
 def students(rows, runs):
-    """Exchangeable t vectors of 3 degrees of freedom, log P by quadrature over factor and radius."""
+    """Run exchangeable t vectors of 3 degrees of freedom, with log P by quadrature over factor and radius."""
     nodes, weights = leggauss(400)
     f, r = 9.0 * nodes, 15.0 * (nodes + 1)  # beyond r = 30 there is nothing of χ with 3 degrees of freedom
     for dim, lower in [(10, 0.5), (50, -1.0), (100, -1.0)]:
@@ -290,7 +290,7 @@ def probit_orthant(name):
 
 
 def coverage(rows, runs, first=0):
-    """Share of 95 % intervals that contain log P, among runs that are trusted; one line a run, then the counts."""
+    """Print the share of 95 % intervals that contain log P, among trusted runs: a line for each run, then the counts."""
     cases = {name: (*rows[name], "auto") for name in ("AR 500", "Cauchy 180") if name in rows}
     pima = (probit_orthant("pima"), 0, INF, -263.7222)
     cases |= {"Pima, auto": (*pima, "auto"), "Pima, tilting": (*pima, "tilting")}
@@ -333,7 +333,7 @@ def panel(periods, alternatives):
 
 
 def equal_time(name, cov, lower, upper, runs, particles, df=None, methods=("tilted_smc",)):
-    """Ridgway's SMC, GHK with points for the same time, and others with as many particles."""
+    """Return Ridgway's SMC, GHK with points for the same time, and others with as many particles."""
     best = pb.rectangle_probability(cov, lower, upper, df=df, random_seed=12345, n_points=16384)
     given = {"df": df, "replicates": 2}
 
@@ -403,7 +403,7 @@ def student_means(dim, runs, df=3.0):
 
 
 def thesis(rows, runs):
-    """Figures of chapter 3."""
+    """Print the figures of chapter 3."""
     equal_time("Cauchy 40", *cauchy(40), INF, runs, 4096)
     for dim in (130, 180):
         equal_time(f"Cauchy {dim}", *cauchy(dim), INF, runs, 4096)
@@ -414,13 +414,13 @@ def thesis(rows, runs):
 
 
 def student_against_ghk(rows, runs):
-    """Figure 3.8: Student vectors at equal time."""
+    """Print Figure 3.8: Student vectors at equal time."""
     for dim in (20, 40):
         equal_time(f"Cauchy {dim}, Student 3", *cauchy(dim), INF, runs, 512, df=3.0)
 
 
 def order(rows, runs, points=4096):
-    """Figure 3.3: GHK by scrambled Sobol points, one estimate of log P a run."""
+    """Print Figure 3.3: GHK by scrambled Sobol points, with one estimate of log P per run."""
     for dim in (40, 50, 60):
         cov, lower = cauchy(dim)
         upper = np.full(dim, INF)
@@ -439,7 +439,7 @@ def order(rows, runs, points=4096):
 
 
 def outliers(values):
-    """Number of values that are more than one and a half times the interquartile range beyond the quartiles."""
+    """Return number of values that are more than one and a half times the interquartile range beyond the quartiles."""
     low, high = np.quantile(values, [0.25, 0.75])
     reach = 1.5 * (high - low)
     return int(((values < low - reach) | (values > high + reach)).sum())

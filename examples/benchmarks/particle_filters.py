@@ -1,8 +1,8 @@
 """Particle filters at fixed parameters: unbiasedness, variance of the log likelihood, particles per CPU second.
 
-Linear Gaussian (100 rows) and stochastic volatility (400 rows), the series of the tests. The exact likelihoods are the Kalman
-filter's, and for the volatility that of the trapezoid rule on a fine grid of states.
-``python particle_filters.py [--runs 2000] [--numba] [--series volatility] [--methods sqmc guided] [--size 0]``.
+Linear Gaussian (100 rows) and stochastic volatility (400 rows), the series of the tests. The exact likelihood is that
+of the Kalman filter, and for the volatility that of the trapezoid rule on a fine grid of states. ``python
+particle_filters.py [--runs 2000] [--numba] [--series volatility] [--methods sqmc guided] [--size 0]``.
 """
 
 import argparse

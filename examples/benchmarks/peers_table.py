@@ -1,8 +1,9 @@
 """Print the tables of ``smc_against_peers.py`` from its file.
 
-Errors are against ``references.json``. The ratio is mean squared error × mean CPU time, that sampler's over ours from
-``"auto"`` (above one: ours is ahead), with a 95 % bootstrap interval over seeds where both have three or more; below
-each table its geometric mean over problems, their number in brackets, without those where ours has no error.
+Errors are against ``references.json``. The ratio is mean squared error × mean CPU time of a sampler, divided by that of
+ours from ``"auto"`` (above one, ours is better), with a 95 % bootstrap interval over seeds if both have three or more.
+Below each table is its geometric mean over problems, with their number in brackets and without those where ours has no
+error.
 
 Run: python examples/benchmarks/peers_table.py peers.jsonl [--against auto]
 """
@@ -20,7 +21,7 @@ QUANTITIES = {"evidence": "log evidence", "means": "posterior means"}
 
 
 def read(path):
-    """Rows by problem and sampler; those that failed apart."""
+    """Return rows by problem and sampler; those that failed apart."""
     tables, failed = {}, {}
     for row in map(json.loads, path.read_text().splitlines()):
         place = failed if "error" in row else tables
@@ -29,7 +30,7 @@ def read(path):
 
 
 def errors(problem, rows, quantity):
-    """Squared errors ``(seeds,)``, or None where the sampler does not give the quantity."""
+    """Return the squared errors ``(seeds,)``, or None where the sampler does not give the quantity."""
     reference = REFERENCES[problem]
     if quantity == "evidence":
         if "log_evidence" not in next(iter(rows.values())):
@@ -42,7 +43,7 @@ def errors(problem, rows, quantity):
 
 
 def ratio(theirs, ours, rng, resamples=4000):
-    """(MSE × time) theirs over ours with its bootstrap interval; each is (squared errors, seconds)."""
+    """Return (MSE × time) theirs over ours with its bootstrap interval; each is (squared errors, seconds)."""
 
     def product(pair, size):
         index = rng.integers(0, len(pair[0]), size=(size, len(pair[0])))

@@ -1,11 +1,11 @@
-"""Particle marginal Metropolis–Hastings on three series, and by ``particles`` beside it.
+"""Particle marginal Metropolis–Hastings on three series, by this package and by ``particles``.
 
     python examples/benchmarks/pmmh.py --file pmmh.json
     ENV/bin/python examples/benchmarks/peers/particles_pmmh_worker.py pmmh.json
 
 The first command runs ``sample_pmmh`` (eight chains of 4,000 draws) and writes data, posterior moments and figures. The
-second, in an environment of its own, runs the peer on the same data from the posterior mean with the posterior covariance,
-and prints both. Effective draws a CPU second are what to compare.
+second, in an environment of its own, runs the peer on the same data from the posterior mean with the posterior
+covariance, and prints both. Compare the effective draws per CPU second.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SERIES = Path(__file__).parents[2] / "tests" / "state_space" / "data" / "linear_
 
 
 def linear_gaussian():
-    """An autoregression seen through noise, 100 rows."""
+    """Return an autoregression seen through noise, 100 rows."""
     y = np.loadtxt(SERIES, skiprows=1)
     with pm.Model() as model:
         rho = pm.Uniform("rho", -1, 1)
@@ -33,7 +33,7 @@ def linear_gaussian():
 
 
 def theta_logistic():
-    """A population with density dependence, 100 rows; τ₁ and τ₂ are known."""
+    """Return a population with density dependence, 100 rows; τ₁ and τ₂ are known."""
     rng = np.random.default_rng(3)
     x, y = 0.0, np.empty(100)
     for t in range(100):
@@ -48,7 +48,7 @@ def theta_logistic():
 
 
 def lotka_volterra():
-    """Logs of prey and predators, 50 rows, one Euler step of 0.2 a row."""
+    """Return logs of prey and predators, 50 rows, one Euler step of 0.2 a row."""
     rng = np.random.default_rng(4)
     x, y = 0.1 * rng.standard_normal(2), np.empty((50, 2))
     for t in range(50):

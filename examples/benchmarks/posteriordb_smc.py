@@ -1,25 +1,26 @@
 """Tempering SMC on posteriors of posteriordb, as Stan programs, against their reference draws.
 
-Every posterior is run with the same settings: from the prior where it is proper, else from Laplace. A row passes if
+Every posterior has the same settings: runs start from the prior if it is proper, and from Laplace otherwise. A row
+passes if
 
 * posterior means differ from the reference by at most 4 combined Monte Carlo standard errors (``z``),
 * the Monte Carlo standard error of our own means is at most 0.03 posterior sd (``error``), and
 * sds differ by at most 5 % or 4 combined standard errors, whichever is larger (``sd ratio``).
 
-Errors of our own come from the lineages, since particles with different initial ancestors are independent; from the
-spread of the chains' means where that is larger than the lineages explain.
+Our errors come from the lineages, because particles with different initial ancestors are independent, or from the
+spread of the chains' means if that is larger than the lineages explain.
 
-From every start (``--initial prior laplace auto``) a result is right or flagged, or it is *wrong and trusted*: a mean or a
-standard deviation is off by 20 % of the posterior sd, and by more than 4 combined standard errors, with
-``log_evidence_trusted`` 1. Where the reference draws have a tail index above 0.3 (Pareto k), so that a sample's standard
-deviation has no error, the 5, 50 and 95 % quantiles take their place, off by 5 % of the range between the outer two. The
-table of starts counts right and wrong by trusted and flagged.
+From every start (``--initial prior laplace auto``) a result is right or flagged, or it is *wrong and trusted*: a mean
+or a standard deviation is off by 20 % of the posterior sd, and by more than 4 combined standard errors, with
+``log_evidence_trusted`` 1. If the reference draws have a tail index above 0.3 (Pareto k), the standard deviation of a
+sample has no error bar, and a result is wrong if the 5, 50 or 95 % quantile is off by 5 % of the range between the
+outer two. The table of starts counts right and wrong by trusted and flagged.
 
 Twelve posteriors are in this repository, with programs of its own. With ``--database``, a checkout of
 https://github.com/stan-dev/posteriordb, any posterior there is run with posteriordb's program and data; those without
 reference draws are run for their evidence alone, and ``--references`` takes all that have them. Rows are appended to
-``--file`` as lines of JSON, what is there is not run again, and ``--print`` prints the table, as a run without a file does.
-``--evidence`` skips improper priors, which have none.
+``--file`` as lines of JSON, rows that are there are not run again, and ``--print`` prints the table, as a run without a
+file does. ``--evidence`` skips improper priors, which have no evidence.
 
 Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/posteriordb_smc.py [NAME ...] [--file rows.jsonl]
          [--database CHECKOUT [--references]] [--initial prior laplace auto] [--draws 3000] [--seed 1]
@@ -57,13 +58,13 @@ SPREAD_LEVEL = 1e-4  # of the test that chains differ by more than their lineage
 
 
 def read_zip(path):
-    """The one JSON file in a zip."""
+    """Return the one JSON file in a zip."""
     with zipfile.ZipFile(path) as archive:
         return json.loads(archive.read(archive.namelist()[0]))
 
 
 def read_target(name, database=None):
-    """A posterior as a target, its prior part compiled too."""
+    """Return a posterior as a target, its prior part compiled too."""
     if database is None:
         program, data = POSTERIORS / f"{name}.stan", read_zip(POSTERIORS / f"{name}.data.json.zip")
     else:
@@ -75,7 +76,7 @@ def read_target(name, database=None):
 
 
 def read_reference(name, database=None):
-    """Mean, sd and their errors by parameter, of the reference draws; None where there are none."""
+    """Return the mean, sd and their errors by parameter, of the reference draws; None where there are none."""
     if database is None or name in REFERENCES:
         return REFERENCES[name]
     root = database / "posterior_database"
@@ -98,7 +99,7 @@ def quantiles(chains, name):
 
 
 def names_with_references(database):
-    """All posteriors of the database that have reference draws there."""
+    """Return all posteriors of the database that have reference draws there."""
     root = database / "posterior_database"
     drawn = root / "reference_posteriors" / "draws" / "draws"
     about = [json.loads(path.read_text()) for path in sorted((root / "posteriors").glob("*.json"))]
@@ -106,7 +107,7 @@ def names_with_references(database):
 
 
 def posterior_draws(idata, names):
-    """Draws ``(chain, draw, parameter)`` of parameters named as in Stan's output, counting from one."""
+    """Return draws ``(chain, draw, parameter)`` of parameters named as in Stan's output, counting from one."""
     columns = []
     for name in names:
         variable, _, index = name.rstrip("]").partition("[")
@@ -154,7 +155,7 @@ class Comparison(NamedTuple):
 
     @property
     def passed(self):
-        """Means, errors and sds each within its limit, for every parameter."""
+        """Return means, errors and sds each within its limit, for every parameter."""
         means, errors = np.abs(self.z) <= LARGEST_Z, self.error <= LARGEST_ERROR
         return bool((means & errors & (np.abs(self.sd_ratio - 1) <= self.sd_allowed)).all())
 
@@ -190,7 +191,7 @@ def compare(name, idata, reference=None):
 
 
 def standard_error(values, ancestors):
-    """Standard error ``(k,)`` of the mean over chains and draws of ``values`` ``(chain, draw, k)``."""
+    """Return Standard error ``(k,)`` of the mean over chains and draws of ``values`` ``(chain, draw, k)``."""
     chains = len(values)
     ess = np.stack([lineage_ess(chain, ancestor) for chain, ancestor in zip(values, ancestors, strict=True)])
     within = (values.var(axis=1) / ess).mean(axis=0)
@@ -211,7 +212,7 @@ def run(name, target=None, **options):
 
 
 def row(name, database, evidence, **options):
-    """The figures of one posterior, the worst of every kind."""
+    """Return the figures of one posterior, the worst of every kind."""
     target = read_target(name, database)
     known = {
         "name": name,
@@ -251,14 +252,14 @@ def row(name, database, evidence, **options):
 
 
 def remark(one):
-    """What is to be said of an evidence."""
+    """Return what is to be said of an evidence."""
     if one.get("method") == "bridge sampling":
         return ", evidence by bridge sampling"
     return "" if one["trusted"] else ", evidence flagged"
 
 
 def table(rows):
-    """Markdown: reference posteriors, then evidences."""
+    """Print Markdown: reference posteriors, then evidences."""
     print("| posterior | dim | start | stages | CPU s | abs z | error | sd ratio | |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     compared = [one for one in rows if "passed" in one]
@@ -282,7 +283,7 @@ def table(rows):
 
 
 def starts(compared):
-    """Markdown: right and wrong by trusted and flagged, from each start."""
+    """Print Markdown: right and wrong by trusted and flagged, from each start."""
     print("| initial | right, trusted | right, flagged | wrong, flagged | wrong, trusted | CPU s |")
     print("| --- | --- | --- | --- | --- | --- |")
     for asked in dict.fromkeys(one["asked"] for one in compared):

@@ -48,13 +48,13 @@ warnings.simplefilter("ignore")
 
 
 def read(path):
-    """Keys of what has been run."""
+    """Return keys of what has been run."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {(row["problem"], row["sampler"], row["seed"]) for row in map(json.loads, lines)}
 
 
 def effort(path, problem, sampler, like):
-    """Mean seconds of ``like`` over those of ``sampler``, both by their defaults."""
+    """Return the mean seconds of ``like`` over those of ``sampler``, both by their defaults."""
     rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["problem"] == problem]
     wanted, own = (
         [row["seconds"] for row in rows if row["sampler"] == name and "seconds" in row] for name in (like, sampler)

@@ -71,14 +71,14 @@ def run_pymc(model, seed):
 
 
 def _last(nested):
-    """The last number of PyMC's nested, ragged lists of stages."""
+    """Return the last number of PyMC's nested, ragged lists of stages."""
     while isinstance(nested, (list, np.ndarray)):
         nested = nested[-1]
     return float(nested)
 
 
 def run_ours(target, start, seed):
-    """The same for ours; the Laplace fit counts as part of the run."""
+    """Return the same for ours; the Laplace fit counts as part of the run."""
     clock = time.perf_counter()
     idata = pb.sample_smc(target, initial=start, random_seed=seed, progressbar=False)
     seconds = time.perf_counter() - clock
@@ -88,7 +88,7 @@ def run_ours(target, start, seed):
 
 
 def make_reference(model):
-    """Long runs: evidence by SMC, means by NUTS."""
+    """Return long runs: evidence by SMC, means by NUTS."""
     target = pb.as_target(model)
     smc = group(
         pb.sample_smc(target, initial="laplace", draws=20_000, chains=8, random_seed=1, progressbar=False), "posterior"
@@ -106,7 +106,7 @@ def make_reference(model):
 
 
 def ratio_interval(theirs, ours, rng, resamples=4000):
-    """MSE × time, theirs over ours, with its 95 % bootstrap interval; columns are (squared error, seconds)."""
+    """Return MSE × time, theirs over ours, with its 95 % bootstrap interval; columns are (squared error, seconds)."""
 
     def product(table, index):
         return table[index, 0].mean(axis=-1) * table[index, 1].mean(axis=-1)

@@ -39,7 +39,7 @@ ZERO_ONE = ("toy-30", "toy-100", "pima-100", "pima-500")
 
 
 def skewed(dim):
-    """Poisson counts 3 and 1 in turn with Gamma(1.5, 0.5) rates, on the log scale."""
+    """Return Poisson counts 3 and 1 in turn with Gamma(1.5, 0.5) rates, on the log scale."""
     from scipy.special import gammaln
 
     a, b, counts = 1.5, 0.5, np.resize([3.0, 0.0, 1.0], dim)
@@ -58,7 +58,7 @@ def skewed(dim):
 
 
 def zero_one(name, rate):
-    """The pseudo-posterior of a linear classifier's 0–1 risk."""
+    """Return the pseudo-posterior of a linear classifier's 0–1 risk."""
     if name == "pima":
         X, y, *_ = load_binary_regression("pima")
     else:
@@ -69,7 +69,7 @@ def zero_one(name, rate):
 
 
 def problem(name):
-    """Target and exact or reference log evidence, None where there is neither."""
+    """Return the target and exact or reference log evidence, None where there is neither."""
     kind, _, number = name.partition("-")
     if kind == "gaussian":
         return gaussian(int(number))[:2]

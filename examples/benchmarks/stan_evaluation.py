@@ -38,7 +38,7 @@ model {
 
 
 def seconds(call, repeats, rounds=9):
-    """Median over rounds of the time of one call."""
+    """Return the median over rounds of the time of one call."""
     call()
     times = []
     for _ in range(rounds):
@@ -50,7 +50,7 @@ def seconds(call, repeats, rounds=9):
 
 
 def processor_seconds(call, repeats, rounds=9):
-    """Median over rounds of the processor time of one call, of all threads together."""
+    """Return the median over rounds of the processor time of one call, of all threads together."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -61,7 +61,7 @@ def processor_seconds(call, repeats, rounds=9):
 
 
 def interleaved(first, second, repeats, rounds=41):
-    """Times of two calls taken in turn, so that both see the same machine: two arrays of seconds per call."""
+    """Return times of two calls taken in turn, so that both see the same machine: two arrays of seconds per call."""
     times = np.empty((rounds, 2))
     for row in times:
         for k, call in enumerate((first, second)):
@@ -73,7 +73,7 @@ def interleaved(first, second, repeats, rounds=41):
 
 
 def with_quartiles(values):
-    """Text of a median and the quartiles around it."""
+    """Return the text of a median and the quartiles around it."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 

@@ -57,7 +57,7 @@ class TimedIMH(IMH):
 
 
 def logistic(data):
-    """The PyMC twin of ``logit_gaussian.stan``."""
+    """Return the PyMC twin of ``logit_gaussian.stan``."""
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, np.array(data["prior_scale"]), shape=data["P"])
         pm.Bernoulli("y", logit_p=pm.math.dot(np.array(data["X"]), beta), observed=np.array(data["y"]))
@@ -65,7 +65,7 @@ def logistic(data):
 
 
 def eight_schools(data):
-    """The PyMC twin of ``eight_schools_noncentered.stan``."""
+    """Return the PyMC twin of ``eight_schools_noncentered.stan``."""
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
         theta = pm.Deterministic("theta", mu + tau * pm.Normal("theta_std", 0, 1, shape=data["J"]))
@@ -80,21 +80,21 @@ CASES = {
 
 
 def means_and_sds(idata, variables):
-    """Posterior means and sds of all elements of the variables."""
+    """Return the posterior means and sds of all elements of the variables."""
     draws = [np.asarray(group(idata, "posterior")[name]) for name in variables]
     flat = np.concatenate([values.reshape(*values.shape[:2], -1) for values in draws], axis=2)
     return flat.mean(axis=(0, 1)), flat.std(axis=(0, 1))
 
 
 def run_ours(target, start, seed):
-    """InferenceData and seconds."""
+    """Return InferenceData and seconds."""
     clock = time.process_time()
     idata = pb.sample_smc(target, initial=start, random_seed=seed, progressbar=False, cores=1)
     return idata, time.process_time() - clock
 
 
 def run_pymc(model, seed):
-    """The same by PyMC, without its compilation."""
+    """Return the same by PyMC, without its compilation."""
     TimedIMH.setup_seconds, clock = 0.0, time.process_time()
     with model:
         idata = pm.sample_smc(kernel=TimedIMH, chains=2, cores=1, random_seed=seed, progressbar=False)
@@ -102,7 +102,7 @@ def run_pymc(model, seed):
 
 
 def nuts(target, data):
-    """A function that runs NUTS on the library of a target."""
+    """Return a function that runs NUTS on the library of a target."""
     library = _lib.StanLibrary(os.fspath(target.library))
     bare = CompiledStanModel(dims={}, _coords={}, code="", data=None, library=library, model=None)
     compiled = bare.with_data(**{name: np.asarray(value) for name, value in data.items()})
@@ -117,7 +117,7 @@ def nuts(target, data):
 
 
 def rate_interval(table, rng, resamples=4000):
-    """Effective draws a second, and its 95 % bootstrap interval; columns are (squared error, seconds)."""
+    """Return the effective draws a second, and its 95 % bootstrap interval; columns are (squared error, seconds)."""
     index = rng.integers(0, len(table), size=(resamples, len(table)))
     rates = 1 / (table[index, 0].mean(axis=1) * table[index, 1].mean(axis=1))
     return 1 / (table[:, 0].mean() * table[:, 1].mean()), *np.quantile(rates, [0.025, 0.975])

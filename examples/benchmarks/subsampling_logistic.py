@@ -76,13 +76,13 @@ HALVES = {"normal": 64, "t3": 256, "rare": 512}  # antithetic pairs for the refe
 
 
 def laplace() -> pb.GaussianApproximation:
-    """Laplace's approximation of the model on the context stack, by a few passes over its rows."""
+    """Return Laplace's approximation of the model on the context stack, by a few passes over its rows."""
     pilot = rows_of(forkable_target(pm.modelcontext(None), prior_alone=True)).expansion_point
     return pb.GaussianApproximation(pilot.mode, pilot.factor @ pilot.factor.T)
 
 
 def load(case: str, n: int, folder: Path):
-    """Design ``(n, 20)`` and outcomes, kept on disk."""
+    """Return the design ``(n, 20)`` and outcomes, kept on disk."""
     path = folder / f"data_{case}_{n}.npz"
     if not path.exists():
         design, y = simulate(case, n)
@@ -92,7 +92,7 @@ def load(case: str, n: int, folder: Path):
 
 
 def simulate(case: str, n: int):
-    """Design ``(n, 20)`` and outcomes."""
+    """Return the design ``(n, 20)`` and outcomes."""
     rng = np.random.default_rng(20)
     theta = 0.3 * rng.normal(size=DIM)
     design = np.empty((n, DIM))
@@ -112,7 +112,7 @@ def simulate(case: str, n: int):
 
 
 def reference(case: str, n: int, folder: Path):
-    """Posterior means and sds by importance sampling from Laplace's approximation; kept on disk."""
+    """Return the posterior means and sds by importance sampling from Laplace's approximation; kept on disk."""
     path = folder / f"reference_{case}_{n}.npz"
     if path.exists():
         found = np.load(path)
@@ -143,7 +143,7 @@ def reference(case: str, n: int, folder: Path):
 
 
 def make_model(case: str, n: int, folder: Path) -> pm.Model:
-    """The PyMC model of a case."""
+    """Return the PyMC model of a case."""
     design, y = load(case, n, folder)
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=DIM)
@@ -152,7 +152,7 @@ def make_model(case: str, n: int, folder: Path) -> pm.Model:
 
 
 def run(model: pm.Model, name: str, known: tuple | None, scale: float, seed: int) -> tuple[dict, object]:
-    """One run of a row, and its step."""
+    """Return one run of a row, and its step."""
     make, draws, per_draw = STEPS[name]
     draws = max(10, int(draws * scale))
     tune = min(TUNE, draws // 4)
@@ -202,14 +202,14 @@ def run(model: pm.Model, name: str, known: tuple | None, scale: float, seed: int
 
 
 def accuracy(biases: list, ratios: list) -> dict:
-    """Of the means over runs: root mean square and largest bias, and the range of ratios of sds."""
+    """Return the root mean square and largest bias of the means over runs, and the range of ratios of sds."""
     bias, ratio = np.mean(biases, axis=0), np.mean(ratios, axis=0)
     found = {"bias_rms": float(np.sqrt((bias**2).mean())), "bias_max": float(np.abs(bias).max())}
     return found | {f"ratio_{key}": float(getattr(ratio, key)()) for key in ("min", "mean", "max")}
 
 
 def pooled(runs: list[dict]) -> dict:
-    """The runs of a row as one: effective sizes and seconds add up, biases and ratios are those of all draws."""
+    """Return the runs of a row as one: effective sizes and seconds add up, biases and ratios are those of all draws."""
     runs = [row for row in runs if "bias" in row] or runs[:1]  # several rows of times alone are not pooled
     if len(runs) == 1:
         return runs[0] | {"seeds": 1}
@@ -220,7 +220,7 @@ def pooled(runs: list[dict]) -> dict:
 
 
 def laplace_line(case: str, n: int, folder: Path) -> str:
-    """How far Laplace's approximation is from the reference, where that has been made."""
+    """Return how far Laplace's approximation is from the reference, where that has been made."""
     path = folder / f"reference_{case}_{n}.npz"
     if not path.exists():
         return ""
@@ -233,19 +233,19 @@ def laplace_line(case: str, n: int, folder: Path) -> str:
 
 
 def runs_of(done: dict, key: str) -> list[dict]:
-    """The runs of a row, one for each seed."""
+    """Return the runs of a row, one for each seed."""
     return [row for found, row in done.items() if found.partition("#")[0] == key]
 
 
 def rows_a_step(row: dict, n: int) -> float:
-    """Rows that one iteration looks at."""
+    """Return rows that one iteration looks at."""
     if "rows" in row:
         return row["rows"] / row["iterations_per_draw"]
     return row.get("rows_per_step", row.get("subset_size", n))
 
 
 def table(done: dict, folder: Path) -> str:
-    """All rows as Markdown.
+    """Return all rows as Markdown.
 
     The ESS an iteration of a chain on all data too short to tell is that of the same random walk with control variates.
     """
@@ -281,7 +281,7 @@ def table(done: dict, folder: Path) -> str:
 
 
 def picture(done: dict, path: Path) -> None:
-    """Time per iteration against the number of rows, of the steps in ``CURVES`` on the normal case."""
+    """Draw the time per iteration against the number of rows, for the steps in ``CURVES`` on the normal case."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -36,7 +36,7 @@ LOG_FACTORIAL = gammaln(np.arange(200) + 1.0)
 
 
 def boston(path):
-    """Standardised predictors with an intercept, and the response in units of the noise."""
+    """Return Standardised predictors with an intercept, and the response in units of the noise."""
     if path is None:
         path = Path(find_spec("particles").submodule_search_locations[0]) / "datasets" / "boston_house_prices.csv"
     table = np.loadtxt(path, delimiter=",", skiprows=2)
@@ -72,7 +72,7 @@ def student(path):
 
 
 def reference(target, q):
-    """Means, standard deviations and log evidence by importance sampling from EP's Gaussian with tails."""
+    """Return means, standard deviations and log evidence by importance sampling from EP's Gaussian with tails."""
     idata = pb.sample_importance(
         target, approximation=q, proposal="defensive", draws=2**13, chains=8, random_seed=1, progressbar=False
     )
@@ -93,7 +93,7 @@ def mean_field(rho=0.99):
 
 
 def skellam_posterior(y):
-    """Mean and standard deviation of λ, by quadrature of the exact likelihood."""
+    """Return the mean and standard deviation of λ, by quadrature of the exact likelihood."""
     grid = np.linspace(1e-4, 12, 4001)
     log_density = stats.skellam.logpmf(y[:, None], grid, grid).sum(axis=0) - grid
     weights = np.exp(log_density - log_density.max())
@@ -108,7 +108,7 @@ def log_poisson(count, level):
 
 
 def importance(y, count, each, n, rng):
-    """Posterior mean of λ and the effective sample size, by weights that are right on average."""
+    """Return the posterior mean of λ and the effective sample size, by weights that are right on average."""
     centre = 0.5 * y.var()
     spread = np.sqrt((2 * centre**2 + 0.5 * centre) / len(y))
     level = centre + spread * rng.standard_normal(n)
@@ -122,7 +122,7 @@ def importance(y, count, each, n, rng):
 
 
 def skellam_gibbs(y, count, each, n, runs, rng):
-    """Posterior means of λ ``(runs,)`` by Gibbs: λ given the chosen counts, the other draws, the index."""
+    """Return the posterior means of λ ``(runs,)`` by Gibbs: λ given the chosen counts, the other draws, the index."""
     total, chosen, burn_in = np.zeros(runs), rng.poisson(1.0, (runs, len(y))) + np.maximum(0, -y), n // 5
     for step in range(n + burn_in):
         level = rng.gamma(1 + (y + 2 * chosen).sum(axis=1), 1 / (2 * len(y) + 1))[:, None, None]

@@ -34,7 +34,7 @@ DRAWS = 10_000
 
 
 def counts():
-    """Area, group, exposure and count of 32 areas × 3 groups."""
+    """Return area, group, exposure and count of 32 areas × 3 groups."""
     rng = np.random.default_rng(2)
     area, group = (index.ravel() for index in np.indices((AREAS, GROUPS)))
     exposure = rng.integers(20, 200, size=area.size)
@@ -43,7 +43,7 @@ def counts():
 
 
 def poisson():
-    """Counts with area effects, non-centred (d = 36): the model, and its quantities."""
+    """Return counts with area effects, non-centred (d = 36): the model, and its quantities."""
     import pymc as pm
 
     area, group, exposure, y = counts()
@@ -61,27 +61,27 @@ def poisson():
 
 
 def posterior(name):
-    """The model, and what turns draws into the quantities that are compared."""
+    """Return the model, and what turns draws into the quantities that are compared."""
     from models import MODELS
 
     return poisson() if name == "Poisson" else (MODELS[name](), PROBLEMS[name]().quantities)
 
 
 def references():
-    """Means and standard deviations of NUTS for every problem."""
+    """Return means and standard deviations of NUTS for every problem."""
     return {
         key: value for file in (SHARED_REFERENCES, REFERENCES) for key, value in json.loads(file.read_text()).items()
     }
 
 
 def flat(idata, model):
-    """Free variables as ``(draws, *shape)``."""
+    """Return free variables as ``(draws, *shape)``."""
     data = idata["posterior"]
     return {v.name: data[v.name].values.reshape(-1, *data[v.name].shape[2:]) for v in model.free_RVs if v.name in data}
 
 
 def fit_package(model, seed, **options):
-    """The package's own."""
+    """Return the package's own."""
     import ppl_backends as pb
 
     return pb.fit_vi(model, random_seed=seed, progressbar=False, **options).to_inference_data(DRAWS, random_seed=seed)
@@ -89,14 +89,14 @@ def fit_package(model, seed, **options):
 
 @cache
 def target_of(model):
-    """The model as a target, which keeps what it has compiled."""
+    """Return the model as a target, which keeps what it has compiled."""
     import ppl_backends as pb
 
     return pb.as_target(model)
 
 
 def fit_advi(model, seed, method="advi"):
-    """PyMC's, with its 10,000 iterations."""
+    """Return PyMC's, with its 10,000 iterations."""
     import pymc as pm
 
     with model:
@@ -104,7 +104,7 @@ def fit_advi(model, seed, method="advi"):
 
 
 def fit_extras(model, seed, method, compiled=False):
-    """The fits of pymc-extras: as they come, or in ``FAST_COMPILE`` mode and, Pathfinder, in this process."""
+    """Return the fits of pymc-extras: as they come, or in ``FAST_COMPILE`` mode and, Pathfinder, in this process."""
     import pymc_extras as pmx
 
     options = {"num_draws" if method == "pathfinder" else "n_draws": DRAWS, "progressbar": False}
@@ -131,7 +131,7 @@ STAN = {"Stan ADVI": "meanfield", "Stan full-rank ADVI": "fullrank"}
 
 
 def fit(name, method, model, seed):
-    """Draws of the free variables by a method, name → ``(draws, *shape)``."""
+    """Return draws of the free variables by a method, name → ``(draws, *shape)``."""
     if method not in STAN:
         return flat(METHODS[method](model, seed), model)
     from peers import stan_advi
@@ -164,13 +164,13 @@ def warm_up(method):
 
 
 def processor_time():
-    """Seconds of this process and of its compilers."""
+    """Return seconds of this process and of its compilers."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def one(name, method, seed, once=False):
-    """A fit, its errors and times, and the times of another, as JSON on the last line."""
+    """Make a fit and print its errors and times, and the times of another, as JSON on the last line."""
     model, quantities = posterior(name)
     warm_up(method)
     row = {"problem": name, "method": method, "seed": seed}
@@ -187,7 +187,7 @@ def one(name, method, seed, once=False):
 
 
 def reference(name, draws=5000):
-    """Means and standard deviations of four long chains of nutpie."""
+    """Write means and standard deviations of four long chains of nutpie."""
     import nutpie
 
     model, quantities = posterior(name)
@@ -200,7 +200,7 @@ def reference(name, draws=5000):
 
 
 def run(names, seeds, out, methods, limit, once):
-    """Every fit in a process of its own, methods by turns; those that are recorded are left out."""
+    """Run every fit in its own process, with methods in turn; recorded fits are left out."""
     done = {(row["problem"], row["method"], row["seed"]) for row in lines(out)}
     for seed in range(seeds):
         for name in names:
@@ -222,12 +222,12 @@ def run(names, seeds, out, methods, limit, once):
 
 
 def lines(out):
-    """What is recorded."""
+    """Return the recorded figures."""
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def show(out):
-    """Markdown: means over seeds for every problem, and geometric means over problems relative to the first method."""
+    """Print Markdown: means over seeds for every problem, and geometric means relative to the first method."""
     rows = [row for row in lines(out) if "failed" not in row]
     names = list(dict.fromkeys(row["problem"] for row in rows))
     keys = ("mean", "sd", "processor", "wall", "again_processor", "again_wall")

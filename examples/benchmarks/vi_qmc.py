@@ -44,7 +44,7 @@ def inverse_gamma(log_x, shape, rate):
 
 
 def hierarchical(groups=100, k=10):
-    """y_i ~ N(x_i'b_i, e), b_i ~ N(m, s), m_j ~ N(0, 10²), s and e lognormal with scale 0.5."""
+    """Return y_i ~ N(x_i'b_i, e), b_i ~ N(m, s), m_j ~ N(0, 10²), s and e lognormal with scale 0.5."""
     rng = np.random.default_rng(1)
     design = rng.normal(size=(groups, k))
     centre = rng.normal(size=k)
@@ -112,7 +112,7 @@ def poisson(areas=32, groups=3):
 
 
 def network(n=100, inputs=11, units=50):
-    """One layer of rectified units; weights ~ N(0, 1/α), noise 1/τ, both precisions ~ Gamma(1, 0.1)."""
+    """Return one layer of rectified units; weights ~ N(0, 1/α), noise 1/τ, both precisions ~ Gamma(1, 0.1)."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(n, inputs))
     y = np.sin(x[:, 0]) + 0.5 * x[:, 1] * (x[:, 2] > 0) + 0.3 * rng.normal(size=n)
@@ -151,7 +151,7 @@ MODELS = {"hierarchical (d = 1,012)": hierarchical, "Poisson (d = 37)": poisson,
 
 
 def random(n, dim, rng):
-    """Independent points."""
+    """Return independent points."""
     return normal_noise(n, dim, rng, qmc=False)
 
 
@@ -173,14 +173,14 @@ SAMPLERS = {
 
 
 def family_at(target):
-    """Independent normals around small random numbers, a place to start from."""
+    """Return independent normals around small random numbers, a place to start from."""
     mean = 0.1 * np.random.default_rng(0).standard_normal(target.dim)
     scales = np.full(target.dim, 0.2)
     return Diagonal(Location(mean, np.ones(target.dim)), scales)
 
 
 def gradient(target, family, p, z):
-    """Reparameterised gradient of the bound in means and log standard deviations, the entropy's part exact."""
+    """Return reparameterised gradient of the bound in means and log standard deviations, the entropy's part exact."""
     slopes = target.log_density_and_gradient(family.points(p, z))[1]
     return family.gradient(p, z, slopes) + family.entropy(p)[1]
 
@@ -194,7 +194,7 @@ def score_gradient(target, family, p, z):
 
 
 def ascend(target, size, noise, steps, rng, every=20, rate=0.1):
-    """Adam, its step a tenth for the second half; parameters at the end, and bounds on points kept for them."""
+    """Return adam, its step a tenth for the second half; parameters at the end, and bounds on points kept for them."""
     family = family_at(target)
     p, rule = family.start(), Adam(rate)
     z = normal_noise(1024, target.dim, np.random.default_rng(99))
@@ -209,7 +209,7 @@ def ascend(target, size, noise, steps, rng, every=20, rate=0.1):
 
 
 def traces(out, steps=600):
-    """The bound along the iterations, and where fit_vi arrives."""
+    """Print the bound along the iterations, and the final bound of fit_vi."""
     for name, make in MODELS.items():
         target = make()
         for label in ("MC 10", "MC 100", "RQMC 10", "standardised 10"):
@@ -224,7 +224,7 @@ def traces(out, steps=600):
 
 
 def variance(out, repeats=60, steps=200, table="variance", estimator=gradient):
-    """Total variance of the gradient over coordinates, at the start and after some steps."""
+    """Print the total variance of the gradient over coordinates, at the start and after some steps."""
     for name, make in MODELS.items():
         target = make()
         family = family_at(target)
@@ -244,7 +244,7 @@ def score(out):
 
 
 def growing(out, rate=0.01, steps=2000, largest=50_000, repeats=5):
-    """Constant steps on growing samples towards N(0, I₂), from (0.1, 0.1): the gap of the bound, ½|μ|²."""
+    """Make constant steps on growing samples towards N(0, I₂), from (0.1, 0.1); print the gap of the bound, ½|μ|²."""
     sizes = np.geomspace(1, largest, steps).astype(int)
     for qmc in (False, True):
         gaps = np.empty((repeats, steps))
@@ -273,7 +273,7 @@ def controlled(slopes, z):
 
 
 def logistic(name):
-    """A logistic regression with the prior N(0, I)."""
+    """Return a logistic regression with the prior N(0, I)."""
     data = load_binary_regression(name, scaling="raw")
     signed = data.X * (2 * data.y - 1)[:, None]
 
@@ -297,7 +297,7 @@ ADAGRAD = {  # points a step, their sampler, and whether the gradient has contro
 
 
 def adagrad(out, labels=tuple(ADAGRAD), seeds=5, steps=200, rate=0.1):
-    """Bounds along the steps of Adagrad from N(0, I), on 4,096 points kept for them."""
+    """Print bounds along the steps of Adagrad from N(0, I), on 4,096 separate points."""
     target = logistic("breast_cancer")
     d = target.dim
     family, kept = (
@@ -327,7 +327,7 @@ def adagrad(out, labels=tuple(ADAGRAD), seeds=5, steps=200, rate=0.1):
 
 
 def evidence(out):
-    """The bound on logistic regressions of known log evidence, for every family."""
+    """Print the bound on logistic regressions of known log evidence, for every family."""
     for name, known in (("breast_cancer", -55.22),):
         target = logistic(name)
         for family in ("diagonal", "low_rank", "dense"):
@@ -345,12 +345,12 @@ def record(out, **figures):
 
 
 def lines(out):
-    """What is recorded."""
+    """Return the recorded figures."""
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def picture(out, path):
-    """Bounds along the iterations, and the gap on growing samples."""
+    """Draw the bounds along the iterations, and the gap on growing samples."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Improved Laplace marginals against quadrature, their joint distribution, and what is said where they fail."""
+"""Improved Laplace marginals against quadrature, their joint distribution, and the warnings where they fail."""
 
 import numpy as np
 import pymc as pm
@@ -20,7 +20,7 @@ SIDES = [np.linspace(-12, 12, 601), np.linspace(-8, 24, 801)]
 
 
 def skewed_target():
-    """Nearly separated data with a Cauchy prior: both coordinates skewed, with heavy tails."""
+    """Return nearly separated data with a Cauchy prior: both coordinates skewed, with heavy tails."""
     return FactorsTarget(Factors([X, np.eye(2)], 0.0, [Logit(Y), StudentT(np.zeros(2), 3.0, 2.5)], 0.0, 0.0))
 
 
@@ -41,7 +41,7 @@ def quiet(target, **options):
 
 
 def largest_error(marginals, densities):
-    """Largest total variation distance to the exact marginals."""
+    """Return the largest total variation distance to the exact marginals."""
     found = [np.interp(s, g, p, 0, 0) for s, g, p in zip(SIDES, marginals.grid, marginals.density, strict=True)]
     pairs = zip(SIDES, found, densities, strict=True)
     return max(0.5 * trapezoid(np.abs(p - exact), s) for s, p, exact in pairs)

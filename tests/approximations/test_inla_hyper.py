@@ -21,7 +21,7 @@ PHI, S = np.linspace(-4, 8, 241), np.linspace(-6, 8, 1201)
 
 
 def plates(**options):
-    """Independent log rates with mean one and precision exp(φ)."""
+    """Return independent log rates with mean one and precision exp(φ)."""
     n = len(COUNTS)
     return pb.LatentGaussian(
         lambda phi: np.exp(phi[0]) * sparse.eye_array(n),

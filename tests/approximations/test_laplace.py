@@ -26,7 +26,7 @@ def gaussian_target(dim=4, seed=0, log_scale=-7.25):
 
 
 def log_gamma_target(shape=7.0, rate=2.0):
-    """log of a Gamma variable: skewed, normalised."""
+    """Return the log of a Gamma variable: skewed, normalised."""
 
     def log_density(x):
         value = shape * x - rate * np.exp(x) + shape * np.log(rate) - gammaln(shape)
@@ -84,7 +84,7 @@ def test_dispersed_starts_rescue_a_start_without_density():
 
 
 def logistic(signed, prior_sd=np.inf):
-    """Logistic regression of rows ``signed`` = y x."""
+    """Return logistic regression of rows ``signed`` = y x."""
 
     def log_density(x):
         s = x @ signed.T
@@ -190,7 +190,7 @@ def test_no_other_mode_is_made_up():
 
 
 def two_modes(share):
-    """A share of N(6, 1), the rest of N(-6, 1)."""
+    """Return a share of N(6, 1), the rest of N(-6, 1)."""
 
     def log_density(x):
         logs = np.log([share, 1 - share]) - 0.5 * np.stack([(x[:, 0] - 6) ** 2, (x[:, 0] + 6) ** 2], axis=1)

@@ -1,4 +1,4 @@
-"""Names and objects that stand for an approximation."""
+"""Names and objects that are accepted as an approximation."""
 
 import numpy as np
 import pytest

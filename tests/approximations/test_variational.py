@@ -44,7 +44,7 @@ def test_gradient_of_sample_average_is_that_of_its_value(name):
 
 
 def gamma_target(dim):
-    """Independent log-gamma coordinates, coupled by a quadratic: smooth and skewed."""
+    """Return independent log-gamma coordinates, coupled by a quadratic: smooth and skewed."""
     coupling = np.eye(dim) + 0.3
 
     def density(x):
@@ -142,7 +142,7 @@ def test_gradient_rules_find_a_gaussian_from_afar(optimizer, qmc):
 
 
 def test_gradient_rules_take_the_steps_of_their_papers():
-    """Of a constant gradient g Adam's steps are ε sign g, the t-th of Adagrad ε sign g / √t."""
+    """With a constant gradient g the steps of Adam are ε sign g, and the t-th step of Adagrad is ε sign g / √t."""
     g = np.array([3.0, -0.01])
     adam, adagrad = Adam(0.1), Adagrad(0.1)
     for t in range(1, 6):

@@ -14,7 +14,7 @@ from ppl_backends.targets import FunctionTarget
 
 
 def log_gammas(shape, dim):
-    """Logs of Gamma variables; the mode is 0 and the curvature ``shape``."""
+    """Return logs of Gamma variables; the mode is 0 and the curvature ``shape``."""
     return FunctionTarget(dim, lambda x: ((shape * (x - np.exp(x))).sum(1), shape * (1 - np.exp(x))))
 
 
@@ -37,7 +37,7 @@ def funnel(x):
 
 
 def student(df, dim):
-    """A Student t about 0 in several dimensions."""
+    """Return a Student t about 0 in several dimensions."""
 
     def log_density(x):
         square = 1 + (x**2).sum(1) / df
@@ -125,7 +125,7 @@ def eight_schools():
 
 
 def grouped_counts():
-    """A negative binomial regression with 20 groups."""
+    """Return a negative binomial regression with 20 groups."""
     rng = np.random.default_rng(1)
     group = np.repeat(np.arange(20), 10)
     rate = np.exp(1 + 0.5 * rng.standard_normal(20)[group])

@@ -15,7 +15,7 @@ SD = np.array([1.0, 0.5])
 
 @pytest.fixture(scope="module")
 def model():
-    """Two parameters, written in an order that a copy of the model does not keep by itself."""
+    """Return a model of two parameters in an order that a copy of the model does not keep by itself."""
     with pm.Model() as model:
         mu, delta = pm.Normal("mu", 0, 1.0), pm.Normal("delta", 0, 0.5)
         pm.Normal("y", mu, 1.0, observed=np.zeros(4))

@@ -12,7 +12,7 @@ Y = np.array([1.0, 2.0, 4.0])
 
 
 def conjugate(prior_power=1.0, likelihood_power=1.0):
-    """Mean and sd of the posterior of a N(0, 1) prior and N(θ, 1) data under powers."""
+    """Return the mean and sd of the posterior of a N(0, 1) prior and N(θ, 1) data under powers."""
     precision = prior_power + likelihood_power * len(Y)
     return likelihood_power * Y.sum() / precision, precision**-0.5
 
@@ -50,7 +50,7 @@ def test_posteriors_under_powers_are_the_conjugate_ones(target, draws, method):
 
 
 def ratio_of_error_to_its_bar(replicates=12, dim=40, ancestors=False):
-    """Return root mean squares of (estimate − truth) / error bar, of means and of sds of moved draws."""
+    """Return the root mean squares of (estimate − truth) / error bar, of means and of sds of moved draws."""
     y, found = np.linspace(-2, 2, dim), []
     target = pb.FunctionTarget(
         dim, lambda x: (-((y - x) ** 2).sum(axis=1) / 2, y - x), lambda x: (-(x**2).sum(axis=1) / 2, -x)
@@ -72,7 +72,7 @@ def ratio_of_error_to_its_bar(replicates=12, dim=40, ancestors=False):
 
 
 def test_error_bars_of_moved_draws_are_their_errors():
-    """Of 480 figures: the sd of the ratio is 0.035, and 0.01 of it is the noise of the bars."""
+    """There are 480 figures: the sd of the ratio is 0.035, and 0.01 of it is the noise of the bars."""
     of_mean, of_sd = ratio_of_error_to_its_bar()
     assert 0.86 < of_mean < 1.2
     assert 0.86 < of_sd < 1.2

@@ -229,7 +229,7 @@ def test_spike_and_slab_prior_in_closed_form():
 
 @pytest.mark.filterwarnings("ignore:.*interaction of sites with several modes")
 def test_inclusion_probabilities_of_pima_against_all_models():
-    """By enumeration with evidences by importance sampling; EP is off by at most 0.052."""
+    """Enumeration with evidences by importance sampling gives the truth; EP is off by at most 0.052."""
     data, enumerated = load_binary_regression("pima"), [0.93436, 1.0, 0.03034, 0.04374, 0.99721, 0.92833, 0.23163]
     prior = NormalMixture([0.5, 0.5], [0.0, 0.0], [1e-6, 5.0], n=7)
     observed = np.r_[np.ones(532, bool), np.zeros(7, bool)]

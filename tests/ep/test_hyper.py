@@ -25,7 +25,7 @@ def fit():
 
 @pytest.fixture(scope="module")
 def exact():
-    """Grids of log scale and effect, and their marginal densities."""
+    """Return grids of log scale and effect, and their marginal densities."""
     u, theta = np.linspace(-9, 3, 1201), np.linspace(-8, 5, 2001)
     log_scale, effect = np.meshgrid(u, theta, indexing="ij")
     log_density = (

@@ -43,7 +43,7 @@ FAMILIES = {
 
 
 def by_grid(family, power):
-    """Moments by the trapezoid rule; jumps and kinks limit it to about the square of the step."""
+    """Return moments by the trapezoid rule; jumps and kinks limit it to about the square of the step."""
     out = []
     for i in range(N):
         s = np.linspace(MEAN[i] - 13 * VARIANCE[i] ** 0.5, MEAN[i] + 13 * VARIANCE[i] ** 0.5, 400_001)

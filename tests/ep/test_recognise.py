@@ -67,14 +67,14 @@ def test_three_components_are_not_taken_for_two(sds):
 
 
 def zero_inflated(s):
-    """A Poisson count of mean exp(s) that is zero with probability 0.3 besides."""
+    """Return a Poisson count of mean exp(s) that is zero with probability 0.3 besides."""
     counts = Y[:5] * (Y[:5] > 20)
     poisson = counts * s - np.exp(np.minimum(s, 50)) - gammaln(counts + 1)
     return np.where(counts == 0, np.logaddexp(np.log(0.3), np.log(0.7) + poisson), np.log(0.7) + poisson)
 
 
 def narrow(s):
-    """A bend of width 0.01 at one, where the nodes of the first table are 0.025 apart."""
+    """Return a bend of width 0.01 at one, where the nodes of the first table are 0.025 apart."""
     return -0.01 * np.logaddexp(0.0, (s - 1.0) / 0.01)
 
 

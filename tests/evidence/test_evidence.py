@@ -19,13 +19,13 @@ METHODS = ["bridge", "warp3", "importance", "smc", "auto"]
 
 
 def gaussian_draws(known, draws, rng, chains=4):
-    """Exact draws of the posterior of ``conjugate_gaussian``."""
+    """Return exact draws of the posterior of ``conjugate_gaussian``."""
     factor = np.linalg.cholesky(np.linalg.inv(-known.target.hessian(known.mean[None])[0]))
     return known.mean + rng.standard_normal((chains, draws, len(known.mean))) @ factor.T
 
 
 def autoregressive(known, draws, rng, correlation, chains=4):
-    """Draws whose whitened coordinates are autoregressive: a thinned random walk, say."""
+    """Return draws whose whitened coordinates are autoregressive: a thinned random walk, say."""
     factor = np.linalg.cholesky(np.linalg.inv(-known.target.hessian(known.mean[None])[0]))
     noise = rng.standard_normal((draws, chains, len(known.mean)))
     z = np.empty_like(noise)
@@ -36,12 +36,12 @@ def autoregressive(known, draws, rng, correlation, chains=4):
 
 
 def skewed_draws(draws, rng, chains=4):
-    """Exact draws of the posterior of ``gamma_poisson``."""
+    """Return exact draws of the posterior of ``gamma_poisson``."""
     return np.log(rng.gamma(1.5 + 6, 1 / 4.5, size=(chains, draws, 1)))
 
 
 def quietly(*args, **options):
-    """An evidence, whatever it warns of."""
+    """Return an evidence, whatever it warns of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplerWarning)
         return pb.evidence(*args, **options)
@@ -146,7 +146,7 @@ def test_two_modes_that_every_chain_visits():
 
 
 def mode_figures(known):
-    """Centres and sd of the two modes of ``bimodal``, and the mass of the first."""
+    """Return centres and sd of the two modes of ``bimodal``, and the mass of the first."""
     shrink = 9 / (9 + 0.49)
     return (4 * shrink, -4 * shrink), 0.7 * np.sqrt(shrink), 0.5 * (1 + known.mean[0] / (4 * shrink))
 
@@ -202,7 +202,7 @@ def test_few_effective_draws_are_not_trusted():
 
 
 def with_stats(x, **columns):
-    """InferenceData with a posterior and sample_stats."""
+    """Return InferenceData with a posterior and sample_stats."""
     posterior = xr.Dataset({"x": (("chain", "draw", "x_dim_0"), x)})
     stats_group = xr.Dataset({name: (("chain", "draw"), value) for name, value in columns.items()})
     return as_inference_data({"posterior": posterior, "sample_stats": stats_group})
@@ -240,7 +240,7 @@ def test_draws_of_another_density_are_recognised_by_the_proposal_alone():
 
 
 def half_line(x):
-    """An exponential variable, of density zero below zero; its log is no coordinate here."""
+    """Return an exponential variable, of density zero below zero; its log is no coordinate here."""
     return np.where(x[:, 0] > 0, -x[:, 0], -np.inf), -np.ones_like(x)
 
 

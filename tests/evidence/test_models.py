@@ -16,7 +16,7 @@ Y = np.array([0.3, 1.9, 0.8, 2.5, 1.4])
 
 @pytest.fixture(scope="module")
 def model():
-    """A mean and a scale, with dims: conjugate, so that the evidence is known."""
+    """Return a mean and a scale, with dims: conjugate, so that the evidence is known."""
     with pm.Model(coords={"group": ["a"]}) as built:
         precision = pm.Gamma("precision", 2.0, 2.0)
         mu = pm.Normal("mu", 0.0, 1 / pm.math.sqrt(0.5 * precision), dims="group")
@@ -30,7 +30,7 @@ def exact():
 
 
 def conjugate_draws(rng, chains=4, draws=500):
-    """Exact draws of precision and mean."""
+    """Return exact draws of precision and mean."""
     n, kappa = len(Y), 0.5 + len(Y)
     centre = Y.sum() / kappa
     rate = 2.0 + 0.5 * ((Y**2).sum() - kappa * centre**2)
@@ -121,7 +121,7 @@ STATS = ("lp__", "accept_stat__", "stepsize__", "treedepth__", "n_leapfrog__", "
 
 
 def cmdstan_result(folder, draws):
-    """The draws as CmdStan writes them, read by CmdStanPy."""
+    """Return the draws as CmdStan writes them, read by CmdStanPy."""
     cmdstanpy = pytest.importorskip("cmdstanpy")
     paths = []
     for chain, (precision, mu) in enumerate(zip(draws["precision"], draws["mu"], strict=True)):

@@ -11,13 +11,13 @@ FLIP, TRUTH = 0.1, np.array([1.0, -0.5, 0.5])
 
 
 def simulate(n, rng):
-    """Gaussian rows with labels that are the sign of a score, flipped with probability 0.1."""
+    """Return Gaussian rows with labels that are the sign of a score, flipped with probability 0.1."""
     X = rng.normal(size=(n, 3))
     return X, np.sign(X @ TRUTH) * np.where(rng.random(n) < FLIP, -1.0, 1.0)
 
 
 def true_risk(theta):
-    """Misclassification under that law: the angle between θ and the truth tells."""
+    """Return the misclassification under that distribution, which depends on the angle between θ and the truth."""
     cosine = theta @ TRUTH / np.linalg.norm(theta, axis=1) / np.linalg.norm(TRUTH)
     return FLIP + (1 - 2 * FLIP) * np.arccos(np.clip(cosine, -1, 1)) / np.pi
 

@@ -18,7 +18,7 @@ def posterior(seed, prior):
 
 
 def exact_inclusion(given):
-    """Of Dirac spikes, by the evidences of all models but the empty one, which orders nothing."""
+    """Return inclusions for Dirac spikes, by the evidences of all models except the empty one, which orders nothing."""
     rng = np.random.default_rng(0)
     models = np.array(list(itertools.product([0, 1], repeat=3))[1:])
     evidence = [np.exp(-given.learning_rate * given.risk(rng.normal(size=(4000, 3)) * on)).mean() for on in models]

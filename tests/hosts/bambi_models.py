@@ -6,7 +6,7 @@ import pandas as pd
 
 
 def frame(n=60, seed=0):
-    """Two predictors far from zero, a group, a categorical predictor."""
+    """Return two predictors far from zero, a group, a categorical predictor."""
     rng = np.random.default_rng(seed)
     table = pd.DataFrame({"x": rng.normal(3.0, 1.0, n), "z": rng.normal(size=n)})
     table["g"] = np.tile(list("abcdef"), n // 6 + 1)[:n]

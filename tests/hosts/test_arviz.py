@@ -56,7 +56,7 @@ SHORT = {"draws": 50, "chains": 2, **QUIET}
 
 
 def abc(**options):
-    """A normal mean by simulation."""
+    """Return a normal mean by simulation."""
     prior = pb.FunctionTarget(
         1, lambda x: (0 * x[:, 0], 0 * x), lambda x: (stats.norm.logpdf(x[:, 0]), -x), prior_from_uniform=stats.norm.ppf
     )
@@ -67,7 +67,7 @@ def abc(**options):
 
 @functools.cache
 def series():
-    """A linear Gaussian series."""
+    """Return a linear Gaussian series."""
     with pm.Model() as model:
         rho = pm.Uniform("rho", -0.95, 0.95)
         observed = np.array([0.3, 0.9, 0.4, -0.8])

@@ -21,7 +21,7 @@ SLOW = ("group_slopes", "categorical", "distributional", "gamma")
 
 
 def bambis_own(model, draws=200):
-    """Draws of Bambi's NUTS."""
+    """Return draws of Bambi's NUTS."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return model.fit(draws=draws, tune=300, chains=2, cores=1, inference_method="pymc", **QUIET)

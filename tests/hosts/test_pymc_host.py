@@ -21,7 +21,7 @@ KINDS = ("SMC", "IBIS", "Importance", "MCMC", "ABC", "SMC2", "PMMH", "ParticleGi
 
 @pytest.fixture(scope="module")
 def model():
-    """Dims, a Deterministic, a container, a simplex, missing values and two observed variables."""
+    """Return dims, a Deterministic, a container, a simplex, missing values and two observed variables."""
     missing = np.ma.masked_invalid([0.5, np.nan, 1.5])
     with pm.Model(coords={"k": ["a", "b"], "row": np.arange(12)}) as model:
         x = pm.Data("x", np.linspace(-1, 1, 12), dims="row")
@@ -38,7 +38,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def references(model):
-    """What ``pm.sample`` returns, and what we do."""
+    """Return the results of ``pm.sample`` and of this package."""
     with model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = pm.sample(
@@ -83,7 +83,7 @@ def test_pymc_predicts_from_the_result(references, model):
 
 @pytest.fixture(scope="module")
 def normal():
-    """Of known posterior: mean 2/3 · 1.5, variance 1/3."""
+    """Return a model with a known posterior: mean 2/3 · 1.5, variance 1/3."""
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=[1.0, 2.0])

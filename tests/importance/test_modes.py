@@ -16,7 +16,7 @@ PRIOR_SD = 6.0
 
 
 def modes(shares, centres, sds):
-    """A target whose posterior is a mixture of spherical normals and whose evidence is one, under N(0, 6²)."""
+    """Return a target whose posterior is a mixture of spherical normals and whose evidence is one, under N(0, 6²)."""
     shares, centres, sds = np.array(shares), np.array(centres, dtype=float), np.array(sds, dtype=float)
     dim = centres.shape[1]
 

@@ -63,7 +63,7 @@ def test_data_outside_the_support_name_the_variable():
 
 @pytest.mark.slow  # EP of fourteen coordinates, 40,000 points
 def test_an_sd_that_hangs_on_one_point_is_not_trusted():
-    """With seed 25 one point holds 2 % of the weight and an sd is a quarter too large; efficiency and Pareto k look well."""
+    """With seed 25 one point holds 2 % of the weight and an sd is a quarter too large; efficiency and Pareto k look fine."""
     rng = np.random.default_rng(3)
     groups = np.repeat(np.arange(10), 12)
     y = (1.0 + rng.standard_normal(10))[groups] + 0.8 * rng.standard_t(4, size=len(groups))

@@ -27,7 +27,7 @@ def gaussian_target():
 
 
 def log_gamma_target(dim=1):
-    """Logs of Gamma variables: skewed, of known evidence and moments."""
+    """Return logs of Gamma variables: skewed, of known evidence and moments."""
 
     def log_density(x):
         value = SHAPE * x - RATE * np.exp(x) + SHAPE * np.log(RATE) - gammaln(SHAPE)

@@ -1,4 +1,4 @@
-"""What chains learn while they tune."""
+"""Adaptation of chains while they tune."""
 
 from types import SimpleNamespace
 

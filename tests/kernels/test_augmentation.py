@@ -83,7 +83,7 @@ def algorithm_on(target):
 
 
 def p_value(name):
-    """The p-value of draws of the posterior after a few steps, and of the change of their sizes."""
+    """Return the p-value of draws of the posterior after a few steps, and of the change of their sizes."""
     known, rng = OnGrid(POSTERIORS[name]), np.random.default_rng(1)
     algorithm = algorithm_on(FactorsTarget(POSTERIORS[name]))
     state = algorithm.start(known.draws(N, rng), rng)
@@ -106,7 +106,7 @@ def with_one_power_less(rng, n, quadratic, linear):
 
 
 def printed_student(sites, rng, s):
-    """The rate with ν β²/σ² in place of β²/(ν σ²)."""
+    """Return the rate with ν β²/σ² in place of β²/(ν σ²)."""
     weight = rng.chisquare(sites.nu + 1, s.shape) / (1 + sites.nu * ((s - sites.y) / sites.scale) ** 2)
     return weight / (sites.nu * sites.scale**2), weight / (sites.nu * sites.scale**2) * sites.y
 

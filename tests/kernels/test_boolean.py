@@ -38,7 +38,7 @@ def agrees(population):
 
 
 def fitted(x):
-    """From few particles, so that the proposal is a poor one."""
+    """Return a proposal fitted to few particles, so that it is a poor one."""
     return NestedLogistic().calibrate(x[:60], np.full(60, 1 / 60))
 
 

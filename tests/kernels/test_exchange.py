@@ -57,7 +57,7 @@ GRID = np.linspace(-2.5, 3.0, 1101)
 
 
 def ising_posterior(power=1.0):
-    """Cumulated exact posterior of the coupling on a grid."""
+    """Return cumulated exact posterior of the coupling on a grid."""
     configurations = np.array(list(itertools.product((-1, 1), repeat=9))).reshape(-1, 3, 3)
     values, counts = np.unique(ISING.statistics(configurations), return_counts=True)
     log_z = logsumexp(GRID[:, None] * values + np.log(counts), axis=1)
@@ -67,7 +67,7 @@ def ising_posterior(power=1.0):
 
 
 def total_variation(x, power=1.0, bins=10):
-    """Between draws and the exact posterior, over bins of equal mass."""
+    """Return the total variation distance between draws and the exact posterior, over bins of equal mass."""
     cumulated, _ = ising_posterior(power)
     edges = np.interp(np.arange(1, bins) / bins, cumulated, GRID)
     shares = np.bincount(np.searchsorted(edges, x), minlength=bins) / len(x)
@@ -142,7 +142,7 @@ def test_exact_steps_pass(make):
 
 
 def draws_at_the_present_point(target):
-    """Auxiliary data from the wrong end."""
+    """Draw auxiliary data at the wrong end."""
     algorithm = exchange(target, covariance=LARGE)
     density, ratio = algorithm.density, algorithm.density.log_ratio
     rng = np.random.default_rng(0)
@@ -156,7 +156,7 @@ def draws_at_the_present_point(target):
 
 
 def mala_accepting_everything(target):
-    """Langevin without its correction."""
+    """Propose Langevin steps without their correction."""
     algorithm = mala_exchange(target, covariance=LARGE)
     algorithm.kernel.log_ratio = lambda points, proposal: np.full(len(points.x), np.inf)
     return algorithm
@@ -206,7 +206,7 @@ def test_noisy_exchange_error_falls_and_bounds_the_total_variation():
 
 
 def kernel_of(accept):
-    """Transition matrix of uniform proposals."""
+    """Return the transition matrix of uniform proposals."""
     kernel = accept / len(accept)
     np.fill_diagonal(kernel, 0.0)
     return kernel + np.diag(1.0 - kernel.sum(axis=1))
@@ -291,7 +291,7 @@ def test_langevin_bias_shrinks_with_its_step():
 
 
 def poisson_target(**options):
-    """Counts with rate exp(x), as if the constant exp(−n rate) were not known."""
+    """Return counts with rate exp(x), as if the constant exp(−n rate) were not known."""
     counts = np.array([3, 0, 1, 2])
 
     def log_unnormalized(x, data):

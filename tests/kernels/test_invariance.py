@@ -51,7 +51,7 @@ SHAPE = 2.0
 
 
 def gamma_density(x):
-    """Two independent logs of Gamma(2) variables: skewed."""
+    """Return two independent logs of Gamma(2) variables: skewed."""
     return (SHAPE * x - np.exp(x)).sum(axis=1), SHAPE - np.exp(x)
 
 
@@ -87,7 +87,7 @@ class OnGrid:
 
 
 def as_population(algorithm, x, rng):
-    """Sequential Monte Carlo moves all points at once."""
+    """Move all points at once, as sequential Monte Carlo does."""
     population, parameters = algorithm.density.start(x, rng), algorithm.density.parameters().settled()
     for _ in range(STEPS):
         population, _ = algorithm.kernel.step(rng, population, algorithm.density, parameters)
@@ -105,7 +105,7 @@ class Bound(Step):
 
 
 def in_sample_mcmc(algorithm, x, rng):
-    """Every draw begins a chain."""
+    """Begin a chain at every draw."""
     target = pb.FunctionTarget(x.shape[1], lambda x: (np.zeros(len(x)), np.zeros_like(x)))
     options = {"draws": STEPS, "tune": 0, "chains": len(x), "random_seed": rng, "progressbar": False}
     idata = pb.sample_mcmc(target, step=Bound(algorithm=algorithm), initvals=x, **options)
@@ -113,7 +113,7 @@ def in_sample_mcmc(algorithm, x, rng):
 
 
 def in_pymc(algorithm, x, rng):
-    """Every draw is the point that PyMC's loop hands over when a chain begins."""
+    """Take every draw as the point that PyMC's loop passes when a chain begins."""
     with pm.Model() as model:
         pm.Flat("x", shape=x.shape[1])
     target = pb.FunctionTarget(x.shape[1], lambda x: (np.zeros(len(x)), np.zeros_like(x)))
@@ -160,7 +160,7 @@ class RandomWalkWithDrift(RandomWalk):
 
 
 def everything(points, proposal):
-    """The ratio of whoever accepts everything."""
+    """Return the ratio of whoever accepts everything."""
     return np.full(len(points.x), np.inf)
 
 
@@ -192,7 +192,7 @@ class HmcWithoutLastHalfKick(Hmc):
 
 
 class IndependentWithoutReference(Independent):
-    """Forgets the density that its proposals come from."""
+    """Leaves out the density that its proposals come from."""
 
     def step(self, rng, population, density, parameters):
         proposal = density(parameters.metric.place(rng.standard_normal(population.x.shape)), rng)
@@ -228,7 +228,7 @@ def ising_target():
 
 
 def ising_posterior():
-    """Of the coupling, by enumeration."""
+    """Return the posterior of the coupling, by enumeration."""
     grid = np.linspace(-4.0, 4.0, 1601)
     spins = 2 * ((np.arange(512)[:, None] >> np.arange(9)) & 1).reshape(-1, 3, 3) - 1
     values, counts = np.unique(ISING.statistics(spins), return_counts=True)
@@ -258,7 +258,7 @@ OBSERVED, N_ESTIMATES = 2.0, 2
 
 
 def pseudo_marginal(broken=False):
-    """x ~ N(0, 1), z ~ N(0, 1), y ~ N(x + z, 1) with z integrated by two draws; begun in the extended law."""
+    """Return x ~ N(0, 1), z ~ N(0, 1), y ~ N(x + z, 1) with z integrated by two draws, at an extended draw."""
 
     def log_f(x, z):
         return -0.5 * (OBSERVED - x - z) ** 2
@@ -296,7 +296,7 @@ def normal_cdf(x):
 
 
 def logistic_rows():
-    """Twelve outcomes on one covariate, with a prior N(0, 1.5²)."""
+    """Return twelve outcomes on one covariate, with a prior N(0, 1.5²)."""
     rng = np.random.default_rng(5)
     design, y = 2 * rng.normal(size=(12, 1)), rng.integers(0, 2, 12)
     return SiteRows(design, 0.0, y, 1.0, LOGIT, QuadraticLogPrior(0.0, np.zeros(1), -np.eye(1) / 1.5**2))
@@ -367,7 +367,7 @@ CASES = {
 
 
 def p_value(case, algorithm, host):
-    """The smaller p-value of the coordinates after a few steps."""
+    """Return the smaller p-value of the coordinates after a few steps."""
     rng = np.random.default_rng(1)
     x = HOSTS[host](algorithm, case.draws(case.n_population if host == "population" else case.n, rng), rng)
     return min(stats.kstest(case.cdf(column), "uniform").pvalue for column in x.T)

@@ -1,4 +1,4 @@
-"""What kernels do beside leaving their targets invariant: edges, overflow, lengths, evaluations, antithetic draws."""
+"""Properties of kernels besides invariance: edges, overflow, lengths, evaluations, antithetic draws."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Normal(Points):
 
 
 def at(kind):
-    """The density that records of a kind have."""
+    """Return the density that records of a kind have."""
     return lambda x, rng: kind(x)
 
 
@@ -234,7 +234,7 @@ def test_metric_estimates_a_covariance_and_withstands_cauchy_tails():
 
 
 def test_a_diagonal_metric_has_the_scales_and_no_correlations():
-    """Of n normal draws the half distance of these quantiles scatters by about 0.9 σ / √n."""
+    """The half distance of these quantiles of n normal draws scatters by about 0.9 σ / √n."""
     rng, n = np.random.default_rng(0), 20_000
     sd, correlation = np.array([0.1, 1.0, 5.0]), 0.9
     x = (

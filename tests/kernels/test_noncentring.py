@@ -29,7 +29,7 @@ def funnel_at(x, rng=None):
 
 
 def funnel(x):
-    """Neal's: v ~ N(0, 9), and effects of variance exp(v)."""
+    """Return Neal's funnel: v ~ N(0, 9), and effects of variance exp(v)."""
     v, effects = x[:, 0], x[:, 1:]
     squares = effects**2 * np.exp(-v)[:, None]
     value = -0.5 * (v / SD) ** 2 - 0.5 * effects.shape[1] * v - 0.5 * squares.sum(axis=1)
@@ -43,7 +43,7 @@ def draw_funnel(n, rng):
 
 
 def hierarchy(x):
-    """mu ~ N(0, 16), t = log tau ~ N(0, 1), effects ~ N(mu, tau²)."""
+    """Return mu ~ N(0, 16), t = log tau ~ N(0, 1), effects ~ N(mu, tau²)."""
     mu, t, effects = x[:, 0], x[:, 1], x[:, 2:]
     away = (effects - mu[:, None]) * np.exp(-2 * t)[:, None]
     squares = (away * (effects - mu[:, None])).sum(axis=1)
@@ -60,7 +60,7 @@ def draw_hierarchy(n, rng):
 
 @pytest.fixture(scope="module", params=["coordinates", "axes"])
 def change(request):
-    """A change with all of its terms."""
+    """Return a change with all of its terms."""
     rng = np.random.default_rng(0)
     return NonCentring(
         effects=np.array([1, 3]),
@@ -172,7 +172,7 @@ def test_too_little_to_go_by_finds_nothing():
 
 
 def moved(x, broken):
-    """The points after trajectories in the new variables; broken ones forget the determinant."""
+    """Return the points after trajectories in the new variables; broken ones leave out the determinant."""
     found = find_noncentring(x, funnel(x)[1])
     rng = np.random.default_rng(7)
     metric = metric_from_points(found.to_z(x))

@@ -26,7 +26,7 @@ def log_poisson(mean, z, counts):
 
 
 def plain(values, rng):
-    """One draw of the random effects."""
+    """Return one draw of the random effects."""
     x = values["x"][:, 0]
     return log_poisson(x, rng.standard_normal((len(x), 3)), COUNTS)
 
@@ -40,7 +40,7 @@ def standard_normal_prior():
 
 
 def exact_posterior():
-    """Grid, and cumulated posterior by Gauss–Hermite quadrature."""
+    """Return grid, and cumulated posterior by Gauss–Hermite quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     grid = np.linspace(-5, 5, 2001)
     log_rate = grid[:, None] + nodes
@@ -78,7 +78,7 @@ def test_moments_and_law_are_exact(form):
 
 
 def invariance(kind, form, n=2500, steps=8, seed=2, n_estimates=2):
-    """KS p-value of x after some steps.
+    """Return the KS p-value of x after some steps.
 
     The pair (x, u) with density p(x) φ(u) L̂(x, u), data drawn along with it, is had by hiding the effects that made the
     data in one row of u.
@@ -112,7 +112,7 @@ def test_extended_law_is_invariant(form):
 
 
 class ForgetfulOfItsEstimate(PseudoMarginal):
-    """The present point's estimate is drawn anew at every step: Monte Carlo within Metropolis."""
+    """A broken step that draws a new estimate at the present point every time: Monte Carlo within Metropolis."""
 
     def step(self, state, rng, tune):
         return super().step(state._replace(population=self.density.fresh(state.population, rng)), rng, tune)
@@ -189,7 +189,7 @@ def of_mu(values, rng):
 
 
 def joint_moments():
-    """Moments of mu and b: w | mu ~ N(mu, 2), and b | mu, w ~ N((mu + w)/2, ½)."""
+    """Return moments of mu and b: w | mu ~ N(mu, 2), and b | mu, w ~ N((mu + w)/2, ½)."""
     grid, mass = exact_posterior()
     mass = mass * np.exp(-0.25 * (1.0 - grid) ** 2)
     mass /= mass.sum()
@@ -230,7 +230,7 @@ def test_whole_model_and_pickling(model):
 
 
 class ParticleFilterLike:
-    """A target of somebody else that brings its estimator along."""
+    """A user's target with an estimator of its own."""
 
     dim = 1
 

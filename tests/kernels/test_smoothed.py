@@ -1,4 +1,4 @@
-"""Proposals from smoothed particles: exact, as a twin that forgets their density is not, and at home in two modes."""
+"""Proposals from smoothed particles: exact, unlike a twin that leaves out their density, and good in two modes."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -60,7 +60,7 @@ class OpaquePrior:
 
 
 def grid_moments(rows):
-    """Posterior means and sds in two dimensions by quadrature."""
+    """Return the posterior means and sds in two dimensions by quadrature."""
     z = np.linspace(-7, 7, 121)
     points = rows.expansion_point.mean + np.stack(np.meshgrid(z, z), -1).reshape(-1, 2) @ rows.expansion_point.factor.T
     s = points @ rows.design.T
@@ -116,7 +116,7 @@ class WithoutRows(Scalable):
 
 
 class WithoutPrior(Tuna):
-    """Broken: forgets the prior."""
+    """Broken: leaves out the prior."""
 
     def at(self, x):
         return replace(super().at(x), known=np.zeros(1))

@@ -1,4 +1,4 @@
-"""What ``sample_mcmc`` says of chains that differ."""
+"""Warnings of ``sample_mcmc`` about chains that differ."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ OPTIONS = {"random_seed": 1, "progressbar": False}
 
 
 def simulate(seed, shape=(200, 200), rank=3, noise=0.5, share=0.2):
-    """Triplets, and the whole matrix without noise."""
+    """Return triplets, and the whole matrix without noise."""
     rng = np.random.default_rng(seed)
     truth = 1.0 + rng.normal(size=(shape[0], rank)) @ rng.normal(size=(rank, shape[1]))
     i, j = np.nonzero(rng.random(shape) < share)

@@ -34,7 +34,7 @@ def evidences():
 
 @pytest.mark.parametrize("name", ["exact", "laplace", "importance"])
 def test_a_search_goes_on_from_every_stage_to_the_same_bits(tmp_path, name):
-    """By way of a surrogate also, which is not sought again."""
+    """A search with a surrogate continues too, and does not search for the surrogate again."""
     p = 6 + (name != "exact")
     always = np.arange(p) < p - 6
     space = make_space(tuple(map(str, range(p))), always, None, None, "uniform")

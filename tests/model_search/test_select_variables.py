@@ -50,7 +50,7 @@ Y = X[:, 0] + X[:, 0] * X[:, 1] + 0.4 * X[:, 3] + RNG.standard_normal(90)
 
 
 def brute_force(design, keep, log_prior):
-    """Inclusions and log mean evidence over all models that ``keep`` allows."""
+    """Return inclusions and log mean evidence over all models that ``keep`` allows."""
     bits = make_space(
         tuple(map(str, range(design.shape[1]))), np.zeros(design.shape[1], bool), None, None, "uniform"
     ).all()

@@ -9,7 +9,7 @@ from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in
 
 
 def lattice_with_intercept(m, k, seed):
-    """A design with an intercept, and a precision to which it adds its squares."""
+    """Return a design with an intercept, and a precision to which it adds its squares."""
     rng = np.random.default_rng(seed)
     sides = [sparse.diags_array([-1.0, 2.1, -1.0], offsets=[-1, 0, 1], shape=(side, side)) for side in (m, k)]
     n = m * k

@@ -17,7 +17,7 @@ def autoregression(length, rho=0.7):
 
 
 def ranking(items):
-    """Covariance of the differences of neighbours among independent standard normals."""
+    """Return the covariance of the differences of neighbours among independent standard normals."""
     return 2 * np.eye(items - 1) - np.eye(items - 1, k=1) - np.eye(items - 1, k=-1)
 
 
@@ -26,7 +26,7 @@ def log_ranking(items):
 
 
 def factors(dim):
-    """Loadings, noise and lower bounds of the two-factor instances of the table."""
+    """Return loadings, noise and lower bounds of the two-factor instances of the table."""
     g = np.random.default_rng(dim)
     loadings, noise = 0.8 * g.normal(size=(dim, 2)), g.uniform(0.3, 1, dim)
     sd = np.sqrt((loadings**2).sum(axis=1) + noise)
@@ -40,14 +40,14 @@ def correlation(dim):
 
 
 def cauchy(dim):
-    """Covariance and lower bounds of Ridgway's instances."""
+    """Return the covariance and lower bounds of Ridgway's instances."""
     g = np.random.default_rng(dim + 2)
     x = 0.01 * g.standard_cauchy((dim, dim))
     return x.T @ x, 0.01 * g.standard_cauchy(dim)
 
 
 def log_one_factor(loadings, noise, lower, upper, half=12.0):
-    """log P of X = λ f + noise, and what it is the sum of."""
+    """Return log P of X = λ f + noise, and what it is the sum of."""
     nodes, weights = FINE
     f = half * nodes
     sd = np.sqrt(noise)
@@ -58,7 +58,7 @@ def log_one_factor(loadings, noise, lower, upper, half=12.0):
 
 
 def means_one_factor(loadings, noise, lower, upper):
-    """E[X | inside] of the same."""
+    """Return E[X | inside] of the same."""
     log_p, f, log_terms = log_one_factor(loadings, noise, lower, upper)
     sd = np.sqrt(noise)
     a, b = ((bound - np.outer(f, loadings)) / sd for bound in (lower, upper))
@@ -79,7 +79,7 @@ def log_two_factors(loadings, noise, lower):
 
 
 def log_autoregression(rho, lower, upper):
-    """log P of a stationary autoregression inside intervals, by a recursion over densities at nodes."""
+    """Return log P of a stationary autoregression inside intervals, by a recursion over densities at nodes."""
     nodes, weights = GAUSS
 
     def rule(low, high):

@@ -104,7 +104,7 @@ def test_truncated_vector():
 
 
 def test_truncated_vectors_start_inside():
-    """Means at a bound, outside, and a batch: PyMC's default, zeros, has no density under bounds at zero."""
+    """Means are at a bound, outside, and in a batch; PyMC's default, zeros, has no density under bounds at zero."""
     low, high = np.array([0.0, -np.inf, -1.0]), np.array([np.inf, 0.0, 1.0])
     with pm.Model() as model:
         for name, mean in {"at": np.zeros(3), "outside": np.array([-4.0, 5.0, 2.0]), "inside": MEAN}.items():
@@ -158,7 +158,7 @@ def test_a_random_scale_against_quadrature():
 
 
 def test_ep_refuses_a_truncated_vector_among_the_parameters():
-    """EP would take it for hyper-parameters, whose few points and Gaussian kernels are not good enough for it."""
+    """EP would treat it as hyper-parameters, and their few points and Gaussian kernels are not precise enough."""
     with pm.Model() as model:
         x = pb.TruncatedMvNormal("x", np.zeros(3), pm.HalfNormal("scale") * FACTOR, 0.0)
         pm.Normal("y", x, 0.5, observed=np.array([0.5, 1.5, 0.3]))
@@ -213,7 +213,7 @@ def pseudo_marginal_estimate(y, n_points=16):
 
 
 def hand_written(y):
-    """The probit model with its utilities among the variables."""
+    """Return the probit model with its utilities among the variables."""
     with pm.Model() as model:
         utility = pm.MvNormal("utility", pm.Normal("mean", 0, 1, shape=3), chol=FACTOR, shape=y.shape)
         pm.Potential("y", pm.math.switch((2 * y - 1) * utility > 0, 0.0, -np.inf))

@@ -96,7 +96,7 @@ def test_a_thousand_dimensions(cov, lower, upper, truth, method):
 
 @pytest.mark.slow
 def test_intervals_cover_the_truth():
-    """95 % intervals over 24 seeds, where tilting alone is too sure of itself; over 200 seeds 91 % and more held."""
+    """95 % intervals over 24 seeds, where tilting alone has too small errors; over 200 seeds 91 % and more covered."""
     cov = exact.autoregression(500)
     results = [pb.rectangle_probability(cov, 0, 15, random_seed=seed) for seed in range(24)]
     trusted = [r for r in results if r.trusted]
@@ -154,7 +154,7 @@ def test_broken_twin_the_greedy_order_without_a_tilt():
 
 
 def test_broken_twin_a_standard_error_at_low_efficiency():
-    """Tilting alone on a Cauchy covariance: few points carry the estimate, and it says so; resampling repairs it."""
+    """Tilting alone on a Cauchy covariance has few points with large weights and says so; resampling corrects this."""
     cov, lower = exact.cauchy(180)
     alone = pb.rectangle_probability(cov, lower, method="tilting", n_points=1024, random_seed=1)
     assert alone.efficiency < 0.1

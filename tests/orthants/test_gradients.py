@@ -39,7 +39,7 @@ def assert_near(found, truth, share):
 
 
 def test_every_derivative_in_ten_dimensions():
-    """To 1e-4 of the largest; 1e-4 by the covariance takes the points of this test."""
+    """Derivatives agree to 1e-4 of the largest; for the covariance this takes the points of this test."""
     found = rectangle_gradient(COV, LOWER, UPPER, mean=MEAN, n_points=2**15, random_seed=1)
     assert abs(found.log_p - log_p()) < 1e-5
     assert_near(found.mean, differences(lambda x: log_p(mean=x), MEAN), 1e-4)
@@ -160,7 +160,7 @@ def assert_derivatives_are_those_of(function, given, rtol, atol):
 
 
 def test_derivatives_are_those_of_the_estimate_itself():
-    """At few points, where the estimate is far from log P."""
+    """The test uses few points, where the estimate is far from log P."""
     mean, lower, upper = rows(30)
     lower[4], upper[4] = [3.0, -4.0, 1.0], [3.2, -3.9, 1.3]
     points = scramble(8, 3, np.random.SeedSequence(1))
@@ -171,7 +171,7 @@ def test_derivatives_are_those_of_the_estimate_itself():
 @pytest.mark.parametrize("both", [0, 0.5, 1])
 @pytest.mark.parametrize("dim", [2, 3])
 def test_two_and_three_variables_without_sampling(dim, both):
-    """Against two thousand times the points, and derivatives against differences; few rows are left to the points."""
+    """Values agree with two thousand times the points, and derivatives with differences; few rows use points."""
     given = bounded(200, dim, both)
     few = scramble(4, dim, np.random.SeedSequence(1))
     found, poor = best_log_rectangles(*given, few), log_rectangles(*given, few)
@@ -199,7 +199,7 @@ def test_two_variables_against_quadrature():
 
 
 def correlations(n):
-    """Of three variables, from weak ones to the limits of the rules."""
+    """Return correlations of three variables, from weak ones to the limits of the rules."""
     x = np.random.default_rng(3).normal(size=(n, 3, 3))
     cov = x @ x.transpose(0, 2, 1)
     scale = np.sqrt(np.einsum("nii->ni", cov))
@@ -207,7 +207,7 @@ def correlations(n):
 
 
 def test_orthants_of_three_against_their_closed_form():
-    """The points left out are so poor that their rows show."""
+    """The points of the rows that are left out are so poor that errors show."""
     covs = correlations(400)
     zero = np.zeros((400, 3))
     above = np.random.default_rng(4).random((400, 3)) < 0.5
@@ -242,7 +242,7 @@ def test_orthants_of_three_against_quadrature():
 @pytest.mark.parametrize("dim", [2, 3, 4])
 @pytest.mark.parametrize("scale", [1e-300, 1e-165, 1e-75, 1e-60, 1e60, 1e160, 1e300])
 def test_scales_out_of_range_raise_nothing(dim, scale):
-    """Optimisers come there: a probability or zero, and no derivative that is not a number."""
+    """Optimisers reach such points: the result is a probability or zero, and no derivative is NaN."""
     factor = scale * (np.eye(dim) + np.tril(np.full((dim, dim), 0.3), -1))
     for mean in (0.0, -1.0, 1e200):
         for upper in (2.0, INF):

@@ -24,7 +24,7 @@ def double():
 
 
 def rectangles(n=30):
-    """Mean, factors and bounds of rows, the last of which make no sense or are empty."""
+    """Return the mean, factors and bounds of rows, the last of which make no sense or are empty."""
     mean, lower, upper = rows(n)
     lower[4], upper[4] = [30.0, -40.0, 1.0], [31.0, -39.9, 1.0 + 1e-9]
     factors = CHOLESKY * np.linspace(0.5, 2, n)[:, None, None]

@@ -14,7 +14,7 @@ N = 20_000
 
 
 def moved(name, mean):
-    """Coordinates of exact draws of N(mean, I) in the rectangle, before and after five moves."""
+    """Return coordinates of exact draws of N(mean, I) in the rectangle, before and after five moves."""
     rectangle = order_rectangle(COV, LOWER, UPPER)
     draws = pb.sample_truncated(
         COV, LOWER, UPPER, mean=rectangle.loadings @ mean, draws=N, method="exact", random_seed=1

@@ -191,7 +191,7 @@ def test_student_of_infinitely_many_degrees_is_gaussian_and_orthants_do_not_depe
 
 
 def test_low_efficiency_is_not_trusted():
-    """Tilting at T = 1,000 and GHK on a ranking both report errors that they cannot vouch for."""
+    """Tilting at T = 1,000 and GHK on a ranking both report errors that are not reliable."""
     for cov, upper, method in [(exact.autoregression(1000), 15, "tilting"), (exact.ranking(40), INF, "ghk")]:
         result = pb.rectangle_probability(cov, 0, upper, method=method, n_points=512, random_seed=6)
         assert not result.trusted

@@ -25,7 +25,7 @@ RECTANGLES = {
 
 
 def gaussian(dim):
-    """Independent standard normals, with a density that is normalised."""
+    """Return independent standard normals, with a density that is normalised."""
     return pb.FunctionTarget(
         dim,
         lambda x: (np.zeros(len(x)), np.zeros_like(x)),

@@ -44,7 +44,7 @@ def test_exchangeable():
 
 
 def skewed(factor):
-    """A push that is not at the saddle point, with the mean that belongs to it."""
+    """Return a push that is not at the saddle point, with the mean that belongs to it."""
     push = saddle_point(AR).push * factor
     return Tilt(push, push @ (AR.rows - np.eye(LENGTH)), np.inf, False)
 

@@ -22,7 +22,7 @@ def random_graph(rng, n, share=0.4):
 
 
 def by_hand(graph):
-    """The statistics of TERMS by counting sets of nodes."""
+    """Return the statistics of TERMS by counting sets of nodes."""
     n = len(graph)
     degree = graph.sum(axis=0)
     shared = graph.astype(int) @ graph.astype(int)
@@ -75,14 +75,14 @@ def codes(graphs):
 
 
 def p_value(draws, theta=THETA):
-    """Chi-square of drawn graphs on four nodes against their exact probabilities."""
+    """Return the chi-square of drawn graphs on four nodes against their exact probabilities."""
     model = ERGM(4, MODEL_TERMS, moves="enumerate")
     probabilities = np.exp(model._enumerated @ theta - model.log_normalizer(theta))
     return stats.chisquare(np.bincount(codes(draws), minlength=64), probabilities * len(draws)).pvalue
 
 
 def draw_each(model, n, seed):
-    """Independent draws: one chain each."""
+    """Return independent draws: one chain each."""
     rng = np.random.default_rng(seed)
     return np.concatenate([model.simulate(THETA, 1, rng) for _ in range(n)])
 

@@ -13,13 +13,13 @@ LEVEL = 1e-5
 
 
 def everything(values, shape):
-    """All configurations."""
+    """Return all configurations."""
     sites = itertools.product(values, repeat=shape[0] * shape[1])
     return np.array(list(sites), dtype=np.int8).reshape(-1, *shape)
 
 
 def exact(model, theta, values):
-    """All configurations with log Z."""
+    """Return all configurations with log Z."""
     configurations = everything(values, model.shape)
     energy = model.log_unnormalized(theta, model.statistics(configurations))
     return energy, np.logaddexp.reduce(energy)
@@ -38,7 +38,7 @@ def test_potts_normaliser():
 
 
 def p_value(model, theta, values, draws):
-    """Chi-square of the drawn configurations."""
+    """Return the chi-square of the drawn configurations."""
     energy, log_z = exact(model, theta, values)
     base, sites = len(values), int(np.prod(model.shape))
     digits = (draws.reshape(len(draws), -1).astype(int) - values[0]) // (values[1] - values[0])

@@ -1,4 +1,4 @@
-"""The estimators of Gibbs posteriors, by scikit-learn's own checks and against the posteriors they stand for."""
+"""The estimators of Gibbs posteriors, by scikit-learn's own checks and against their posteriors."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ def late_mode(dim=10):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
 def test_a_mode_that_few_particles_decided_is_looked_for_again():
-    """Of five calls; by the first runs alone the share of the first mode is 0.5 to 0.6, and 0.3 by the posterior."""
+    """The first runs of five calls alone have a share of the first mode of 0.5 to 0.6; the posterior has 0.3."""
     shares, covered, target = [], [], late_mode()
     for seed in range(5):
         idata = pb.sample_smc(target, random_seed=seed, progressbar=False)

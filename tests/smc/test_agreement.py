@@ -1,4 +1,4 @@
-"""Whether chains are found to be in different places."""
+"""The check that chains are in the same place."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from ppl_backends.smc.health import chains_apart
 
 
 def draws(rng, lineages, dim, centre=0.0, n=1000):
-    """Draws that cluster around one Cauchy point for every lineage, and the lineages."""
+    """Return draws that cluster around one Cauchy point for every lineage, and the lineages."""
     ancestor = rng.integers(0, lineages, n)
     return centre + rng.standard_cauchy((lineages, dim))[ancestor] + 0.3 * rng.standard_normal((n, dim)), ancestor
 

@@ -21,7 +21,7 @@ from tests.toys import bimodal, conjugate_gaussian, funnel, gamma_poisson, wide_
 
 
 def test_errors_of_a_bridge_between_independent_points_are_honest():
-    """From Gamma to Gaussian: skewed, with a heavier tail on one side."""
+    """The bridge goes from Gamma to Gaussian: skewed, with a heavier tail on one side."""
     errors, sizes, rng = [], [], np.random.default_rng(0)
     normal = stats.norm(np.log(2.0), 0.8)
     for _ in range(400):
@@ -46,7 +46,7 @@ def test_clones_count_once():
 
 
 def exact_draws(dim, n, rng):
-    """Of the posterior of ``conjugate_gaussian(dim)``, with its density."""
+    """Return exact draws of the posterior of ``conjugate_gaussian(dim)``, with its density."""
     known = conjugate_gaussian(dim)
     hessian = known.target.hessian(known.mean[None])[0]
     x = rng.multivariate_normal(known.mean, np.linalg.inv(-hessian), size=n)
@@ -107,7 +107,7 @@ def test_intervals_cover_over_100_seeds(known):
 
 
 def sampled(target, **options):
-    """Attributes of the result, and the warnings."""
+    """Return attributes of the result, and the warnings."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", SamplerWarning)
         idata = pb.sample_smc(target, random_seed=1, progressbar=False, **options)

@@ -13,7 +13,7 @@ SHARE = 0.3
 
 
 def mixture(x, dim, centre):
-    """0.3 N(−c, 1) + 0.7 N(c, 1) with its gradient."""
+    """Return 0.3 N(−c, 1) + 0.7 N(c, 1) with its gradient."""
     far = np.stack([np.log(w) - 0.5 * ((x - s * centre) ** 2).sum(1) for w, s in ((SHARE, -1), (1 - SHARE, 1))])
     total = np.logaddexp(*far)
     belongs = np.exp(far - total)
@@ -26,7 +26,7 @@ def centre_of(dim):
 
 
 def samples_with(share, dim, n, rng, runs=4):
-    """Points of the mixture, but for the share of its first mode."""
+    """Return points of the mixture, but for the share of its first mode."""
     found = []
     for _ in range(runs):
         side = np.where(rng.random(n) < share, -1.0, 1.0)[:, None]

@@ -43,7 +43,7 @@ def test_two_modes_from_the_prior_keep_their_masses():
 
 
 def test_two_modes_are_both_found_by_the_automatic_start():
-    """Where both are Gaussian, Laplace at each is the posterior, and its evidence has hardly an error."""
+    """If both modes are Gaussian, Laplace at each is the posterior, and its evidence has a very small error."""
     known = bimodal(dim=3)
     idata = pb.sample_smc(known.target, initial="auto", draws=1000, chains=2, random_seed=4, progressbar=False)
     attrs, x = group(idata, "posterior").attrs, group(idata, "posterior")["x"].values

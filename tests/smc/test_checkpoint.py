@@ -25,7 +25,7 @@ OPTIONS = {"draws": 20, "chains": 3, "random_seed": 4, "progressbar": False}
 
 
 def line(y, shift=0.0, prior_sd=1.0, wrong=0.0):
-    """A normal mean with data ``y``; ``shift`` moves a linear term from the likelihood to the prior."""
+    """Return a normal mean with data ``y``; ``shift`` moves a linear term from the likelihood to the prior."""
 
     def log_likelihood(x):
         residual = y - x
@@ -41,7 +41,7 @@ Y = np.linspace(-1.0, 2.0, 5)
 
 
 def begin(folder, target, **options):
-    """The files of a run that has not come far."""
+    """Return the files of a run that has not come far."""
     pb.sample_smc(target, checkpoint=folder / "run", max_time=1e-9, **(OPTIONS | options))
     return folder / "run"
 
@@ -124,7 +124,7 @@ def test_code_that_a_graph_cannot_show_is_known_by_its_values():
     from pytensor.graph.op import Op
 
     class BlackBox(Op):
-        """A line whose slope nothing tells but the code."""
+        """A line whose slope is visible only in the code."""
 
         def __init__(self, slope):
             self.compute = lambda x: np.asarray(slope * x)
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path):
 
 
 class Payload:
-    """What a pickle would run."""
+    """Code that a pickle would run."""
 
     def __init__(self, path):
         self.path = path
@@ -285,7 +285,7 @@ class Payload:
 
 
 def corruptions(rng, files, foreign, made):
-    """One file of a run, and bytes to put in its place."""
+    """Return one file of a run, and bytes to put in its place."""
     name = rng.choice(sorted(files))
     content = bytearray(files[name])
     kind = rng.choice(["flip", "cut", "foreign", "swap", "overwrite", "insert", "remove", "pickle", "repeat"])

@@ -24,7 +24,7 @@ from tests.toys import conjugate_gaussian
 
 
 def equal(a, b):
-    """Whether two values are the same to the last bit, types included."""
+    """Return whether two values are the same to the last bit, types included."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray | np.generic):
@@ -121,7 +121,7 @@ def test_a_changed_byte_is_found_wherever_it_is():
 
 
 class Payload:
-    """What a pickle would run."""
+    """Code that a pickle would run."""
 
     def __init__(self, path):
         self.path = path
@@ -131,7 +131,7 @@ class Payload:
 
 
 def sealed(members):
-    """An archive with a checksum that matches, as somebody who knows the format can make it."""
+    """Return an archive with a checksum that matches, as somebody who knows the format can make it."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.comment = bytes(64)

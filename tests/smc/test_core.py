@@ -66,7 +66,7 @@ class EqualSteps:
 
 
 class Forever:
-    """Nobody stops the run, and everybody who looks is told its stage."""
+    """A run without a limit, which reports its stage."""
 
     def __init__(self):
         self.seen = []
@@ -79,7 +79,7 @@ class Forever:
 
 
 def flip(drawn, path, tuning, rng, forgetful=False):
-    """Metropolis moves that flip one bit each; ``forgetful`` ones accept everything."""
+    """Return Metropolis moves that flip one bit each; ``forgetful`` ones accept everything."""
     state, n = drawn.particles, len(drawn.particles.x)
     for _ in range(6):
         x = state.x.copy()
@@ -107,7 +107,7 @@ def run(seed, move=flip, n=500):
 
 
 def error(runs):
-    """Of the log evidence, in its standard errors."""
+    """Return the error of the log evidence, in its standard errors."""
     found = combine_evidence(
         *np.array([(each.log_evidence, each.lineage.variance, each.lineage.df) for each in runs]).T
     )

@@ -25,7 +25,7 @@ def run(model, seed, **options):
 
 @pytest.fixture(scope="module")
 def schools():
-    """Eight schools, centred."""
+    """Return eight schools, centred."""
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
         theta = pm.Normal("theta", mu, tau, shape=8)

@@ -59,7 +59,7 @@ def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
 
 @pytest.mark.usefixtures("no_change_of_variables")
 def test_trajectories_that_diverge_are_a_reason():
-    """The neck of a funnel, which nothing else may show: chains agree, forget, and the evidence is low by 0.1.
+    """The neck of a funnel, which nothing else may show: chains agree and mix, and the evidence is low by 0.1.
 
     That is so where no change of variables is found.
     """

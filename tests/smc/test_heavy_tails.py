@@ -11,7 +11,7 @@ from ppl_backends.targets import FunctionTarget
 
 
 def independent_t(df, dim):
-    """t_ν variables: the log evidence is 0."""
+    """Return t_ν variables: the log evidence is 0."""
     constant = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * np.log(df * np.pi)
 
     def density(x):
@@ -21,7 +21,7 @@ def independent_t(df, dim):
 
 
 def multivariate_t(df, dim):
-    """A multivariate t_ν: the log evidence is 0."""
+    """Return a multivariate t_ν: the log evidence is 0."""
     constant = gammaln((df + dim) / 2) - gammaln(df / 2) - 0.5 * dim * np.log(df * np.pi)
 
     def density(x):
@@ -33,7 +33,7 @@ def multivariate_t(df, dim):
 
 
 def rotated(target):
-    """The same after a rotation."""
+    """Return the same after a rotation."""
     turn = np.linalg.qr(np.random.default_rng(5).normal(size=(target.dim, target.dim)))[0]
 
     def density(x):
@@ -71,7 +71,7 @@ def test_the_evidence_from_laplace(name):
 
 @pytest.mark.parametrize("name", ["three Cauchys", pytest.param("multivariate Cauchy", marks=pytest.mark.slow)])
 def test_quantiles_after_moves(name):
-    """From a moved and narrower Gaussian there are moves, and the tails come from draws of the start proposed anew."""
+    """A shifted and narrower Gaussian needs moves, and the tails come from new draws of the start that moves propose."""
     dim = TARGETS[name].dim
     start = pb.GaussianApproximation(np.full(dim, 1.0), np.full(dim, 0.3))
     idata = pb.sample_smc(TARGETS[name], initial=start, random_seed=1, progressbar=False)

@@ -72,7 +72,7 @@ class Slow(FunctionTarget):
 
 
 def interrupted(method, folder, begun, checkpoint="", stall=""):
-    """What a run leaves that got Ctrl-C, as a terminal sends it, once ``begun(folder)``."""
+    """Return what a run leaves after Ctrl-C, sent as a terminal sends it, once ``begun(folder)``."""
     command = [sys.executable, "-c", SCRIPT, method, str(folder / "marker"), checkpoint, stall]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -56,7 +56,7 @@ def test_auto_starts_from_the_prior_where_there_is_no_mode():
 
 
 def funnel(x):
-    """s ~ N(0, 3²) and five variables N(0, eˢ) given s."""
+    """Return s ~ N(0, 3²) and five variables N(0, eˢ) given s."""
     s, rest = x[:, 0], x[:, 1:]
     square = np.exp(-s) * (rest**2).sum(axis=1)
     slope = np.column_stack([-s / 9 - 2.5 + 0.5 * square, -rest * np.exp(-s)[:, None]])

@@ -1,4 +1,4 @@
-"""A mode that all particles have left on the way is seen by the verdict, and one that nobody lost is not made up."""
+"""A mode that all particles have left on the way is seen by the verdict, and a mode that is not lost is not reported."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_a_lost_mode_is_put_right_by_a_run_from_all_modes():
 
 
 def spike(dim, width, offset):
-    """0.1 N(0, I) + 0.9 N(offset, width² I) from N(0, 3² I): behind a phase transition."""
+    """Return 0.1 N(0, I) + 0.9 N(offset, width² I) from N(0, 3² I): behind a phase transition."""
 
     def parts(x):
         centred, near = -0.5 * (x**2).sum(axis=1), (x - offset) / width
@@ -139,7 +139,7 @@ def test_without_that_search_the_spike_is_missed_and_nothing_said(monkeypatch, m
 
 
 def test_a_spike_that_one_draw_in_a_hundred_thousand_meets_is_found(monkeypatch):
-    """It is as far from the centre as a draw at a quarter of the scale, and a million draws of all scales are made."""
+    """The spike is as far from the centre as a draw at a quarter of the scale; there are a million draws of all scales."""
     monkeypatch.setattr(missed_modes, "_ALL_ROUNDS", 128)
     attrs = by_importance(spike(10, 0.05, 0.31), 1).posterior.attrs
     assert attrs["log_evidence_trusted"] == 1

@@ -1,4 +1,4 @@
-"""What is left of where particles were, within modes."""
+"""The autocorrelation of particles with their earlier positions, within modes."""
 
 import numpy as np
 import pytest

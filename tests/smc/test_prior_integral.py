@@ -24,7 +24,7 @@ def lkj_model(eta):
 
 
 def lkj_evidence(eta):
-    """Under the normalised prior, by quadrature over both standard deviations and the correlation."""
+    """Return the evidence under the normalised prior, by quadrature over both standard deviations and the correlation."""
     nodes, weights = np.polynomial.legendre.leggauss(80)
     s, r = 4.5 * (nodes + 1.0), nodes
     first, second, r = np.meshgrid(s, s, r, indexing="ij")
@@ -46,7 +46,7 @@ def ordered_model():
 
 
 def ordered_evidence():
-    """As written: the evidence without the restriction times the posterior probability of the order."""
+    """Return the evidence as written: that without the restriction times the posterior probability of the order."""
     y, mean, variance = np.array([0.9, 0.5]), np.array([0.0, 1.0]), 1 / (1 + 1 / 0.49)
     posterior = variance * (mean + y / 0.49)
     free = stats.norm.logpdf(y, mean, np.hypot(1.0, 0.7)).sum()

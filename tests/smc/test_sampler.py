@@ -24,7 +24,7 @@ KNOWN = {"gaussian": conjugate_gaussian(), "skewed": gamma_poisson(), "bimodal":
 
 
 def rough_start(known):
-    """A start that is off in place and scale."""
+    """Return a start that is off in place and scale."""
     return GaussianApproximation(known.mean + 0.5 * known.sd, np.diag((1.5 * known.sd) ** 2))
 
 

@@ -59,7 +59,7 @@ def test_weights_survive_log_densities_of_any_size():
 
 
 def gap(precision):
-    """Draws of N(0, 1/precision), and half their square as increment: weights with a Pareto tail."""
+    """Return draws of N(0, 1/precision), and half their square as increment: weights with a Pareto tail."""
     return 0.5 * np.random.default_rng(0).standard_normal(200_000) ** 2 / precision
 
 
@@ -71,7 +71,7 @@ def test_the_bias_of_a_step_chosen_by_its_own_weights_is_as_derived():
     shape, step = 4.0, 1.5
 
     def mean(t, power=0):
-        """E[w^t h^power] with h = −Gamma."""
+        """Return E[w^t h^power] with h = −Gamma."""
         return (-1) ** power * (shape if power else 1.0) * (1 + t * step) ** -(shape + power)
 
     slopes = [mean(t, 1) / mean(t) for t in (1, 2, 3)]

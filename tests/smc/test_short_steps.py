@@ -23,7 +23,7 @@ N = 2000
 
 
 def run_of(x):
-    """A run that ended in the points ``x`` of a funnel, with the step that runs come to there, and the path."""
+    """Return a run that ended in the points ``x`` of a funnel, with the step that runs come to there, and the path."""
     start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
     path = BridgePath(funnel(5), start)
     state = path.evaluate(x, 1.0, True)
@@ -35,7 +35,7 @@ def run_of(x):
 
 
 def exact_draws(seed, least=-np.inf):
-    """Points of Neal's funnel whose log scale v/2 has v above ``least``."""
+    """Return points of Neal's funnel whose log scale v/2 has v above ``least``."""
     rng = np.random.default_rng(seed)
     v = 3.0 * rng.standard_normal(3 * N)
     v = v[v > least][:N]
@@ -100,7 +100,7 @@ def test_steps_are_uneven_where_they_are_too_long_in_places():
 
 @pytest.mark.slow
 def test_wide_priors_do_not_leave_particles_behind():
-    """With one step for all the log evidence is low by 0.11 ± 0.02: next to none enter the narrow part of the funnel."""
+    """With one step for all the log evidence is low by 0.11 ± 0.02: hardly any enter the narrow part of the funnel."""
     target, truth = wide_regression()
     errors = [
         run_tempering(

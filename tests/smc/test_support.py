@@ -14,7 +14,7 @@ from tests.toys import LOG_2PI
 
 
 def restricted(dim, inside):
-    """N(0, I) with a likelihood of one inside a region and of zero elsewhere."""
+    """Return N(0, I) with a likelihood of one inside a region and of zero elsewhere."""
 
     def log_prior(x):
         return -0.5 * (x**2).sum(axis=1) - 0.5 * dim * LOG_2PI, -x

@@ -14,7 +14,7 @@ DIM = 2
 
 
 def with_hole(inside, value):
-    """Posterior N(1, 0.5²) in every coordinate under N(0, 1), with a log likelihood of ``value`` in a region."""
+    """Return posterior N(1, 0.5²) in every coordinate under N(0, 1), with a log likelihood of ``value`` in a region."""
 
     def log_prior(x):
         return stats.norm.logpdf(x).sum(axis=1), -x

@@ -44,7 +44,7 @@ def test_a_length_that_does_not_divide_the_draws_leaves_some_states_out():
 
 
 def test_chains_that_remember_are_made_longer_and_thinned():
-    """A random walk on a correlated Gaussian takes more than four moves to forget."""
+    """A random walk on a correlated Gaussian takes more than four moves to lose its autocorrelation."""
     done = run(KNOWN["gaussian"], 0, n=2000, len_chain=5, kernel="random_walk", moves=MoveSettings(1, 300))
     n_moves = np.array([stage.moves.n_moves for stage in done.stages])
     assert n_moves.max() > 4

@@ -18,7 +18,7 @@ def regression_data():
 
 @pytest.fixture(scope="session")
 def regression(regression_data):
-    """Logistic regression: its data are rows, and it has ``log_lik``."""
+    """Return logistic regression: its data are rows, and it has ``log_lik``."""
     from ppl_backends.targets.stan import stan_target
 
     return stan_target(PROGRAMS / "regression.stan", regression_data, rows={"N": ["X", "y"]}, cores=2)
@@ -39,7 +39,7 @@ def language_data():
 
 @pytest.fixture(scope="session")
 def language(language_data):
-    """Tuples, complex numbers, empty variables, an include, ``reduce_sum``, ``profile`` and ``print``."""
+    """Return tuples, complex numbers, empty variables, an include, ``reduce_sum``, ``profile`` and ``print``."""
     from ppl_backends.targets.stan import stan_target
 
     return stan_target(PROGRAMS / "language.stan", language_data)
@@ -47,7 +47,7 @@ def language(language_data):
 
 @pytest.fixture(scope="session")
 def rejecting():
-    """A program that throws on half of its points."""
+    """Return a program that throws on half of its points."""
     from ppl_backends.targets.stan import stan_target
 
     return stan_target(PROGRAMS / "rejecting.stan", {"N": 0, "row": [], "M": 0, "sizing": []}, cores=2)

@@ -25,7 +25,7 @@ def stan_and_data(name):
 
 
 def eight_schools(data):
-    """A half-Cauchy deviation, which Stan writes as a Cauchy cut by a bound."""
+    """Return a half-Cauchy deviation, which Stan writes as a Cauchy cut by a bound."""
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 5)
         tau = pm.HalfCauchy("tau", 5)
@@ -36,7 +36,7 @@ def eight_schools(data):
 
 
 def poisson_random_effects(data):
-    """A half-normal deviation."""
+    """Return a half-normal deviation."""
     groups = np.array(data["group"]) - 1
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, data["prior_sd"], shape=data["P"])
@@ -65,7 +65,7 @@ def test_densities_differ_by_the_normalizer_of_the_half_prior(name, twin):
 
 
 def mean_and_error(idata, name):
-    """Mean of a posterior variable over chains and draws, and its standard error from the lineages."""
+    """Return the mean of a posterior variable over chains and draws, and its standard error from the lineages."""
     draws = np.asarray(group(idata, "posterior")[name])
     ancestors = np.asarray(group(idata, "sample_stats")["ancestor"])
     ess = sum(lineage_ess(chain[:, None], ancestor)[0] for chain, ancestor in zip(draws, ancestors, strict=True))

@@ -20,7 +20,7 @@ PRIOR = "a ~ normal(0, prior_sd); b ~ normal(0, 1); sigma ~ exponential(1);"
 
 
 def whole(model, *, data=DATA, parameters=PARAMETERS, functions="", transformed_data="", transformed="", quantities=""):
-    """A program from its parts."""
+    """Return a program from its parts."""
     blocks = [f"functions {{ {functions} }}", data, f"transformed data {{ {transformed_data} }}", parameters]
     blocks += [f"transformed parameters {{ {transformed} }}", f"model {{ {model} }}"]
     return "\n".join([*blocks, f"generated quantities {{ {quantities} }}"])

@@ -51,7 +51,7 @@ generated quantities {
 
 @pytest.fixture(scope="module")
 def setting():
-    """The program, its data, and a function that evaluates it (or another text of it) on data."""
+    """Return the program, its data, and a function that evaluates it (or another text of it) on data."""
     from ppl_backends.targets.stan.build import build_library
     from ppl_backends.targets.stan.library import open_model
 

@@ -25,7 +25,7 @@ PROGRAM = StanProgram("tiny", "parameters { real x; }\nmodel { x ~ std_normal();
 
 @pytest.fixture
 def cmdstan(tmp_path):
-    """A folder laid out as CmdStan's, made of links to the wheel's parts."""
+    """Return a folder laid out as CmdStan's, made of links to the wheel's parts."""
     math = tmp_path / "stan" / "lib" / "stan_math"
     for folder in (tmp_path / "bin", tmp_path / "stan" / "src", math / "lib" / "eigen_3.4.0"):
         folder.mkdir(parents=True)

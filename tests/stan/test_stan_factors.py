@@ -30,7 +30,7 @@ def same_approximation(q, twin, tolerance=1e-7):
 
 
 def pymc_regression(name, data):
-    """The same regression in PyMC."""
+    """Return the same regression in PyMC."""
     X, y = np.array(data["X"]), np.array(data["y"])
     with pm.Model() as model:
         if name.endswith("cauchy"):
@@ -91,7 +91,7 @@ def test_sites_of_counts_are_found(target, data):
 
 
 def test_prior_alone_gives_the_same_precision(target, data):
-    """By gradients of the prior where it is known apart, by differences of values where it is not."""
+    """Gradients of the prior are used if it is known separately, and differences of values otherwise."""
     known = stan_target(target.program, data, predictor="eta")
     assert known.program_split.free_prior is not None
     assert target.program_split.free_prior is None

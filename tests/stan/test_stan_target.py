@@ -39,7 +39,7 @@ def client(target):
 
 
 def log_prior(x):
-    """Half-Cauchy scale τ on the log scale, normal coefficients of that scale."""
+    """Return half-Cauchy scale τ on the log scale, normal coefficients of that scale."""
     tau = np.exp(x[:, 3])
     return stats.cauchy.logpdf(tau) + x[:, 3] + stats.norm.logpdf(x[:, :3], scale=tau[:, None]).sum(axis=1)
 

@@ -42,7 +42,7 @@ DIFFERENCE = pb.StateSpaceModel(
 
 
 def posterior():
-    """Mean and sd of log λ by quadrature of the exact likelihood."""
+    """Return the mean and sd of log λ by quadrature of the exact likelihood."""
     level = np.linspace(-4, 3, 2001)
     log_density = level - np.exp(level)
     log_density += skellam.logpmf(Y[:, None], np.exp(level), np.exp(level)).sum(axis=0)
@@ -55,7 +55,7 @@ MEAN, SD = posterior()
 
 
 def moments(density):
-    """Means of standardised draws and of their squares of every chain."""
+    """Return means of standardised draws and of their squares of every chain."""
     prior = pb.FunctionTarget(1, lambda x: (x[:, 0] - np.exp(x[:, 0]), 1 - np.exp(x)))
     target = pb.with_state_space(prior, DIFFERENCE, parameters={"level": "x"}, observed=Y)
     algorithm = ParticleGibbs(target, filter_of(target), n_particles=2, covariance=[[SD**2]])

@@ -14,7 +14,7 @@ RUNS = 2000
 
 
 def ratios(y, n_x, runs=RUNS, seed=1, filter_of=Filter, **options):
-    """L̂ / L of independent runs."""
+    """Return L̂ / L of independent runs."""
     estimated = filter_of(LINEAR, y, **options).run(
         repeated(LG_POINT, runs), n_x, draw_seeds(np.random.default_rng(seed), runs)
     )

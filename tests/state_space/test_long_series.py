@@ -36,7 +36,7 @@ SDS = np.array([0.1078, 0.1139, 0.1377])
 
 
 def linear_gaussian_by_ten_particles():
-    """Means and sds, their Monte Carlo errors, and the least effective sample size."""
+    """Return means and sds, their Monte Carlo errors, and the least effective sample size."""
     with pm.Model() as model:
         parameters = {"rho": pm.Uniform("rho", -1, 1)}
         parameters |= {name: pm.Exponential(name, 1) for name in NAMES[1:]}
@@ -91,7 +91,7 @@ def test_particle_gibbs_renews_the_first_of_four_hundred_states():
 
 
 def swept_through_ancestors(path, y, rng, n_particles=10):
-    """Paths of a conditional filter that are traced back through ancestors, as plain particle Gibbs does."""
+    """Return paths of a conditional filter that are traced back through ancestors, as plain particle Gibbs does."""
     (mu, rho, sigma), (n, length) = SV_POINT.values(), path.shape
     rows, states, ancestors = np.arange(n), [], []
     x = mu + sigma / np.sqrt(1 - rho**2) * rng.standard_normal((n, n_particles))

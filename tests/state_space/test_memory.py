@@ -15,14 +15,14 @@ N = 8
 
 
 def filters_of(rows, size):
-    """A path over a series, and eight particles whose filters have seen all of it."""
+    """Return a path over a series, and eight particles whose filters have seen all of it."""
     y = series(rows)
     path = FilterPath(target(y), PriorPath(target(y).rest), filter_of(target(y)), Growth(first=size), "growth")
     return path, path.density(path.all_of(rows))(np.zeros((N, 1)), np.random.default_rng(1))
 
 
 def numbers(kept):
-    """How many numbers an object and what it consists of keep."""
+    """Return how many numbers an object and its parts keep."""
     if isinstance(kept, np.ndarray):
         return kept.size
     if is_dataclass(kept):

@@ -24,7 +24,7 @@ def model_of(y, ssm=None, **options):
 
 
 def smoothed(y, rho=0.9, sigma_x=0.5):
-    """Means of the states given all rows (Rauch, Tung & Striebel)."""
+    """Return means of the states given all rows (Rauch, Tung & Striebel)."""
     _, mean, variance = kalman(y)
     for t in range(len(y) - 2, -1, -1):
         gain = variance[t] * rho / (rho**2 * variance[t] + sigma_x**2)

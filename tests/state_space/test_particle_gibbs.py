@@ -20,7 +20,7 @@ MEAN, SD, STATES = posterior()
 
 
 def chains(density=PathDensity):
-    """Standardised parameters and their squares, and states, averaged over each chain."""
+    """Return standardised parameters, their squares and states, averaged over each chain."""
     algorithm = ParticleGibbs(target(), filter_of(target()), n_particles=4, covariance=[[0.3 * SD**2]])
     algorithm.density.__class__ = density
     rng = Generators([np.random.default_rng([7, chain]) for chain in range(N_CHAINS)])
@@ -35,7 +35,7 @@ def chains(density=PathDensity):
 
 
 class WithoutWeights(PathDensity):
-    """A twin whose backward sampling forgets the weights of the filter."""
+    """A twin whose backward sampling leaves out the weights of the filter."""
 
     def history(self, *arguments):
         found = super().history(*arguments)

@@ -35,7 +35,7 @@ LEARNT = ChainMetric(Gaussian(0.0, np.ones(1)), np.array([[[0.7 * SD]]]), np.arr
 
 
 def chains(correlation=0.0, density=None, n_particles=3, seed=0, metric=None, model=MODEL, sign=None):
-    """Draws (chains, steps) of chains that begin in the posterior, or in the half of it that a sign gives."""
+    """Return draws (chains, steps) of chains that begin in the posterior, or in the half of it that a sign gives."""
     made = target(model=model)
     algorithm = ParticleMetropolis(
         made, filter_of(made), n_particles=n_particles, correlation=correlation, covariance=[[SD**2]]
@@ -61,7 +61,7 @@ def assert_exact(draws):
 
 
 class Reestimating(FilteredDensity):
-    """A twin that estimates the likelihood of the present point anew with every proposal."""
+    """A twin that makes a new estimate of the likelihood of the present point for every proposal."""
 
     def beside(self, points, x, rng):
         vars(points)["estimate"] = self.fresh(points, rng).estimate
@@ -79,7 +79,7 @@ def test_independent_proposals_leave_the_posterior_as_it_is(correlation):
 
 
 def ratios(normals, n):
-    """L̂/L of filters of these normals."""
+    """Return L̂/L of filters of these normals."""
     filters = CompiledFilter(Filter(MODEL, Y), {"mu": np.zeros(1)})
     found = filters.run_with_normals({"mu": np.full(len(normals), 0.5)}, n, normals)
     return np.exp(found - log_likelihood(0.5))
@@ -121,7 +121,7 @@ ZEROS = {"zero": -np.inf, "no number": np.nan}
 
 
 def below_the_mean(value):
-    """The model with a likelihood of zero above the posterior's mean, said by a log density of −inf or NaN."""
+    """Return the model with a likelihood of zero above the posterior's mean, said by a log density of −inf or NaN."""
     rows = MODEL.log_observation
     return replace(MODEL, log_observation=lambda p, t, x, y: jnp.where(p.mu > MEAN, value, rows(p, t, x, y)))
 

@@ -16,7 +16,7 @@ VOLATILITY = pb.state_space.stochastic_volatility()
 
 
 def by_quadrature(mu, rho, sigma, n=161):
-    """The log likelihood by the trapezoid rule."""
+    """Return the log likelihood by the trapezoid rule."""
     sd = sigma / np.sqrt(1 - rho**2)
     x, h = np.linspace(-7 * sd, 7 * sd, n, retstep=True)
     kernel = np.exp(-0.5 * ((x[:, None] - rho * x) / sigma) ** 2) * h / (sigma * np.sqrt(2 * np.pi))
@@ -28,7 +28,7 @@ def by_quadrature(mu, rho, sigma, n=161):
 
 
 def ratios(model):
-    """Estimates over the likelihood."""
+    """Return estimates over the likelihood."""
     values = Filter(model, Y, method="guided").run(
         repeated(POINT, RUNS), 64, draw_seeds(np.random.default_rng(0), RUNS)
     )

@@ -41,7 +41,7 @@ CASES = {
 
 
 def likelihood(model, y, point, method, scale):
-    """Mean likelihood relative to ``exp(scale)``, and its standard error."""
+    """Return the mean likelihood relative to ``exp(scale)``, and its standard error."""
     seeds = draw_seeds(np.random.default_rng(1), RUNS)
     values = np.exp(Filter(model, y, method=method).run(repeated(point, RUNS), 64, seeds) - scale)
     return values.mean(), values.std(ddof=1) / np.sqrt(RUNS)

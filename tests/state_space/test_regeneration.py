@@ -1,4 +1,4 @@
-"""Filters around a path: the law of fresh filters, whatever proposes their states, and twins that have another one."""
+"""Filters around a path: the distribution of fresh filters, whatever proposes their states, and twins with another one."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def run(method, runs=RUNS):
 
 
 def assert_same_law(method):
-    """Under weights L̂, those of the particles of SMC², old and new estimates have one law, also of the rows to come."""
+    """Assert that old and new estimates have one distribution under weights L̂, as in SMC², also for later rows."""
     old, new, old_all, new_all = run(method)
     weights = np.exp(old - np.log(np.exp(old).mean()))
     centre = np.average(old, weights=weights)
@@ -73,7 +73,7 @@ def test_the_weight_of_a_path_from_a_proposal_is_not_that_of_the_transition(monk
 
 
 def forgetful(weights, offset, uniform):
-    """Systematic resampling as ever, whose first point is then given to the path."""
+    """Return systematic resampling as usual, with its first point given to the path."""
     return resampling.systematic(weights, offset).at[:, 0].set(0)
 
 
@@ -95,6 +95,6 @@ def test_ancestors_beside_a_path_are_those_of_systematic_resampling_given_it(own
 
 
 def figures(ancestors):
-    """Numbers of offspring, and whether the neighbours of the path are its siblings."""
+    """Return the numbers of offspring, and whether the neighbours of the path are its siblings."""
     offspring = [(ancestors == j).sum(axis=1) for j in range(ancestors.shape[1])]
     return np.stack([*offspring, ancestors[:, 1] == 0, ancestors[:, -1] == 0], axis=1)

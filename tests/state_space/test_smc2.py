@@ -81,7 +81,7 @@ class StalePaths(FilterPath):
 
 
 def particles_of_rows(path, rows, y, size, n=4000):
-    """A path over rows, and particles whose filters have seen some rows, with their weights L̂ / L."""
+    """Return a path over rows, and particles whose filters have seen some rows, with their weights L̂ / L."""
     made = path(target(y), PriorPath(target(y).rest), filter_of(target(y)), Growth(first=size), "gibbs")
     x = np.random.default_rng(6).normal(MEAN, SD, (n, 1))
     population = made.density(made.all_of(rows))(x, np.random.default_rng(7))
@@ -132,7 +132,7 @@ def test_parameters_move_given_the_path_of_all_rows_and_not_a_stale_one():
 
 
 def test_after_an_outlier_an_exchange_loses_the_particles():
-    """Which is why larger filters are drawn around paths where they can be."""
+    """For this reason larger filters are drawn around paths where possible."""
     y = Y[:5].copy()
     y[2] = 3.5
     made, population, weights = particles_of_rows(FilterPath, 3, y, 4)
@@ -169,7 +169,7 @@ def measured(monkeypatch=None):
 
 
 def test_the_variance_of_filters_is_that_at_typical_parameters(monkeypatch):
-    """Neither the mean over θ, which those rule where filters fail, nor the spread of the estimates across θ."""
+    """The measure is not the mean over θ, which failing filters dominate, nor the spread of the estimates across θ."""
     found, typical, across = measured()
     assert abs(np.log(found / typical)) < 0.5
     assert across > 10 * typical
@@ -191,7 +191,7 @@ class Selected(FilterPath):
 
 
 def test_estimates_that_particles_carry_are_too_large_to_be_compared_with():
-    """Particles are drawn by the estimates of their filters, so that these exceed fresh ones by about their variance."""
+    """Particles are drawn by the estimates of their filters, so these estimates exceed fresh ones by about their variance."""
     found = {}
     for path in (FilterPath, Selected):
         made, population, weights = particles_of_rows(path, len(Y), Y, 4, n=4000)
@@ -300,7 +300,7 @@ class LongJumps(type(make_kernel("random_walk"))):
 
 @pytest.mark.slow
 def test_filters_do_not_grow_where_proposals_are_bad():
-    """Few moves are accepted, and larger filters do not help; a rule that goes by that runs away."""
+    """Few moves are accepted, and larger filters do not help, so a rule that uses the rate never stops."""
     growth, sizes = Growth(first=32, most=512), {}
     for path in (FilterPath, GrowsByAcceptance):
         made = path(target(), PriorPath(target().rest), filter_of(target()), growth)
@@ -340,7 +340,7 @@ def from_pymc():
 
 
 def from_a_density():
-    """A prior that is only a density, as that of a Stan program is: it is drawn by a run of tempering."""
+    """Return a prior that is only a density, as that of a Stan program is: it is drawn by a run of tempering."""
     prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x[:, 0] ** 2 + LOG_2PI), -x))
     level = replace(
         MODEL, log_observation=lambda p, t, x, y: -0.5 * (((y - p.mu[..., 0] - x) / 0.5) ** 2 + LOG_2PI - LOG_4)

@@ -21,7 +21,7 @@ def smc2(y=Y, **options):
 
 
 def standardised(**options):
-    """Mean and mean square of the states of each chain ``(chains, 2 rows)``."""
+    """Return the mean and mean square of the states of each chain ``(chains, 2 rows)``."""
     states = group(smc2(chains=16, **options), "posterior")["states"].values
     z = (states - MEANS) / SDS
     return np.concatenate([z.mean(axis=1), (z**2).mean(axis=1)], axis=1)
@@ -56,7 +56,7 @@ def test_states_of_other_rows_are_found_out(monkeypatch):
 
 
 def with_the_level():
-    """Correlation of the level of the series with the mean of its states, which is negative given the data."""
+    """Return correlation of the level of the series with the mean of its states, which is negative given the data."""
     found = group(smc2(chains=4), "posterior")
     assert found["states"].dims == ("chain", "draw", "time")
     return np.corrcoef(found["x"].values.ravel(), found["states"].values.mean(axis=-1).ravel())[0, 1]

@@ -39,7 +39,7 @@ Y = series()
 
 
 def covariances(rows):
-    """Of the states, and of the data."""
+    """Return the covariances of the states and of the data."""
     lag = np.abs(np.subtract.outer(np.arange(rows), np.arange(rows)))
     of_states = COEFFICIENT**lag
     return of_states, of_states + NOISE**2 * np.eye(rows) + 1.0
@@ -57,7 +57,7 @@ def log_likelihood(mu, y=Y):
 
 
 def posterior(y=Y):
-    """Mean and sd of μ, and the means of the states."""
+    """Return the mean and sd of μ, and the means of the states."""
     of_states, marginal = covariances(len(y))
     gain = np.linalg.solve(marginal, y)
     sd = np.sqrt(1 - np.linalg.solve(marginal, np.ones(len(y))).sum())

@@ -51,7 +51,7 @@ def test_pima_has_its_reference_moments(link):
 
 
 def joint_on_grid(link):
-    """Means and second moments of (beta, tau, alpha) under the hierarchical model below, by quadrature."""
+    """Return means and second moments of (beta, tau, alpha) under the hierarchical model below, by quadrature."""
     log_cdf = log_ndtr if link == "probit" else log_expit
     tau = (np.arange(120)[:, None, None] + 0.5) / 24
     alpha = np.linspace(-2.0, 4.0, 61)[None, :, None]

@@ -15,7 +15,7 @@ QUIET = {"progressbar": False, "random_seed": 1}
 
 
 def effective(draws):
-    """ESS of the mean and of the square, the smaller one: tolerances come from it."""
+    """Return ESS of the mean and of the square, the smaller one: tolerances come from it."""
     import arviz as az
 
     return min(float(az.ess(draws)), float(az.ess((draws - draws.mean()) ** 2)))

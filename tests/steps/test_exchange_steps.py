@@ -21,7 +21,7 @@ LATTICE = np.array([[1, 1, -1], [1, 1, 1], [-1, 1, 1]])
 
 
 def lattice_model():
-    """A coupling known by its lattice and by a noisy measurement of b ~ N(coupling, 1)."""
+    """Return a coupling known by its lattice and by a noisy measurement of b ~ N(coupling, 1)."""
     with pm.Model(coords={"term": ["coupling"]}) as model:
         theta = pm.Normal("theta", 0, 1, dims="term")
         pb.Unnormalized("y", theta, simulator=ISING, observed=LATTICE)
@@ -36,7 +36,7 @@ def model():
 
 
 def moments():
-    """Of the coupling and of b, on a grid: w | coupling ~ N(coupling, 2)."""
+    """Return moments of the coupling and of b, on a grid: w | coupling ~ N(coupling, 2)."""
     grid = np.linspace(-3, 4, 1401)
     configurations = np.array(list(itertools.product((-1, 1), repeat=9))).reshape(-1, 3, 3)
     values, counts = np.unique(ISING.statistics(configurations), return_counts=True)

@@ -5,7 +5,7 @@ import pymc as pm
 
 
 def normal_model():
-    """Conjugate: mu ~ N(0, 2^2), y ~ N(mu, 1)."""
+    """Return a conjugate model: mu ~ N(0, 2^2), y ~ N(mu, 1)."""
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 2)
         pm.Normal("y", mu, 1, observed=[0.3, -1.2, 2.5])
@@ -13,7 +13,7 @@ def normal_model():
 
 
 def logistic_model(n=60, d=3, shared=False):
-    """Logistic regression; with its data in containers on request."""
+    """Return logistic regression; with its data in containers on request."""
     rng = np.random.default_rng(5)
     predictors = rng.normal(size=(n, d))
     outcome = (rng.random(n) < 0.5).astype(int)
@@ -30,7 +30,7 @@ def logistic_model(n=60, d=3, shared=False):
 
 
 def every_transform():
-    """Every default transform, hierarchical and composite priors, a Potential and two observed variables."""
+    """Return every default transform, hierarchical and composite priors, a Potential and two observed variables."""
     rng = np.random.default_rng(0)
     transforms = pm.distributions.transforms
     with pm.Model(coords={"group": ["a", "b", "c"]}) as model:

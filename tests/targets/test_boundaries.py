@@ -1,4 +1,4 @@
-"""Importing and using the package changes nothing of PyTensor's and JAX's for other code."""
+"""Importing and using the package does not change PyTensor or JAX for other code."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Batched linear algebra on several threads must not wait for itself."""
+"""Batched linear algebra on several threads must not deadlock."""
 
 import subprocess
 import sys

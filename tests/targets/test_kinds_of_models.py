@@ -33,7 +33,7 @@ def normal_inverse_gamma():
 
 
 def several_likelihoods():
-    """A normal and a Poisson likelihood, and a Potential, of one parameter; answers by quadrature."""
+    """Return a normal and a Poisson likelihood, and a Potential, of one parameter; answers by quadrature."""
     y, counts = np.array([0.4, 1.1, 0.8]), np.array([2, 1, 4, 3])
     with pm.Model() as model:
         theta = pm.Normal("theta", 0, 2)

@@ -31,7 +31,7 @@ def gaussian_process(n, kernel=pm.gp.cov.ExpQuad):
 
 
 def log_joint(x):
-    """The log density of the process with 80 points, in NumPy."""
+    """Return the log density of the process with 80 points, in NumPy."""
     length, eta, sigma = np.exp(x)
     distance = np.subtract.outer(INPUTS, INPUTS) / length
     covariance = eta**2 * np.exp(-0.5 * distance**2) + (sigma**2 + 1e-6) * np.eye(80)  # PyMC's jitter
@@ -44,7 +44,7 @@ def log_joint(x):
 
 
 def laplace_evidence():
-    """Laplace's approximation of the evidence by differences of :func:`log_joint`."""
+    """Return Laplace's approximation of the evidence by differences of :func:`log_joint`."""
     mode = optimize.minimize(lambda x: -log_joint(x), np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-9}).x
     h = 1e-3
     curvature = np.empty((3, 3))
@@ -91,7 +91,7 @@ def test_gradients_of_a_kernel_are_those_of_its_log_density(n, kernel):
 
 
 def everything(a):
-    """Factorisations of several kinds, in a loop and a branch as well, of one matrix."""
+    """Return factorisations of several kinds, in a loop and a branch as well, of one matrix."""
     s = a @ a.T + jnp.eye(len(a))
 
     def add(total, shift):

@@ -9,7 +9,7 @@ from ppl_backends.targets.propriety import improper_coordinate, improper_note
 
 
 def prior(dim, log_density, names=None):
-    """A target with this log prior, its gradient by differences."""
+    """Return a target with this log prior, its gradient by differences."""
 
     def value_and_gradient(x):
         steps = 1e-5 * np.eye(dim)

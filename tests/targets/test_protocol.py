@@ -1,4 +1,4 @@
-"""The protocol of ``BaseTarget`` on every kind of target: what one member says, the others say too."""
+"""The protocol of ``BaseTarget`` on every kind of target: members agree with each other."""
 
 import contextlib
 from functools import cache

@@ -18,7 +18,7 @@ def data():
 
 
 def regression(data):
-    """Covariates centred in the graph, groups, ``pm.Data``, two observed variables, a (n, 2) outcome."""
+    """Return covariates centred in the graph, groups, ``pm.Data``, two observed variables, a (n, 2) outcome."""
     x, group, _ = data
     rng = np.random.default_rng(1)
     with pm.Model() as model:
@@ -34,7 +34,7 @@ def regression(data):
 
 
 def poisson(data):
-    """An outcome of integers in ``pm.Data`` with an offset."""
+    """Return an outcome of integers in ``pm.Data`` with an offset."""
     x, _, z = data
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=2)

@@ -19,7 +19,7 @@ from tests.targets.models import every_transform, logistic_model, normal_model
 
 
 def joint_of_pymc(target, x):
-    """PyMC's own log density, interpreted, point by point."""
+    """Return PyMC's own log density, interpreted, point by point."""
     logp = target.model.compile_logp(mode="FAST_COMPILE")
     values = []
     for row in x:

@@ -55,7 +55,7 @@ class Conjugate:
 
 
 def two_modes(dim, distance=5.0):
-    """0.3 N(−c, I) + 0.7 N(c, I) as the posterior, from the prior N(0, 5² I)."""
+    """Return 0.3 N(−c, I) + 0.7 N(c, I) as the posterior, from the prior N(0, 5² I)."""
     centre = np.full(dim, distance / dim**0.5)
 
     def prior(x):

@@ -1,8 +1,8 @@
 """Write the reference evidences and posterior means of the comparison into ``references.json``.
 
 Evidences come from a long run of tempering SMC, with its standard error; means and standard deviations of the problem's
-quantities from NUTS by nutpie. Both are exact for the bimodal problem. Problems that are in the file are not run again, but
-for their means and standard deviations with ``--means``.
+quantities from NUTS by nutpie. Both are exact for the bimodal problem. Problems that are in the file are not run again,
+except for their means and standard deviations with ``--means``.
 
 Run: python examples/benchmarks/peers/make_references.py Musk-I Cox-400 [--draws 8000] [--chains 8] [--nuts 5000] [--means]
 """
@@ -26,7 +26,7 @@ REFERENCES = Path(__file__).parents[1] / "references.json"
 
 
 def make(name, draws, chains, nuts):
-    """One reference."""
+    """Return one reference."""
     if name == "Bimodal":
         return bimodal_truth()
     run = pb.sample_smc(MODELS[name](), initial="auto", draws=draws, chains=chains, random_seed=77, progressbar=False)
@@ -39,7 +39,7 @@ def make(name, draws, chains, nuts):
 
 
 def moments(name, nuts):
-    """Means and standard deviations by NUTS."""
+    """Return means and standard deviations by NUTS."""
     model = nutpie.compile_pymc_model(MODELS[name]())
     long = nutpie.sample(model, draws=nuts, tune=1000, chains=4, cores=1, seed=77, progress_bar=False)
     found = quantities(name, group(long, "posterior"))
@@ -47,7 +47,7 @@ def moments(name, nuts):
 
 
 def quantities(name, posterior):
-    """Draws ``(n, k)`` of the problem's quantities."""
+    """Return draws ``(n, k)`` of the problem's quantities."""
     values = {str(k): v.values.reshape(-1, *v.shape[2:]) for k, v in posterior.data_vars.items()}
     return PROBLEMS[name]().quantities(values)
 

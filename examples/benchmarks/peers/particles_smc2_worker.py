@@ -1,8 +1,8 @@
 """SMC² by ``particles`` on the linear Gaussian series, in an environment of its own: it needs NumPy before 2.
 
-``python particles_smc2_worker.py 4 > particles.jsonl`` makes so many runs of 40 chains of 10 parameters each (waste-free, its
-default) with guided filters of 32 particles, and prints evidence, means and CPU seconds. ``--bootstrap`` takes its bootstrap
-filters of 50 instead.
+``python particles_smc2_worker.py 4 > particles.jsonl`` makes four runs of 40 chains of 10 parameters each (waste-free,
+its default) with guided filters of 32 particles, and prints evidence, means and CPU seconds. ``--bootstrap`` uses
+bootstrap filters of 50 particles instead.
 
 Environment: python -m venv ENV && ENV/bin/pip install particles "numpy<2"
 """
@@ -26,15 +26,15 @@ class LinearGaussian(ssms.StateSpaceModel):
     """A stationary autoregression seen through noise."""
 
     def PX0(self):
-        """Law of the first state."""
+        """Return law of the first state."""
         return dists.Normal(scale=self.sigma_x / np.sqrt(1 - self.rho**2))
 
     def PX(self, t, xp):
-        """Law of the next state."""
+        """Return law of the next state."""
         return dists.Normal(loc=self.rho * xp, scale=self.sigma_x)
 
     def PY(self, t, xp, x):
-        """Law of a row."""
+        """Return law of a row."""
         return dists.Normal(loc=x, scale=self.sigma_y)
 
     def _given(self, mean, variance, y):
@@ -42,16 +42,16 @@ class LinearGaussian(ssms.StateSpaceModel):
         return dists.Normal(loc=new * (mean / variance + y / self.sigma_y**2), scale=np.sqrt(new))
 
     def proposal0(self, data):
-        """Law of the first state given its row."""
+        """Return law of the first state given its row."""
         return self._given(0.0, self.sigma_x**2 / (1 - self.rho**2), data[0])
 
     def proposal(self, t, xp, data):
-        """Law of the next state given its row."""
+        """Return law of the next state given its row."""
         return self._given(self.rho * xp, self.sigma_x**2, data[t])
 
 
 def run(seed, bootstrap):
-    """One run with its CPU seconds."""
+    """Return one run with its CPU seconds."""
     np.random.seed(seed)  # noqa: NPY002 (the generator that the package draws from)
     y, clock = np.loadtxt(DATA, skiprows=1), time.process_time()
     prior = {"rho": dists.Uniform(-1, 1), "sigma_x": dists.Gamma(1, 1), "sigma_y": dists.Gamma(1, 1)}

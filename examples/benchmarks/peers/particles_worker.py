@@ -32,7 +32,7 @@ class Normals(dists.ProbDist):
         self.mean, self.sd, self.dim = mean, sd, len(mean)
 
     def rvs(self, size=1):
-        """Draws ``(size, dim)``."""
+        """Return draws ``(size, dim)``."""
         return self.mean + self.sd * np.random.standard_normal((size, self.dim))  # noqa: NPY002
 
     def logpdf(self, x):
@@ -55,7 +55,7 @@ class Model(smc_samplers.StaticModel):
 
 
 def run(problem, seed, starts, length):
-    """One run with its CPU seconds."""
+    """Return one run with its CPU seconds."""
     np.random.seed(seed)  # noqa: NPY002 (the generator that the package draws from)
     clock = time.process_time()
     sampler = smc_samplers.AdaptiveTempering(Model(problem), wastefree=True, len_chain=length)

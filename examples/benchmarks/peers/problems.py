@@ -1,8 +1,8 @@
 """The problems of the comparison with peers, in a form that needs no modelling language.
 
-Every problem has independent normal priors on a flat vector and a log likelihood written for NumPy and for JAX alike, so
-that samplers which take functions can run it; variables with other priors are reached by their inverse distribution
-functions, which leaves the evidence as it is. ``models.py`` has the same problems for PyMC.
+Every problem has independent normal priors on a flat vector and a log likelihood for both NumPy and JAX, so that
+samplers that take functions can run it. Inverse distribution functions give variables with other priors, which does not
+change the evidence. ``models.py`` has the same problems for PyMC.
 """
 
 import json
@@ -46,12 +46,12 @@ class Problem:
 
     @property
     def dim(self):
-        """Number of coordinates."""
+        """Return the number of coordinates."""
         return len(self.mean)
 
 
 def regression_data(name, half_scale=False):
-    """Design, with predictors of standard deviation 0.5 if ``half_scale``, and responses."""
+    """Return the design, with predictors of standard deviation 0.5 if ``half_scale``, and responses."""
     data = load_binary_regression(name)
     design = np.array(data.X, dtype=float)
     if half_scale:
@@ -60,12 +60,12 @@ def regression_data(name, half_scale=False):
 
 
 def wide_prior(dim):
-    """N(0, 20²) on the intercept, N(0, 5²) on the rest."""
+    """Return N(0, 20²) on the intercept, N(0, 5²) on the rest."""
     return np.r_[20.0, np.full(dim - 1, 5.0)]
 
 
 def logistic(name, half_scale=False, prior_sd=None):
-    """Logistic regression."""
+    """Return logistic regression."""
     design, y = regression_data(name, half_scale)
     sd = wide_prior(design.shape[1]) if prior_sd is None else np.full(design.shape[1], prior_sd)
     signed = design * (2 * y - 1)[:, None]
@@ -81,7 +81,7 @@ def _beta(values):
 
 
 def eight_schools():
-    """Rubin (1981), non-centred; mu ~ N(0, 5²), tau ~ half-Cauchy(5)."""
+    """Return Rubin (1981), non-centred; mu ~ N(0, 5²), tau ~ half-Cauchy(5)."""
 
     def unpack(special, theta):
         tail = special.ndtr(-theta[:, 1])  # tau = 5 tan(π(1 − tail)/2), accurate for large tau
@@ -104,7 +104,7 @@ def eight_schools():
 
 
 def _tan(like, x):
-    """Tangent by the library that ``like`` is an array of."""
+    """Return tangent by the library that ``like`` is an array of."""
     if isinstance(like, np.ndarray):
         return np.tan(x)
     import jax.numpy as jnp
@@ -113,13 +113,13 @@ def _tan(like, x):
 
 
 def hierarchical_data():
-    """Design, group from zero, and response of the hierarchical logistic regression."""
+    """Return the design, group from zero, and response of the hierarchical logistic regression."""
     data = json.loads(HIERARCHICAL_DATA.read_text())
     return np.array(data["X"]), np.array(data["group"]) - 1, np.array(data["y"], dtype=float), data["J"]
 
 
 def hierarchical():
-    """Logistic regression with intercepts and slopes of 20 groups, non-centred; tau ~ half-normal(1)."""
+    """Return logistic regression with intercepts and slopes of 20 groups, non-centred; tau ~ half-normal(1)."""
     X, group, y, groups = hierarchical_data()
     p = X.shape[1]
     signed = X * (2 * y - 1)[:, None]
@@ -180,7 +180,7 @@ def cox(cells):
 
 
 def bimodal():
-    """Prior N(0, 9 I) times a mixture of two Gaussians with masses 0.3 and 0.7 at ±4."""
+    """Return prior N(0, 9 I) times a mixture of two Gaussians with masses 0.3 and 0.7 at ±4."""
 
     def log_likelihood(xp, special, theta):
         up, down = (
@@ -194,7 +194,7 @@ def bimodal():
 
 
 def bimodal_truth():
-    """Exact log evidence, mean and sd."""
+    """Return exact log evidence, mean and sd."""
     total = MODE_SD**2 + BIMODAL_PRIOR_SD**2
     shrink = BIMODAL_PRIOR_SD**2 / total
     each = 0.5 * BIMODAL_DIM * np.log(MODE_SD**2 / total) - 0.5 * BIMODAL_DIM * MODE**2 / total

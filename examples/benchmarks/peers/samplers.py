@@ -1,8 +1,8 @@
 """The samplers that are compared: ours, PyMC's, blackjax's, nutpie's and that of ``particles``, all with one interface.
 
-A sampler is made for a problem by name, which may compile, and then called with a seed; it answers with CPU seconds, the
-log evidence where it has one, and the posterior means of the problem's quantities. ``effort`` multiplies the number of draws
-that a peer makes by default.
+A sampler is made for a problem by name, which may compile, and then called with a seed. It returns CPU seconds, the log
+evidence if it has one, and the posterior means of the problem's quantities. ``effort`` multiplies the default number of
+draws of a peer.
 """
 
 import json
@@ -24,7 +24,7 @@ WORKER = Path(__file__).with_name("particles_worker.py")
 
 
 def means(name, posterior):
-    """Posterior means of the problem's quantities."""
+    """Return the posterior means of the problem's quantities."""
     values = {str(k): v.values.reshape(-1, *v.shape[2:]) for k, v in posterior.data_vars.items()}
     return PROBLEMS[name]().quantities(values).mean(axis=0).tolist()
 
@@ -38,7 +38,7 @@ class Ours:
         pb.sample_smc(self.target, chains=1, initial=initial, random_seed=10_000, progressbar=False)  # compiles
 
     def __call__(self, seed):
-        """One run."""
+        """Return one run."""
         clock = time.process_time()
         idata = pb.sample_smc(self.target, initial=self.initial, random_seed=seed, progressbar=False)
         seconds = time.process_time() - clock
@@ -75,7 +75,7 @@ class PyMC:
         self.draws = round(2000 * effort)
 
     def __call__(self, seed):
-        """One run."""
+        """Return one run."""
         import pymc as pm
 
         self.kernel.setup_seconds, clock = 0.0, time.process_time()
@@ -93,7 +93,7 @@ class PyMC:
 
 
 def _last(nested):
-    """The last number of PyMC's nested, ragged lists of stages."""
+    """Return the last number of PyMC's nested, ragged lists of stages."""
     while isinstance(nested, (list, np.ndarray)):
         nested = nested[-1]
     return float(nested)
@@ -109,7 +109,7 @@ class Nutpie:
         self.model = nutpie.compile_pymc_model(models[name]())
 
     def __call__(self, seed):
-        """One run."""
+        """Return one run."""
         clock = time.process_time()
         idata = self.sample(self.model, draws=self.draws, chains=4, cores=1, seed=seed, progress_bar=False)
         return {"seconds": time.process_time() - clock, "mean": means(self.name, group(idata, "posterior"))}
@@ -118,8 +118,8 @@ class Nutpie:
 class Blackjax:
     """Adaptive tempered SMC with HMC by blackjax: 1,000 particles, ten moves of ten leapfrog steps per stage, unit mass.
 
-    Its step size has no default. It gets what its user would not know beforehand: one and a half times the smallest
-    standard deviation, in any direction, of the Gaussian at the mode.
+    Its step size has no default. It is set to one and a half times the smallest standard deviation, in any direction,
+    of the Gaussian at the mode, which a user would not know beforehand.
     """
 
     moves, leapfrog = 10, 10
@@ -160,7 +160,7 @@ class Blackjax:
         self._run(0, stages=2)  # compiles, for both types of the state
 
     def __call__(self, seed):
-        """One run; the means are of its weighted particles."""
+        """Return one run; the means are of its weighted particles."""
         problem, clock = self.problem, time.process_time()
         state, log_evidence = self._run(seed)
         theta, weights = np.asarray(state.particles), np.asarray(state.weights)
@@ -168,7 +168,7 @@ class Blackjax:
         return {"seconds": time.process_time() - clock, "log_evidence": log_evidence, "mean": mean.tolist()}
 
     def _run(self, seed, stages=10_000):
-        """The last state and the log evidence, from draws of the prior."""
+        """Return the last state and the log evidence, from draws of the prior."""
         key, problem = self.jax.random.PRNGKey(seed), self.problem
         z = np.random.default_rng(seed).standard_normal((self.n, problem.dim))
         state, log_evidence = self.sampler.init(self.jax.numpy.asarray(problem.mean + problem.sd * z)), 0.0
@@ -182,7 +182,7 @@ class Blackjax:
 
 
 def _smallest_sd(jax, log_density, dim):
-    """Of the Gaussian at the mode, in the direction where it is narrowest."""
+    """Return the sd of the Gaussian at the mode, in the direction where it is smallest."""
     from scipy.optimize import minimize
 
     value = jax.jit(jax.value_and_grad(lambda x: -log_density(x)))
@@ -205,7 +205,7 @@ class Particles:
         self._ask(seed=1, starts=20, length=20)
 
     def __call__(self, seed):
-        """One run."""
+        """Return one run."""
         return self._ask(seed=seed)
 
     def _ask(self, **changes):

@@ -2,8 +2,8 @@
 
     python examples/benchmarks/peers/subsampling_peers.py hmcecs|nutpie data.npz [draws] [warmup]
 
-Prints one Markdown row, in seconds of the processor: compilation and warm-up count in the time of HMCECS, whose sampling
-cannot be told apart; nutpie's compilation does not.
+The script prints one Markdown row in CPU seconds. The time of HMCECS includes compilation and warm-up, because its
+sampling cannot be timed separately. The time of nutpie does not include compilation.
 """
 
 import sys
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def hmcecs(design: np.ndarray, y: np.ndarray, mode: np.ndarray, draws: int, warmup: int) -> tuple[np.ndarray, float]:
-    """Energy-conserving sub-sampling around NUTS: Taylor proxy, subsets of 1,000 rows in 20 blocks."""
+    """Return energy-conserving sub-sampling around NUTS: Taylor proxy, subsets of 1,000 rows in 20 blocks."""
     import jax
     import jax.numpy as jnp
     import numpyro
@@ -42,7 +42,7 @@ def hmcecs(design: np.ndarray, y: np.ndarray, mode: np.ndarray, draws: int, warm
 def nutpie_nuts(
     design: np.ndarray, y: np.ndarray, mode: np.ndarray, draws: int, warmup: int
 ) -> tuple[np.ndarray, float]:
-    """Full-data NUTS of a PyMC model compiled by Numba."""
+    """Return full-data NUTS of a PyMC model compiled by Numba."""
     import nutpie
     import pymc as pm
 
@@ -56,7 +56,7 @@ def nutpie_nuts(
 
 
 def main() -> None:
-    """One row."""
+    """Print one row."""
     method, path = sys.argv[1:3]
     draws = int(sys.argv[3]) if len(sys.argv) > 3 else 1000
     warmup = int(sys.argv[4]) if len(sys.argv) > 4 else 300

@@ -72,7 +72,7 @@ def points_data(distances):
 
 
 def moved(line, kernel, n, seed, steps=3, scale=1.0, refresh=False):
-    """θ of exact draws after a few steps; ``refresh`` draws the present data sets anew, as must not be done."""
+    """Return θ of exact draws after a few steps; ``refresh`` draws the present data sets again, which is wrong."""
     rng = np.random.default_rng(seed)
     points, density = line.draws(n, rng), line.path.density(line.stage)
     parameters = KernelParameters(Gaussian(np.zeros(1), np.ones(1)), scale)
@@ -243,7 +243,7 @@ def test_gaussian_kernel_and_regression_adjustment():
 
 
 def remainders(parameters, rng):
-    """Data are the remainders of θ: with period 4 there are five posterior modes of equal mass on [−10, 10]."""
+    """Return remainders of θ as data: with period 4 there are five posterior modes of equal mass on [−10, 10]."""
     theta = parameters["x"]
     return np.mod(theta + 0.1 * rng.standard_normal(theta.shape) + 2.0, 4.0)
 

@@ -190,7 +190,7 @@ def test_chains_are_independent_and_the_twin_with_one_scramble_is_not():
     proposal = prior_proposal(problem, True, np.random.default_rng(0))
 
     def correlation(seeds):
-        """Of means of two chains of 100 points, not a power of two."""
+        """Return the correlation of means of two chains of 100 points, which is not a power of two."""
         means = [[proposal.points(100, True, np.random.default_rng(s))[:, 0].mean() for s in pair] for pair in seeds]
         return np.corrcoef(np.array(means).T)[0, 1]
 

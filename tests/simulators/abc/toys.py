@@ -10,7 +10,7 @@ HALF = 10.0
 
 
 def box(dim):
-    """θ ~ U[−10, 10]^dim."""
+    """Return θ ~ U[−10, 10]^dim."""
 
     def log_prior(x):
         inside = (np.abs(x) <= HALF).all(axis=1)
@@ -38,12 +38,12 @@ def log_ball(epsilon, dim):
 
 
 def radius(acceptance, dim):
-    """ε of an acceptance probability."""
+    """Return ε of an acceptance probability."""
     return float(np.exp((np.log(acceptance) - log_ball(1.0, dim)) / dim))
 
 
 def standard_normal():
-    """θ ~ N(0, 1)."""
+    """Return θ ~ N(0, 1)."""
     return FunctionTarget(
         1,
         lambda x: (np.zeros(len(x)), np.zeros_like(x)),
@@ -57,12 +57,12 @@ NOISE, OBSERVED = 0.2, 1.0
 
 
 def conjugate(parameters, rng):
-    """y | θ ~ N(θ, 0.2²), observed 1."""
+    """Return y | θ ~ N(θ, 0.2²), observed 1."""
     return parameters["x"][:, 0] + NOISE * rng.standard_normal(len(parameters["x"]))
 
 
 def conjugate_answer(epsilon):
-    """Mean, sd and log evidence of the ABC posterior with a Gaussian kernel."""
+    """Return the mean, sd and log evidence of the ABC posterior with a Gaussian kernel."""
     noise = NOISE**2 + epsilon**2
     variance = 1 / (1 + 1 / noise)
     log_evidence = 0.5 * np.log(epsilon**2 / (1 + noise)) - 0.5 * OBSERVED**2 / (1 + noise)

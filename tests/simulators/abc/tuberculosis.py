@@ -13,7 +13,7 @@ OBSERVED = np.array([CLUSTERS.sum() / SAMPLE, 1 - CLUSTERS @ SIZE**2 / SAMPLE**2
 
 @njit(cache=False)
 def _outbreak(alpha, gamma, rng, u, owner):
-    """Genotypes of the bacteria until there are 10⁴ or none; summaries of a sample, or NaN."""
+    """Return genotypes of the bacteria until there are 10⁴ or none; summaries of a sample, or NaN."""
     n, n_types, used = 1, 1, len(u)
     owner[0] = 0
     while 0 < n < POPULATION:
@@ -56,7 +56,7 @@ def _outbreaks(alpha, gamma, rng, out):
 
 
 def simulate(parameters, rng):
-    """Summaries ``(n, 2)``: clusters and the diversity of a sample."""
+    """Return summaries ``(n, 2)``: clusters and the diversity of a sample."""
     theta = parameters["x"]
     out = np.empty((len(theta), 2))
     _outbreaks(theta[:, 0].copy(), theta[:, 1].copy(), rng, out)
@@ -64,7 +64,7 @@ def simulate(parameters, rng):
 
 
 def prior():
-    """Uniform on the triangle 0 < γ < α, α + γ < 1."""
+    """Return uniform on the triangle 0 < γ < α, α + γ < 1."""
 
     def log_prior(x):
         alpha, gamma = x.T

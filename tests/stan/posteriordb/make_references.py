@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def read_zip(path: Path) -> Any:
-    """The one JSON file in a zip."""
+    """Return the one JSON file in a zip."""
     with zipfile.ZipFile(path) as archive:
         return json.loads(archive.read(archive.namelist()[0]))
 
@@ -34,7 +34,7 @@ def write_zip(path: Path, content: Any) -> None:
 
 
 def summarize(chains: list[dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """Mean, standard deviation and their Monte Carlo standard errors by parameter."""
+    """Return the mean, standard deviation and their Monte Carlo standard errors by parameter."""
     summary = {}
     for name in chains[0]:
         draws = np.array([chain[name] for chain in chains])

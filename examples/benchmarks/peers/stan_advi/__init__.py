@@ -20,7 +20,7 @@ PROGRAMS = {"EightSchools": "schools", "Hierarchical": "hierarchical", "Poisson"
 
 
 def program_and_data(name, poisson):
-    """The program's name and its data; ``poisson`` are those of the problem of that name."""
+    """Return the program's name and its data; ``poisson`` are those of the problem of that name."""
     if name in REGRESSIONS:
         dataset, half_scale, prior_sd = REGRESSIONS[name]
         X, y = problems.regression_data(dataset, half_scale)
@@ -49,7 +49,7 @@ def _compile(source, result, *flags):
 
 
 def compile_driver():
-    """The part that no program has to be known for, which is kept on disk, as CmdStan keeps its own."""
+    """Return the part that no program has to be known for, which is kept on disk, as CmdStan keeps its own."""
     kept = Path(gettempdir()) / f"stan_advi-{(HERE / 'advi.cpp').stat().st_mtime_ns}.o"
     if not kept.exists():
         _compile(HERE / "advi.cpp", kept.with_suffix(".new"), "-c").rename(kept)
@@ -58,7 +58,7 @@ def compile_driver():
 
 @cache
 def build(program):
-    """The driver linked with a program."""
+    """Return the driver linked with a program."""
     from ppl_backends.targets.stan.toolchain import find_toolchain
 
     folder, tools = Path(mkdtemp()), find_toolchain()
@@ -81,7 +81,7 @@ def fit(name, family, seed, draws, poisson):
 
 
 def read(path):
-    """Columns ``beta.1.2`` to arrays, after the first row, which is the mean."""
+    """Return columns ``beta.1.2`` to arrays, after the first row, which is the mean."""
     with path.open() as file:
         header, *rows = [row for row in csv.reader(line for line in file if not line.startswith("#"))]
     table, shapes, columns = np.array(rows[1:], dtype=float), {}, {}
