@@ -95,11 +95,11 @@ class _Walk:
         """Make small steps, many if they are cheap, and return the share of them during which each bit was on ``(n, m)``."""
         below, share = self.path.below, 1.0 - rate / EASY
         if below is None:
-            n_steps = _n_steps(self.path, share)
+            n_steps = steps_of(self.path, share)
             self.state, on, evaluations = small_steps(self.rng, self.state, self.path, self.stage.beta, n_steps)
             self.evaluations += evaluations
             return on
-        n_steps = _n_steps(below, _LENGTHS[self.rounds % len(_LENGTHS)])
+        n_steps = steps_of(below, _LENGTHS[self.rounds % len(_LENGTHS)])
         start = below.at(self.state.x, 1.0, self.rng)
         self._decide(small_steps(self.rng, start, below, 1.0, n_steps)[0].x)
         return self.state.x.astype(np.float64)
@@ -142,7 +142,7 @@ def is_compiled(path: ModelPath) -> bool:
     return path.space.is_plain and path.evidence.walks
 
 
-def _n_steps(path: ModelPath, share: float) -> int:
+def steps_of(path: ModelPath, share: float) -> int:
     """Return the number of small steps in a round, of which a ``share`` is needed; cheap steps are many."""
     per_bit = _COMPILED if is_compiled(path) else _CHEAP if path.evidence.walks else _COSTLY
     return max(1, round(share * per_bit * path.space.n_candidates))
