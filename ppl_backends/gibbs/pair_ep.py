@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.ep import ArrayShard, FileShard, fit_ep_sharded
+from ppl_backends.approximations.ep import ArrayShard, EPApproximation, FileShard, fit_ep_sharded
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
@@ -235,7 +235,8 @@ def inclusion_probabilities(fit: Any) -> Array:
     >>> inclusion_probabilities(q).round(1)
     array([1. , 0.3, 0.9])
     """
-    prior = fit.target.prior if isinstance(fit.target, GibbsPosterior) else None
+    target = fit.target if isinstance(fit, EPApproximation) else None
+    prior = target.prior if isinstance(target, GibbsPosterior) else None
     if not isinstance(prior, SpikeSlab):
         raise ModelError("inclusion_probabilities: expected a fit by fit_pair_ep with a SpikeSlab prior")
     mean, variance = fit.sites.cavity_mean[-prior.dim :], fit.sites.cavity_variance[-prior.dim :]

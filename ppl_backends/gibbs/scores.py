@@ -113,7 +113,10 @@ class GaussianProcess:
 
     def features(self, X: Any) -> Array:
         """Return the features ``(n, r)`` of new rows."""
-        return self._matrix(_rows(X), self.X) @ self._root
+        rows = _rows(X)
+        if rows.shape[1] != self.X.shape[1]:
+            raise ModelError(f"X has {rows.shape[1]} columns, the rows of the process {self.X.shape[1]}")
+        return self._matrix(rows, self.X) @ self._root
 
     def scores(self, fit: Any, X: Any) -> Scores:
         """Return the scores at new rows under an approximation of :meth:`posterior`.

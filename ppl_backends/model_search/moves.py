@@ -25,7 +25,7 @@ from ppl_backends.targets.protocol import Array
 UNCORRELATED = 0.1  # correlation with the particles before the moves
 EASY = 0.5  # acceptance of independent proposals above which small steps add nothing
 _ENOUGH = 3  # rounds of accepted independent proposals, after which small steps are added
-_LENGTHS = (3.0, 1.0, 0.3)  # of walks under a surrogate, alternately: if it is poor, long ones are rejected
+_LENGTHS = (3.0, 1.0, 0.3, 0.1)  # of walks under a surrogate, alternately: if it is poor, long ones are rejected
 _COMPILED, _CHEAP, _COSTLY = 6, 0.5, 0.1  # small steps per bit and round: compiled, of a matrix, and others
 
 

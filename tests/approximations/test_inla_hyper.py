@@ -233,7 +233,7 @@ def test_hyper_parameters_that_the_user_names():
 
     names = ["log_tau", *(f"rate[{j}]" for j in range(len(COUNTS)))]
     target = FunctionTarget(len(names), log_density, names=names)
-    q = quiet(target, hyper="log_tau", points=13)
+    q = quiet(target, hyper=["log_tau", 0], points=13)  # one coordinate, named twice
     assert q.converged
     np.testing.assert_allclose((q.mean - mean) / sd, 0, atol=0.05)
     np.testing.assert_allclose(q.sd / sd, 1, atol=0.03)

@@ -7,7 +7,7 @@ from scipy.spatial.distance import cdist
 import ppl_backends as pb
 from ppl_backends.approximations.ep import FileShard, fit_ep_sharded
 from ppl_backends.errors import ModelError
-from ppl_backends.gibbs import GaussianProcess, ZeroOne, certify, fit_gibbs_vi, fit_pair_ep
+from ppl_backends.gibbs import GaussianProcess, ZeroOne, certify, fit_gibbs_vi, fit_pair_ep, inclusion_probabilities
 from ppl_backends.gibbs.pair_ep import RowDifferences
 
 RNG = np.random.default_rng(8)
@@ -76,6 +76,8 @@ def test_no_certificate_holds_for_features_of_the_rows():
         (lambda: GaussianProcess(X, kernel=lambda a, b: np.zeros(3)), "expected finite values of shape"),
         (lambda: GaussianProcess(X, kernel=lambda a, b: a @ np.ones((2, 1)) + 0 * b[:, 0]), "not symmetric"),
         (lambda: GaussianProcess(X).scores(pb.GaussianApproximation(np.zeros(2), np.eye(2)), X), "2 coefficients"),
+        (lambda: GaussianProcess(X).features(X[:, :1]), "X has 1 columns, the rows of the process 2"),
+        (lambda: inclusion_probabilities(None), "expected a fit by fit_pair_ep"),
     ],
 )
 def test_wrong_use(make, message):

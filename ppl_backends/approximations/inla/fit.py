@@ -161,7 +161,7 @@ def _factors(target: BaseTarget) -> Any:
 def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, points: int) -> Any:
     """Return the latent posterior that a target is given hyper-parameters; None if it has none."""
     if hyper is not None and not (isinstance(hyper, str) and hyper == "auto"):
-        index, named = chosen(hyper, target.names), isinstance(initvals, Mapping)
+        index, named = list(dict.fromkeys(chosen(hyper, target.names).tolist())), isinstance(initvals, Mapping)
         start = (
             named_point(target, initvals, "initvals")
             if named
