@@ -75,7 +75,7 @@ class StanFit:
         self.column_names: tuple[str, ...] = (*self._diagnostics, *flat)
 
     def stan_variable(self, var: str) -> NDArray[Any]:
-        """Return the draws of a variable ``(chains·draws, *shape)``, one chain after the other."""
+        """Return the draws of ``var`` ``(chains·draws, *shape)``, one chain after the other."""
         if var not in self._values:
             raise ModelError(f"unknown variable {var!r}; known are {', '.join(self._values)}")
         return np.concatenate(self._values[var], axis=0)
@@ -89,7 +89,7 @@ class StanFit:
         return {name: value.T for name, value in self._diagnostics.items()}
 
     def draws(self, *, concat_chains: bool = False) -> NDArray[Any]:
-        """Return all columns ``(draws, chains, columns)``, or ``(chains·draws, columns)``, one chain after the other."""
+        """Return all columns ``(draws, chains, columns)``; with ``concat_chains`` ``(chains·draws, columns)``."""
         shape = (self.chains, self.num_draws_sampling)
         parts = [value[..., None] for value in self._diagnostics.values()]
         parts += [columns_of(value).reshape(*shape, -1) for value in self._values.values()]
@@ -97,7 +97,7 @@ class StanFit:
         return stacked.reshape(-1, stacked.shape[-1]) if concat_chains else stacked.swapaxes(0, 1)
 
     def draws_pd(self, vars: Sequence[str] | str | None = None) -> Any:
-        """Return a data frame of the columns of some variables, or of all, with CmdStanPy's names (``beta[1]``)."""
+        """Return a data frame of the columns of ``vars``, or of all, with CmdStanPy's names (``beta[1]``)."""
         import pandas as pd
 
         table = pd.DataFrame(self.draws(concat_chains=True), columns=[_bracketed(each) for each in self.column_names])

@@ -75,7 +75,7 @@ class Approximation:
         raise FrozenInstanceError(f"cannot assign to {name}: an approximation is complete when constructed")
 
     def replaced(self, **fields: Any) -> Self:
-        """Return the same approximation with other figures."""
+        """Return the same approximation with other values of the attributes in ``fields``."""
         other = copy.copy(self)
         vars(other).update(fields)
         return other

@@ -43,7 +43,7 @@ class Marginals(NamedTuple):
 
     @classmethod
     def of_densities(cls, names: Sequence[str], grid: Array, density: Array) -> Marginals:
-        """Return densities ``(k, m)``, given up to constants, scaled to integrate to one, and their moments."""
+        """Return the marginals of ``density`` ``(k, m)`` on ``grid`` ``(k, m)`` for ``names``, scaled to integrate to one."""
         density = density / trapezoid(density, grid, axis=1)[:, None]
         mean = trapezoid(density * grid, grid, axis=1)
         apart = grid - mean[:, None]
@@ -59,7 +59,7 @@ class Marginals(NamedTuple):
         return self._at(x, self._cumulative(), 1.0)
 
     def quantile(self, probability: Any) -> Array:
-        """Return the quantile of every coordinate ``(k,)``; for probabilities ``(m,)``, one row each ``(m, k)``."""
+        """Return the quantile of every coordinate ``(k,)``; for ``probability`` ``(m,)``, one row each ``(m, k)``."""
         wanted = np.asarray(probability, dtype=np.float64)
         if not np.all((wanted >= 0) & (wanted <= 1)):
             raise ModelError(f"quantile({shown(probability)}): probabilities are from 0 to 1")

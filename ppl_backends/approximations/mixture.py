@@ -27,8 +27,10 @@ class MixtureApproximation(Approximation):
         Positive; they are scaled to sum to one.
     means : array (k, dim)
     covs : array (k, dim, dim)
+    method : str
+        Name of the method, for messages and results.
     **about
-        ``names``, ``target``, ``method``, ``converged``, ``log_evidence`` and ``diagnostics``: see
+        ``names``, ``target``, ``converged``, ``log_evidence`` and ``diagnostics``: see
         :class:`~ppl_backends.approximations.base.Approximation`.
 
     Attributes

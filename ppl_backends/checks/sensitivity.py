@@ -87,6 +87,12 @@ class Sensitivity:
     moments : xarray.Dataset
         With dims (component, power, quantity): ``mean``, ``sd``, ``mean_se``, ``sd_se``, ``distance`` and ``distance_se``.
         The power 1 is the posterior itself.
+    target : Target
+        The model.
+    draws : dict of (str, float) to record
+        Draws of the posterior under each power of each component, with their weights; see :meth:`posterior`.
+    quantities : callable
+        Gives the quantities ``(n, k)`` at points ``(n, dim)`` of the unconstrained space.
 
     Examples
     --------
@@ -143,7 +149,7 @@ class Sensitivity:
         )
 
     def values(self, component: str, power: float, quantity: str) -> tuple[Array, Array]:
-        """Return the values of a quantity under a power of a component ``(n,)``, and their weights."""
+        """Return the values ``(n,)`` of ``quantity`` under a ``power`` of a ``component``, and their weights."""
         scaled = self.draws[component, power]
         return self.quantities(scaled.x)[:, list(self.table.index).index(quantity)], scaled.weight
 

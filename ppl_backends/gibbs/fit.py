@@ -133,6 +133,18 @@ def fit_gibbs_vi_path(
 ) -> list[GibbsVI]:
     """Fit once for each of several increasing learning rates, each starting at the previous fit.
 
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+    learning_rates : sequence of float
+        Increasing.
+    family : {"dense", "diagonal", "isotropic"}
+        As for :func:`fit_gibbs_vi`.
+    tolerance : float
+        In nats, as for :func:`fit_gibbs_vi`.
+    max_iterations : int
+        Per learning rate.
+
     Returns
     -------
     list of GibbsVI

@@ -290,6 +290,13 @@ def expected_risk(posterior: GibbsPosterior, q: Any) -> float:
 
     Pairs are summed in blocks, so that 10⁸ of them take seconds and little memory.
 
+    Parameters
+    ----------
+    posterior : GibbsPosterior
+        It has the loss and the data.
+    q : approximation
+        A Gaussian over the coefficients, with ``mean`` and ``cov``.
+
     Examples
     --------
     >>> import numpy as np

@@ -241,6 +241,13 @@ class Quantile(Loss):
 
     ``tau=0.5`` with ``scale=2`` is the absolute loss.
 
+    Parameters
+    ----------
+    tau : float
+        The quantile's level, in (0, 1).
+    scale : float
+        Factor of the loss.
+
     Examples
     --------
     >>> import numpy as np

@@ -241,7 +241,7 @@ class GibbsPosterior(WrappedTarget):
     # -- relatives -------------------------------------------------------------------------------------------------
 
     def with_learning_rate(self, learning_rate: float | str) -> GibbsPosterior:
-        """Return the same posterior at another λ; nothing is compiled again."""
+        """Return the same posterior at another ``learning_rate`` λ; nothing is compiled again."""
         other = copy.copy(self)
         other.learning_rate = self._checked_rate(learning_rate)
         other._gaussian_factors = None
@@ -257,14 +257,14 @@ class GibbsPosterior(WrappedTarget):
         return self.with_learning_rate(power * self.learning_rate)
 
     def with_prior(self, prior: Any, **options: Any) -> GibbsPosterior:
-        """Return the same loss and data under another Gaussian prior."""
+        """Return the same loss and data under another ``prior``; ``options`` are those of :class:`GibbsPosterior`."""
         risk = self._linear("with_prior")
         return GibbsPosterior(
             prior, risk.loss, self.X, self.y, learning_rate=self.learning_rate, offset=risk.offset, **options
         )._tuned(*self.tuning)
 
     def with_loss(self, loss: Any) -> GibbsPosterior:
-        """Return the posterior of another loss of the same scores and outcomes, with the same prior and λ."""
+        """Return the posterior of another ``loss`` of the same scores and outcomes, with the same prior and λ."""
         risk, other = self._linear("with_loss"), copy.copy(self)
         other.loss = resolve_loss(loss)
         other.X, other.y, offset = _checked_data(other.loss, risk.X, risk.y, risk.offset)

@@ -118,7 +118,7 @@ class SpikeSlab(_CoefficientPrior):
         self.sites = NormalMixture([1.0 - inclusion, inclusion], [0.0, 0.0], [spike, slab], n=dim)
 
     def with_spike(self, spike: float) -> SpikeSlab:
-        """Return the same prior with spikes of another width."""
+        """Return the same prior with ``spike`` as the standard deviation of the spikes."""
         return SpikeSlab(self.dim, self.inclusion, self.slab, spike)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:

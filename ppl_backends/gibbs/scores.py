@@ -28,6 +28,10 @@ _ASYMMETRY = 1e-8  # relative, of a kernel's matrix
 class Scores(NamedTuple):
     """Mean and standard deviation of scores at rows ``(n,)``.
 
+    Attributes
+    ----------
+    mean, sd : ndarray (n,)
+
     Examples
     --------
     >>> import numpy as np
@@ -106,6 +110,7 @@ class GaussianProcess:
     def posterior(self, loss: Any, y: Any, *, learning_rate: float) -> GibbsPosterior:
         """Return the Gibbs posterior of the features' coefficients, N(0, I) a priori; its scores are those of the rows.
 
+        ``loss``, ``y`` and ``learning_rate`` are those of :class:`GibbsPosterior`.
         The features depend on the rows, so certificates are not valid.
         """
         found = GibbsPosterior((0.0, 1.0), loss, self.training, y, learning_rate=learning_rate)

@@ -93,24 +93,24 @@ class MatrixFactors:
         self.rank = int((self.shares > NEGLIGIBLE).sum())
 
     def predict(self, i: Any, j: Any) -> Array:
-        """Return posterior means of the entries (i, j)."""
+        """Return posterior means of the entries (``i``, ``j``)."""
         return self.offset + np.einsum("nk,nk->n", self.rows[i], self.columns[j])
 
     def predictive_sd(self, i: Any, j: Any, noise: bool = True) -> Array:
-        """Return standard deviations of the entries (i, j): of new observations, or without ``noise`` of u_iᵀ v_j."""
+        """Return standard deviations of the entries (``i``, ``j``): of new observations, or without ``noise`` of u_iᵀ v_j."""
         u, v, su, sv = self.rows[i], self.columns[j], self.rows_cov[i], self.columns_cov[j]
         variance = np.einsum("nk,nkl,nl->n", u, sv, u) + np.einsum("nk,nkl,nl->n", v, su, v)
         variance += np.einsum("nkl,nkl->n", su, sv)
         return np.sqrt(variance + (self.noise_sd**2 if noise else 0.0))
 
     def interval(self, i: Any, j: Any, probability: float = 0.95, noise: bool = True) -> tuple[Array, Array]:
-        """Return central intervals for new observations of the entries (i, j), by a normal approximation."""
+        """Return central intervals of ``probability`` for entries (``i``, ``j``), or without ``noise`` for u_iᵀ v_j."""
         half = ndtri(0.5 + 0.5 * probability) * self.predictive_sd(i, j, noise)
         mean = self.predict(i, j)
         return mean - half, mean + half
 
     def placed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> MatrixFactors:
-        """Return the factors with rows and columns in other places of a larger matrix, which is zero elsewhere."""
+        """Return the factors at ``rows`` and ``columns`` of a larger matrix of a ``shape``, which is zero elsewhere."""
         found = copy.copy(self)
         for name, size, place in (("rows", shape[0], rows), ("columns", shape[1], columns)):
             for which in (name, f"{name}_cov"):

@@ -45,7 +45,7 @@ class Gaussian:
 
     @classmethod
     def from_covariance(cls, mean: Array, cov: Array, precision: Array | None = None) -> Gaussian:
-        """Return the Gaussian with a covariance ``(dim, dim)``; its inverse is not computed if it is given."""
+        """Return the Gaussian with covariance ``cov`` ``(dim, dim)``; its inverse is ``precision`` if given."""
         q = Gaussian(mean, cholesky(cov, lower=True))
         if precision is not None:
             vars(q)["precision"] = precision
@@ -207,7 +207,7 @@ class Gaussian:
         return Gaussian.from_covariance(mean, cov[np.ix_(free, free)] - gain @ cov[np.ix_(given, free)])
 
     def kl_to(self, other: Gaussian) -> float:
-        """Return KL(self ‖ other)."""
+        """Return the divergence KL(self ‖ ``other``)."""
         shift, precision = self.mean - other.mean, other.precision
         if self.representation == "diagonal":
             trace = float(np.diagonal(precision) @ self.factor**2)

@@ -39,7 +39,7 @@ class _Distribution:
 
     @classmethod
     def dist(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a variable outside of any model."""
+        """Return a variable outside of any model; ``args`` and ``kwargs`` are those of the class, without the name."""
         given, options = cls._parameters(*args, **kwargs)
         return pm.CustomDist.dist(*given, class_name=cls.__name__, **cls._functions(), **options)
 
@@ -348,7 +348,7 @@ class TruncatedMvNormal(_Distribution):
 
     @classmethod
     def dist(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a variable outside of any model, without a transform."""
+        """Return a variable without a transform, outside of any model; ``args`` and ``kwargs`` are those of the class."""
         given, options = cls._parameters(*args, **kwargs)
         options.pop("transform", None)
         return pm.CustomDist.dist(*given, class_name=cls.__name__, **cls._functions(), **options)

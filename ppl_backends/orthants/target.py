@@ -176,9 +176,16 @@ class RectangleTarget(WrappedTarget):
 
 
 def probit_rectangles(y: Any, mean: Array, cholesky: Array) -> Rectangles:
-    """Return the rectangles of :class:`ppl_backends.MultivariateProbit`: ``y`` ``(n, items)`` of 0 and 1.
+    """Return the rectangles of :class:`ppl_backends.MultivariateProbit`.
 
-    ``mean`` ``(m, items)`` or ``(m, n, items)``, ``cholesky`` ``(items, items)`` or one for each of ``m`` points.
+    Parameters
+    ----------
+    y : array (n, items)
+        Answers, 0 or 1.
+    mean : array (m, items) or (m, n, items)
+        Means at m points.
+    cholesky : array (items, items) or (m, items, items)
+        Lower Cholesky factor of the residuals.
 
     Examples
     --------
@@ -193,7 +200,18 @@ def probit_rectangles(y: Any, mean: Array, cholesky: Array) -> Rectangles:
 
 
 def ordinal_rectangles(y: Any, mean: Array, cholesky: Array, cutpoints: Array) -> Rectangles:
-    """Return those of :class:`ppl_backends.MultivariateOrdinal`; ``cutpoints`` ``(levels - 1,)`` or ``(m, levels - 1)``.
+    """Return the rectangles of :class:`ppl_backends.MultivariateOrdinal`.
+
+    Parameters
+    ----------
+    y : array (n, items)
+        Answers, 0 to levels − 1.
+    mean : array (m, items) or (m, n, items)
+        Means at m points.
+    cholesky : array (items, items) or (m, items, items)
+        Lower Cholesky factor of the residuals.
+    cutpoints : array (levels - 1,) or (m, levels - 1)
+        Ascending cutpoints, for all items.
 
     Examples
     --------
@@ -210,9 +228,16 @@ def ordinal_rectangles(y: Any, mean: Array, cholesky: Array, cutpoints: Array) -
 
 
 def choice_rectangles(y: Any, utilities: Array, cholesky: Array) -> Rectangles:
-    """Return those of :class:`ppl_backends.MultinomialProbit`: ``y`` ``(n, periods)``.
+    """Return the rectangles of :class:`ppl_backends.MultinomialProbit`.
 
-    ``utilities`` ``(m, periods, alternatives)`` or ``(m, n, periods, alternatives)``.
+    Parameters
+    ----------
+    y : array (n, periods)
+        Chosen alternatives.
+    utilities : array (m, periods, alternatives) or (m, n, periods, alternatives)
+        Mean utilities at m points.
+    cholesky : array (..., periods * alternatives, periods * alternatives)
+        One factor, or one for each of the m points. Lower Cholesky factor of the residuals, those of the first period first.
 
     Examples
     --------
@@ -231,7 +256,16 @@ def choice_rectangles(y: Any, utilities: Array, cholesky: Array) -> Rectangles:
 
 
 def ranking_rectangles(y: Any, worths: Array, scale: Any = 1.0) -> Rectangles:
-    """Return those of :class:`ppl_backends.ThurstoneRanking`: ``y`` ``(n, items)``, ``worths`` ``(m, items)``.
+    """Return the rectangles of :class:`ppl_backends.ThurstoneRanking`.
+
+    Parameters
+    ----------
+    y : array (n, items)
+        Items from first to last.
+    worths : array (m, items)
+        Worths at m points.
+    scale : array (items,) or float
+        Scale of the noise.
 
     Examples
     --------

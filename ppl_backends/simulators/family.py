@@ -62,7 +62,7 @@ class ExponentialFamily:
         return len(self.statistic_names)
 
     def statistics(self, data: Any) -> Array:
-        """Return statistics ``(n_parameters,)`` of one data set, or ``(n, n_parameters)`` of ``n`` of them."""
+        """Return the statistics ``(n_parameters,)`` of ``data``, or ``(n, n_parameters)`` of ``n`` data sets."""
         data = np.asarray(data)
         if data.shape[data.ndim - len(self.shape) :] != self.shape or data.ndim > len(self.shape) + 1:
             raise ModelError(f"data have shape {data.shape}; expected {self.shape}, or (n, *{self.shape})")
@@ -79,7 +79,7 @@ class ExponentialFamily:
         raise NotImplementedError
 
     def log_unnormalized(self, theta: Any, statistics: Any) -> Array:
-        """Return θᵀs: the log density without log Z(θ), for every row of statistics."""
+        """Return θᵀs: the log density without log Z(θ), for every row of ``statistics``."""
         return np.asarray(statistics, dtype=np.float64) @ self._parameters(theta)
 
     def _enumerate(self) -> Array:

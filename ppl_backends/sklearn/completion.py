@@ -187,7 +187,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         return mean, sd
 
     def predict_interval(self, X: Any, probability: float = 0.95) -> tuple[Array, Array]:
-        """Return central intervals for new observations of the entries; NaN for labels not seen."""
+        """Return central intervals of ``probability`` for new observations of the entries; NaN for labels not seen."""
         rows, columns, known = self._indices(X)
         low, high = np.full((2, len(known)), np.nan)
         low[known], high[known] = self.approximation_.interval(rows, columns, probability)

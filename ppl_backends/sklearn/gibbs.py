@@ -240,7 +240,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return self.classes_[positive.astype(int)]
 
     def score_interval(self, X: Any, level: float = 0.9) -> Array:
-        """Return central intervals ``(n, 2)`` of the scores under the (Gaussian) pseudo-posterior."""
+        """Return central intervals ``(n, 2)`` of probability ``level`` of the scores, under the pseudo-posterior."""
         if not 0 < level < 1:
             raise ModelError(f"level={level}: expected a probability strictly between 0 and 1")
         mean, sd = self._scores(X)
@@ -248,7 +248,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         return np.column_stack([mean - half, mean + half])
 
     def certificate(self, epsilon: float = 0.05, **options: Any) -> Certificate:
-        """Return the PAC-Bayes bound on the risk; see :func:`ppl_backends.certify`, which raises an error if none holds."""
+        """Return the PAC-Bayes bound on the risk; ``epsilon`` and ``options`` are those of :func:`ppl_backends.certify`."""
         check_is_fitted(self)
         self._refuse_weights()
         found = certify(self.posterior_, self.approximation_, epsilon=epsilon, **options)
@@ -403,7 +403,7 @@ class GibbsRanker(_LinearGibbs):
         return float(0.5 * (scores[order[k]] + scores[order[k + 1 if reached else k]]))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the AUC of the scores."""
+        """Return the AUC of the scores, with rows weighted by ``sample_weight``."""
         return float(
             roc_auc_score(np.asarray(y) == self.classes_[1], self.decision_function(X), sample_weight=sample_weight)
         )

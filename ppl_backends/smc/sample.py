@@ -165,7 +165,9 @@ def sample_smc(
         Whether each chain runs twice, the second time with the betas, moves, scales and metrics that the first run chose.
         The evidence (not its log) is then unbiased.
     power : float
-        α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
+        α of the tempered posterior p(θ)L(θ)^α.
+    power_potentials : bool
+        Whether Potentials have this power too. They keep power one by default.
     cores : int, optional
         Threads for evaluating the density; all available by default.
     executor : concurrent.futures.Executor, optional

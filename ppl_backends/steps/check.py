@@ -43,6 +43,8 @@ def check_acceptance(
     states : int
         Number of states; each needs two full passes over the data.
     random_seed : int or Generator, optional
+    **target_options
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------

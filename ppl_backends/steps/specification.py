@@ -18,6 +18,15 @@ class Step:
 
     Subclasses define ``__init__(self, vars=None, *, ..., model=None)``, which stores its options, and :meth:`bind`.
 
+    Parameters
+    ----------
+    vars : list of variables or of their names, optional
+        Variables of a PyMC model that the step moves; all free ones by default.
+    model : pm.Model, optional
+        The model on the context stack by default.
+    **options
+        Those of the subclass.
+
     Examples
     --------
     >>> import ppl_backends as pb
@@ -39,7 +48,7 @@ class Step:
 
     @classmethod
     def specification(cls, **given: Any) -> Any:
-        """Return the step's options, whether or not there is a model on the context stack."""
+        """Return the step's options, those ``given``, whether or not there is a model on the context stack."""
         specification = object.__new__(cls)
         specification.__init__(**given)  # type: ignore[misc]
         return specification

@@ -32,6 +32,11 @@ SCORE_BYTES = 2**25  # of a block of rows, for differences
 class Evaluation(NamedTuple):
     """One pass over a batch of points, with prior and likelihood separately.
 
+    Attributes
+    ----------
+    log_prior, log_likelihood : ndarray (n,)
+    log_prior_gradient, log_likelihood_gradient : ndarray (n, dim), or None unless asked for
+
     Examples
     --------
     >>> import numpy as np
@@ -41,10 +46,10 @@ class Evaluation(NamedTuple):
     True
     """
 
-    log_prior: Array  #: ``(n,)``
-    log_likelihood: Array  #: ``(n,)``
-    log_prior_gradient: Array | None = None  #: ``(n, dim)`` if it was asked for
-    log_likelihood_gradient: Array | None = None  #: ``(n, dim)`` if it was asked for
+    log_prior: Array
+    log_likelihood: Array
+    log_prior_gradient: Array | None = None
+    log_likelihood_gradient: Array | None = None
 
     @property
     def log_density(self) -> Array:
@@ -63,12 +68,16 @@ class Evaluation(NamedTuple):
 class JointEvaluation(NamedTuple):
     """One pass over a batch of points of a target that does not separate prior and likelihood.
 
+    Attributes
+    ----------
+    log_density : ndarray (n,)
+    gradient : ndarray (n, dim), or None unless asked for
+
     Examples
     --------
-    >>> import numpy as np
     >>> from ppl_backends.targets import JointEvaluation
-    >>> JointEvaluation(np.array([-2.5])).log_density
-    array([-2.5])
+    >>> JointEvaluation([-2.5]).log_density
+    [-2.5]
     """
 
     log_density: Array
@@ -77,12 +86,10 @@ class JointEvaluation(NamedTuple):
     @property
     def log_prior(self) -> None:
         """Return None: no split is known."""
-        return None
 
     @property
     def log_likelihood(self) -> None:
         """Return None: no split is known."""
-        return None
 
 
 def as_points(x: Any, dim: int) -> Array:
@@ -204,7 +211,7 @@ class Observations:
         raise ModelError("the log density cannot be separated from that of its observations")
 
     def score_and_hessian(self, x0: Array) -> tuple[Array, Array]:
-        """Return every row's gradient ``(n, dim)`` and the Hessian ``(dim, dim)`` of the sum at one point.
+        """Return every row's gradient ``(n, dim)`` and the Hessian ``(dim, dim)`` of the sum at ``x0`` ``(dim,)``.
 
         It uses central differences, in blocks of rows.
         """
@@ -219,7 +226,7 @@ class Observations:
         return scores, 0.5 * (hessian + hessian.T)
 
     def checked(self, index: Any, n_points: int) -> Index:
-        """Return row numbers, all by default; check that they are integers ``(m,)`` or ``(n_points, m)`` in range."""
+        """Return row numbers, all by default; check that they are integers ``(m,)`` or (``n_points``, m)."""
         index = np.arange(self.n) if index is None else np.ascontiguousarray(index)
         if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != n_points) or index.dtype.kind not in "iu":
             raise ModelError(f"index has shape {index.shape}; expected integers (m,) or ({n_points}, m)")

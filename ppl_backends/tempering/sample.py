@@ -98,7 +98,9 @@ def sample_tempering(
         Moves of every replica between swaps. ``"auto"`` makes enough moves for an autocorrelation of at most 0.6 in
         the log likelihood.
     power : float
-        α of the tempered posterior p(θ)L(θ)^α; Potentials keep power one unless ``power_potentials``.
+        α of the tempered posterior p(θ)L(θ)^α.
+    power_potentials : bool
+        Whether Potentials have this power too. They keep power one by default.
     cores : int, optional
         Threads for evaluating the density; all available by default. The result does not depend on it.
     executor : concurrent.futures.Executor, optional

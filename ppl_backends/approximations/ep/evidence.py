@@ -40,7 +40,18 @@ def evidence_gradient(
     """Return the gradient ``(k,)`` of EP's log evidence in hyper-parameters, if ``approximation`` is EP for ``at(phi)``.
 
     At a fixed point the evidence is stationary in the sites (Minka 2001), so central differences hold the sites fixed: no
-    further run of EP is needed. ``step`` is relative to max(1, abs(φ)).
+    further run of EP is needed.
+
+    Parameters
+    ----------
+    at : callable
+        ``at(phi)`` returns the :class:`Factors` given hyper-parameters.
+    phi : array (k,)
+        Hyper-parameters.
+    approximation : EPApproximation
+        EP for ``at(phi)``.
+    step : float
+        Step of the differences, relative to max(1, abs(φ)).
 
     Examples
     --------

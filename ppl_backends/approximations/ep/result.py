@@ -49,6 +49,8 @@ class EPApproximation(GaussianApproximation):
 
     Attributes
     ----------
+    power : float or "student"
+        η of power EP, the ``fraction`` of :func:`~ppl_backends.fit_ep`.
     factors : Factors or None
         None for sharded data, which are not kept.
     sites : EPSites

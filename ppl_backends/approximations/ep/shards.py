@@ -29,6 +29,13 @@ Loaded = tuple[Any, Array, SiteFamily]
 class ArrayShard:
     """Rows of a design, their offsets and sites, held in memory.
 
+    Parameters
+    ----------
+    design : array (n, dim)
+    offset : array (n,)
+    sites : SiteFamily
+        Sites of the n rows.
+
     Examples
     --------
     >>> import numpy as np

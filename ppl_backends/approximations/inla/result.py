@@ -14,7 +14,7 @@ class WithMarginals(Approximation):
     """An approximation with the density of every coordinate."""
 
     def marginals(self, coordinates: Any = None) -> Marginals:
-        """Return the marginal densities on their grids, of all coordinates or of some, by name or number."""
+        """Return the marginal densities on their grids, of all coordinates or of some ``coordinates``, by name or number."""
         raise NotImplementedError
 
     @property
@@ -31,7 +31,7 @@ class WithMarginals(Approximation):
         return self.marginals().cdf(x)
 
     def quantile(self, probability: Any) -> Array:
-        """Return marginal quantiles ``(dim,)``, or ``(m, dim)`` of probabilities ``(m,)``."""
+        """Return marginal quantiles ``(dim,)``, or ``(m, dim)`` for ``probability`` ``(m,)``."""
         return self.marginals().quantile(probability)
 
 

@@ -23,10 +23,10 @@ from ppl_backends.targets.factors.families import (
     Poisson,
     Probit,
     Step,
-    StudentT,
 )
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import FunctionSites, PoweredSites, ScaledSites, SiteFamily, StackedSites
+from ppl_backends.targets.factors.student import StudentT
 
 __all__ = [
     "Factors",

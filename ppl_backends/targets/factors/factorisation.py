@@ -233,6 +233,10 @@ class FactorsTarget(BaseTarget):
 
     The Gaussian and the sites that are not observations form the prior.
 
+    Parameters
+    ----------
+    factors : Factors
+
     Examples
     --------
     >>> import numpy as np, ppl_backends as pb

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp, wofz
+from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors.sites import (
@@ -20,15 +20,10 @@ from ppl_backends.targets.factors.sites import (
     PROBIT,
     Array,
     CompiledFamily,
-    Fraction,
     Rows,
     SiteFamily,
     TiltedMoments,
 )
-
-SMOOTH = 400.0  # squared distance of a Cauchy site's poles from a cavity, over its variance, above which nodes are best
-HERMITE_NODES, HERMITE_WEIGHTS = (part[:, None] for part in np.polynomial.hermite_e.hermegauss(16))
-HERMITE_WEIGHTS = HERMITE_WEIGHTS / np.sqrt(2 * np.pi)
 
 
 def mills(z: Array) -> Array:
@@ -46,6 +41,11 @@ def signs(y: Any) -> Array:
 
 class Probit(SiteFamily):
     """Φ(y s) with y = ±1; closed-form moments.
+
+    Parameters
+    ----------
+    y : array (n,)
+        Outcomes, coded 0 and 1, or −1 and 1.
 
     Examples
     --------
@@ -85,7 +85,14 @@ class Probit(SiteFamily):
 
 
 class Logit(SiteFamily):
-    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default, then y may be coded ±1).
+    """Binomial with logit link: ``successes`` out of ``trials`` (1 by default).
+
+    Parameters
+    ----------
+    y : array (n,)
+        Successes; without ``trials`` outcomes, coded 0 and 1, or −1 and 1.
+    trials : array (n,), optional
+        Numbers of trials; 1 by default.
 
     Examples
     --------
@@ -134,6 +141,13 @@ class Step(SiteFamily):
     """Exponential of a 0-1 loss, exp(−penalty · 1{y s < 0}); closed-form moments. An infinite penalty is a half-line.
 
     Ridgway, Alquier, Chopin & Liang (2014), PAC-Bayesian AUC classification and scoring, section 4.
+
+    Parameters
+    ----------
+    y : array (n,)
+        Signs of the penalised scores, coded 0 and 1, or −1 and 1.
+    penalty : float or array (n,)
+        Non-negative loss on the wrong side.
 
     Examples
     --------
@@ -214,6 +228,12 @@ def _truncated_variance(z: Array) -> Array:
 class Laplace(SiteFamily):
     """Laplace density of ``y`` about s with the given scale; as a prior, of s about y. Closed-form moments.
 
+    Parameters
+    ----------
+    y : array (n,) or float
+        Location.
+    scale : array (n,) or float
+
     Examples
     --------
     >>> import numpy as np
@@ -255,6 +275,13 @@ class Laplace(SiteFamily):
 
 class NormalMixture(SiteFamily):
     """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments; ``(k,)`` or ``(n, k)`` each.
+
+    Parameters
+    ----------
+    weights, means, sds : array (k,) or (n, k)
+        Weights, means and standard deviations of the components.
+    n : int
+        Number of sites if the components are ``(k,)``.
 
     Examples
     --------
@@ -307,6 +334,13 @@ class NormalMixture(SiteFamily):
 class Normal(SiteFamily):
     """N(y; s, sd²); closed-form moments, with which EP is exact.
 
+    Parameters
+    ----------
+    y : array (n,)
+        Observations.
+    sd : array (n,) or float
+        Standard deviation of the noise.
+
     Examples
     --------
     >>> import numpy as np
@@ -345,6 +379,11 @@ class Normal(SiteFamily):
 class Poisson(SiteFamily):
     """Poisson count ``y`` of mean exp(s); an exposure belongs in the offset.
 
+    Parameters
+    ----------
+    y : array (n,)
+        Counts.
+
     Examples
     --------
     >>> import numpy as np
@@ -379,6 +418,13 @@ class Poisson(SiteFamily):
 class NegativeBinomial(SiteFamily):
     """Negative binomial count ``y`` of mean exp(s) and variance μ + μ²/alpha.
 
+    Parameters
+    ----------
+    y : array (n,)
+        Counts.
+    alpha : array (n,) or float
+        Shape; larger values have less overdispersion.
+
     Examples
     --------
     >>> import numpy as np
@@ -407,90 +453,3 @@ class NegativeBinomial(SiteFamily):
         y, alpha = self._at(rows, "y", "alpha")
         p = expit(s - np.log(alpha))
         return y - (y + alpha) * p, -(y + alpha) * p * (1 - p)
-
-
-class StudentT(SiteFamily):
-    """Student density of ``y`` about s (or, as a prior, of s about ``y``); ``nu=1`` is Cauchy, with closed-form moments.
-
-    To the power −2/(ν + 1) each of them is a parabola (Ridgway 2015, example 1.3.5; Jylänki, Vanhatalo & Vehtari
-    2011), whose moments under a normal distribution are polynomials.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from ppl_backends.approximations.ep import Factors, StudentT, fit_ep
-    >>> sites = StudentT([0.5, -1.0], nu=3.0)
-    >>> fit_ep(Factors(np.eye(2), 0.0, sites, 0.0, 1.0)).converged
-    True
-    """
-
-    y: Array
-    nu: Array
-    scale: Array
-    constant: Array
-
-    def __init__(self, y: Any = 0.0, nu: Any = 1.0, scale: Any = 1.0) -> None:
-        nu, scale = np.asarray(nu, dtype=np.float64), np.asarray(scale, dtype=np.float64)
-        if np.any(nu <= 0) or np.any(scale <= 0):
-            raise ModelError("StudentT: nu and scale must be positive")
-        constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi) - np.log(scale)
-        super().__init__(y=y, nu=nu, scale=scale, constant=constant)
-
-    def log_site(self, s: Array, rows: Rows = None) -> Array:
-        y, nu, scale, constant = self._at(rows, "y", "nu", "scale", "constant")
-        return constant - 0.5 * (nu + 1) * np.log1p(((s - y) / scale) ** 2 / nu)
-
-    def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
-        y, nu, scale = self._at(rows, "y", "nu", "scale")
-        z = s - y
-        spread = nu * scale**2 + z**2
-        return -(nu + 1) * z / spread, -(nu + 1) * (nu * scale**2 - z**2) / spread**2
-
-    def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
-        (nu,) = self._at(rows, "nu")
-        return asked if not isinstance(asked, str) and asked > 0 else -2.0 / (nu + 1.0)
-
-    def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
-        """Return closed-form moments of Cauchy sites, and of all at the power −2/(ν + 1)."""
-        y, nu, scale, constant = self._at(rows, "y", "nu", "scale", "constant")
-        if np.all(power == -2.0 / (nu + 1.0)):
-            moments = _parabola_moments(mean - y, variance, nu * scale**2)
-            return TiltedMoments(moments.log_z + power * constant, moments.mean + y, moments.variance)
-        if np.any(power != 1.0) or np.any(nu != 1.0):
-            return None
-        moments = _cauchy_moments(mean - y, variance, scale)
-        return moments._replace(mean=moments.mean + y)
-
-
-def _parabola_moments(mean: Array, variance: Array, width: Array) -> TiltedMoments:
-    """Return the moments of (1 + s²/width)·N(s; mean, variance): with s = mean + √variance z the factor is a + b z + c z²."""
-    a, b, c = 1.0 + mean**2 / width, 2.0 * mean * np.sqrt(variance) / width, variance / width
-    total = a + c
-    first = b / total
-    return TiltedMoments(np.log(total), mean + np.sqrt(variance) * first, variance * ((a + 3.0 * c) / total - first**2))
-
-
-@np.errstate(all="ignore")
-def _cauchy_moments(mean: Array, variance: Array, scale: Array) -> TiltedMoments:
-    """Return the moments of Cauchy(s; 0, scale)·N(s; mean, variance).
-
-    The density is the imaginary part of 1/π(s − iγ), and E 1/(s − iγ) is a multiple of Faddeeva's function. If γ or
-    the mean is many standard deviations, those terms cancel, but the site is then so smooth that few nodes integrate
-    it.
-    """
-    sd = np.sqrt(variance)
-    g = 1j * np.sqrt(np.pi / 2) / sd * wofz((-mean + 1j * scale) / (np.sqrt(2) * sd))
-    first = scale * g.real / g.imag
-    moments = TiltedMoments(np.log(g.imag / np.pi), first, scale / g.imag - scale**2 - first**2)
-    smooth = mean**2 + scale**2 > SMOOTH * variance
-    if not smooth.any():
-        return moments
-    mean, sd, scale = mean[smooth], sd[smooth], scale[smooth]
-    s = mean + sd * HERMITE_NODES
-    weight = HERMITE_WEIGHTS * scale / (np.pi * (s**2 + scale**2))
-    total = weight.sum(axis=0)
-    centre = (weight * HERMITE_NODES).sum(axis=0) / total
-    spread = (weight * HERMITE_NODES**2).sum(axis=0) / total - centre**2
-    for whole, part in zip(moments, (np.log(total), mean + sd * centre, sd**2 * spread), strict=True):
-        whole[smooth] = part
-    return moments

@@ -22,9 +22,9 @@ from ppl_backends.targets.factors.families import (
     NormalMixture,
     Poisson,
     Probit,
-    StudentT,
 )
 from ppl_backends.targets.factors.sites import SiteFamily
+from ppl_backends.targets.factors.student import StudentT
 from ppl_backends.targets.protocol import Array
 
 EPSILON = float(np.finfo(float).eps)

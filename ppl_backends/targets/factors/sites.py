@@ -109,7 +109,7 @@ class SiteFamily:
         return np.where(np.isfinite(first), first, 0.0), np.where(np.isfinite(second), second, 0.0)
 
     def fractions(self, asked: Fraction, rows: Rows = None) -> Any:
-        """Return the power p of power EP that a site uses, a number or ``(n,)``: as asked for if positive, else 1."""
+        """Return the power p of power EP that a site uses, a number or ``(n,)``: ``asked`` if positive, else 1."""
         return 1.0 if isinstance(asked, str) or asked < 0 else asked
 
     def tilted(self, mean: Array, variance: Array, power: Any, rows: Rows = None) -> TiltedMoments | None:
@@ -277,6 +277,11 @@ class PoweredSites(SiteFamily):
 
 class StackedSites(SiteFamily):
     """Families one after another, e.g. a likelihood and then a Cauchy prior along every coordinate.
+
+    Parameters
+    ----------
+    families : sequence of SiteFamily
+        Their sites follow each other in this order.
 
     Examples
     --------
