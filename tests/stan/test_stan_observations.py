@@ -84,7 +84,7 @@ def test_bad_rows_and_indices(regression, regression_data):
         stan_target(path, regression_data, rows={"D": ["y"]})
     with pytest.raises(ModelError, match="not an integer"):
         stan_target(path, regression_data, rows={"X": ["y"]})
-    with pytest.raises(ModelError, match="mismatch in dimension"):
+    with pytest.raises(ModelError, match=r"has shape .* declares"):
         stan_target(path, regression_data, rows={"N": ["X"]}).observations
     with pytest.raises(ModelError, match="runs from 60 to 60"):
         regression.observations.sum(np.zeros((1, 4)), np.array([60]))

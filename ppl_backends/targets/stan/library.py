@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -363,5 +364,18 @@ def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, labe
     if handle:
         return handle
     message = _take(library, error.value) if error.value else "the model could not be constructed"
-    hint = "; pass it in data=" if "variable does not exist" in message else ""
-    raise ModelError(f"{label}: {message}{hint}")
+    raise ModelError(f"{label}: {_about_data(message)}")
+
+
+def _about_data(message: str) -> str:
+    """Return Stan's error about a data variable in the user's terms, with what to do; any other as it is."""
+    name, line = (re.search(pattern, message) for pattern in (r"variable name=(\w+)", r", line (\d+)"))
+    where = f" (line {line[1]})" if line else ""
+    if name and "variable does not exist" in message:
+        return f"the data variable '{name[1]}'{where} is missing; pass it in data="
+    shapes = re.search(r"dims declared=(\(.*?\)); dims found=(\(.*?\))", message)
+    if name and shapes:
+        return f"data variable '{name[1]}' has shape {shapes[2]}; the program{where} declares {shapes[1]}"
+    if name and "non-int values" in message:
+        return f"data variable '{name[1]}'{where} is declared int, and has values that are not integers"
+    return message
