@@ -335,7 +335,7 @@ def _lone_point(target: BaseTarget, chains: list[_Chain]) -> str:
     worst = int(np.argmax(np.abs(x - np.median(points, axis=0)) / np.maximum(high - low, 1e-300)))
     return (
         f"a single point, at `{target.names[worst]}` = {x[worst]:.3g} on the unconstrained scale, has a log weight that is "
-        f"{highest - second:,.0f} above any other, as where a likelihood is numerically wrong: evaluate the model there"
+        f"{highest - second:,.0f} above any other (evaluate the model there: its likelihood may be numerically wrong)"
     )
 
 

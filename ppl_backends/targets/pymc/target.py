@@ -58,6 +58,8 @@ class PyMCTarget(BaseTarget):
         with a warning that names the operation.
     cores : int, optional
         Threads that evaluate blocks of points; all available cores by default. JAX uses its own threads.
+    data : dict of str to array, optional
+        New values of ``pm.Data`` containers, by name.
 
     Raises
     ------
@@ -407,7 +409,7 @@ class PyMCTarget(BaseTarget):
         return other
 
     def with_observations(self, values: DataValues, named: Mapping[str, Any]) -> PyMCTarget:
-        """Return the same target with other values of shared variables, of the same shapes; factors are kept."""
+        """Return the same target with other ``values`` of shared variables, which are data ``named`` so; factors are kept."""
         other = object.__new__(type(self))
         kept = {
             name: value for name, value in self.__dict__.items() if name not in ("likelihood_factors", "predictive")
