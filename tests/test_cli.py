@@ -1,4 +1,4 @@
-"""The command line, run in this process: what it prints and writes, and that errors are one line with exit code 1."""
+"""The command line, run in this process: its output and files, and errors of one line with exit code 1."""
 
 import importlib.metadata
 import json

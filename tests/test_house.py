@@ -1,4 +1,4 @@
-"""The shape of the package: sizes of files, functions and signatures, and capabilities that are declared, not probed."""
+"""The structure of the package: sizes of files, functions and signatures, and capabilities that are declared, not probed."""
 
 import ast
 from pathlib import Path

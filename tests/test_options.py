@@ -1,4 +1,4 @@
-"""Every option of every public call: what it may not be is refused in one line, before anything is evaluated."""
+"""Every option of every public call: a wrong value is refused in one line, before anything is evaluated."""
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,8 @@
 """SMC² with its defaults over many seeds: evidence, its error bars, means of the posterior, sizes of filters, CPU seconds.
 
-Data are the 100 rows of a linear Gaussian series and the 400 of a stochastic volatility that the tests have, whose evidences
-are known from quadrature. ``python smc2.py linear 200 > linear.jsonl`` makes one chain of 400 particles per seed (option
-``--first`` gives the first), and ``python smc2.py table linear.jsonl …`` prints the lines of the table.
+Data are the 100 rows of the linear Gaussian series and the 400 rows of stochastic volatility from the tests. Their
+evidences are known from quadrature. ``python smc2.py linear 200 > linear.jsonl`` makes one chain of 400 particles per
+seed (option ``--first`` gives the first), and ``python smc2.py table linear.jsonl …`` prints the lines of the table.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """Four ways to move the particles of SMC² and to let its filters grow, on stochastic volatility: variance × CPU.
 
-Those of Ridgway (2015, section 6.4): (a) particle Metropolis, and twice the particles where fewer than 20 % are accepted; (b)
-the same moves, with filters exchanged after every block of rows for as many particles as the variance of the estimate asks
-for; (c) full particle Gibbs; (d) partial particle Gibbs with three particle Metropolis steps. (e) is the default: as (d),
-with up to ten steps, and new filters only where the variance is above 1.5. All begin with 32 bootstrap particles, and all
-Metropolis steps are the default's, of a random walk and from the smoothed particles in turn.
+The first four are those of Ridgway (2015, section 6.4): (a) particle Metropolis, with twice the particles if fewer than
+20 % are accepted; (b) the same moves, with filters exchanged after every block of rows, whose size follows from the
+variance of the estimate; (c) full particle Gibbs; (d) partial particle Gibbs with three particle Metropolis steps. (e)
+is the default: like (d), with up to ten steps, and new filters only if the variance is above 1.5. All begin with 32
+bootstrap particles. All Metropolis steps are those of the default, from a random walk and from the smoothed particles
+in turn.
 
 ``python smc2_variants.py [--runs 8] [--rows 200] [--draws 100] > runs.jsonl``; ``python smc2_variants.py table runs.jsonl``.
 """
@@ -38,7 +39,7 @@ LABELS = {
 
 
 class Doubling(FilterPath):
-    """Twice the particles where moves are seldom accepted."""
+    """A path with twice the particles if moves are seldom accepted."""
 
     def moves(self, kernel, settings):
         """Return moves, and their judgement."""

@@ -1,13 +1,13 @@
-"""Tempering SMC beside its peers: squared error × CPU time on the same problems, on one core.
+"""Compare tempering SMC with its peers: squared error × CPU time on the same problems, on one core.
 
 ``peers/samplers.py`` has the samplers (ours from ``initial="auto"`` and from the prior, ``pymc.sample_smc``, blackjax,
-waste-free SMC of ``particles``, nutpie), ``peers/problems.py`` the problems. Every seed runs all samplers in turn. Results
-are lines of JSON in ``--file``, and what is in the file is not run again, so the comparison can be made in pieces. Time is
-CPU time of the process, which other work on the machine hardly touches; compilation is left out of it. ``particles`` needs an
-environment of its own, whose Python is named by PARTICLES_PYTHON.
+waste-free SMC of ``particles``, nutpie), ``peers/problems.py`` the problems. Every seed runs all samplers in turn.
+Results are lines of JSON in ``--file``, and runs that are in the file are not made again, so the comparison can be made
+in parts. Time is CPU time of the process without compilation, which other work on the machine hardly affects.
+``particles`` needs its own environment, whose Python PARTICLES_PYTHON names.
 
-``--as-long-as prior`` gives the peers so many more or fewer draws that they take about the time that ours from the prior
-took, by the defaults' rows in the file; these rows are named ``pymc-matched`` and so on.
+``--as-long-as prior`` changes the number of draws of the peers so that they take about the time of ours from the prior,
+according to the rows with defaults in the file. The new rows are named ``pymc-matched`` and so on.
 
 Run:   python examples/benchmarks/smc_against_peers.py --file peers.jsonl [--problems Pima ...] [--samplers auto ...]
            [--seeds 40] [--minutes 5] [--core 0] [--device cpu] [--as-long-as prior]

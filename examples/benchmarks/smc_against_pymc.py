@@ -1,11 +1,11 @@
 """``sample_smc`` beside ``pymc.sample_smc``: squared error × time on the same models, in one process on one core.
 
 Every seed runs all methods in turn with their default settings (PyMC: 2,000 draws, 2 chains, independent Metropolis–
-Hastings; here: 2,000 draws, 4 chains), so that what else the machine does hits all alike. Times leave compilation out:
-ours because the target is compiled before, PyMC's by subtracting the time its kernel takes to be set up. Squared errors
-are against long reference runs (``--references`` makes them; evidence from a long run of tempering SMC with its standard
-error, means from NUTS). The ratio is mean squared error × mean time, PyMC over ours, with a 95 % bootstrap interval over
-seeds; above one is better here.
+Hastings; here: 2,000 draws, 4 chains), so that other work on the machine affects all of them equally. Times do not
+include compilation: our target is compiled before, and the set-up time of PyMC's kernel is subtracted. Squared errors
+are against long reference runs (``--references`` makes them; evidence from a long run of tempering SMC with its
+standard error, means from NUTS). The ratio is mean squared error × mean time, PyMC over ours, with a 95 % bootstrap
+interval over seeds; above one, ours is better.
 
 Run: python examples/benchmarks/smc_against_pymc.py [--references] [--seeds 40] [--models Pima Sonar-I Sonar-5] [--core 0]
 """

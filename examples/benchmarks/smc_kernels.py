@@ -1,4 +1,4 @@
-"""Which kernel ``sample_smc(kernel="auto")`` should take: error and cost of each on problems of several dimensions.
+"""Measure error and cost of every kernel of ``sample_smc`` on problems of several dimensions, to choose ``kernel="auto"``.
 
 ``gaussian d``  N(0, I) to N(2, Ξ), correlation 0.7 and variances from 0.1 to 10 (exact).
 ``skewed d``    independent Poisson counts with Gamma rates, on the log scale (exact).
@@ -6,10 +6,10 @@
                 80 made-up points and of Pima. Their log evidence is that of all kernels' runs together.
 the others      the models of the comparison with peers, from the prior, against ``references.json``.
 
-A repeat is a single run with the defaults. Load is density evaluations per run, one with a gradient counted as ``--gradient``
-evaluations (its cost here is 2 to 3); the figure is mean squared error of the log evidence times load over that of HMC, below
-one is better than HMC; and the same for the variance of the posterior means, over coordinates. Without gradients it is the
-random walk that the others are compared with.
+A repeat is a single run with the defaults. Load is the number of density evaluations per run, where one with a gradient
+counts as ``--gradient`` evaluations (its cost here is 2 to 3). The figure is the mean squared error of the log evidence
+times load, divided by that of HMC, so below one is better than HMC. There is the same figure for the variance of the
+posterior means, over coordinates. Without gradients the random walk takes the place of HMC.
 
 Run: python examples/benchmarks/smc_kernels.py [--problems gaussian-2 Pima ...] [--repeats 20]
 """

@@ -1,8 +1,8 @@
-"""What an evaluation of a Stan program costs, and what its compilation costs.
+"""Measure the cost of an evaluation of a Stan program, and that of its compilation.
 
-Logistic regression with 768 rows and 8 columns. Printed are: the C++ cost of log density and gradient at one point (a
-batch of copies of it on one thread), what a single-point call from Python adds to that, the gain of a second thread on a
-batch of 1000 points, subsets of rows, and compile times with an empty cache, with our own part compiled before, and
+Logistic regression with 768 rows and 8 columns. The script prints the C++ cost of log density and gradient at one point
+(a batch of copies of it on one thread), the overhead of a single-point call from Python, the gain of a second thread on
+a batch of 1000 points, subsets of rows, and compile times with an empty cache, with our own part compiled before, and
 with a precompiled header.
 
 Run as ``python examples/benchmarks/stan_evaluation.py [--no-compile]``, on an otherwise idle machine.

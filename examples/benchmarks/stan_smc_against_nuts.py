@@ -1,12 +1,12 @@
-"""``sample_smc`` on Stan programs beside ``pymc.sample_smc`` and nutpie's NUTS: effective draws per second on one core.
+"""Compare ``sample_smc`` on Stan programs with ``pymc.sample_smc`` and nutpie's NUTS: effective draws per second on one core.
 
-Logistic regression (Pima) and eight schools, non-centred, from ``stan_models/``. NUTS runs on the very library that our
-target evaluates; PyMC has the same models written in PyMC. All have their own defaults: ours 4 chains of 2,000 draws,
+Logistic regression (Pima) and eight schools, non-centred, from ``stan_models/``. NUTS runs on the same compiled library
+as our target, and PyMC has the same models written in PyMC. All have their own defaults: ours 4 chains of 2,000 draws,
 PyMC 2 chains of 2,000, NUTS 4 chains of 1,000 draws after its own tuning.
 
-Particles are no time series, so that effective sample sizes come from repeated runs, for all methods alike: 1 over the
-mean squared error of posterior means in posterior sds, averaged over the parameters and the seeds, against one long run
-of NUTS. Seconds are of processor time, which other work on the machine disturbs little; they leave compilation out, and
+Particles are not a time series, so effective sample sizes come from repeated runs for all methods: 1 over the mean
+squared error of posterior means in posterior sds, averaged over the parameters and the seeds, against one long run of
+NUTS. Seconds are processor time, which other work on the machine affects little. They do not include compilation, and
 include tuning, and for ours the start (prior, Laplace or EP). Intervals are 95 % bootstrap intervals over seeds.
 
 Run: python examples/benchmarks/stan_smc_against_nuts.py [--seeds 20] [--core 0]

@@ -1,6 +1,7 @@
-"""What a step on a subset saves where another step moves a part of the variables: logistic regression, 200,000 rows.
+"""Measure the gain of a step on a subset if another step moves some variables: logistic regression, 200,000 rows.
 
-Five coefficients under a common scale. CPU milliseconds a draw, tuning included, of 100 draws after as many of tuning.
+The model has five coefficients under a common scale. The table has CPU milliseconds per draw, tuning included, for 100
+draws after 100 of tuning.
 
 Run: OMP_NUM_THREADS=1 python examples/benchmarks/subsampling_blocks.py      (prints a markdown table)
 """

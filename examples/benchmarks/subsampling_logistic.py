@@ -2,12 +2,12 @@
 
     python examples/benchmarks/subsampling_logistic.py [--case normal] [--rows 1000000] [row ...]
 
-Twenty coefficients with N(0, 1) priors. Cases: ``normal`` (covariates AR(1) with correlation 0.5), ``t3`` (the same, Student
-with three degrees of freedom), ``rare`` (normal, one success in a thousand). Without rows it prints a Markdown table of what
-has been run. Every row is one call of ``pm.sample`` with one chain; its time is the processor time of PyMC's sampling
-loop, tuning included and the set-up (the mode and one pass for the scores or the expansion) apart. Biases are in posterior
-standard deviations, of means from Laplace's approximation and importance sampling. Finished rows are kept in
-``subsampling_logistic.json`` in the folder ``--out``.
+Twenty coefficients with N(0, 1) priors. Cases: ``normal`` (covariates AR(1) with correlation 0.5), ``t3`` (the same,
+Student with three degrees of freedom), ``rare`` (normal, one success in a thousand). Without rows it prints a Markdown
+table of all finished rows. Every row is one call of ``pm.sample`` with one chain. Its time is the processor time of
+PyMC's sampling loop with tuning, and without the set-up (the mode and one pass for the scores or the expansion). Biases
+are in posterior standard deviations; the reference is Laplace's approximation with importance sampling. Finished rows
+are kept in ``subsampling_logistic.json`` in the folder ``--out``.
 """
 
 import argparse

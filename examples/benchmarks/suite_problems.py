@@ -1,6 +1,6 @@
 """Problems of ``evidence_suite.py``: a prior that points of the unit cube give, and a log likelihood of batches.
 
-Nothing here needs more than NumPy and SciPy, so that it runs in the environment of every sampler.
+The problems need only NumPy and SciPy, so they run in the environment of every sampler.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Figures of Ridgway (2015, chapter 1): a Student prior by power EP, mean field, and unbiased weights of a Skellam law.
+"""Figures of Ridgway (2015, chapter 1): a Student prior by power EP, mean field, and unbiased weights for Skellam data.
 
 ``student``     Figure 1.6: linear regression with a Student prior on every coefficient, noise of known variance, by EP and
                 by power EP with the fraction −2/(ν + 1), whose moments need no quadrature, beside importance sampling

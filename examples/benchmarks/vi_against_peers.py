@@ -4,15 +4,15 @@
     python examples/benchmarks/vi_against_peers.py run Pima German Sonar-5 EightSchools Hierarchical Poisson
     python examples/benchmarks/vi_against_peers.py print
 
-Every fit has its defaults and a process of its own, in which it is run twice, with two seeds: the first time with
-compiling the model but no imports, the second time with whatever the method keeps of the first (``--once`` leaves that
-out). Pathfinder and DADVI are there in two ways: by default, compiled by Numba, and with PyTensor's ``FAST_COMPILE``.
-Numba keeps files on disk; set ``PYTENSOR_FLAGS=base_compiledir=FOLDER`` to start from none. What is compared are the means
-and standard deviations of 10,000 draws from the first approximation with those of long NUTS runs: the root mean square,
-over quantities, of the error of the mean in posterior standard deviations and of the log of the ratio of standard
-deviations. Processor time is that of the process and its children. Run it where pymc-extras is installed, for Stan with a
-toolchain as the package finds it; references are those of ``references.json``, and of nutpie for the problem that is
-defined here.
+Every fit has its defaults and its own process, in which it runs twice, with two seeds. The first run includes compiling
+the model but no imports, and the second run uses whatever the method keeps of the first (``--once`` leaves the second
+out). Pathfinder and DADVI have two versions: the default, compiled by Numba, and PyTensor's ``FAST_COMPILE``. Numba
+keeps files on disk; set ``PYTENSOR_FLAGS=base_compiledir=FOLDER`` to start without them. The means and standard
+deviations of 10,000 draws from the first approximation are compared with those of long NUTS runs, by the root mean
+square, over quantities, of the error of the mean in posterior standard deviations and of the log of the ratio of
+standard deviations. Processor time is that of the process and its children. Run the script where pymc-extras is
+installed, and for Stan with a toolchain that the package finds. References are those of ``references.json``, and of
+nutpie for the problem that is defined here.
 """
 
 import argparse

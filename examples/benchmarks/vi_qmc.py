@@ -4,13 +4,13 @@
     python examples/benchmarks/vi_qmc.py picture --figure vi_qmc.png
     python examples/benchmarks/vi_qmc.py print
 
-The hierarchical regression (d = 1,012) is simulated as in the paper. Its other data are not free to ship, so that data of the
-same shape are simulated: 32 areas × 3 groups of counts for the multilevel Poisson regression (d = 37), 100 rows of 11
-predictors for the network of 50 rectified units (d = 653). All families are independent Gaussians on the unconstrained
-space. ``variance`` is of reparameterised gradients, ``score`` of score-function ones. ``adagrad`` is Figure 2.3 of Buchholz
-(2018): the logistic regression of breast_cancer by Adagrad from 0.1 with 30 scrambled points a step (or a net of 32, or
-standardised ones), with 30 and with 900 random ones, plain and with control variates of mean and variance. Figures go to a
-file of JSON lines (``--out``).
+The hierarchical regression (d = 1,012) is simulated as in the paper. Its other data cannot be distributed, so data of
+the same shape are simulated: 32 areas × 3 groups of counts for the multilevel Poisson regression (d = 37), 100 rows of
+11 predictors for the network of 50 rectified units (d = 653). All families are independent Gaussians on the
+unconstrained space. ``variance`` is of reparameterised gradients, ``score`` of score-function ones. ``adagrad`` is
+Figure 2.3 of Buchholz (2018): the logistic regression of breast_cancer by Adagrad from 0.1 with 30 scrambled points a
+step (or a net of 32, or standardised ones), with 30 and with 900 random ones, plain and with control variates of mean
+and variance. Figures go to a file of JSON lines (``--out``).
 """
 
 import argparse

@@ -6,11 +6,11 @@ Expected: prints "done" within seconds.
 What happens: prints "start" and hangs, in every run on a machine or affinity mask of two cores; Ctrl-C does not help. On
 more cores it takes as many independent solves as there are cores.
 
-Why: the four solves do not depend on each other, so that the thunk executor runs them on the intra-op pool at once. Each
+Why: the four solves do not depend on each other, so the thunk executor runs them on the intra-op pool at once. Each
 ``lapack_dtrsm_ffi`` cuts its batch into chunks, schedules these on the same pool and blocks its thread in
-``BlockingCounter::Wait`` (``ParallelBatchMap`` in ``jaxlib/cpu/lapack_kernels.cc``). When all threads of the pool wait, none
-is left to run a chunk. ``--xla_cpu_multi_thread_eigen=false`` does not help; ``NPROC=8`` in the environment, before JAX is
-imported, makes the pool large enough for this program.
+``BlockingCounter::Wait`` (``ParallelBatchMap`` in ``jaxlib/cpu/lapack_kernels.cc``). When all threads of the pool wait,
+none is left to run a chunk. ``--xla_cpu_multi_thread_eigen=false`` does not help; ``NPROC=8`` in the environment,
+before JAX is imported, makes the pool large enough for this program.
 
 Run: taskset -c 0,1 timeout 60 python jax_batched_lapack_hang.py
 """

@@ -1,4 +1,4 @@
-"""Laplace on targets with known modes and evidences, and on those that have none."""
+"""Laplace on targets with known modes and evidences, and on targets without a mode."""
 
 import numpy as np
 import pytest

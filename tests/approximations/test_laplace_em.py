@@ -1,4 +1,4 @@
-"""Laplace-EM: its fixed point, by another route; the mode that it tends to; what it refuses."""
+"""Laplace-EM: its fixed point by another method, the mode that it converges to, and inputs that it refuses."""
 
 import numpy as np
 import pytest

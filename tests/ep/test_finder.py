@@ -1,4 +1,4 @@
-"""Factors found on PyMC models: what is found, given and refused, and that the factors are the model's density."""
+"""Factors found on PyMC models: which are found, given and refused, and that the factors are the model's density."""
 
 import numpy as np
 import pymc as pm

@@ -1,4 +1,4 @@
-"""The evidence from draws: known answers, honest errors, verdicts, and what is refused."""
+"""The evidence from draws: known answers, error bars, verdicts, and inputs that are refused."""
 
 import warnings
 

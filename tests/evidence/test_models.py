@@ -1,4 +1,4 @@
-"""Evidences from draws of PyMC, CmdStanPy and Bambi: names, transforms, and what is missing."""
+"""Evidences from draws of PyMC, CmdStanPy and Bambi: names, transforms, and missing parameters."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Certificates: their arithmetic, their coverage, and what they refuse."""
+"""Certificates: their arithmetic, their coverage, and the inputs that they refuse."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""ArviZ works on what the samplers return: summaries, pictures, leave-one-out, comparison, files."""
+"""ArviZ works on the results of the samplers: summaries, pictures, leave-one-out, comparison, files."""
 
 import functools
 import warnings

@@ -1,4 +1,4 @@
-"""``pb.pymc``: what comes back has the names, dims and groups of ``pm.sample``; run arguments are honoured or refused."""
+"""``pb.pymc``: results have the names, dims and groups of ``pm.sample``; run arguments are used or refused."""
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""Importance sampling of PyMC models: what comes back in model space, and a conjugate evidence."""
+"""Importance sampling of PyMC models: results in model space, and a conjugate evidence."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Importance sampling on targets with known evidence and moments, its error bars, and what it reports."""
+"""Importance sampling on targets with known evidence and moments, its error bars, and its figures."""
 
 import numpy as np
 import pytest

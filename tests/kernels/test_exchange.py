@@ -1,4 +1,4 @@
-"""Auxiliary-variable steps: exactness against enumeration and by Geweke's test, with broken twins; errors that shrink."""
+"""Auxiliary-variable steps: exactness against enumeration and by Geweke's test, with broken twins; errors that fall."""
 
 import itertools
 import warnings

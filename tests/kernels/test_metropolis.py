@@ -248,7 +248,7 @@ def test_a_diagonal_metric_has_the_scales_and_no_correlations():
 
 
 def test_a_reference_leaves_a_metric_little_to_estimate():
-    """Two hundred points of a hundred correlated coordinates: the whitened target is round with the reference alone."""
+    """With two hundred points of a hundred correlated coordinates, only the reference whitens the target."""
     dim, rng = 100, np.random.default_rng(6)
     factor = np.linalg.cholesky(0.9 ** np.abs(np.subtract.outer(np.arange(dim), np.arange(dim))))
     x = 3.0 + rng.standard_normal((200, dim)) @ (1.2 * factor).T

@@ -1,4 +1,4 @@
-"""Sufficient statistics of rows, found from their log likelihood, and the informed subsets that they choose."""
+"""Sufficient statistics of rows, found from their log likelihood, and the informed subsets chosen by them."""
 
 import numpy as np
 import pytest

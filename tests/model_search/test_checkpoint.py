@@ -1,4 +1,4 @@
-"""A search that was killed goes on to the same bits; another search does not take it up."""
+"""A search that was killed continues to the same bits; another search refuses its file."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Coefficients of PyMC models: the same search as that of the design, and what is refused."""
+"""Coefficients of PyMC models: the same search as that of the design, and models that are refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SMC over models against their enumeration; what a run that has not converged says."""
+"""SMC over models against their enumeration; the warnings of a run that has not converged."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The public call: degenerate rectangles, ways to give a covariance, batches, seeds, and what is not to be trusted."""
+"""The public call: degenerate rectangles, ways to give a covariance, batches, seeds, and results that are not trusted."""
 
 import numpy as np
 import pytest

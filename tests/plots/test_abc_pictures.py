@@ -1,4 +1,4 @@
-"""The picture of an ABC run shows the figures of its stages, and refuses what is no run."""
+"""The picture of an ABC run shows the figures of its stages, and refuses other results."""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pictures show the figures of the run, for every chain, and refuse what is no run."""
+"""Pictures show the figures of the run, for every chain, and refuse other results."""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -1,4 +1,4 @@
-"""Random graphs: statistics by hand, every kind of move against enumeration, and what the diagnostics show."""
+"""Random graphs: statistics by hand, every kind of move against enumeration, and the diagnostics."""
 
 import itertools
 

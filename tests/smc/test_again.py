@@ -1,4 +1,4 @@
-"""Runs that are made again, finer, and the modes that the first one had lost."""
+"""Second runs with finer steps, and modes that the first run lost."""
 
 import numpy as np
 import pytest

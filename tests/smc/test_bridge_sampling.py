@@ -1,4 +1,4 @@
-"""The evidence from the last particles alone: known answers, honest errors, and when it is reported."""
+"""The evidence from the last particles alone: known answers, error bars, and when it is reported."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Checkpoints that must not be taken up: damaged ones, and those of another chain, model, data or setting."""
+"""Checkpoints that must be refused: damaged ones, and those of another chain, model, data or setting."""
 
 import functools
 import os

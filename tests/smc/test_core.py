@@ -1,4 +1,4 @@
-"""The loop on a space that it was not written for: {0, 1}³, with a path, a kernel and parts of a few lines each."""
+"""The loop on a discrete space: {0, 1}³, with a path, a kernel and parts of a few lines each."""
 
 from dataclasses import dataclass, replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""The error bars of the evidence, by themselves."""
+"""The error bars of the evidence."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The verdict on runs that were made to fail, and on runs that were not."""
+"""The verdict on runs that fail on purpose, and on good runs."""
 
 import numpy as np
 import pytest

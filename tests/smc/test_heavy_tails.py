@@ -1,4 +1,4 @@
-"""Posteriors with tails heavier than a Gaussian's, from Gaussian starts: evidence, its error bar, and quantiles."""
+"""Posteriors with heavier tails than a Gaussian, from Gaussian starts: evidence, its error bar, and quantiles."""
 
 import numpy as np
 import pytest

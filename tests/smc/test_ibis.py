@@ -1,4 +1,4 @@
-"""The path over the data: evidence and posterior agree with exact ones, blocks look at their rows alone, updates go on."""
+"""The path over the data: evidence and posterior are exact, blocks use only their rows, and updates continue."""
 
 import pickle
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a kept ladder answers: other powers, other priors, the integral along the path."""
+"""Uses of a kept ladder: other powers, other priors, the integral along the path."""
 
 import arviz as az
 import numpy as np

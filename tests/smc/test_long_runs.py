@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted, out of disk or out of workers, and what is left of them."""
+"""Runs that are killed, interrupted, out of disk or out of workers, and their partial results."""
 
 import os
 import pickle
@@ -82,7 +82,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 
 
 def test_a_finished_checkpoint_answers_at_once_and_gives_the_seed(tmp_path, monkeypatch):
-    """The verdict is made anew, of which the search for narrow modes is a part that takes a fixed number of points."""
+    """The verdict is made again; its search for narrow modes takes a fixed number of points."""
     monkeypatch.setattr(sample, "find_missed_mode", lambda *_: None)
     first = pb.sample_smc(Hooked(), checkpoint=tmp_path / "run", initial="laplace", **OPTIONS)
     target = Hooked()
@@ -245,7 +245,7 @@ def test_a_dask_cluster_gives_the_same_bits():
 
 
 def test_a_target_that_is_nan_here_and_there_still_works():
-    """NaN on a set of a twentieth of the points: the posterior is the one restricted to the rest, and the run says so."""
+    """The density is NaN at a twentieth of the points: the posterior is restricted to the rest, and the run says so."""
     known = conjugate_gaussian(2)
     hole = 0.05
 

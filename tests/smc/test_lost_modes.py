@@ -1,4 +1,4 @@
-"""A mode that all particles have left on the way is seen by the verdict, and a mode that is not lost is not reported."""
+"""The verdict sees a mode that all particles have left on the way, and a mode that is not lost is not reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Evidence where the prior as written does not integrate to one: every start gives the same, and says so."""
+"""Evidence if the prior as written does not integrate to one: every start gives the same value, and says so."""
 
 import numpy as np
 import pymc as pm

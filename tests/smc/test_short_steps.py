@@ -1,4 +1,4 @@
-"""Shorter steps tell a neck that the draws miss from a narrow place that they do not."""
+"""Shorter steps distinguish a neck that the draws miss from a narrow place that they reach."""
 
 import numpy as np
 import pymc as pm

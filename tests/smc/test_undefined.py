@@ -1,4 +1,4 @@
-"""Densities that are NaN or +inf: harmless far from the posterior, and never trusted where they cut it off."""
+"""Densities that are NaN or +inf: harmless far from the posterior, and never trusted where they remove a part of it."""
 
 import numpy as np
 import pymc as pm

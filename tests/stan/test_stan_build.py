@@ -1,4 +1,4 @@
-"""Toolchains, the cache of libraries, and what is said where something is missing."""
+"""Toolchains, the cache of libraries, and the errors when something is missing."""
 
 import importlib.util
 import shutil

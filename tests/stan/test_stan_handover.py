@@ -1,4 +1,4 @@
-"""Hand-over to CmdStan: what is written is what cmdstanpy and the program read."""
+"""Hand-over to CmdStan: cmdstanpy and the program can read the files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The programs of ``stan_models`` and of the reference posteriors: what every one of them promises."""
+"""The programs of ``stan_models`` and of the reference posteriors: properties that all of them have."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""What a filter of SMC² keeps grows with rows plus particles; what is computed again from seeds stays within a block."""
+"""The memory of a filter of SMC² grows with rows plus particles; recomputation from seeds stays within a block."""
 
 from dataclasses import fields, is_dataclass
 

@@ -1,4 +1,4 @@
-"""States and likelihood at given parameters: against the Kalman filter and smoother, and what a bad filter says."""
+"""States and likelihood at given parameters: against the Kalman filter and smoother, and the warnings of a bad filter."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Filters that are wrong in a known way, and that the tests of the right ones tell from them."""
+"""Filters with a known error, which the tests of the right filters detect."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Draws of priors at points of the unit cube: in distribution those of ``sample_prior``, monotone, refused with a reason."""
+"""Draws of priors at points of the unit cube: the distribution of ``sample_prior``, monotone, or refused with a reason."""
 
 import numpy as np
 import pymc as pm

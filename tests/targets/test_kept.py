@@ -1,4 +1,4 @@
-"""A target is kept with its model while the model stays the same."""
+"""A model keeps its target while the model does not change."""
 
 import gc
 import pickle

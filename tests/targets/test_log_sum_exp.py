@@ -1,4 +1,4 @@
-"""Sums of exponentials in logs: values and gradients by every backend, and what their programs cost."""
+"""Sums of exponentials in logs: values and gradients by every backend, and the cost of their programs."""
 
 import numpy as np
 import pymc as pm

@@ -1,4 +1,4 @@
-"""Improper priors are seen from their density, along the axes and obliquely; proper ones are left alone."""
+"""Improper priors are detected from their density, along the axes and obliquely; proper ones pass."""
 
 import numpy as np
 import pytest

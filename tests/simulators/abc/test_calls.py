@@ -1,4 +1,4 @@
-"""Batched simulators that can be believed, and those that cannot; errors that name the parameters."""
+"""Batched simulators that pass the test, and those that fail it; errors that name the parameters."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

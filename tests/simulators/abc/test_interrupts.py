@@ -1,4 +1,4 @@
-"""Ctrl-C, by a real signal: inside a stage that can be kept, inside one that cannot, and before there is anything."""
+"""Ctrl-C, by a real signal: inside a stage that can be kept, inside one that cannot, and before any result exists."""
 
 import os
 import signal
