@@ -12,7 +12,7 @@ of the same scale are, a climb begins.
 The draws double in number until they are 128 times as many as the points, or a second has passed on the processor.
 
 The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds the
-weights. It is missed if it has more than twice the mass that weighted points within the ellipsoid stand for, and more than
+weights. It is missed if it has more than twice the mass that weighted points within the ellipsoid represent, and more than
 their errors explain.
 """
 
@@ -37,7 +37,7 @@ from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 SMALLEST_SHARE = 0.01  # of the evidence
-TIMES = 2.0  # the mass that points stand for, above which a mode is missed
+TIMES = 2.0  # of the mass that points represent, above which a mode is missed
 DENSER = 2.0  # nats above what all but a hundredth of the points have
 EACH = 6  # climbs from each kind of points
 ITERATIONS = 30
@@ -46,7 +46,7 @@ _POINTS = 512  # of importance sampling
 _FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
 _FEWEST_INSIDE = 20  # points, fewer than which do not know the mass around them
 _EXPECTED = 4.0  # times as many, by its share, if they are said not to know it
-_ERRORS = 3.0  # relative standard errors of the mass that points stand for
+_ERRORS = 3.0  # relative standard errors of the mass that points represent
 _SCALES = 2.0 ** np.arange(1.0, -5.5, -0.5)
 _FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**15  # times the weighted points, and at most, whatever they cost
 _ALL_ROUNDS, _LARGEST_OF_ALL = 128, 2**20
@@ -74,7 +74,7 @@ def lost_mode_reason(
     names: Sequence[str] = (),
     advice: str = ": use initial='auto', which starts from all modes that it finds, or increase draws",
 ) -> str:
-    """Return what is said of a mode that no draw is in."""
+    """Return the warning about a mode without draws."""
     name = name_of(lost.coordinate, names)
     holds = "no draw" if lost.held == 0 else f"{100 * lost.held:.3g} % of the draws"
     return (
@@ -105,7 +105,7 @@ def find_missed_mode(
     """Return the largest mode that weighted points ``(n, dim)`` miss, if they miss 1 % of the mass.
 
     ``weigh`` returns log weights ``(m,)`` of points ``(m, dim)`` that are not normalised, as ``log_weights`` ``(n,)`` are; it
-    is called with ``rows`` of them at once. Nothing is sought where the ``approximation`` knows of a single mode.
+    is called with ``rows`` of them at once. There is no search if the ``approximation`` is known to have a single mode.
     """
     if target.is_estimated or target.log_concave or not can_be_sought(target) or has_one_mode(approximation):
         return None
@@ -201,7 +201,7 @@ def _largest_missed(
 def _missed(
     target: BaseTarget, mode: GaussianApproximation, points: Array, log_weights: Array, rng: np.random.Generator
 ) -> LostMode | None:
-    """Return a mode if the weighted points stand for less than half of its mass, None for others."""
+    """Return a mode if the weighted points represent less than half of its mass, None for others."""
     log_mass = log_mass_of(target.log_density, mode, rng)
     if log_mass is None:
         return None
@@ -211,7 +211,7 @@ def _missed(
 def _missed_around(
     target: BaseTarget, groups: list[Index], points: Array, log_weights: Array, rows: int, rng: np.random.Generator
 ) -> LostMode | None:
-    """Return a wide mode around points of narrow ones, if the weighted points stand for less than half of its mass."""
+    """Return a wide mode around points of narrow ones, if the weighted points represent less than half of its mass."""
     missed = []
     for members in groups:
         found = mass_around(target.log_density, points[members], rows, rng)
@@ -225,7 +225,7 @@ def _missed_around(
 def _too_few(
     log_mass: float, there: NDArray[np.bool_], mode: GaussianApproximation, points: Array, log_weights: Array
 ) -> LostMode | None:
-    """Return a mode that has the mass found in a region, if the weighted points ``there`` stand for less than half of it."""
+    """Return a mode that has the mass found in a region, if the weighted points ``there`` represent less than half of it."""
     total = logsumexp(log_weights[~there]) if not there.all() else -np.inf
     if not np.isfinite(total):  # all weights are there
         return None

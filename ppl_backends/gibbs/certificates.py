@@ -153,7 +153,7 @@ def certify(
     inequality : {"linear", "kl"}
         ``"linear"`` is the theorem of Alquier, Ridgway & Chopin (2016), 1/λ times a penalty added to the empirical
         risk. ``"kl"`` inverts the divergence of the empirical from the true risk (Seeger 2002; Maurer 2004). It is
-        usually smaller, and valid for any λ, chosen in any way; both pay for a choice of the prior. For particles,
+        usually smaller, and valid for any λ, chosen in any way; both include a choice of the prior. For particles,
         whose KL is known only through λ, it is Catoni's bound (2007) at that λ, which is also smaller than the linear
         one.
     loss : str or Loss, optional

@@ -122,7 +122,7 @@ def choose_learning_rate(
         Increasing rates, to be fixed before seeing the data if a certificate is wanted; from n/16 to 8n by default.
     method : {"cross-validation", "bound", "annealing", "safe-bayes"}
         ``"annealing"`` stops at the first λ with a larger bound than the previous one (Alquier et al. 2016, Algorithm
-        3), which saves the fits at larger ones; its bound pays for the whole grid.
+        3), which saves the fits at larger ones; its bound includes the whole grid.
     fit : {"vi", "ep", "smc"}
         ``"smc"`` for cross-validation only. VI and EP need a Gaussian prior.
     folds : int

@@ -173,7 +173,7 @@ class AugmentedDensity:
         return Population(x)
 
     def refresh(self, population: Population, rng: Any) -> Population:
-        """Return the same points; every step draws the latent variables anew."""
+        """Return the same points; every step draws the latent variables again."""
         return population
 
 

@@ -37,7 +37,7 @@ _TUNED_BY, _TUNING = 250, 5  # draws, and rounds of trajectories from them
 _ACCEPTED, _TRIALS = 0.75, 4  # rate from which a step is no longer at the edge of being unstable for all draws
 _TRIED, _MOVED, _MOVES = 1000, 2000, 8
 _SHIFT = 3.0  # standard errors
-_MOST_COORDINATES = 300  # of which a covariance of so many draws is a metric
+_MOST_COORDINATES = 300  # for which a covariance of this many draws is a metric
 
 
 class Neck(NamedTuple):
@@ -93,7 +93,7 @@ def find_missed_neck(draws: Draws, target: BaseTarget, rng: np.random.Generator)
 
 
 def neck_reason(neck: Neck, names: Sequence[str]) -> str:
-    """Return what is said of draws that miss a neck."""
+    """Return the warning about draws that miss a neck."""
     name = name_of(neck.coordinate, names)
     return (
         f"the draws miss a part of the posterior where `{name}` is {'large' if neck.upwards else 'small'}: moves with short "

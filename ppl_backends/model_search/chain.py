@@ -5,7 +5,7 @@ from a few importance points, and one of these, drawn by its weight, becomes the
 chain leaves the joint posterior of model and coefficients invariant, for any number of points (Andrieu, Doucet &
 Holenstein 2010). Coefficients that are off have their prior, as in the model that the user wrote (Kuo & Mallick 1998).
 
-If other steps have moved hyper-parameters since, the model's evidence is estimated anew from points that include the
+If other steps have moved hyper-parameters since, the model's evidence is estimated again from points that include the
 current coefficients. Otherwise the estimate would not have the distribution that a draw of the posterior requires.
 """
 

@@ -11,7 +11,7 @@ WIDTH_OF_FILES = 140  # characters of a line where the output is no terminal
 
 
 class WholeTable(pd.DataFrame):
-    """A data frame whose printed form has all of its columns, in as many parts as the terminal's width asks for.
+    """A data frame whose printed form has all of its columns, in several parts if the terminal is narrow.
 
     Selections of rows or columns are plain data frames.
     """

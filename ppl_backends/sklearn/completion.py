@@ -114,7 +114,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         return self._fit_entries(entries, known, None)
 
     def update(self, X: Any, y: Any = None, sample_weight: Any = None) -> MatrixCompletion:
-        """Add entries, also of new rows and columns, and go on from the factors so far.
+        """Add entries, also of new rows and columns, and continue from the current factors.
 
         The result is that of ``fit`` on all entries, up to the maximum of the bound that the ascent ends in.
 

@@ -116,7 +116,7 @@ class PathSampling:
 
 
 def log_relative(weights: Array | None) -> Array | float:
-    """Return logs of normalised weights scaled to mean one; 0 for None, which stands for equal weights."""
+    """Return logs of normalised weights scaled to mean one; 0 for None, which means equal weights."""
     if weights is None:
         return 0.0
     with np.errstate(divide="ignore"):

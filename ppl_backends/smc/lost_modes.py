@@ -92,7 +92,7 @@ def find_lost_mode(
 
 
 class _EndOfPath(WrappedTarget):
-    """The end of a path, evaluated in calls of as many points as moves used, so that no other program is compiled."""
+    """The end of a path, evaluated in calls with the number of points of a move, so that no other program is compiled."""
 
     def __init__(self, path: TemperingPath, rows: int) -> None:
         super().__init__(path.target)

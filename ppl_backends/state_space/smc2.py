@@ -51,9 +51,9 @@ def sample_smc2(
 ) -> Any:
     """Draw from the posterior of a state-space model by SMC², and estimate its evidence. Exact for any N_x.
 
-    Particles of the prior, each with a particle filter of its own, are weighted by what their filters say of as many rows as
-    keep their effective sample size, resampled, and moved by particle Metropolis steps. When there are more rows,
-    :func:`~ppl_backends.update_smc` goes on.
+    Particles of the prior, each with a particle filter of its own, are weighted by the estimates of their filters for
+    as many rows as keep their effective sample size, resampled, and moved by particle Metropolis steps. When there are
+    more rows, :func:`~ppl_backends.update_smc` goes on.
 
     Parameters
     ----------

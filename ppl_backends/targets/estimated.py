@@ -1,4 +1,4 @@
-"""A target whose likelihood is an unbiased estimate, drawn anew at every evaluation."""
+"""A target whose likelihood is an unbiased estimate, drawn again at every evaluation."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def adapted(ensemble: Ensemble, record: Record, plan: Plan) -> Ensemble:
     betas = barrier.equalised(plan.intervals or barrier.wanted_intervals())
     nearest = np.clip(np.rint(np.interp(betas, ensemble.betas, np.arange(ensemble.levels))).astype(np.intp), 0, None)
     nearest[0], nearest[-1] = 0, ensemble.levels - 1
-    moved = np.maximum(nearest, 1)  # the reference may be drawn anew, without moves that tune a step
+    moved = np.maximum(nearest, 1)  # the reference may be drawn independently, without moves that tune a step
     scales = [np.broadcast_to(step.average, ensemble.levels)[moved] for step in explorer.steps]
     points = {level: record.points(level) for level in set(nearest.tolist())}
     moves = plan.moves or _moves(explorer.moves, record.correlation())

@@ -122,7 +122,7 @@ def _of_evidence(found: Diagnostics) -> list[str]:
 
 
 def disagreement_by_mode(stones: EvidenceEstimate, bridges: EvidenceEstimate) -> str:
-    """Return what is said of bridges in every mode that contradict the stepping stones."""
+    """Return the warning about bridges in every mode that contradict the stepping stones."""
     error = float(np.hypot(stones.standard_error, bridges.standard_error))
     return (
         f"bridges in every mode give a log evidence of {bridges.log_evidence:.3f}, "

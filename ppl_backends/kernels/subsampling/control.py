@@ -139,7 +139,7 @@ class _Subsampled(RowsKernel):
         return {"log_likelihood_variance": after.variance, "subset_size": self.subset}
 
     def renewed(self, subset: Index, rng: np.random.Generator) -> tuple[Index, slice]:
-        """Return the subset with one block drawn anew."""
+        """Return the subset with one new block."""
         size = max(1, self.subset // BLOCKS)
         first = int(rng.random() * (self.subset - size + 1))
         subset, block = subset.copy(), slice(first, first + size)

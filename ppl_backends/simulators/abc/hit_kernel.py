@@ -50,7 +50,7 @@ class RHit(Kernel):
     def step(
         self, rng: np.random.Generator, population: Any, density: Any, parameters: KernelParameters
     ) -> tuple[Any, KernelInfo]:
-        """Make one proposal for every point; the hits of the current point are drawn anew."""
+        """Make one proposal for every point; the hits of the current point are drawn again."""
         n, cap, until = len(population.x), self.cap, self.path.source.until
         epsilon = population.stage.epsilon
         jump = column(parameters.scale) * rng.standard_normal(population.x.shape)

@@ -291,7 +291,7 @@ def _as_points(x: Array, rng: np.random.Generator) -> dict[str, NDArray]:
 
 @dataclass(frozen=True)
 class _Generated:
-    """A variable of a target that is drawn anew at every evaluation; NaN if the program cannot draw it."""
+    """A variable of a target that is drawn again at every evaluation; NaN if the program cannot draw it."""
 
     target: BaseTarget
     name: str

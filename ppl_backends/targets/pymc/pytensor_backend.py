@@ -33,7 +33,7 @@ class PyTensorBackend:
 
     @staticmethod
     def as_argument(value: np.ndarray) -> np.ndarray:
-        """Return ``value`` contiguous and writeable (Numba compiles anew for other layouts)."""
+        """Return ``value`` contiguous and writeable (Numba compiles again for other layouts)."""
         return np.array(value, order="C")
 
     def compile_batched(self, point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:

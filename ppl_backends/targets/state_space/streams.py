@@ -48,7 +48,7 @@ def beside_a_path(seeds: Any, t: Any) -> Any:
 
 
 def sobol(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
-    """Return the same from one Sobol net under a digital shift that is drawn anew for every filter and row.
+    """Return the same from one Sobol net under a new digital shift for every filter and row.
 
     Gerber & Chopin (2015). The first coordinate of a point chooses its ancestor among the sorted particles, the others
     are its normals. The first coordinates of a net of 2^k points are the multiples of 2^−k, which a shift permutes and
