@@ -1,6 +1,6 @@
 """Bounds of the tests of samplers, each from a stated rate of false failures.
 
-A test with a fixed seed fails at the rate ``FALSE_FAILURE`` when the seed is drawn anew and the sampler is right. Several
+If the sampler is right, a test fails at the rate ``FALSE_FAILURE`` over new seeds. Several
 figures of one assertion share it (Bonferroni). Standard errors come from the draws themselves: from independent runs, or
 from batches of a chain that are much longer than its autocorrelation.
 """

@@ -123,7 +123,7 @@ def test_missing_program_is_one_line(command, tmp_path):
 def test_a_file_that_cannot_be_written_is_known_before_the_run(command, place, tmp_path):
     (tmp_path / "file").write_text("")
     program = tmp_path / "broken.stan"
-    program.write_text("this is no program")  # nobody gets so far as to compile it
+    program.write_text("this is no program")  # it is never compiled
     result = invoke(command, program, "--output", tmp_path / place, "--quiet")
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1

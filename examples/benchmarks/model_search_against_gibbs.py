@@ -47,7 +47,7 @@ def above(bound, rng):
 
 @jit
 def log_marginal(gram, right, precision, columns, factor, half):
-    """Return log p(z | γ) but for terms that models share; write the Cholesky factor of A and L⁻¹r."""
+    """Return log p(z | γ) without terms that models share; write the Cholesky factor of A and L⁻¹r."""
     k, total = len(columns), 0.0
     for a in range(k):
         for b in range(a + 1):
@@ -105,7 +105,7 @@ def gibbs(design, sign, gram, precision, always, on, z, steps, rng):
 
 
 def run_gibbs(form, seconds, seed):
-    """Return inclusion probabilities of one chain of so many CPU seconds, and its number of steps."""
+    """Return inclusion probabilities of one chain with a given CPU time, and its number of steps."""
     compiled, rng = form.regression.compiled, np.random.default_rng(seed)
     design, sign, precision = compiled.design, compiled.y, compiled.prior[:, 1]
     gram = design @ design.T

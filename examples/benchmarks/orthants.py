@@ -17,7 +17,7 @@ time. ``student_ghk`` has his SMC against GHK for Student vectors, and ``order``
 as they come.
 
 Instances: exchangeable orthants (log P = −log(d + 1)); autoregressions in a box [0, 15]^T, ρ = 0.7; two factors; rankings of
-equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the same law (Ridgway 2015, section 3.6).
+equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the same distribution (Ridgway 2015, section 3.6).
 """
 
 import argparse

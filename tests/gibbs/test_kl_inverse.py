@@ -33,7 +33,7 @@ def test_the_inverse_is_one(q, budget):
 def test_limits_of_the_inverse():
     assert kl_inverse(0.0, 0.2) == pytest.approx(1 - np.exp(-0.2))
     assert kl_inverse(1.0, 0.2) == 1.0
-    assert kl_inverse(-1e-17, 0.0) == pytest.approx(0.0, abs=1e-9)  # an empirical risk of nought, rounded
+    assert kl_inverse(-1e-17, 0.0) == pytest.approx(0.0, abs=1e-9)  # an empirical risk of zero, rounded
     assert kl_inverse(0.3, 0.0) == pytest.approx(0.3)
 
 

@@ -138,7 +138,7 @@ def test_heavy_tails_are_flagged_and_a_t_proposal_copes():
 
 def test_auto_takes_the_gaussian_where_it_is_good_and_the_mixture_where_its_tails_are_too_light():
     assert group(run(gaussian_target(), draws=50, chains=2), "posterior").attrs["proposal"] == "gaussian"
-    # The Laplace approximation of a t with 5 degrees of freedom misses the tails and yet has an innocent Pareto k.
+    # The Laplace approximation of a t with 5 degrees of freedom misses the tails and has a low Pareto k.
     posterior = group(run(student_target(5.0), draws=4000), "posterior")
     assert posterior.attrs["proposal"] == "tails"
     assert abs(posterior.attrs["log_evidence"]) < 6 * posterior.attrs["log_evidence_se"]

@@ -160,7 +160,7 @@ class RandomWalkWithDrift(RandomWalk):
 
 
 def everything(points, proposal):
-    """Return the ratio of whoever accepts everything."""
+    """Return the ratio of a step that accepts everything."""
     return np.full(len(points.x), np.inf)
 
 

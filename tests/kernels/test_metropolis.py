@@ -76,7 +76,7 @@ def test_trajectories_that_turn_round_at_the_edge_leave_target_invariant():
 
 
 class HmcThatStopsAtTheEdge(Hmc):
-    """Keeps its momentum where it cannot go on: two starts then lead to one end."""
+    """Keeps its momentum where it cannot continue: two starts then lead to one end."""
 
     def step(self, rng, population, density, parameters):
         start = momentum = balanced_normals(rng, population.x.shape)

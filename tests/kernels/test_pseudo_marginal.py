@@ -74,7 +74,7 @@ def test_moments_and_law_are_exact(form):
     assert (sample_stats["approximate"] == 0).all()
 
 
-# -- invariance: the extended law is sampled exactly, and a few steps leave its marginal alone -----------------------------
+# -- invariance: the extended distribution is sampled exactly, and a few steps leave its marginal unchanged ----------------
 
 
 def invariance(kind, form, n=2500, steps=8, seed=2, n_estimates=2):

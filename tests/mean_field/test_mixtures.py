@@ -28,7 +28,7 @@ def test_number_of_gaussian_components(k):
     assert fit.elbo == max(fit.selection.values()) == fit.restarts.max()
     assert (np.diff(fit.trace) > -1e-8 * abs(fit.elbo)).all()
     found = fit.predict(x)
-    for component in range(k):  # labels agree up to a permutation, but for points between clusters
+    for component in range(k):  # labels agree up to a permutation, except for points between clusters
         assert np.mean(found[label == component] == np.bincount(found[label == component]).argmax()) > 0.97
 
 

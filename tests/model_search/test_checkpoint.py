@@ -59,7 +59,7 @@ class KilledError(Exception):
 
 
 class Sizes:
-    """A prior of models by their size; it dies after so many calls."""
+    """A prior of models by their size, which raises an error after a number of calls."""
 
     def __init__(self, most=np.inf):
         self.calls, self.most = 0, most

@@ -35,7 +35,7 @@ def rectangles(n=30):
 
 
 def assert_same(found, truth):
-    """Equal but for the order of additions that compilers choose, which narrow far intervals magnify."""
+    """Values differ only by the order of additions that compilers choose, which narrow far intervals magnify."""
     np.testing.assert_allclose(found, truth, rtol=1e-6, atol=1e-5)
 
 

@@ -95,7 +95,7 @@ def test_chains_follow_the_model(moves, complement, start):
     assert not model.exact
     draws = draw_each(model, 20_000, 2)
     assert p_value(draws) > LEVEL
-    assert p_value(draws, np.add(THETA, [0.06, 0.0, 0.0])) < LEVEL  # the test has the power to see a wrong law
+    assert p_value(draws, np.add(THETA, [0.06, 0.0, 0.0])) < LEVEL  # the test detects a wrong distribution
 
 
 def test_successive_draws_follow_the_model():

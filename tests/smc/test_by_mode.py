@@ -26,7 +26,7 @@ def centre_of(dim):
 
 
 def samples_with(share, dim, n, rng, runs=4):
-    """Return points of the mixture, but for the share of its first mode."""
+    """Return points of the mixture, except for the share of its first mode."""
     found = []
     for _ in range(runs):
         side = np.where(rng.random(n) < share, -1.0, 1.0)[:, None]

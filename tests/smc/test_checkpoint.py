@@ -103,7 +103,7 @@ def test_a_pymc_model_is_known_by_its_graph_and_data():
 
     first = digests()
     gaussian_model.cache_clear()
-    assert digests() == first  # the same model, built anew
+    assert digests() == first  # the same model, built again
     for name, changes in {
         "data": {"data": np.nextafter(0.5, 1)},
         "model": {"scale": np.nextafter(1.0, 2)},

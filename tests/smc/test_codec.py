@@ -131,7 +131,7 @@ class Payload:
 
 
 def sealed(members):
-    """Return an archive with a checksum that matches, as somebody who knows the format can make it."""
+    """Return an archive with a checksum that matches, which anyone who knows the format can make."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.comment = bytes(64)

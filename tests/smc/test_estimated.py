@@ -1,4 +1,4 @@
-"""Tempering with an estimated likelihood: exact while an estimate stays with its point, and not where it is drawn anew."""
+"""Tempering with an estimated likelihood: exact while an estimate stays with its point, and wrong if it is drawn again."""
 
 import numpy as np
 import pytest

@@ -22,7 +22,7 @@ def stationary(p):
 
 
 def propose(p, t, x, y, z):
-    """Return the exact conditional law of the state."""
+    """Return the exact conditional distribution of the state."""
     mean, variance = (0.0, stationary(p) ** 2) if x is None else (p.rho * x, p.sigma_x**2)
     new_variance = 1 / (1 / variance + 1 / p.sigma_y**2)
     new_mean, sd = new_variance * (mean / variance + y / p.sigma_y**2), jnp.sqrt(new_variance)

@@ -1,7 +1,7 @@
 """Gibbs on an extended target (Ridgway 2015, section 1.3.2, Algorithm 2): particle Gibbs where rows are independent.
 
 His example: y_i is a difference of two Poisson(λ) counts, λ ~ Γ(1, 1), and the latent count X_i is drawn from Poisson(λ) many
-times over. Given an index k among the draws λ is moved with X^k alone, and the other draws are made anew beside it. Here
+times over. Given an index k among the draws λ is moved with X^k alone, and the other draws are made again. Here
 every row has an index of its own.
 """
 

@@ -23,18 +23,18 @@ class LotkaVolterra(ssms.StateSpaceModel):
     """Logs of prey and predators, one Euler step of 0.2 a row."""
 
     def PX0(self):
-        """Return law of the first state."""
+        """Return the distribution of the first state."""
         return dists.IndepProd(dists.Normal(scale=self.sigma), dists.Normal(scale=self.sigma))
 
     def PX(self, t, xp):
-        """Return law of the next state."""
+        """Return the distribution of the next state."""
         scale = self.sigma * np.sqrt(0.2)
         prey = xp[:, 0] + 0.2 * (self.alpha - np.exp(xp[:, 1]))
         predators = xp[:, 1] + 0.2 * (np.exp(xp[:, 0]) - self.gamma)
         return dists.IndepProd(dists.Normal(loc=prey, scale=scale), dists.Normal(loc=predators, scale=scale))
 
     def PY(self, t, xp, x):
-        """Return law of a row."""
+        """Return the distribution of a row."""
         return dists.IndepProd(dists.Normal(loc=x[:, 0], scale=0.2), dists.Normal(loc=x[:, 1], scale=0.2))
 
 

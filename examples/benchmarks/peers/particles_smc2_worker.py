@@ -26,15 +26,15 @@ class LinearGaussian(ssms.StateSpaceModel):
     """A stationary autoregression seen through noise."""
 
     def PX0(self):
-        """Return law of the first state."""
+        """Return the distribution of the first state."""
         return dists.Normal(scale=self.sigma_x / np.sqrt(1 - self.rho**2))
 
     def PX(self, t, xp):
-        """Return law of the next state."""
+        """Return the distribution of the next state."""
         return dists.Normal(loc=self.rho * xp, scale=self.sigma_x)
 
     def PY(self, t, xp, x):
-        """Return law of a row."""
+        """Return the distribution of a row."""
         return dists.Normal(loc=x, scale=self.sigma_y)
 
     def _given(self, mean, variance, y):
@@ -42,11 +42,11 @@ class LinearGaussian(ssms.StateSpaceModel):
         return dists.Normal(loc=new * (mean / variance + y / self.sigma_y**2), scale=np.sqrt(new))
 
     def proposal0(self, data):
-        """Return law of the first state given its row."""
+        """Return the distribution of the first state given its row."""
         return self._given(0.0, self.sigma_x**2 / (1 - self.rho**2), data[0])
 
     def proposal(self, t, xp, data):
-        """Return law of the next state given its row."""
+        """Return the distribution of the next state given its row."""
         return self._given(self.rho * xp, self.sigma_x**2, data[t])
 
 

@@ -30,7 +30,7 @@ def _signals_are_heard():
 
 
 class PressesCtrlC:
-    """The mixture; after so many data sets in all, Ctrl-C is pressed."""
+    """The mixture, which presses Ctrl-C after a number of data sets."""
 
     def __init__(self, after):
         self.left = after
