@@ -88,6 +88,8 @@ def test_one_outlier_makes_a_likelihood_of_zero_and_no_nan():
         ({"log_observation": lambda p, t, x, y: p.sigmay * x}, "p.sigmay, which does not exist; known are rho"),
         ({"initial": lambda p, z: 0.0}, "initial returned"),
         ({"log_observation": lambda p, t, x, y: np.log(x)}, "log_observation of the state-space model failed"),
+        ({"log_observation": lambda p, t, x, y: Y[t] * x}, "log_observation .* write it with jax.numpy, and jnp.where"),
+        ({"transition": lambda p, t, x, z: x if t > 3 else z}, "transition .* write it with jax.numpy, and jnp.where"),
     ],
 )
 def test_functions_that_do_not_fit_are_named(change, message):

@@ -266,7 +266,7 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
     def shape(name: str, call: Callable, *args: Any) -> Any:
         try:
             at_row = lambda values, rows, *args: call(parameters_of(values, rows, 0, asked), *args)  # noqa: E731
-            return jax.eval_shape(at_row, abstract, abstract_rows, *args)
+            return jax.eval_shape(at_row, abstract, abstract_rows, *args)  # a row number among args has no value
         except ModelError:
             raise
         except Exception as error:
@@ -293,17 +293,17 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
     x = jax.ShapeDtypeStruct((n_theta, n_x, *own), jnp.float64)
     y = jax.ShapeDtypeStruct(rows["y"].shape[1:], jnp.float64)
     scalar, vector = (n_theta, n_x), (n_theta, n_x, *own)
-    expect("transition", shape("transition", lambda p, x, z: model.transition(p, 1, x, z), x, z), vector)
-    observed = shape("log_observation", lambda p, x, y: model.log_observation(p, 1, x, y), x, y)
-    expect("log_observation", observed, scalar, exactly=True)  # one number for all particles would be one sum too many
+    expect("transition", shape("transition", model.transition, 1, x, z), vector)
+    expect(
+        "log_observation", shape("log_observation", model.log_observation, 1, x, y), scalar, exactly=True
+    )  # one number for all particles would be one sum too many
     if model.log_transition is not None:
-        density = model.log_transition
-        expect("log_transition", shape("log_transition", lambda p, x: density(p, 1, x, x), x), scalar)
+        expect("log_transition", shape("log_transition", model.log_transition, 1, x, x), scalar)
     if model.log_initial is not None:
         expect("log_initial", shape("log_initial", model.log_initial, x), scalar)
     if rule.proposes:
         propose: Any = model.proposal
-        pair = shape("proposal", lambda p, x, y, z: propose(p, 1, x, y, z), x, y, z)
+        pair = shape("proposal", propose, 1, x, y, z)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ModelError("proposal of the state-space model must return the new states and their log density")
         expect("proposal", pair[0], vector)
