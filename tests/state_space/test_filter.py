@@ -1,9 +1,12 @@
 """Likelihoods of particle filters: unbiased on short data with an exact answer, replayed, resumed, refused."""
 
+import re
+import warnings
+
 import numpy as np
 import pytest
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.targets.state_space.filter import Filter, draw_seeds
 from tests.state_space.models import LG_POINT, LINEAR, data, kalman, repeated
 from tests.statistics import t_bound
@@ -107,3 +110,31 @@ def test_options_that_do_not_fit_are_refused():
         ratios(Y, 100, 2, method="sqmc")
     with pytest.raises(ModelError, match="covariate 'u' has 2 rows and the data have 6"):
         Filter(LINEAR, Y, {"u": np.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("y", "says"),
+    [
+        ([0.0, 2.0, np.nan, 1.0, -1.0], None),
+        ([0.0, 2.0, np.nan, 3.0, 1.0], r"row 3 \(.*index 3 is out of bounds for axis 0 with size 3\)"),
+    ],
+)
+def test_an_index_beyond_the_end_is_named(y, says):
+    """JAX would take the last of three categories for the fourth, and the likelihood would be that of other data."""
+    import jax.numpy as jnp
+
+    import ppl_backends as pb
+
+    model = pb.StateSpaceModel(
+        initial=lambda p, z: z,
+        transition=lambda p, t, x, z: p.a * x + z,
+        log_observation=lambda p, t, x, y: jnp.log(jnp.array([0.2, 0.3, 0.5]))[y.astype(int)] - 0.5 * x**2,
+    )
+    filters = Filter(model, np.array(y))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SamplerWarning)
+        filters.state_shape({"a": np.zeros(2)})
+        filters.state_shape({"a": np.zeros(2)})
+    assert len(caught) == (says is not None)  # once for each filter
+    if says:
+        assert re.search(says, str(caught[0].message))

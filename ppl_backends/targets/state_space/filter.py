@@ -7,6 +7,7 @@ padded to few sizes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.population import Population
 from ppl_backends.targets.blocks import partition
@@ -123,6 +124,7 @@ class Filter:
                 raise ModelError(f"covariate {name!r} has {len(value)} rows and the data have {len(self.y)}")
         self.missing = np.array(np.isnan(self.y).reshape(len(self.y), -1).all(axis=1))
         self.rows = self._padded_rows()
+        self._indices_checked = False
 
     @property
     def n_rows(self) -> int:
@@ -220,7 +222,23 @@ class Filter:
         if reserved:
             raise ModelError(f"{reserved.pop()!r} is the name of a parameter and of a covariate: rename one")
         with double_precision():
-            return _state_shape(self.rule("seeds"), shapes, _row_shapes(self.rows))
+            shape = _state_shape(self.rule("seeds"), shapes, _row_shapes(self.rows))
+            if not self._indices_checked:
+                self._check_indices(parameters)
+        return shape
+
+    def _check_indices(self, parameters: Values) -> None:
+        """Warn where the observation density reads beyond the end of an array, once."""
+        from ppl_backends.targets.state_space.indices import index_beyond
+
+        self._indices_checked = True
+        where = index_beyond(self.model, parameters, self.rows, self.n_rows)
+        if where:
+            text = (
+                f"log_observation reads beyond the end of an array in {where}, where JAX takes the last element instead: "
+                "check the data and the indices, or clip them"
+            )
+            warnings.warn(text, SamplerWarning, stacklevel=user_level())
 
     def rule(self, stream: str, smooth: bool = False) -> Any:
         """Return everything but array shapes that the compiled filter depends on."""
