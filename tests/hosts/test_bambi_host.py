@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
 from ppl_backends.results.inference_data import group
 
 bmb = pytest.importorskip("bambi")
@@ -124,3 +125,37 @@ def test_bad_calls():
         pb.bambi.fit("y ~ x")
     with pytest.raises(ModelError, match="expected 'smc', 'ibis'"):
         pb.bambi.fit(linear(), method="nuts")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "linear",
+        pytest.param("group_slopes", marks=pytest.mark.slow),
+        pytest.param("categorical", marks=pytest.mark.slow),
+    ],
+)
+def test_processed_draws_are_taken_back_to_the_sampled_parameters(kind):
+    """Intercepts of centred predictors and the offsets of group effects, from what Bambi makes of the same draws."""
+    model = MODELS[kind]()
+    model.build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)  # any draws will do
+        raw = pb.pymc.sample(model.backend.model, method="laplace", draws=20, **QUIET)
+        processed = pb.bambi.fit(model, method="laplace", draws=20, **QUIET)
+    assert sampled_draws(raw, model) is raw
+    raw, found = group(raw, "posterior"), group(sampled_draws(processed, model), "posterior")
+    free = [variable.name for variable in model.backend.model.free_RVs]
+    assert set(free) <= set(found.data_vars)
+    for name in free:
+        np.testing.assert_allclose(found[name].values, raw[name].values, rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def test_the_evidence_from_bambis_draws_is_that_of_the_model():
+    model = linear()
+    exact = group(pb.sample_importance(model, **QUIET), "posterior").attrs
+    found = pb.evidence(bambis_own(model, draws=500), model, random_seed=1)
+    assert found.trusted
+    assert abs(found.log_evidence - exact["log_evidence"]) < 4 * np.hypot(
+        found.log_evidence_se, exact["log_evidence_se"]
+    )
