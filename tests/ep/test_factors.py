@@ -134,7 +134,7 @@ def test_laplace_looks_for_no_other_mode_of_a_log_concave_posterior(monkeypatch)
     def search(*_):
         raise AssertionError("searched")
 
-    monkeypatch.setattr("ppl_backends.approximations.laplace.find_other_mode", search)
+    monkeypatch.setattr("ppl_backends.approximations.elsewhere.find_other_mode", search)
     design = np.random.default_rng(4).standard_normal((60, 2))
     one_mode = FactorsTarget(Factors(design, 0.0, Poisson(np.arange(60) % 3), 0.0, 1.0))
     assert pb.fit_laplace(one_mode, progressbar=False).converged
