@@ -9,7 +9,7 @@ the others are closest to is not changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -201,12 +201,11 @@ def _fit_precisions(u: Array, slope: Array, start: Array, copies: float) -> tupl
     return found, log_precision
 
 
-class _PrecisionFit:
+class _PrecisionFit(NamedTuple):
     """Slopes g of variance τ⁻² + P, log τ linear in a basis ``(n, p)``, with ``squares`` g² ``(n, k)``."""
 
-    def __init__(self, basis: Array, squares: Array) -> None:
-        self.basis, self.squares = basis, squares
-        self.squared_basis = (basis[:, :, None] * basis[:, None, :]).reshape(len(basis), -1)
+    basis: Array
+    squares: Array
 
     def log_likelihood(self, coefficients: Array, log_precision: Array) -> Array:
         """Return the log likelihood for every column ``(k,)``."""
@@ -223,12 +222,10 @@ class _PrecisionFit:
         moving = np.arange(free.shape[1])
         for _ in range(_ROUNDS):
             squares = self.squares[:, moving]
-            scales = scales_of(self.basis @ fitted[:-1, moving], fitted[-1, moving])
+            columns, scales = self._columns(fitted[:-1, moving], fitted[-1, moving], free[:, moving])
             excess = np.minimum(squares * scales.s**2, _LARGEST) - 1.0
-            by_tau, by_precision = -2.0 * (scales.w * excess).T @ self.basis, ((1.0 - scales.w) * excess).sum(axis=0)
-            right = np.column_stack([by_tau, by_precision]) * free[:, moving].T
-            information = self._information(scales, free[:, moving])
-            step = _cut(np.linalg.solve(information, right[..., None])[..., 0].T * free[:, moving])
+            right = np.einsum("npk,nk->kp", columns, excess, optimize=True)
+            step = _cut(np.linalg.solve(self._gram(columns), right[..., None])[..., 0].T * free[:, moving])
             fitted[:, moving] += step
             moving = moving[np.einsum("pk,kp->k", step, right) >= _CONVERGED]
             if not len(moving):
@@ -254,19 +251,20 @@ class _PrecisionFit:
     def standard_errors(self, coefficients: Array, log_precision: Array, free: Array) -> Array:
         """Return the standard errors of the coefficients ``(p, k)``."""
         all_free = np.vstack([free, (log_precision > _NO_DATA)[None]])
-        information = self._information(scales_of(self.basis @ coefficients, log_precision), all_free)
+        columns, _ = self._columns(coefficients, log_precision, all_free)
         # Half of the sum of squared d log variance is the information
-        variance = 2.0 * np.einsum("kpp->pk", np.linalg.inv(information))
+        variance = 2.0 * np.einsum("kpp->pk", np.linalg.inv(self._gram(columns)))
         return np.sqrt(variance[:-1])
 
-    def _information(self, scales: Scales, free: Array) -> Array:
-        """Return products ``(k, p + 1, p + 1)`` of the derivatives of the log variance, −2w by log τ and 1 − w by log P."""
-        w, p = scales.w, self.basis.shape[1]
-        products = np.empty((w.shape[1], p + 1, p + 1))
-        products[:, :p, :p] = 4.0 * (w.T**2 @ self.squared_basis).reshape(-1, p, p)
-        products[:, :p, p] = products[:, p, :p] = -2.0 * (w * (1.0 - w)).T @ self.basis
-        products[:, p, p] = ((1.0 - w) ** 2).sum(axis=0)
-        return products * np.logical_and(free.T[:, :, None], free.T[:, None, :]) + 1e-3 * np.eye(p + 1)
+    def _columns(self, coefficients: Array, log_precision: Array, free: Array) -> tuple[Array, Scales]:
+        """Return the derivatives of the log variance ``(n, p + 1, k)``: by log τ they are −2w, by log P 1 − w."""
+        scales = scales_of(self.basis @ coefficients, log_precision)
+        w = scales.w[:, None, :]
+        return np.concatenate([-2.0 * w * self.basis[:, :, None], 1.0 - w], axis=1) * free, scales
+
+    def _gram(self, columns: Array) -> Array:
+        gram: Array = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
+        return gram + 1e-3 * np.eye(gram.shape[1])
 
 
 def _cut(step: Array) -> Array:
@@ -293,18 +291,17 @@ def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: floa
     n, k = x.shape
     u = features(u, products)
     many = 2 + u.shape[1] > n // POINTS_A_REGRESSOR
-    w = scales.w.T[:, None]
-    columns = np.concatenate([np.ones((k, 1, n)), 1.0 - w, w * u[:, : 0 if many else None].T], axis=1)
-    columns /= scales.s.T[:, None]
-    gram = columns @ columns.transpose(0, 2, 1)
+    w = scales.w[:, None, :]
+    columns = np.concatenate([np.ones((n, 1, k)), 1.0 - w, w * (u[:, : 0 if many else None, None])], axis=1)
+    columns = columns / scales.s[:, None, :]
+    gram = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
     gram[:, 1, 1] += 1.0 / np.maximum(4.0 * x.var(axis=0), 1e-300)  # d − a ~ N(0, 4 var x) by itself
     size = np.sqrt(np.maximum(np.einsum("kpp->kp", gram), 1e-300))
     scaled = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(gram.shape[1])
-    standard = (x / scales.s).T
-    right = (columns @ standard[..., None])[..., 0] / size
+    right = np.einsum("npk,nk->kp", columns, x / scales.s) / size
     first = np.linalg.solve(scaled, right[..., None])[..., 0]
-    residual = standard - ((first / size)[:, None] @ columns)[:, 0]
-    error = (residual**2).mean(axis=1)[:, None] * np.einsum("kpp->kp", np.linalg.inv(scaled))
+    residual = x / scales.s - np.einsum("npk,kp->nk", columns, first / size, optimize=True)
+    error = (residual**2).mean(axis=0)[:, None] * np.einsum("kpp->kp", np.linalg.inv(scaled))
     unclear = first**2 < CLEARLY**2 * copies * error
     unclear[:, :2] = False
     kept = ~unclear
