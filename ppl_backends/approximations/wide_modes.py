@@ -23,7 +23,7 @@ from scipy.special import logsumexp
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.numerics.gaussian import LOG_2PI
-from ppl_backends.numerics.weights import effective_sample_size
+from ppl_backends.numerics.weights import effective_sample_size, normalised_weights
 from ppl_backends.targets.protocol import Array
 
 _SCALES = 2.0 ** np.arange(0.5, 6.5, 0.5)
@@ -46,7 +46,7 @@ def mass_around(
     except (LinAlgError, ValueError):
         return None
     scaled = _at_many_scales(log_density, own, rows, rng)
-    if not np.isfinite(scaled.log_weights).any():
+    if not scaled.effective:
         return None
     around = _around(own, scaled)
     found = _from(around, log_density, own, rows, rng)
@@ -61,7 +61,7 @@ def draws_outside(
     They are those at many scales, which suit heavy tails, or those of a Gaussian that they lead to.
     """
     scaled = _at_many_scales(log_density, own, rows, rng)
-    if scaled.effective < _ENOUGH and np.isfinite(scaled.log_weights).any():
+    if 0 < scaled.effective < _ENOUGH:
         scaled = max(scaled, _from(_around(own, scaled), log_density, own, rows, rng), key=lambda one: one.effective)
     return scaled if scaled.effective >= _FEWEST else None
 
@@ -75,17 +75,17 @@ class Outside(NamedTuple):
     @property
     def log_mass(self) -> float:
         """Return the log of the mass outside."""
-        return float(logsumexp(self.log_weights) - np.log(len(self.x)))
+        return normalised_weights(self.log_weights)[1]
 
     @property
     def effective(self) -> float:
         """Return the effective number of draws."""
-        return effective_sample_size(self.log_weights) if np.isfinite(self.log_weights).any() else 0.0
+        return effective_sample_size(self.log_weights)
 
     @property
     def weights(self) -> Array:
         """Return the weights ``(n,)``, whose sum is one."""
-        return np.exp(self.log_weights - logsumexp(self.log_weights))
+        return normalised_weights(self.log_weights)[0]
 
 
 def _at_many_scales(

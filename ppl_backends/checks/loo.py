@@ -21,7 +21,6 @@ from scipy.special import logsumexp
 from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, cloud_of, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data, log_mean
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
 from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
 from ppl_backends.numerics.weights import normalised_weights, smoothed_weights
 from ppl_backends.options import checked, flag, integer, none, number
@@ -109,7 +108,7 @@ def loo_moment_match(
     """
     target = as_target(model, data, cores=cores, **target_options)
     rows = Rows.of(target)
-    found = read_draws(sampled_draws(idata, model), target)
+    found = read_draws(idata, target, model)
     convergence = convergence_of(found, target.names)
     cloud = cloud_of(found, convergence.effective)
     posterior = Posterior(cloud.x, found.log_density.ravel())

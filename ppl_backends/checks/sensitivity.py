@@ -33,7 +33,6 @@ from ppl_backends.checks.moving import (
     units_after,
 )
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
 from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.numerics.weights import systematic_resampling as resample
@@ -247,7 +246,7 @@ def sensitivity(
     target = as_target(model, data, cores=cores, **target_options)
     if not target.has_split or target.is_estimated:
         raise ModelError(f"{target.split_problem or target.label + ': the likelihood is an estimate'}")
-    found = read_draws(sampled_draws(idata, model), target)
+    found = read_draws(idata, target, model)
     convergence = convergence_of(found, target.names)
     reasons = distrust_of_draws(found, convergence)
     cloud = cloud_of(found, convergence.effective)

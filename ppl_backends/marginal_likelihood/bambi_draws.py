@@ -10,7 +10,7 @@ from typing import Any
 
 import xarray as xr
 
-from ppl_backends.results.inference_data import as_inference_data, group, group_names, is_inference_data
+from ppl_backends.results.inference_data import as_inference_data, group, group_names
 from ppl_backends.targets.convert import is_instance
 
 _OFFSET = "_offset"
@@ -18,12 +18,10 @@ _OFFSET = "_offset"
 
 def sampled_draws(idata: Any, model: Any) -> Any:
     """Return draws with the intercepts and offsets that a Bambi model samples; other draws as they are."""
-    if not is_instance(model, "bambi", "Model") or not is_inference_data(idata):
+    processed = group(idata, "posterior")
+    if not is_instance(model, "bambi", "Model") or processed.attrs.get("modeling_interface") != "bambi":
         return idata
     groups = {name: group(idata, name) for name in group_names(idata)}
-    processed = groups.get("posterior")
-    if processed is None or processed.attrs.get("modeling_interface") != "bambi":
-        return idata
     groups["posterior"] = _with_offsets(_with_own_intercepts(processed, model), model)
     return as_inference_data(groups)
 

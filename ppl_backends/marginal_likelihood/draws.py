@@ -10,6 +10,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
 from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat, slowest
 from ppl_backends.results.inference_data import as_inference_data, group, is_inference_data, unconstrained_draws
 from ppl_backends.targets.convert import is_instance
@@ -45,9 +46,12 @@ class Draws(NamedTuple):
         return self.log_density.size
 
 
-def read_draws(source: Any, target: BaseTarget) -> Draws:
-    """Return draws of InferenceData, of a ``CmdStanMCMC``, or arrays ``(chain, draw, *shape)`` by name, as points."""
-    idata = _as_inference_data(source)
+def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
+    """Return draws of InferenceData, of a ``CmdStanMCMC``, or arrays ``(chain, draw, *shape)`` by name, as points.
+
+    Draws that Bambi has processed are taken back to the parameters of a Bambi ``model``.
+    """
+    idata = sampled_draws(_as_inference_data(source), model)
     names, x = unconstrained_draws(idata, target)
     if x.shape[2] != target.dim:
         raise ModelError(f"the draws have {x.shape[2]} unconstrained coordinates, {target.label} has {target.dim}")

@@ -10,7 +10,6 @@ import numpy as np
 from ppl_backends.errors import PPLBackendsWarning, SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.importance.sampling import sample_importance
-from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
 from ppl_backends.marginal_likelihood.bridging import Bridged, bridge_draws
 from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws, read_draws
 from ppl_backends.marginal_likelihood.necks import Neck, find_missed_neck, neck_reason
@@ -116,7 +115,7 @@ def evidence(
     (True, True)
     """
     target = as_target(model, data, cores=cores, **target_options)
-    draws = read_draws(sampled_draws(idata, model), target)
+    draws = read_draws(idata, target, model)
     chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
     call = _Call(target, draws, chosen, *spawn_generators(random_seed, 5))
     convergence = convergence_of(draws, target.names)

@@ -88,6 +88,11 @@ def pad_rows(x: Array, rows: int) -> Array:
     return padded
 
 
+def pad_to_blocks(x: Array, rows: int) -> Array:
+    """Return ``x`` padded to whole blocks of ``rows`` rows, at least one."""
+    return pad_rows(x, rows * max(1, -(-len(x) // rows)))
+
+
 def evaluate_in_blocks(function: BlockFunction, x: Array, cap: int, cores: int = 1, *, pad: bool = True) -> list[Array]:
     """Apply a batched function to the rows of ``x`` block by block, on ``cores`` threads."""
     blocks = partition(len(x), cap)

@@ -75,9 +75,9 @@ class JointEvaluation(NamedTuple):
 
     Examples
     --------
-    >>> from ppl_backends.targets import JointEvaluation
-    >>> JointEvaluation([-2.5]).log_density
-    [-2.5]
+    >>> import numpy as np, ppl_backends.targets as targets
+    >>> targets.JointEvaluation(np.array([-2.5])).log_density
+    array([-2.5])
     """
 
     log_density: Array

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import FactorSearchError, ModelError, PriorSamplingError
-from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_rows, threads_worth_having
+from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_to_blocks, threads_worth_having
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, gradient_of, sanitize, undefined
@@ -124,7 +124,7 @@ class PyMCTarget(BaseTarget):
         n = len(x)
         many = jax and self._compiled.factorises and n > 1
         if many:
-            x = pad_rows(x, -(-n // cap) * cap)  # only full blocks and single points are compiled
+            x = pad_to_blocks(x, cap)  # only full blocks and single points are compiled
         # One factorisation per point: threads that synchronise at each take longer than one thread for all of them.
         with threads_worth_having(0) if many else nullcontext():
             outputs = evaluate_in_blocks(
@@ -148,7 +148,7 @@ class PyMCTarget(BaseTarget):
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         x = as_points(x, self.dim)
         if self._one_shape:
-            padded = pad_rows(x, ONE_SHAPE * max(1, -(-len(x) // ONE_SHAPE)))
+            padded = pad_to_blocks(x, ONE_SHAPE)
             values = [value[: len(x)] for value in self._call("gradient", padded, ONE_SHAPE)]
         elif not gradient:
             prior, likelihood = self._call("value", x)
@@ -160,8 +160,8 @@ class PyMCTarget(BaseTarget):
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
-        x, cap = as_points(x, self.dim), self._compiled.function("gradient").cap
-        blocks = pad_rows(x, -(-len(x) // cap) * cap)  # any number of points, once each: no program for each number
+        x = as_points(x, self.dim)
+        blocks = pad_to_blocks(x, self._compiled.function("gradient").cap)  # no program for each number of points
         return undefined(*self._call("gradient", blocks)[:2])[: len(x)]
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:

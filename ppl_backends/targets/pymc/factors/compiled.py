@@ -11,7 +11,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 
-from ppl_backends.targets.blocks import block_cap, pad_rows
+from ppl_backends.targets.blocks import block_cap, pad_to_blocks
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.compile import BACKENDS, DataArguments, compilers, first_backend
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
@@ -90,7 +90,7 @@ class CompiledSites:
         """Return log t ``(k, n)``, in blocks of the one size for which the function is compiled."""
         backend, function = self.graph.function()
         arguments = self._arguments.of(backend)
-        padded = pad_rows(s, -(-len(s) // self.graph.rows) * self.graph.rows)
+        padded = pad_to_blocks(s, self.graph.rows)
         blocks = padded.reshape(-1, self.graph.rows, s.shape[1])
         return np.concatenate([function(block, *arguments)[0] for block in blocks])[: len(s)]
 
